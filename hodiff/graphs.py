@@ -149,9 +149,14 @@ def _leaves(outputs: Iterable[Any]) -> list[Tensor]:
 
 def cotangent_bytes(*outputs: Tensor | GradientEdge) -> int:
     """Bytes of all cotangents that meet in backward, one for each result; what backward holds at any time is less."""
-    return sum(
-        math.prod(result.shape) * result.dtype.itemsize for node in nodes_of(*outputs) for result in results_of(node)
-    )
+    return sum(_bytes_of(result) for node in nodes_of(*outputs) for result in results_of(node))
+
+
+def _bytes_of(result: Any) -> int:
+    try:
+        return math.prod(result.shape) * int(result.dtype.itemsize)
+    except RuntimeError:  # nested tensors of the strided layout have no shape
+        return 0
 
 
 def coarsest_eps(*outputs: Tensor | GradientEdge) -> float:

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from hodiff.common.complex_numbers import as_real
 from hodiff.common.randomness import RandomState
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.forward_mode import in_dual_level
@@ -77,8 +78,7 @@ def _flattened(pulled: Any) -> Tensor:
 
 def flat(tensors: Iterable[Any]) -> Tensor:
     """Real numbers of all tensors among some values, as one vector."""
-    real = (torch.view_as_real(each.resolve_conj()) if each.is_complex() else each for each in _tensors(tensors))
-    numbers = [each.double().flatten() for each in real]
+    numbers = [as_real(each).double().flatten() for each in _tensors(tensors)]
     return torch.cat(numbers) if numbers else torch.zeros(1)
 
 

@@ -319,3 +319,18 @@ def test_functions_that_return_no_number_are_refused(value: Any, compile: bool) 
         hodiff.InputError, match=r"HessianOperator: the function must return (a scalar tensor|one real number)"
     ):
         A @ torch.ones(3)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_inside_and_points_with_a_negative_bit() -> None:
+    def f(x: Tensor) -> Tensor:
+        nested = torch.nested.as_nested_tensor([x[:1] ** 2, x[1:] ** 3])
+        return torch.nested.to_padded_tensor(nested, 0.0).square().sum()
+
+    x, v = torch.tensor([1.0, -0.5, 2.0]).double(), torch.tensor([0.3, 1.0, -0.7]).double()
+    product = torch.stack([12 * x[0] ** 2 * v[0], 30 * x[1] ** 4 * v[1], 30 * x[2] ** 4 * v[2]])
+    torch.testing.assert_close(HessianOperator(f, x) @ v, product)
+    torch.testing.assert_close(hodiff.hessian_matrix(f, x) @ v, product)
+    negative = torch.complex(v, x).conj().imag
+    assert negative.is_neg()
+    torch.testing.assert_close(HessianOperator(lambda x: (x**3).sum(), negative) @ v, -6 * x * v)

@@ -57,7 +57,7 @@ class Point:
 
 def _sample(leaf: Tensor) -> Tensor:
     """Some of the leaf's numbers as they lie in its memory, as integers: NaN would differ from itself."""
-    bits = leaf.detach().view(_BITS[leaf.dtype.itemsize])
+    bits = leaf.detach().resolve_conj().resolve_neg().view(_BITS[leaf.dtype.itemsize])
     if bits.is_contiguous():
         return bits.view(-1)[:: max(1, math.ceil(leaf.numel() / SAMPLE))]
     # In dense memory the strides, in falling order, are those of a contiguous tensor.
