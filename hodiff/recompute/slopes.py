@@ -148,14 +148,16 @@ def loses_recorded(function: Any, ctx: Any, cotangents: Sequence[Any], *, always
     if in_fx_trace() or torch.compiler.is_compiling() or in_dual_level():
         return False
     rule = next(backward_rules(function), None)
-    # Programs look themselves, and a rule that calls `backward` adds to gradients of others.
-    own = function.__module__.startswith("hodiff.recompute.")
+    # Programs look themselves, as do rules inside of transforms, which torch wraps; and a rule that calls `backward`
+    # adds to gradients of others.
+    own = function.__module__.startswith(("hodiff.recompute.", "torch."))
     if own or rule is None or "backward" in getattr(getattr(rule, "__code__", None), "co_names", ()):
         return False
     with torch.enable_grad():
         moving = {key: each for key, each in kept_tensors(ctx).items() if carry_derivatives([each])}
     kept = {key: below_transforms(each).detach() for key, each in moving.items() if each.numel()}
-    if not kept:
+    # Differences of 16-bit numbers have no digits.
+    if not kept or any(each.dtype.itemsize < 4 for each in (*kept.values(), *filter(has_derivatives, cotangents))):
         return False
     with outside_transforms():
         if not _loses(function, ctx, kept, [each if each is None else below_transforms(each) for each in cotangents]):
@@ -182,15 +184,19 @@ def _loses(function: Any, ctx: Any, kept: Kept, cotangents: Sequence[Any]) -> bo
         centre = [each.detach().requires_grad_() for each in (*moved, *filter(has_derivatives, probe))]
         steps = steps_at(centre, seed)
         aside = [
-            [(x.detach() + s * h).requires_grad_() for x, h in zip(centre, steps, strict=True)] for s in (-1, 0, 1)
+            [(x.detach() + s * h).requires_grad_() for x, h in zip(centre, steps, strict=True)]
+            for s in (-1, 0, 1, -0.5, 0.5)
         ]
         with torch.enable_grad():
             try:
-                slope, before, again, after = map(at, (centre, *aside))
+                slope, before, again, after, *near = map(at, (centre, *aside))
             except Exception:
                 # A backward need not take other points, and its own errors at them are of no interest.
                 return False
+            change, half = (after - before).detach(), (near[1] - near[0]).detach()
             smooth = varies_smoothly(before.detach(), slope.detach(), again.detach(), after.detach())
+            # A jump at the very point, such as that of a sign at 0, does not become smaller.
+            smooth = smooth and bool((2 * half - change).norm() < 0.1 * change.norm())
             if smooth and not has_difference(before.detach(), after.detach(), slope, centre, steps):
                 return True
     return False

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import warnings
 from functools import partial
 from typing import Any
 
@@ -465,3 +466,24 @@ def test_a_function_that_takes_no_other_point_is_left() -> None:
         return Weighted.apply(x).pow(2).sum()
 
     torch.testing.assert_close(hodiff.hvp(f, X, V), torch.tensor([0.0, 2.0], dtype=torch.float64))
+
+
+class Absolute(torch.autograd.Function):
+    """Its slope jumps at 0, where it is as far above as below."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.abs()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].sign()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_slope_that_jumps_at_the_very_point_is_zero(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, 0.0], dtype=dtype)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", hodiff.HodiffWarning)
+        assert not hodiff.hvp(lambda x: Absolute.apply(x).sum(), x, torch.ones_like(x)).any()
