@@ -100,7 +100,7 @@ def has_difference(
 ) -> bool:
     """Whether the graph of a slope has its difference between two points, on both sides of `points`."""
     difference = (after - before) / 2
-    along = torch.randn(difference.shape, generator=torch.Generator().manual_seed(0)).to(difference)
+    along = torch.randn(difference.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(difference)
     pulled: Sequence[Tensor | None] = [None] * len(points)
     if slope.requires_grad:
         pulled = torch.autograd.grad((slope * along).sum(), points, allow_unused=True, retain_graph=True)
@@ -117,7 +117,7 @@ def normal_like(tensor: Any, seed: torch.Generator) -> Any:
     """Random numbers in the form of a tensor; what has no derivatives stays as it is."""
     if not has_derivatives(tensor):
         return tensor
-    return torch.randn(tensor.shape, generator=seed, dtype=tensor.dtype).to(tensor.device)
+    return torch.randn(tensor.shape, generator=seed, dtype=tensor.dtype, device="cpu").to(tensor.device)
 
 
 def has_derivatives(value: Any) -> bool:
