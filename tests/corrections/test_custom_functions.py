@@ -299,6 +299,32 @@ def test_hvp(route):
     torch.testing.assert_close(hodiff.hessian(cubes, route=route)(X), torch.diag(6 * X))
 
 
+class CubeCut(Cube):
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g * ctx.saved_tensors[0].detach() ** 2
+
+
+class CubeUnrecorded(Cube):
+    @staticmethod
+    def backward(ctx, g):
+        with torch.no_grad():
+            return 3 * g * ctx.saved_tensors[0] ** 2
+
+
+@pytest.mark.parametrize("function", [CubeCut, CubeUnrecorded])
+def test_a_backward_whose_slope_nobody_asks_for_may_lose_it(function):
+    """Reverse over forward mode differentiates the forward rule."""
+
+    def slope(x):
+        return jvp(lambda x: function.apply(x).square().sum(), (x,), (V,))[1]
+
+    with hodiff.corrected():
+        torch.testing.assert_close(grad(slope)(X), 30 * X**4 * V)
+        with pytest.raises(hodiff.RouteError, match=f"{function.__name__}.backward"):
+            grad(lambda x: grad(slope)(x).sum())(X)
+
+
 def test_directional_derivatives():
     found = hodiff.directional_derivatives(Cube.apply, X, V, order=4)
     truth = (X**3, 3 * X**2 * V, 6 * X * V**2, 6 * V**3, 0 * X)

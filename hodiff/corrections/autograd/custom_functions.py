@@ -24,6 +24,7 @@ from hodiff.torch_internals.autograd.forward_mode import set_tangents
 from hodiff.torch_internals.autograd.graph_nodes import place_of
 from hodiff.torch_internals.autograd.transforms import (
     differentiating_count,
+    innermost_differentiating_level,
     innermost_jvp_level,
     outside_transforms,
 )
@@ -76,8 +77,12 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
     def backward(ctx: Any, *cotangents: Any) -> Any:
         with Corrections():
             pulled = function.backward(ctx, *cotangents)
-            if not torch.compiler.is_compiling():
-                pull, seeded = partial(function.backward, ctx), partial(_depending_on, ctx.hodiff_outside)
+            if torch.compiler.is_compiling():
+                return pulled
+            outside = [*ctx.hodiff_outside, *_numbers_outside(_tensors(cotangents))]
+            # Else nobody takes the derivative of what it returns.
+            if carry_derivatives(outside):
+                pull, seeded = partial(function.backward, ctx), partial(_depending_on, outside)
                 _require_recorded(function, "backward", pull, pulled, seeded, cotangents)
                 if loses_recorded(function, ctx, cotangents):
                     raise RouteError(
@@ -154,9 +159,11 @@ def _require_recorded(
 
 def _numbers_outside(operands: Sequence[Tensor]) -> list[Tensor]:
     """Return one number per operand that depends on it below the innermost pass, and does not hold its memory."""
+    level = innermost_differentiating_level()
     moving = [below_batches(x) for x in operands if x.is_floating_point() and x.layout is torch.strided]
+    below = [below_one(x) if level_of(x) == level else x for x in moving if is_wrapped(x)]
     with torch.enable_grad(), set_tangents(True):  # which a Function's rules run without
-        return [below_one(each).reshape(-1)[:1].sum() for each in moving if is_wrapped(each)]
+        return [each.reshape(-1)[:1].sum() for each in below]
 
 
 def _depending_on(numbers: Sequence[Tensor], cotangents: Sequence[Any]) -> list[Any]:

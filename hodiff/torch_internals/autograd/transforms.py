@@ -43,6 +43,12 @@ def differentiating_count() -> int:
     return sum(each.key() in _DIFFERENTIATING for each in functorch.get_interpreter_stack() or ())
 
 
+def innermost_differentiating_level() -> int:
+    """The level of the innermost of them; 0 where none differentiates."""
+    running = functorch.get_interpreter_stack() or ()
+    return max((each.level() for each in running if each.key() in _DIFFERENTIATING), default=0)
+
+
 def innermost_is_reverse() -> bool:
     """Whether of the transforms that differentiate the innermost one is reverse mode."""
     kinds = [each.key() for each in functorch.get_interpreter_stack() or ()]
