@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from hodiff.graphs import nodes_from
-from hodiff.recompute.slopes import kept_constants, kept_tensors, loses_recorded
+from hodiff.recompute.slopes import SCHEDULE, kept_constants, kept_tensors, loses_recorded
 from hodiff.torch_internals.autograd.graph_nodes import backward_rules, described_backward, function_name, function_of
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.wording import Wording, says
@@ -94,11 +94,11 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
             raise UnrecordedGradientError(_told(node))
     for each in suspects:
         # With constants a slope at other arguments is that of no point.
-        loses = (each.linear or not each.constants) and loses_recorded(
-            function_of(each.node), each.node, each.cotangents
-        )
-        if loses and _lead_to(each.parents, operands):
-            raise UnrecordedGradientError(lost_slope(each.node, linear=each.linear))
+        function = function_of(each.node)
+        due = (each.linear or not each.constants) and SCHEDULE.is_due(function, "graph")
+        if due and loses_recorded(function, each.node, each.cotangents) and _lead_to(each.parents, operands):
+            SCHEDULE.begin_again(function, "graph")
+            raise UnrecordedGradientError(lost_slope(described_backward(each.node), linear=each.linear))
     suspects[:] = [each for each in suspects if (each.linear or each.constants) and _lead_to(each.parents, operands)]
 
 
@@ -216,18 +216,22 @@ def _running(nodes: Sequence[Any], error: BaseException) -> Any:
     return found
 
 
-def lost_slope(node: Any, *, linear: bool) -> str:
-    """Message for a Function whose slope depends on its arguments, and is, or contains, a constant in the graph."""
+def lost_slope(backward: str, *, linear: bool, instead: str = _REMEDY) -> str:
+    """Message for a backward whose slope depends on arguments, and is, or contains, a constant in the graph."""
     what = "its slope for a constant" if linear else "a part of its slope for a constant"
     return (
-        f"{described_backward(node)} takes {what} (a tensor that forward computed and kept, .detach(), .data, NumPy or "
-        f"a kernel), but it varies with the point, so that its derivative would be lost without a word; {_REMEDY}"
+        f"{backward} takes {what} (a tensor that forward computed and kept, .detach(), .data, NumPy or a kernel), but it "
+        f"varies with the point, so that its derivative would be lost without a word; {instead}"
+    )
+
+
+def unrecorded(rule: str, instead: str = _REMEDY) -> str:
+    """Message for a rule of a Function that leaves the graph."""
+    return (
+        f"{rule} records nothing of what it computes (torch.no_grad, .detach(), .data, NumPy or a kernel), so that its "
+        f"own derivative would be zero without a word; {instead}"
     )
 
 
 def _told(node: Any) -> str:
-    name = function_name(node)
-    return (
-        f"{described_backward(node)} records nothing of what it computes (torch.no_grad, .detach(), .data, NumPy or a "
-        f"kernel), so that its own derivative would be zero without a word; {_INSTEAD.get(name, _REMEDY)}"
-    )
+    return unrecorded(described_backward(node), _INSTEAD.get(function_name(node), _REMEDY))

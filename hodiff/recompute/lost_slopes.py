@@ -7,7 +7,6 @@ point; one that also reads arguments records a part. Whether the number is a con
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,6 +22,7 @@ from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, lost_s
 from hodiff.recompute.recording import Recording
 from hodiff.recompute.slopes import (
     OFFSETS,
+    Schedule,
     flat,
     has_derivatives,
     has_difference,
@@ -34,14 +34,14 @@ from hodiff.recompute.slopes import (
     steps_at,
     varies_smoothly,
 )
-from hodiff.torch_internals.autograd.graph_nodes import function_name, function_of
+from hodiff.torch_internals.autograd.graph_nodes import described_backward, function_name, function_of
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 
 # Runs a function at other leaves, with the same random numbers and modes, and inspects what it recorded.
 Record = Callable[[Sequence[Tensor]], Recording[Any]]
 
-# How often a Function was met, by the code of the function that calls it.
-_MET: WeakKeyDictionary[CodeType, Counter[tuple[str, int]]] = WeakKeyDictionary()
+# Of Functions, by the code of the function that calls them.
+_SCHEDULE = Schedule()
 # Functions that a warning has named, by the code of the function that calls them.
 _TOLD: WeakKeyDictionary[CodeType, set[tuple[str, int]]] = WeakKeyDictionary()
 
@@ -56,10 +56,7 @@ def is_due(f: Any, nodes: Iterable[Any]) -> bool:
     Returns:
         Whether one of them is due.
     """
-    keys = set(map(_key, nodes))
-    met = Counter() if (code := _code(f)) is None else _MET.setdefault(code, Counter())
-    met.update(keys)
-    return any(met[key] & (met[key] - 1) == 0 for key in keys) and not in_fx_trace()
+    return _SCHEDULE.is_due(_code(f), *set(map(_key, nodes))) and not in_fx_trace()
 
 
 def refuse_lost_slopes(
@@ -99,10 +96,9 @@ def refuse_lost_slopes(
             # The function need not take other points, and its own errors at them are of no interest.
             return
         for suspect in lost:
-            key, message = _key(suspect.node), lost_slope(suspect.node, linear=suspect.linear)
+            key, message = _key(suspect.node), lost_slope(described_backward(suspect.node), linear=suspect.linear)
             if suspect.linear or not _detached_arguments(suspect.node):
-                if code is not None:
-                    _MET[code].pop(key, None)
+                _SCHEDULE.begin_again(code, key)
                 raise UnrecordedGradientError(message)
             if key not in told:
                 told.add(key)
@@ -183,7 +179,7 @@ def _loses_a_part(before: _Seen, here: _Seen, after: _Seen, node: Any, probe: Se
     """Whether the slope of a Function depends on the point by more than the graph has, and by what it keeps or cuts."""
     if here.told is not False:
         return False
-    if loses_recorded(function_of(node), node, probe, always=True):
+    if loses_recorded(function_of(node), node, probe):
         return True
     kept = kept_constants(node)
     # They may all be arguments, which whoever calls has detached.

@@ -5,7 +5,8 @@ A backward is a function of its cotangent and of what the Function keeps, so tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,14 +20,34 @@ from hodiff.torch_internals.autograd.forward_mode import in_dual_level
 from hodiff.torch_internals.autograd.graph_nodes import backward_rules
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 from hodiff.torch_internals.autograd.transforms import outside_transforms
-from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, first_row
 
 Kept = Mapping[Any, Tensor]
 
 # Where slopes are compared besides the point itself, at which an even one is flat.
 OFFSETS = (0.0, 0.03)
-# How often a Function was met.
-_MET: WeakKeyDictionary[type, int] = WeakKeyDictionary()
+
+
+class Schedule:
+    """The times at which something is looked at: the 1st, 2nd, 4th, 8th time that it is met and so on."""
+
+    def __init__(self) -> None:
+        self._met: WeakKeyDictionary[Any, Counter[Any]] = WeakKeyDictionary()
+
+    def is_due(self, owner: Any, *keys: Any) -> bool:
+        """Count keys of an owner, and say whether one of them is due; without an owner they always are."""
+        met = Counter[Any]() if owner is None else self._met.setdefault(owner, Counter())
+        met.update(keys)
+        return any(met[key] & (met[key] - 1) == 0 for key in keys)
+
+    def begin_again(self, owner: Any, key: Any) -> None:
+        """Make what was found to be wrong due the next time, too."""
+        if owner is not None:
+            self._met[owner].pop(key, None)
+
+
+# Of Functions, by who looks.
+SCHEDULE = Schedule()
 
 
 def kept_tensors(node: Any) -> dict[int | str, Tensor]:
@@ -125,62 +146,86 @@ def has_derivatives(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def loses_recorded(function: Any, ctx: Any, cotangents: Sequence[Any], *, always: bool = False) -> bool:
+def loses_recorded(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
     """Whether backward takes for a constant its cotangent, or what a Function keeps with a graph, such as an argument.
-
-    It is looked at the 1st, 2nd, 4th, 8th time that a Function is met and so on, also inside of transforms.
 
     Args:
         function: The Function.
         ctx: Its context, or its node.
         cotangents: What its backward was given.
-        always: Look each time.
 
     Returns:
         Whether the graph of the slope lacks what differences of it have; False where that is not known.
     """
-    if function is None:
+    if not _can_run_again(function):
         return False
-    if not always:
-        _MET[function] = met = _MET.get(function, 0) + 1
-        if met & (met - 1):
-            return False
-    if in_fx_trace() or torch.compiler.is_compiling() or in_dual_level():
+    with torch.enable_grad():
+        moving = {key: each for key, each in kept_tensors(ctx).items() if each.numel() and carry_derivatives([each])}
+
+    def slope(points: Sequence[Tensor], given: Sequence[Any]) -> Tensor:
+        return slope_elsewhere(function, ctx, dict(zip(moving, points, strict=True)), given)
+
+    with outside_transforms():
+        given = [each if each is None else below_transforms(each) for each in cotangents]
+        return _loses(slope, [below_transforms(each).detach() for each in moving.values()], given)
+
+
+def loses_operands(function: Any, operands: Sequence[Any], cotangents: Sequence[Any]) -> bool:
+    """The same of whatever depends on the operands of a Function, as what forward computes of them and keeps.
+
+    Args:
+        function: The Function, which is called anew.
+        operands: What it was called with, perhaps inside of transforms.
+        cotangents: What its backward was given.
+
+    Returns:
+        Whether the graph of the slope lacks what differences of it have; False where that is not known.
+    """
+    if not _can_run_again(function):
+        return False
+    with torch.enable_grad():
+        moving = [i for i, each in enumerate(operands) if has_derivatives(each) and carry_derivatives([each])]
+
+    def slope(points: Sequence[Tensor], given: Sequence[Any]) -> Tensor:
+        exchanged = dict(zip(moving, points, strict=True))
+        outputs = function.apply(*(exchanged.get(i, each) for i, each in enumerate(rows)))
+        made = _tensors(outputs if isinstance(outputs, tuple) else (outputs,))
+        return slope_at(next(each.grad_fn for each in made if each.requires_grad), given)
+
+    with outside_transforms():
+        rows = [first_row(each).detach() if isinstance(each, Tensor) else each for each in operands]
+        given = [each if each is None else first_row(each) for each in cotangents]
+        return _loses(slope, [rows[i] for i in moving], given)
+
+
+def _can_run_again(function: Any) -> bool:
+    if function is None or in_fx_trace() or torch.compiler.is_compiling() or in_dual_level():
         return False
     rule = next(backward_rules(function), None)
     # Programs look themselves, as do rules inside of transforms, which torch wraps; and a rule that calls `backward`
     # adds to gradients of others.
     own = function.__module__.startswith(("hodiff.recompute.", "torch."))
-    if own or rule is None or "backward" in getattr(getattr(rule, "__code__", None), "co_names", ()):
-        return False
-    with torch.enable_grad():
-        moving = {key: each for key, each in kept_tensors(ctx).items() if carry_derivatives([each])}
-    kept = {key: below_transforms(each).detach() for key, each in moving.items() if each.numel()}
+    return not own and rule is not None and "backward" not in getattr(getattr(rule, "__code__", None), "co_names", ())
+
+
+def _loses(
+    slope_of: Callable[[Sequence[Tensor], Sequence[Any]], Tensor], points: Sequence[Tensor], cotangents: Sequence[Any]
+) -> bool:
+    """Compare the graph of a slope with its differences, by the points and by the cotangents."""
     # Differences of 16-bit numbers have no digits.
-    if not kept or any(each.dtype.itemsize < 4 for each in (*kept.values(), *filter(has_derivatives, cotangents))):
+    if not points or any(each.dtype.itemsize < 4 for each in (*points, *filter(has_derivatives, cotangents))):
         return False
-    with outside_transforms():
-        if not _loses(function, ctx, kept, [each if each is None else below_transforms(each) for each in cotangents]):
-            return False
-    _MET.pop(function, None)
-    return True
-
-
-def _loses(function: Any, ctx: Any, kept: Kept, cotangents: Sequence[Any]) -> bool:
-    """Compare the graph of a slope with its differences, by what the Function keeps and by the cotangents."""
     seed = torch.Generator().manual_seed(0)
     probe = [normal_like(each, seed) for each in cotangents]
-    draw = RandomState([*kept.values()], foreign=True)
+    draw = RandomState(points, foreign=True)
 
-    def at(points: Sequence[Tensor]) -> Tensor:
-        rest = iter(points)
-        others = {key: next(rest) for key in kept}
+    def at(numbers: Sequence[Tensor]) -> Tensor:
+        rest = iter(numbers[len(points) :])
         with draw.replayed():
-            given = [next(rest) if has_derivatives(each) else each for each in probe]
-            return slope_elsewhere(function, ctx, others, given)
+            return slope_of(numbers[: len(points)], [next(rest) if has_derivatives(each) else each for each in probe])
 
     for offset in OFFSETS:
-        moved = [x.detach() + offset * (1 + x.detach().abs()) * normal_like(x, seed) for x in kept.values()]
+        moved = [x.detach() + offset * (1 + x.detach().abs()) * normal_like(x, seed) for x in points]
         centre = [each.detach().requires_grad_() for each in (*moved, *filter(has_derivatives, probe))]
         steps = steps_at(centre, seed)
         aside = [

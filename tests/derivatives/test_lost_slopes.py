@@ -487,3 +487,85 @@ def test_a_slope_that_jumps_at_the_very_point_is_zero(dtype: torch.dtype) -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hodiff.HodiffWarning)
         assert not hodiff.hvp(lambda x: Absolute.apply(x).sum(), x, torch.ones_like(x)).any()
+
+
+class Split(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def backward(ctx, g, *_):
+        return g * ctx.saved_tensors[0]
+
+
+class ComputedBeside(Split):
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0].cos())
+
+
+class ReturnedBeside(Split):
+    @staticmethod
+    def forward(x):
+        return x.sin(), x.cos()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+
+def _sine(function: Any, x: torch.Tensor) -> torch.Tensor:
+    found = function.apply(x)
+    return found[0] if isinstance(found, tuple) else found
+
+
+@pytest.mark.parametrize("function", [ComputedBeside, ReturnedBeside])
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda f: torch.func.jacrev(torch.func.grad(f))(X),
+        lambda f: torch.func.grad(lambda x: torch.func.grad(f)(x).sum())(X),
+        lambda f: torch.vmap(torch.func.jacrev(torch.func.grad(f)))(torch.stack([X, V])),
+        lambda f: torch.func.grad(lambda x: torch.vmap(torch.func.grad(f))(torch.stack([x, V])).sum())(X),
+        lambda f: hodiff.laplacian(f)(X),
+        lambda f: hodiff.jacobian(torch.func.grad(f))(X),
+    ],
+)
+def test_what_forward_kept_is_refused_inside_of_transforms(function: Any, derivative: Any) -> None:
+    with hodiff.corrected(), pytest.raises(RouteError, match=rf"{function.__name__}"):
+        derivative(lambda x: _sine(function, x).square().sum())
+
+
+class Masked(Split):
+    """A slope that is a constant: numbers that forward draws, or is given."""
+
+    @staticmethod
+    def forward(x, factor):
+        mask = torch.rand_like(x) if factor is None else 1 * factor
+        return x * mask, mask
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx, g, *_):
+        return g * ctx.saved_tensors[0], None
+
+
+@pytest.mark.parametrize("factor", [None, 3 * V])
+def test_a_constant_that_forward_kept_is_right_inside_of_transforms(factor: Any) -> None:
+    def f(x):
+        torch.manual_seed(0)
+        y, mask = Masked.apply(x, factor)
+        return (y * y).sum(), mask
+
+    with hodiff.corrected():
+        slope = torch.func.jacrev(torch.func.grad(f, has_aux=True), has_aux=True)
+        found, mask = slope(X)
+        torch.testing.assert_close(found, torch.diag(2 * mask**2))

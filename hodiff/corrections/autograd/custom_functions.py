@@ -16,7 +16,8 @@ from hodiff.corrections.mode import Corrections
 from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.graphs import is_once_differentiable
-from hodiff.recompute.slopes import loses_recorded
+from hodiff.recompute.cut_graphs import lost_slope, unrecorded
+from hodiff.recompute.slopes import SCHEDULE, has_derivatives, kept_tensors, loses_operands, loses_recorded
 from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.nesting import nestable_jvp, without_own_tangents
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
@@ -39,8 +40,8 @@ from hodiff.torch_internals.autograd.wrapped_tensors import (
 from hodiff.torch_internals.interception import apply_in_transform
 
 _REMEDY = (
-    "its own derivative would be zero without a word; write it with torch operators or other Functions of "
-    "ctx.saved_tensors, or take hodiff.custom_jvp or hodiff.custom_vjp."
+    "write it with torch operators or other Functions of ctx.saved_tensors, or take hodiff.custom_jvp or "
+    "hodiff.custom_vjp"
 )
 
 
@@ -84,11 +85,9 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
             if carry_derivatives(outside):
                 pull, seeded = partial(function.backward, ctx), partial(_depending_on, outside)
                 _require_recorded(function, "backward", pull, pulled, seeded, cotangents)
-                if loses_recorded(function, ctx, cotangents):
-                    raise RouteError(
-                        f"{function.__name__}.backward{place_of(function.backward)} takes its slope, or a part of it, "
-                        f"for a constant (.detach(), .data, NumPy or a kernel), but it varies with the point: {_REMEDY}"
-                    )
+                if SCHEDULE.is_due(function, "transforms") and _loses_slope(function, ctx, operands, cotangents):
+                    SCHEDULE.begin_again(function, "transforms")
+                    raise RouteError(lost_slope(_described(function, "backward"), linear=False, instead=_REMEDY))
             return pulled
 
     @nestable_jvp
@@ -148,13 +147,22 @@ def _require_recorded(
     found = rule(*given)
     if carry_derivatives(_tensors(found)) or not any(map(_is_nonzero, _unrecorded(found))):
         return
-    name = f"{function.__name__}.{kind}"
     if kind == "backward" and is_once_differentiable(function):
-        raise RouteError(f"{name} is marked once_differentiable: {_REMEDY}")
-    raise RouteError(
-        f"{name}{place_of(getattr(function, kind))} records nothing of what it computes (torch.no_grad, .detach(), "
-        f".data, NumPy or a kernel): {_REMEDY}"
-    )
+        raise RouteError(f"{function.__name__}.backward is marked once_differentiable; {_REMEDY}")
+    raise RouteError(unrecorded(_described(function, kind), _REMEDY))
+
+
+def _loses_slope(function: Any, ctx: Any, operands: Sequence[Any], cotangents: Sequence[Any]) -> bool:
+    # What is no operand may have been computed of them.
+    own = [below_transforms(each) for each in operands if isinstance(each, Tensor)]
+    kept = [below_transforms(each) for each in kept_tensors(ctx).values() if has_derivatives(each)]
+    if not all(any(each is other for other in own) for each in kept):
+        return loses_operands(function, operands, cotangents)
+    return loses_recorded(function, ctx, cotangents)
+
+
+def _described(function: Any, kind: str) -> str:
+    return f"{function.__name__}.{kind}{place_of(getattr(function, kind))}"
 
 
 def _numbers_outside(operands: Sequence[Tensor]) -> list[Tensor]:

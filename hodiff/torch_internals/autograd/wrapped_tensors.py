@@ -61,6 +61,14 @@ def below_transforms(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def first_row(tensor: Tensor) -> Tensor:
+    """Below all transforms the first row of each batch; to be asked outside of them."""
+    if not is_wrapped(tensor):
+        return tensor
+    inner = first_row(below_one(tensor))
+    return inner.select(functorch.maybe_get_bdim(tensor), 0) if is_batched(tensor) else inner
+
+
 def is_batched_by_any(tensor: Tensor) -> bool:
     """Whether one of the transforms around a tensor is a `vmap` that has batched it."""
     while functorch.is_functorch_wrapped_tensor(tensor):
