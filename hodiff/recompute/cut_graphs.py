@@ -220,8 +220,8 @@ def lost_slope(backward: str, *, linear: bool, instead: str = _REMEDY) -> str:
     """Message for a backward whose slope depends on arguments, and is, or contains, a constant in the graph."""
     what = "its slope for a constant" if linear else "a part of its slope for a constant"
     return (
-        f"{backward} takes {what} (a tensor that forward computed and kept, .detach(), .data, NumPy or a kernel), but it "
-        f"varies with the point, so that its derivative would be lost without a word; {instead}"
+        f"{backward} takes {what} (a tensor that forward computed and kept, .detach(), .data, NumPy or a kernel), but "
+        f"it varies with the point, so that its derivative would be lost without a word; {instead}"
     )
 
 
