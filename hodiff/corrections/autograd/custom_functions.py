@@ -80,10 +80,9 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
             pulled = function.backward(ctx, *cotangents)
             if torch.compiler.is_compiling():
                 return pulled
-            outside = [*ctx.hodiff_outside, *_numbers_outside(_tensors(cotangents))]
             # Else nobody takes the derivative of what it returns.
-            if carry_derivatives(outside):
-                pull, seeded = partial(function.backward, ctx), partial(_depending_on, outside)
+            if carry_derivatives([*ctx.hodiff_outside, *_outside(_tensors(cotangents))]):
+                pull, seeded = partial(function.backward, ctx), partial(_depending_on, ctx.hodiff_outside)
                 _require_recorded(function, "backward", pull, pulled, seeded, cotangents)
                 if SCHEDULE.is_due(function, "transforms") and _loses_slope(function, ctx, operands, cotangents):
                     SCHEDULE.begin_again(function, "transforms")
@@ -167,11 +166,15 @@ def _described(function: Any, kind: str) -> str:
 
 def _numbers_outside(operands: Sequence[Tensor]) -> list[Tensor]:
     """Return one number per operand that depends on it below the innermost pass, and does not hold its memory."""
-    level = innermost_differentiating_level()
-    moving = [below_batches(x) for x in operands if x.is_floating_point() and x.layout is torch.strided]
-    below = [below_one(x) if level_of(x) == level else x for x in moving if is_wrapped(x)]
     with torch.enable_grad(), set_tangents(True):  # which a Function's rules run without
-        return [each.reshape(-1)[:1].sum() for each in below]
+        return [each.reshape(-1)[:1].sum() for each in _outside(operands)]
+
+
+def _outside(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Tensors as they are outside of the innermost pass that differentiates."""
+    level = innermost_differentiating_level()
+    moving = [below_batches(x) for x in tensors if x.is_floating_point() and x.layout is torch.strided]
+    return [below_one(x) if level_of(x) == level else x for x in moving if is_wrapped(x)]
 
 
 def _depending_on(numbers: Sequence[Tensor], cotangents: Sequence[Any]) -> list[Any]:
