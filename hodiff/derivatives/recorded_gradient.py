@@ -64,7 +64,7 @@ class RecordedGradient:
             raise function.independent()
         suspects = recording.suspects
         if suspects and repeatable and is_due(function.f, [each.node for each in suspects]):
-            refuse_lost_slopes(function.f, function.leaves, suspects, _elsewhere(function), function.caller)
+            refuse_lost_slopes(function.f, function.leaves, suspects, _elsewhere(function))
         self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)
         if numbers:
             # By a leaf that the function ignores there is no gradient, and its zeros have no graph.

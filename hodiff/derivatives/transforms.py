@@ -62,7 +62,7 @@ def _recorded_pull(f: Callable[..., Any], primals: tuple[PyTree, ...]) -> Any:
     def pullback(cotangents: Any) -> tuple[Any, ...]:
         found = recording.gradients(pytree.tree_leaves(output), pytree.tree_leaves(cotangents), keep=True)
         if recording.suspects and is_due(f, [each.node for each in recording.suspects]):
-            refuse_lost_slopes(f, leaves, recording.suspects, record, "hodiff")
+            refuse_lost_slopes(f, leaves, recording.suspects, record)
         filled = [torch.zeros_like(x) if g is None else g for x, g in zip(recording.operands, found, strict=True)]
         result: tuple[Any, ...] = pytree.tree_unflatten(filled, spec)
         return result

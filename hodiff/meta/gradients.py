@@ -109,7 +109,7 @@ def _recorded(
         gradients = recording.gradients([value])
         f, suspects = getattr(loss, "loss", loss), recording.suspects
         if suspects and is_due(f, [each.node for each in suspects]):
-            refuse_lost_slopes(f, leaves, suspects, _elsewhere(loss, leaves, batch, buffers), "adapt")
+            refuse_lost_slopes(f, leaves, suspects, _elsewhere(loss, leaves, batch, buffers))
     except UnrecordedGradientError as error:
         raise RouteError(f"adapt: {error}; or use first_order=True.") from error
     if all(each is None for each in gradients):

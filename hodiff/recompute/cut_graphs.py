@@ -90,16 +90,16 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
         for handle in handles:
             handle.remove()
     for node, parents in lost:
-        if _lead_to(parents, operands):
+        if lead_to(parents, operands):
             raise UnrecordedGradientError(_told(node))
     for each in suspects:
         # With constants a slope at other arguments is that of no point.
         function = function_of(each.node)
         due = (each.linear or not each.constants) and SCHEDULE.is_due(function, "graph")
-        if due and loses_recorded(function, each.node, each.cotangents) and _lead_to(each.parents, operands):
+        if due and loses_recorded(function, each.node, each.cotangents) and lead_to(each.parents, operands):
             SCHEDULE.begin_again(function, "graph")
             raise UnrecordedGradientError(lost_slope(described_backward(each.node), linear=each.linear))
-    suspects[:] = [each for each in suspects if (each.linear or each.constants) and _lead_to(each.parents, operands)]
+    suspects[:] = [each for each in suspects if (each.linear or each.constants) and lead_to(each.parents, operands)]
 
 
 def _note(
@@ -175,7 +175,8 @@ def _is_nonzero(tensor: Tensor) -> bool:
     return bool((numbers.coalesce().values() if numbers.layout is torch.sparse_coo else numbers).any())
 
 
-def _lead_to(nodes: Iterable[Any], operands: Sequence[Tensor]) -> bool:
+def lead_to(nodes: Iterable[Any], operands: Sequence[Tensor]) -> bool:
+    """Whether operands are in the graph of one of some nodes."""
     ends = {get_gradient_edge(each).node for each in operands}
     return not ends.isdisjoint(nodes_from(node for node in nodes if node is not None))
 

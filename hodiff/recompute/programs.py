@@ -202,7 +202,7 @@ class Pullback(_Derivative):
         recording = record(leaves)
         with suppress(NotImplementedError):  # which the second derivative will raise
             recording.gradients(recording.result, cotangents, graph=True)
-        refuse_lost_slopes(function, leaves, recording.suspects, record, self.name)
+        refuse_lost_slopes(function, leaves, recording.suspects, record)
 
 
 class Pushforward(_Derivative):

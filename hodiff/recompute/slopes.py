@@ -17,7 +17,7 @@ from hodiff.common.complex_numbers import as_real
 from hodiff.common.randomness import RandomState
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.forward_mode import in_dual_level
-from hodiff.torch_internals.autograd.graph_nodes import backward_rules
+from hodiff.torch_internals.autograd.graph_nodes import backward_rules, operator_of
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 from hodiff.torch_internals.autograd.transforms import outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, first_row
@@ -116,7 +116,7 @@ def varies_smoothly(before: Tensor, here: Tensor, again: Tensor, after: Tensor) 
     return bool(bend.norm() < small) and bool(noise.norm() < small) and bool(change.norm() > 1e-12 * here.norm())
 
 
-def has_difference(
+def _has_difference(
     before: Tensor, after: Tensor, slope: Tensor, points: Sequence[Tensor], steps: Sequence[Tensor]
 ) -> bool:
     """Whether the graph of a slope has its difference between two points, on both sides of `points`."""
@@ -157,7 +157,7 @@ def loses_recorded(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
     Returns:
         Whether the graph of the slope lacks what differences of it have; False where that is not known.
     """
-    if not _can_run_again(function):
+    if not can_run_again(function):
         return False
     with torch.enable_grad():
         moving = {key: each for key, each in kept_tensors(ctx).items() if each.numel() and carry_derivatives([each])}
@@ -181,14 +181,16 @@ def loses_operands(function: Any, operands: Sequence[Any], cotangents: Sequence[
     Returns:
         Whether the graph of the slope lacks what differences of it have; False where that is not known.
     """
-    if not _can_run_again(function):
+    if not can_run_again(function):
         return False
     with torch.enable_grad():
         moving = [i for i, each in enumerate(operands) if has_derivatives(each) and carry_derivatives([each])]
 
     def slope(points: Sequence[Tensor], given: Sequence[Any]) -> Tensor:
         exchanged = dict(zip(moving, points, strict=True))
-        outputs = function.apply(*(exchanged.get(i, each) for i, each in enumerate(rows)))
+        given_to = (exchanged.get(i, each) for i, each in enumerate(rows))
+        # A Function may write into what it is given.
+        outputs = function.apply(*(each.clone() if isinstance(each, Tensor) else each for each in given_to))
         made = _tensors(outputs if isinstance(outputs, tuple) else (outputs,))
         return slope_at(next(each.grad_fn for each in made if each.requires_grad), given)
 
@@ -198,13 +200,14 @@ def loses_operands(function: Any, operands: Sequence[Any], cotangents: Sequence[
         return _loses(slope, [rows[i] for i in moving], given)
 
 
-def _can_run_again(function: Any) -> bool:
+def can_run_again(function: Any) -> bool:
+    """Whether a Function and its rules may be called once more, without a trace that would have it."""
     if function is None or in_fx_trace() or torch.compiler.is_compiling() or in_dual_level():
         return False
-    rule = next(backward_rules(function), None)
     # Programs look themselves, as do rules inside of transforms, which torch wraps; and a rule that calls `backward`
     # adds to gradients of others.
-    own = function.__module__.startswith(("hodiff.recompute.", "torch."))
+    own = function.__module__.startswith(("hodiff.recompute.", "torch.")) and not operator_of(function)
+    rule = next(backward_rules(function), None)
     return not own and rule is not None and "backward" not in getattr(getattr(rule, "__code__", None), "co_names", ())
 
 
@@ -242,6 +245,6 @@ def _loses(
             smooth = varies_smoothly(before.detach(), slope.detach(), again.detach(), after.detach())
             # A jump at the very point, such as that of a sign at 0, does not become smaller.
             smooth = smooth and bool((2 * half - change).norm() < 0.1 * change.norm())
-            if smooth and not has_difference(before.detach(), after.detach(), slope, centre, steps):
+            if smooth and not _has_difference(before.detach(), after.detach(), slope, centre, steps):
                 return True
     return False

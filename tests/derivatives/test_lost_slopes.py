@@ -1,6 +1,8 @@
 """Functions whose backward takes its slope for a constant: refused where it is none, and at no other time."""
 
+import cProfile
 import itertools
+import sys
 import os
 import warnings
 from functools import partial
@@ -243,12 +245,89 @@ def test_what_is_kept_and_loses_nothing_is_right(function: Any) -> None:
     torch.testing.assert_close(hodiff.hvp(_by_factor(function), X, V), _true_product())
 
 
-def test_what_may_be_a_detached_argument_is_told_once() -> None:
+def test_a_kept_factor_beside_a_constant_argument_is_refused() -> None:
     """`WithMask` keeps two constants, of which its argument is one."""
     f = _by_factor(WithMask, torch.ones_like(X))
-    with pytest.warns(hodiff.HodiffWarning, match="an argument that was detached on purpose loses nothing"):
-        first = hodiff.hvp(f, X, V)
-    torch.testing.assert_close(hodiff.HessianOperator(f, X) @ V, first)
+    for derivative in (lambda: hodiff.hvp(f, X, V), lambda: hodiff.HessianOperator(f, X)):
+        with pytest.raises(RouteError, match="a part of its slope for a constant"):
+            derivative()
+
+
+class KeptGradient(torch.autograd.Function):
+    """Binary cross-entropy, whose gradient forward computes, as fused losses do."""
+
+    @staticmethod
+    def forward(ctx, x, target):
+        ctx.save_for_backward(x.sigmoid() - target)
+        return torch.nn.functional.softplus(x) - x * target
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0], None
+
+
+class KeptGate(torch.autograd.Function):
+    """sigmoid(x) y, which keeps the sigmoid and the constant y."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        gate = x.sigmoid()
+        ctx.save_for_backward(gate, y)
+        return gate * y
+
+    @staticmethod
+    def backward(ctx, g):
+        gate, y = ctx.saved_tensors
+        return g * gate * (1 - gate) * y, g * gate
+
+
+class Scaled(torch.autograd.Function):
+    """x exp(y): of y that nobody differentiates by, its slope is a constant."""
+
+    @staticmethod
+    def forward(ctx, x, y, count):
+        ctx.save_for_backward(y.exp())
+        count += 1
+        return x * y.exp()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0], None, None
+
+
+@pytest.mark.parametrize("function", [KeptGradient, KeptGate])
+@pytest.mark.parametrize("outer", [torch.sum, lambda y: y.square().sum()])
+def test_what_forward_kept_beside_arguments_without_a_gradient_is_refused(function: Any, outer: Any) -> None:
+    with warnings.catch_warnings(), pytest.raises(RouteError, match=rf"{function.__name__}\.backward"):
+        warnings.simplefilter("error")
+        hodiff.hvp(lambda x: outer(function.apply(x.tanh(), 3 * V)), X, V)
+
+
+@pytest.mark.parametrize("y", [lambda x: V, lambda x: x.detach(), lambda x: W])
+def test_a_factor_of_what_nobody_differentiates_by_is_a_constant(y: Any) -> None:
+    count = torch.zeros(1)
+
+    def f(x):
+        return Scaled.apply(x.tanh(), y(x), count).square().sum()
+
+    tanh = X.tanh()
+    slope = 1 - tanh**2
+    truth = 2 * y(X).exp() ** 2 * (slope**2 - 2 * tanh**2 * slope)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        torch.testing.assert_close(hodiff.hvp(f, X, V), truth)
+    before = count.clone()
+    f(X)
+    assert torch.equal(count, before + 1)
+
+
+def test_a_profiler_is_left_alone() -> None:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    hodiff.hvp(lambda x: Scaled.apply(x, V, torch.zeros(1)).square().sum(), X, V)
+    assert sys.getprofile() is profiler
+    profiler.disable()
+    assert sys.getprofile() is None
 
 
 def _without_grad(f: Any) -> Any:

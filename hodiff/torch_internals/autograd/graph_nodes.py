@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from operator import attrgetter
+from types import FrameType
 from typing import Any
 
 from torch._ops import OpOverload
 from torch.autograd import Function
+from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import _functions
 
 # Shape and dtype of each result that the node pulls back from.
@@ -52,6 +56,41 @@ def backward_rules(function: Any) -> Iterator[Any]:
                 yield from backward_rules(value)
             elif (formula := getattr(value, "_backward_fn", None)) is not None:
                 yield formula
+
+
+@contextmanager
+def watched_operands() -> Iterator[dict[Any, tuple[Any, ...]]]:
+    """Note what Functions that are written in Python are called with inside, in this thread.
+
+    Yields:
+        By their nodes, which forward or setup_context is given as its context, what they are called with; nothing
+        where a profiler is at work.
+    """
+    operands: dict[Any, tuple[Any, ...]] = {}
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_argcount:
+            return
+        given = frame.f_locals
+        node, *rest = (given.get(name) for name in code.co_varnames[: code.co_argcount])
+        if not isinstance(node, BackwardCFunction) or node in operands:
+            return
+        if code.co_flags & inspect.CO_VARARGS:
+            rest += given[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]]
+        apart = function_of(node).setup_context is not Function.setup_context
+        found = tuple(rest[0]) if apart and rest and isinstance(rest[0], tuple) else tuple(rest)
+        if len(found) == len(node.needs_input_grad):
+            operands[node] = found
+
+    if sys.getprofile() is not None:
+        yield operands
+        return
+    sys.setprofile(note)
+    try:
+        yield operands
+    finally:
+        sys.setprofile(None)
 
 
 def operator_of(function: Any) -> str:
