@@ -51,14 +51,23 @@ class Inspection(NamedTuple):
     functions: list[Any]
 
 
-def inspect_graph(output: Tensor) -> Inspection:
-    """Walk over the graph of a tensor, and find its leaves and what its second derivatives may fail at."""
+def inspect_graph(output: Tensor, operands: Iterable[Tensor] = ()) -> Inspection:
+    """Walk over the graph of a tensor, and find its leaves and what its second derivatives may fail at.
+
+    Args:
+        output: The tensor.
+        operands: What it was computed from; where they come from is of no interest.
+
+    Returns:
+        What was found.
+    """
     # A Function marked once_differentiable, for one, hands out constants when differentiated under `create_graph`; its
     # second derivative would be zero without a word, so whoever differentiates twice has to look for it.
     leaves = [output] if output.requires_grad and output.grad_fn is None else []
     once: str | None = None
     functions = []
-    for node in nodes_of(output):
+    before = {each.grad_fn for each in operands} - {None}
+    for node in nodes_from([output.grad_fn], before):
         if type(node) in _TRUSTED:
             continue
         leaf = getattr(node, "variable", None)
@@ -107,10 +116,10 @@ def nodes_of(*outputs: Tensor | GradientEdge) -> Iterator[Any]:
     return nodes_from([each.grad_fn if isinstance(each, Tensor) else each.node for each in outputs])
 
 
-def nodes_from(nodes: Iterable[Any]) -> Iterator[Any]:
-    """Some nodes of a graph and every node that they lead to, once."""
+def nodes_from(nodes: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
+    """Some nodes of a graph and every node that they lead to, once; not those where it ends, and what is behind."""
     stack = list(nodes)
-    seen = set()
+    seen = set(ends)
     while stack:
         node = stack.pop()
         if node is None or node in seen:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from hodiff.graphs import nodes_from
-from hodiff.recompute.slopes import SCHEDULE, kept_constants, kept_tensors, loses_recorded
+from hodiff.recompute.slopes import SCHEDULE, is_linear, kept_constants, kept_tensors, loses_recorded, materialized
 from hodiff.torch_internals.autograd.graph_nodes import backward_rules, described_backward, function_name, function_of
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.wording import Wording, says
@@ -71,13 +71,14 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
         A list that holds afterwards the Functions that may have lost a part of their slope.
 
     Raises:
-        UnrecordedGradientError: If a backward loses its cotangent, or a part of its slope by what it keeps.
+        UnrecordedGradientError: If a backward loses its cotangent, or a part of its slope by what it keeps, or is not
+            linear.
         RuntimeError: What torch raises otherwise.
     """
-    lost: list[tuple[Any, list[Any]]] = []
+    cut: list[tuple[Any, list[Any]]] = []
     suspects: list[Suspect] = []
     forward = lru_cache(lambda: set(nodes_from(nodes)))
-    handles = [node.register_hook(partial(_note, i, node, lost, suspects, forward)) for i, node in enumerate(nodes)]
+    handles = [node.register_hook(partial(_note, i, node, cut, suspects, forward)) for i, node in enumerate(nodes)]
     try:
         yield suspects
     except RuntimeError as error:
@@ -89,16 +90,20 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
     finally:
         for handle in handles:
             handle.remove()
-    for node, parents in lost:
+    for node, parents in cut:
         if lead_to(parents, operands):
             raise UnrecordedGradientError(_told(node))
     for each in suspects:
         # With constants a slope at other arguments is that of no point.
         function = function_of(each.node)
-        due = (each.linear or not each.constants) and SCHEDULE.is_due(function, "graph")
-        if due and loses_recorded(function, each.node, each.cotangents) and lead_to(each.parents, operands):
+        if not SCHEDULE.is_due(function, "graph"):
+            continue
+        curved = not is_linear(function, each.node, each.cotangents)
+        lost = (each.linear or not each.constants) and loses_recorded(function, each.node, each.cotangents)
+        if (curved or lost) and lead_to(each.parents, operands):
             SCHEDULE.begin_again(function, "graph")
-            raise UnrecordedGradientError(lost_slope(described_backward(each.node), linear=each.linear))
+            backward = described_backward(each.node)
+            raise UnrecordedGradientError(_nonlinear(backward) if curved else lost_slope(backward, linear=each.linear))
     suspects[:] = [each for each in suspects if (each.linear or each.constants) and lead_to(each.parents, operands)]
 
 
@@ -159,7 +164,7 @@ def _is_cut_at_ones(node: Any, cotangents: Sequence[Any], *, varies: bool) -> bo
 
     def unrecorded(scale: float) -> list[Tensor]:
         full = [None if each is None else torch.full_like(each, scale, requires_grad=True) for each in cotangents]
-        found = getattr(node, "apply", node)(*full)
+        found = getattr(node, "apply", node)(*materialized(node, full))
         tensors = [each for each in (found if isinstance(found, tuple) else (found,)) if isinstance(each, Tensor)]
         return [each for each in tensors if not each.requires_grad]
 
@@ -223,6 +228,14 @@ def lost_slope(backward: str, *, linear: bool, instead: str = _REMEDY) -> str:
     return (
         f"{backward} takes {what} (a tensor that forward computed and kept, .detach(), .data, NumPy or a kernel), but "
         f"it varies with the point, so that its derivative would be lost without a word; {instead}"
+    )
+
+
+def _nonlinear(backward: str) -> str:
+    return (
+        f"{backward} is not linear in its cotangent (it clips, normalizes, rounds or adds to gradients), so that what "
+        "comes out would be no product with a matrix; leave it out where second derivatives are taken, and add an "
+        "auxiliary loss to the loss itself"
     )
 
 

@@ -55,7 +55,7 @@ class Recording(Generic[T]):
 
     def inspect(self, output: Tensor) -> str | None:
         """Say what in the graph has a constant for a gradient, and be connected if it leads to other tensors."""
-        leaves, once, functions = inspect_graph(output)
+        leaves, once, functions = inspect_graph(output, self.operands)
         self.functions = [*(self.functions or ()), *functions]
         if self._outside and not self.connected:
             own = set(map(id, self.operands))

@@ -17,7 +17,7 @@ from hodiff.common.complex_numbers import as_real
 from hodiff.common.randomness import RandomState
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.forward_mode import in_dual_level
-from hodiff.torch_internals.autograd.graph_nodes import backward_rules, operator_of
+from hodiff.torch_internals.autograd.graph_nodes import backward_rules, operator_of, results_of
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 from hodiff.torch_internals.autograd.transforms import outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, first_row
@@ -85,12 +85,21 @@ class _Elsewhere:
 
 def slope_at(node: Any, cotangents: Sequence[Any]) -> Tensor:
     """Run the backward of a node, and flatten the gradients."""
-    return _flattened(getattr(node, "apply", node)(*cotangents))
+    return _flattened(getattr(node, "apply", node)(*materialized(node, cotangents)))
+
+
+def materialized(node: Any, cotangents: Sequence[Any]) -> list[Any]:
+    """Zeros for the outputs of a node that nobody uses, as torch itself gives to backward."""
+    results = results_of(node) if hasattr(node, "_input_metadata") else [None] * len(cotangents)
+    return [
+        torch.zeros(result.shape, dtype=result.dtype, device=result.device) if each is None and result else each
+        for each, result in zip(cotangents, results, strict=True)
+    ]
 
 
 def slope_elsewhere(function: Any, ctx: Any, kept: Kept, cotangents: Sequence[Any]) -> Tensor:
     """Run a backward with other tensors in the place of some that the Function keeps, and flatten the gradients."""
-    return _flattened(next(backward_rules(function))(_Elsewhere(ctx, kept), *cotangents))
+    return _flattened(next(backward_rules(function))(_Elsewhere(ctx, kept), *materialized(ctx, cotangents)))
 
 
 def _flattened(pulled: Any) -> Tensor:
@@ -200,6 +209,29 @@ def loses_operands(function: Any, operands: Sequence[Any], cotangents: Sequence[
         return _loses(slope, [rows[i] for i in moving], given)
 
 
+def is_linear(function: Any, node: Any, cotangents: Sequence[Any]) -> bool:
+    """Whether the backward of a node is linear in its cotangents, as far as twice a random one shows."""
+    given = list(filter(has_derivatives, cotangents))
+    if not can_run_again(function) or any(each.dtype.itemsize < 4 for each in given):
+        return True
+    seed = torch.Generator().manual_seed(0)
+    probe = [normal_like(each, seed) for each in cotangents]
+    twice = [2 * each if has_derivatives(each) else each for each in probe]
+    draw = RandomState(given, foreign=True)
+    try:
+        with torch.no_grad():
+            once, again = (_replayed(draw, slope_elsewhere, function, node, {}, each) for each in (probe, twice))
+    except Exception:
+        # A backward need not take others, and its own errors at them are of no interest.
+        return True
+    return not (again - 2 * once).norm() > 1e-3 * again.norm()
+
+
+def _replayed(draw: RandomState, function: Callable[..., Any], *args: Any) -> Any:
+    with draw.replayed():
+        return function(*args)
+
+
 def can_run_again(function: Any) -> bool:
     """Whether a Function and its rules may be called once more, without a trace that would have it."""
     if function is None or in_fx_trace() or torch.compiler.is_compiling() or in_dual_level():
@@ -227,10 +259,14 @@ def _loses(
         with draw.replayed():
             return slope_of(numbers[: len(points)], [next(rest) if has_derivatives(each) else each for each in probe])
 
-    for offset in OFFSETS:
+    # By cotangents a slope is linear, so that one place will do.
+    for offset, by_points in (*((each, True) for each in OFFSETS), (0.0, False)):
         moved = [x.detach() + offset * (1 + x.detach().abs()) * normal_like(x, seed) for x in points]
         centre = [each.detach().requires_grad_() for each in (*moved, *filter(has_derivatives, probe))]
-        steps = steps_at(centre, seed)
+        steps = [
+            step if (i < len(points)) is by_points else torch.zeros_like(step)
+            for i, step in enumerate(steps_at(centre, seed))
+        ]
         aside = [
             [(x.detach() + s * h).requires_grad_() for x, h in zip(centre, steps, strict=True)]
             for s in (-1, 0, 1, -0.5, 0.5)

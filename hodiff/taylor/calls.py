@@ -81,10 +81,11 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _handled(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not torch.compiler.is_compiling() and must_not_be_met(frame):
         raise JetMet(frame)
-    if is_constant_here(frame) and func is not torch.Tensor.requires_grad_:
-        return _constant(frame, func, args, kwargs)
+    # Its forward may switch derivatives off, which are its rules' to give.
     if not torch.compiler.is_compiling() and inside_of_function():
         raise FunctionMet
+    if is_constant_here(frame) and func is not torch.Tensor.requires_grad_:
+        return _constant(frame, func, args, kwargs)
     if frame.mode is None:
         return _follow(frame, jets, func, args, kwargs)
     differentiated = may_be_differentiated(args, kwargs)

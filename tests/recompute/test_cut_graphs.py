@@ -414,9 +414,28 @@ def test_what_is_linear_or_detached_on_purpose_is_zero(f: Any, expected: Tensor)
     torch.testing.assert_close(hodiff.hessian(f)(X) @ V, expected)
 
 
-def test_a_constant_gradient_beside_a_recorded_one() -> None:
-    product = hodiff.hvp(lambda x: WithAuxiliaryLoss.apply(x, x.pow(3).sum()).pow(2).sum(), X, V)
-    torch.testing.assert_close(product, 2 * V + 6 * X + 3 * X**2)
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: WithAuxiliaryLoss.apply(x, x.pow(3).sum()).pow(2).sum(),
+        lambda x: 1e-3 * Clipped.apply(x).pow(2).sum(),
+    ],
+)
+def test_a_backward_that_is_not_linear_is_refused(f: Any) -> None:
+    for derivative in (lambda: hodiff.hvp(f, X, V), lambda: hodiff.HessianOperator(f, X) @ V):
+        for _ in range(3):
+            with pytest.raises(RouteError, match="is not linear in its cotangent"):
+                derivative()
 
 
 def test_a_closed_over_tensor_is_not_what_is_differentiated() -> None:
