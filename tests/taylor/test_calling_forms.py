@@ -1,6 +1,7 @@
 """Odd ways to call torch, each against the function as torch computes it and its forward mode with corrections."""
 
 import copy
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -158,6 +159,45 @@ class Doubled(torch.autograd.Function):
 
 def test_laplacian_of_a_function_with_backward_alone():
     torch.testing.assert_close(hodiff.laplacian(lambda x: Cubed.apply(x * x).sum())(Q), (30 * Q**4).sum())
+
+
+def _in_mode(mode):
+    """A cube whose forward switches derivatives off itself."""
+
+    def forward(x):
+        with mode():
+            cube = x**3
+        return cube.clone()
+
+    return type("CubedInMode", (Cubed,), {"forward": staticmethod(forward)})
+
+
+class Solved(torch.autograd.Function):
+    """An old form whose forward runs autograd."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        with torch.enable_grad():
+            return (x.detach().requires_grad_() ** 3).detach()
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return 3 * ctx.saved_tensors[0] ** 2 * cotangent
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+@pytest.mark.parametrize("around", [nullcontext, torch.inference_mode])
+def test_a_forward_that_switches_derivatives_is_not_looked_into(mode, around):
+    function = _in_mode(mode)
+    with around():
+        found = hodiff.laplacian(lambda x: function.apply(x * x).sum())(Q)
+    torch.testing.assert_close(found, (30 * Q**4).sum())
+
+
+def test_an_old_form_whose_forward_runs_autograd_is_refused():
+    with pytest.raises(hodiff.RouteError, match="one whose forward takes ctx"):
+        hodiff.laplacian(lambda x: Solved.apply(x).sum())(Q)
 
 
 def test_keywords_of_the_function():

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import functools
 import importlib
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
-from torch.autograd import forward_ad
+from torch.autograd import Function, forward_ad
 
 from hodiff.torch_internals.autograd.grad_mode import nothing_constant
+from hodiff.torch_internals.autograd.graph_nodes import CALLS_OF_FUNCTIONS
 from hodiff.torch_internals.threads import one_thread_at_a_time
 from hodiff.torch_internals.wording import Wording
 
@@ -30,8 +33,17 @@ def forward_pass(f: Callable[..., Any], primals: Any, tangents: Any, *, has_aux:
 
 
 def inside_of_function() -> bool:
-    """Whether the forward or a rule of a Function runs, where torch switches tangents and gradients off."""
-    return not (tangents_are_on() or torch.is_grad_enabled() or torch.is_inference_mode_enabled())
+    """Whether the forward or a rule of a Function runs, where torch switches tangents off; gradients it may switch on."""
+    if not torch.is_inference_mode_enabled():
+        return not tangents_are_on()
+    # Which switches them off as well.
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        called = frame.f_locals.get("cls") if frame.f_code.co_name in CALLS_OF_FUNCTIONS else None
+        if isinstance(called, type) and issubclass(called, Function):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def in_forward_mode() -> bool:
