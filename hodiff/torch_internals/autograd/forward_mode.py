@@ -33,7 +33,7 @@ def forward_pass(f: Callable[..., Any], primals: Any, tangents: Any, *, has_aux:
 
 
 def inside_of_function() -> bool:
-    """Whether the forward or a rule of a Function runs, where torch switches tangents off; gradients it may switch on."""
+    """Whether the forward or a rule of a Function runs, where torch switches tangents off; it may record gradients."""
     if not torch.is_inference_mode_enabled():
         return not tangents_are_on()
     # Which switches them off as well.
