@@ -416,3 +416,22 @@ def test_third_derivatives_of_the_norm_in_closed_form(route):
         f = torch.func.grad(f) if mode == "r" else lambda t, f=f: torch.func.jvp(f, (t,), (torch.ones_like(t),))[1]
     expected = -3 * h**2 * 0.7 / (h**2 + 0.49) ** 2.5
     assert corrected(f)(t).item() == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("p", [1.5, 3, 4])
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float64, 1e150), (torch.float64, 1e-150), (torch.float32, 1e-10)])
+@pytest.mark.parametrize(
+    "length",
+    [
+        lambda x, p: torch.linalg.vector_norm(x, p),
+        lambda x, p: torch.cdist(x[None], torch.zeros_like(x)[None], p).sum(),
+    ],
+)
+def test_norms_of_other_orders_far_from_one(length, dtype, size, p):
+    """Second derivatives of what is homogeneous fall with the size, here a power of two."""
+    size = 2.0 ** round(math.log2(size))
+    x = torch.tensor([1.0, -2.0, 0.5], dtype=dtype)
+    expected = hodiff.hessian_matrix(lambda x: (x.abs() ** p).sum() ** (1 / p), x.double()).to(dtype)
+    for route in ("reverse-over-reverse", "forward-over-reverse"):
+        found = hodiff.hessian(lambda x: length(x, p), route=route)(x * size)
+        torch.testing.assert_close(found * size, expected)

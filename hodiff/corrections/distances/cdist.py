@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hodiff.corrections.declining import INVALID
 from hodiff.corrections.distances.euclidean import EuclideanDistances, SquaredDistances
-from hodiff.corrections.distances.lengths import power_root, powers
+from hodiff.corrections.distances.lengths import rows_norm
 from hodiff.corrections.distances.squares import remembered
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
@@ -90,7 +90,7 @@ def _length(difference: Tensor, p: float) -> Tensor:
         return _largest(difference.abs())
     if p == 1:
         return difference.abs().sum(-1)
-    return power_root(powers(difference, p).sum(-1), p)
+    return rows_norm(difference, p)
 
 
 def _largest(sizes: Tensor) -> Tensor:

@@ -48,27 +48,32 @@ def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tens
     if p == 2:
         return root(x.sum(dims, keepdim), dtype, of=of, how=how)
     last = x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
-    length = power_root(powers(last, p).sum(-1), p).to(dtype)
+    length = rows_norm(last, p).to(dtype)
     if keepdim:
         for dim in sorted(dims):
             length = length.unsqueeze(dim)
     return length
 
 
-def powers(x: Tensor, p: float) -> Tensor:
-    """$|x|^p$, whose derivatives at 0 are 0 where it has none."""
-    if p % 2 == 0:
-        return x ** int(p)
-    zero = x == 0
-    return torch.where(zero, 0, torch.where(zero, 1, x).abs() ** p)
-
-
-def power_root(total: Tensor, p: float) -> Tensor:
-    """The p-th root, every derivative of which at 0 is 0."""
+def rows_norm(x: Tensor, p: float) -> Tensor:
+    """The p-norm of the last dimension of real numbers; derivatives at 0 are 0."""
     if p == 2:
-        return root(total)
+        return root(x.square().sum(-1))
+    # Powers of large and of small numbers, and their derivatives, would leave the range of the dtype.
+    unit = _magnitude(x.detach())
+    x = x / unit[..., None]
+    zero = x == 0
+    total = (x ** int(p) if p % 2 == 0 else torch.where(zero, 0, torch.where(zero, 1, x).abs() ** p)).sum(-1)
     zero = total == 0
-    return torch.where(zero, 0, torch.where(zero, 1, total) ** (1 / p))
+    return unit * torch.where(zero, 0, torch.where(zero, 1, total) ** (1 / p))
+
+
+def _magnitude(rows: Tensor) -> Tensor:
+    """The power of two next to the largest number of each row; 1 where there is none, or no finite one."""
+    if not rows.shape[-1]:
+        return rows.new_ones(rows.shape[:-1])
+    largest = rows.abs().amax(-1)
+    return torch.where((largest > 0) & largest.isfinite(), largest, 1).log2().floor().exp2()
 
 
 def is_smooth(p: float) -> bool:
