@@ -7,6 +7,7 @@ hooks, Functions without `setup_context`. For use where no transform of `torch.f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from itertools import compress
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +19,8 @@ from hodiff.graphs import held_outside, inspect_graph
 from hodiff.recompute.closed_over import is_constant
 from hodiff.recompute.cut_graphs import Suspect, refusing_cuts
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
+from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 T = TypeVar("T")
 
@@ -116,11 +119,19 @@ class Recording(Generic[T]):
     ) -> tuple[Tensor | None, ...]:
         """Gradients with a graph, refused where a Function loses it."""
         cotangents = [torch.ones_like(each) for each in outputs] if cotangents is None else cotangents
-        # What is linear in a cotangent shows that it is recorded by leading to it, also where the function is linear.
-        seeds = [each if each.requires_grad else each.detach().requires_grad_() for each in cotangents]
-        with refusing_cuts(self.functions or (), self.operands) as suspects, torch.enable_grad():
-            gradients = torch.autograd.grad(outputs, self.operands, seeds, create_graph=True, allow_unused=True)
+        # A pullback may run inside of a `vmap` over its cotangents, where no leaf can be made.
+        batched = in_transform() and not any(map(is_wrapped, outputs))
+        with outside_transforms() if batched else nullcontext():
+            given = map(torch.ones_like, outputs) if batched else cotangents
+            # What is linear in a cotangent shows that it is recorded by leading to it, also where the function is
+            # linear.
+            seeds = [each if each.requires_grad else each.detach().requires_grad_() for each in given]
+            with refusing_cuts(self.functions or (), self.operands) as suspects, torch.enable_grad():
+                gradients = torch.autograd.grad(outputs, self.operands, seeds, create_graph=True, allow_unused=True)
         self.suspects = suspects
+        if batched:
+            with torch.enable_grad():
+                return torch.autograd.grad(outputs, self.operands, cotangents, create_graph=True, allow_unused=True)
         return gradients
 
 

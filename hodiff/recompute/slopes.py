@@ -90,9 +90,11 @@ def slope_at(node: Any, cotangents: Sequence[Any]) -> Tensor:
 
 def materialized(node: Any, cotangents: Sequence[Any]) -> list[Any]:
     """Zeros for the outputs of a node that nobody uses, as torch itself gives to backward."""
-    results = results_of(node) if hasattr(node, "_input_metadata") else [None] * len(cotangents)
+    results = results_of(node) if hasattr(node, "_input_metadata") else ()
+    if len(results) != len(cotangents):
+        return list(cotangents)
     return [
-        torch.zeros(result.shape, dtype=result.dtype, device=result.device) if each is None and result else each
+        torch.zeros(result.shape, dtype=result.dtype, device=result.device) if each is None else each
         for each, result in zip(cotangents, results, strict=True)
     ]
 
@@ -209,22 +211,25 @@ def loses_operands(function: Any, operands: Sequence[Any], cotangents: Sequence[
         return _loses(slope, [rows[i] for i in moving], given)
 
 
-def is_linear(function: Any, node: Any, cotangents: Sequence[Any]) -> bool:
-    """Whether the backward of a node is linear in its cotangents, as far as twice a random one shows."""
+def is_linear(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
+    """Whether the backward of a Function is linear in its cotangents, as far as twice a random one shows."""
     given = list(filter(has_derivatives, cotangents))
     if not can_run_again(function) or any(each.dtype.itemsize < 4 for each in given):
         return True
     seed = torch.Generator().manual_seed(0)
-    probe = [normal_like(each, seed) for each in cotangents]
-    twice = [2 * each if has_derivatives(each) else each for each in probe]
     draw = RandomState(given, foreign=True)
     try:
+        with outside_transforms():
+            probe = [normal_like(each, seed) for each in cotangents]
+            twice = [2 * each if has_derivatives(each) else each for each in probe]
         with torch.no_grad():
-            once, again = (_replayed(draw, slope_elsewhere, function, node, {}, each) for each in (probe, twice))
+            found = [_replayed(draw, slope_elsewhere, function, ctx, {}, each) for each in (probe, twice)]
+        with outside_transforms():
+            once, again = map(below_transforms, found)
+            return not (again - 2 * once).norm() > 1e-3 * again.norm()
     except Exception:
         # A backward need not take others, and its own errors at them are of no interest.
         return True
-    return not (again - 2 * once).norm() > 1e-3 * again.norm()
 
 
 def _replayed(draw: RandomState, function: Callable[..., Any], *args: Any) -> Any:

@@ -415,9 +415,15 @@ def test_what_is_linear_or_detached_on_purpose_is_zero(f: Any, expected: Tensor)
 
 
 class Clipped(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, x):
+    def forward(x):
         return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
 
     @staticmethod
     def backward(ctx, g):
