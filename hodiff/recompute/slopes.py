@@ -5,7 +5,6 @@ A backward is a function of its cotangent and of what the Function keeps, so tha
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,13 +31,20 @@ class Schedule:
     """The times at which something is looked at: the 1st, 2nd, 4th, 8th time that it is met and so on."""
 
     def __init__(self) -> None:
-        self._met: WeakKeyDictionary[Any, Counter[Any]] = WeakKeyDictionary()
+        self._met: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
 
     def is_due(self, owner: Any, *keys: Any) -> bool:
         """Count keys of an owner, and say whether one of them is due; without an owner they always are."""
-        met = Counter[Any]() if owner is None else self._met.setdefault(owner, Counter())
-        met.update(keys)
-        return any(met[key] & (met[key] - 1) == 0 for key in keys)
+        if owner is None:
+            return True
+        met = self._met.get(owner)
+        if met is None:
+            met = self._met[owner] = {}
+        due = False
+        for key in keys:
+            met[key] = count = met.get(key, 0) + 1
+            due |= not count & (count - 1)
+        return due
 
     def begin_again(self, owner: Any, key: Any) -> None:
         """Make what was found to be wrong due the next time, too."""

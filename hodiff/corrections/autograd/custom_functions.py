@@ -81,7 +81,7 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
             if torch.compiler.is_compiling():
                 return pulled
             # Else nobody takes the derivative of what it returns.
-            if carry_derivatives([*ctx.hodiff_outside, *_outside(_tensors(cotangents))]):
+            if carry_derivatives(ctx.hodiff_outside) or carry_derivatives(_outside(_tensors(cotangents))):
                 pull, seeded = partial(function.backward, ctx), partial(_depending_on, ctx.hodiff_outside)
                 _require_recorded(function, "backward", pull, pulled, seeded, cotangents)
                 if SCHEDULE.is_due(function, "transforms") and _loses_slope(function, ctx, operands, cotangents):

@@ -69,11 +69,11 @@ def rows_norm(x: Tensor, p: float) -> Tensor:
 
 
 def _magnitude(rows: Tensor) -> Tensor:
-    """The power of two next to the largest number of each row; 1 where there is none, or no finite one."""
+    """The largest number of each row, between the smallest and the largest of its dtype."""
     if not rows.shape[-1]:
         return rows.new_ones(rows.shape[:-1])
-    largest = rows.abs().amax(-1)
-    return torch.where((largest > 0) & largest.isfinite(), largest, 1).log2().floor().exp2()
+    numbers = torch.finfo(rows.dtype)
+    return rows.abs().amax(-1).clamp(numbers.tiny, numbers.max)
 
 
 def is_smooth(p: float) -> bool:
