@@ -1,4 +1,4 @@
-"""A correction changes derivatives and no value, also of numbers that are infinite, no numbers, huge, tiny or zero."""
+"""A correction changes derivatives and no value but one that overflows, also of infinite, huge, tiny numbers and 0."""
 
 import math
 import random
@@ -83,6 +83,11 @@ def test_values_at_extremes(call):
             expected = outputs(function, here, structure)
             if function in POLYNOMIALS:  # where torch returns what was in memory
                 expected = [each.masked_fill(here[0].isnan(), math.nan) for each in expected]
+            if "norm" in name_of(function) and len(args) > 1 and isinstance(args[1], float) and args[1] == 3:
+                # torch's powers leave the range of float32 where the norm does not.
+                doubled = [each.double() if i in places else each for i, each in enumerate(here)]
+                doubled = [torch.float64 if each is torch.float32 else each for each in doubled]
+                expected = [each.float() for each in outputs(function, doubled, structure)]
             if function is torch.native_layer_norm:  # whose kernel's variance overflows from 1e20 on
                 expected[2] = (here[0].double().var(-1, correction=0, keepdim=True) + args[4]).rsqrt().float()
             with hodiff.corrected():
