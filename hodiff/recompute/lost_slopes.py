@@ -83,7 +83,7 @@ def refuse_lost_slopes(f: Any, leaves: Sequence[Tensor], suspects: Sequence[Susp
 
 
 def _lost(leaves: Sequence[Tensor], suspects: Sequence[Suspect], record: Record) -> Suspect | None:
-    """The first of some suspects that loses a slope."""
+    """Return the first suspect that loses a slope."""
     with watched_operands() as operands:
         recording = record(leaves)
     unseen = []
@@ -98,7 +98,7 @@ def _lost(leaves: Sequence[Tensor], suspects: Sequence[Suspect], record: Record)
 
 
 def _moving(operands: Sequence[Any], leaves: Sequence[Tensor]) -> list[Any]:
-    """What a Function was called with, detached where no leaf leads to it."""
+    """Detach the operands of a Function that do not depend on a leaf."""
 
     def depends(operand: Tensor) -> bool:
         return operand.requires_grad and lead_to([get_gradient_edge(operand).node], leaves)
@@ -109,7 +109,7 @@ def _moving(operands: Sequence[Any], leaves: Sequence[Tensor]) -> list[Any]:
 def _lost_near(
     record: Record, leaves: Sequence[Tensor], suspects: Sequence[Suspect], offset: float
 ) -> Iterator[Suspect]:
-    """Those of some suspects whose slope, a constant in the graph, varies at that distance from a point."""
+    """Yield the suspects whose slope, a constant in the graph, varies near a point at a distance from the leaves."""
     if not suspects:
         return
     seed = torch.Generator().manual_seed(0)

@@ -493,3 +493,9 @@ def test_adjoints_of_torchdiffeq() -> None:
     times = torch.tensor([0.0, 0.5], dtype=torch.float64)
     with pytest.raises(RouteError, match=r"OdeintAdjointMethod.*torchdiffeq\.odeint in place"):
         hodiff.hvp(lambda x: torchdiffeq.odeint_adjoint(Field(), x, times, method="rk4")[-1].sum(), X, V)
+
+
+def test_a_small_gradient_that_is_added_to_large_ones_is_refused() -> None:
+    x = torch.linspace(-1, 1, 4_000_000, dtype=torch.float32)
+    with pytest.raises(RouteError, match="is not linear in its cotangent"):
+        hodiff.hvp(lambda x: WithAuxiliaryLoss.apply(x, x.pow(3).mean()).pow(2).sum(), x, torch.ones_like(x))

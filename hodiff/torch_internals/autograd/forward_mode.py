@@ -36,7 +36,7 @@ def inside_of_function() -> bool:
     """Whether the forward or a rule of a Function runs, where torch switches tangents off; it may record gradients."""
     if not torch.is_inference_mode_enabled():
         return not tangents_are_on()
-    # Which switches them off as well.
+    # Inference mode switches tangents off as well, so that only the frames show a Function.
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         called = frame.f_locals.get("cls") if frame.f_code.co_name in CALLS_OF_FUNCTIONS else None

@@ -63,8 +63,8 @@ def watched_operands() -> Iterator[dict[Any, tuple[Any, ...]]]:
     """Note what Functions that are written in Python are called with inside, in this thread.
 
     Yields:
-        By their nodes, which forward or setup_context is given as its context, what they are called with; nothing
-        where a profiler is at work.
+        The arguments of each call, by the node of the Function, which is the context of forward or setup_context. It
+        stays empty if a profiler is active.
     """
     operands: dict[Any, tuple[Any, ...]] = {}
 

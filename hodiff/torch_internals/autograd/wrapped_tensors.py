@@ -62,7 +62,7 @@ def below_transforms(tensor: Tensor) -> Tensor:
 
 
 def first_row(tensor: Tensor) -> Tensor:
-    """Below all transforms the first row of each batch; to be asked outside of them."""
+    """Unwrap a tensor, and take the first row of each batch; call it outside of all transforms."""
     if not is_wrapped(tensor):
         return tensor
     inner = first_row(below_one(tensor))
