@@ -16,7 +16,7 @@ from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.steady import draw_of
 from hodiff.graphs import coarsest_eps, cotangent_bytes
-from hodiff.recompute.lost_slopes import Record, is_due, refuse_lost_slopes
+from hodiff.recompute.lost_slopes import Record, is_due, refuse_lost_slopes, refuse_noted_slopes
 from hodiff.recompute.reachable import named_modules
 from hodiff.recompute.recording import FoundRecording, Recording
 from hodiff.torch_internals.wording import Wording, says
@@ -63,7 +63,9 @@ class RecordedGradient:
         if all(leaf is None for leaf in gradient):
             raise function.independent()
         suspects = recording.suspects
-        if suspects and repeatable and is_due(function.f, [each.node for each in suspects]):
+        if not repeatable:
+            refuse_noted_slopes(suspects)
+        elif suspects and is_due(function.f, [each.node for each in suspects]):
             refuse_lost_slopes(function.f, function.leaves, suspects, _elsewhere(function))
         self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)
         if numbers:

@@ -7,8 +7,10 @@ point; one that also reads arguments records a part. Whether the number is a con
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import CodeType
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -30,7 +32,7 @@ from hodiff.torch_internals.autograd.graph_nodes import (
     described_backward,
     function_name,
     function_of,
-    watched_operands,
+    watching_operands,
 )
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 
@@ -39,6 +41,9 @@ Record = Callable[[Sequence[Tensor]], Recording[Any]]
 
 # Of Functions, by the code of the function that calls them.
 _SCHEDULE = Schedule()
+
+# Under which a node holds what its Function was called with.
+_OPERANDS = "hodiff.operands"
 
 
 def is_due(f: Any, nodes: Iterable[Any]) -> bool:
@@ -82,9 +87,49 @@ def refuse_lost_slopes(f: Any, leaves: Sequence[Tensor], suspects: Sequence[Susp
         raise UnrecordedGradientError(lost_slope(described_backward(lost.node), linear=lost.linear))
 
 
+@contextmanager
+def noting_operands(owner: Any) -> Iterator[None]:
+    """Keep with the graph what Functions are called with inside, so that `refuse_noted_slopes` needs no other run.
+
+    Args:
+        owner: Of whose entries the 1st, 2nd, 4th, 8th and so on is noted.
+    """
+    if not _SCHEDULE.is_due(owner, _OPERANDS):
+        yield
+        return
+
+    def keep(node: Any, operands: Sequence[Any]) -> None:
+        # Without their graphs, of which the node itself may be a part.
+        held = [
+            each.detach().requires_grad_(needed) if isinstance(each, Tensor) else each
+            for each, needed in zip(operands, node.needs_input_grad, strict=True)
+        ]
+        node.metadata[_OPERANDS] = ref(owner), held
+
+    with watching_operands(keep):
+        yield
+
+
+def refuse_noted_slopes(suspects: Sequence[Suspect]) -> None:
+    """Compare slopes as `refuse_lost_slopes` does, where a graph was recorded within `noting_operands`.
+
+    Args:
+        suspects: What may take for a constant what depends on the point.
+
+    Raises:
+        UnrecordedGradientError: As there.
+    """
+    for suspect in suspects:
+        owner, operands = suspect.node.metadata.get(_OPERANDS, (None, None))
+        if operands is not None and loses_operands(function_of(suspect.node), operands, suspect.cotangents):
+            _SCHEDULE.begin_again(owner(), _OPERANDS)
+            raise UnrecordedGradientError(lost_slope(described_backward(suspect.node), linear=suspect.linear))
+
+
 def _lost(leaves: Sequence[Tensor], suspects: Sequence[Suspect], record: Record) -> Suspect | None:
     """Return the first suspect that loses a slope."""
-    with watched_operands() as operands:
+    operands: dict[Any, Sequence[Any]] = {}
+    with watching_operands(operands.__setitem__):
         recording = record(leaves)
     unseen = []
     for suspect, node in zip(suspects, _nodes_of(recording, suspects), strict=True):

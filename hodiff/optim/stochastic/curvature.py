@@ -21,6 +21,7 @@ from hodiff.optim.stochastic.magnitudes import require_finite
 from hodiff.optim.stochastic.own_states import require_dtypes
 from hodiff.optim.stochastic.pending_curvature import Estimates, PendingCurvature
 from hodiff.optim.stochastic.watched_backward import Observer, wait
+from hodiff.recompute.lost_slopes import noting_operands
 
 
 class CurvatureOptimizer(StochasticOptimizer, Observer):
@@ -236,7 +237,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
     def _evaluated(self, closure: Closure) -> Tensor:
         if not (self.second_order and self._due()):
             return self.evaluated(closure, accumulates=True)
-        with Corrections(lean=True):
+        with Corrections(lean=True), noting_operands(self):
             return self.evaluated(closure, accumulates=True)
 
     def _update(self, given: Tensor) -> None:

@@ -18,6 +18,7 @@ from hodiff.derivatives.route_choice import follow, takes_unrecorded, unavailabl
 from hodiff.derivatives.steady import leaving_no_trace, steady
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError, RouteError
+from hodiff.recompute.recording import Recording
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.wording import Wording, says
@@ -125,7 +126,7 @@ class Jacobian:
             if not takes_unrecorded(error):
                 raise
         self.recorded = True
-        return [y.detach() for y in self._graph()[1]]
+        return [y.detach() for y in self._recording().result]
 
     def products(self, vectors: Tensor) -> Tensor:
         """$J v$ for each row of (k, n): tangents are pushed forward."""
@@ -157,29 +158,25 @@ class Jacobian:
         return in_groups(product, vectors, self._bytes_each, self._chunk_size)
 
     def _recorded_transposed_products(self, vectors: Tensor) -> Tensor:
-        leaves, outputs, keeps = self._graph()
+        leaves = self._function.leaves
         if not len(vectors):
             return vectors.new_zeros(0, sum(leaf.numel() for leaf in leaves))
-        return _one_by_one(lambda v: _gradients(outputs, leaves, v, keeps=keeps), split(vectors, self.outputs))
+        recording = self._recording()
+        rows = [
+            [
+                torch.zeros_like(leaf) if g is None else g
+                for leaf, g in zip(leaves, recording.gradients(recording.result, v, keep=True), strict=True)
+            ]
+            for v in zip(*split(vectors, self.outputs), strict=True)
+        ]
+        return torch.stack([torch.cat([part.reshape(-1) for part in row]) for row in rows])
 
-    def _graph(self) -> tuple[list[Tensor], list[Tensor], bool]:
-        """Leaves, what the function returns for them, recorded, and whether products are to have derivatives, too."""
-        function = self._function
-        given = function.leaves
-        keeps = torch.is_grad_enabled() and (any(leaf.requires_grad for leaf in given) or self._closes_over_recorded())
-        with torch.enable_grad():
-            leaves = [leaf if keeps and leaf.requires_grad else leaf.detach().requires_grad_() for leaf in given]
-            return leaves, tensors_in(function(tuple(leaves))[0]), keeps
-
-    def _closes_over_recorded(self) -> bool:
-        """Whether results have derivatives by what else there is, as far as can be told."""
-        try:
-            results = self._function(tuple(leaf.detach() for leaf in self._function.leaves))[0]
-        except RuntimeError as error:
-            if not takes_unrecorded(error):
-                raise
-            return True
-        return any(y.requires_grad for y in tensors_in(results))
+    def _recording(self) -> Recording[list[Tensor]]:
+        """A run by plain autograd, connected if products are to have derivatives, too."""
+        recording = Recording(lambda leaves: tensors_in(self._function(leaves)[0]), self._function.leaves)
+        for each in recording.result:
+            recording.inspect(each)
+        return recording
 
     def _flat(self, leaves: Leaves) -> tuple[list[Tensor], tuple[()]]:
         return tensors_in(self._function(leaves)[0]), ()
@@ -195,21 +192,6 @@ def _only_tensors(caller: str, results: PyTree) -> list[Tensor]:
                 f"out, or make it torch.tensor(...)."
             )
     return leaves
-
-
-def _gradients(
-    outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor], *, keeps: bool
-) -> list[Tensor]:
-    """Of what is recorded, again and again; zeros by what has no part in it."""
-    pairs = [(y, v) for y, v in zip(outputs, cotangents, strict=True) if y.requires_grad]
-    if not pairs:
-        return [torch.zeros_like(x) for x in inputs]
-    ys, vs = zip(*pairs, strict=True)
-    return list(torch.autograd.grad(ys, inputs, vs, retain_graph=True, create_graph=keeps, materialize_grads=True))
-
-
-def _one_by_one(along: Callable[[Sequence[Tensor]], list[Tensor]], vectors: Leaves) -> Tensor:
-    return torch.stack([torch.cat([part.reshape(-1) for part in along(v)]) for v in zip(*vectors, strict=True)])
 
 
 def in_groups(multiply: Multiply, vectors: Tensor, bytes_each: int, chunk_size: int | str | None) -> Tensor:

@@ -59,14 +59,14 @@ def backward_rules(function: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def watched_operands() -> Iterator[dict[Any, tuple[Any, ...]]]:
-    """Note what Functions that are written in Python are called with inside, in this thread.
+def watching_operands(keep: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
+    """See what Functions that are written in Python are called with inside, in this thread.
 
-    Yields:
-        The arguments of each call, by the node of the Function, which is the context of forward or setup_context. It
-        stays empty if a profiler is active.
+    Args:
+        keep: Called with the node of each Function, which is the context of forward or setup_context, and with the
+            arguments; never if a profiler is active.
     """
-    operands: dict[Any, tuple[Any, ...]] = {}
+    seen: set[Any] = set()
 
     def note(frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
@@ -74,21 +74,24 @@ def watched_operands() -> Iterator[dict[Any, tuple[Any, ...]]]:
             return
         given = frame.f_locals
         node, *rest = (given.get(name) for name in code.co_varnames[: code.co_argcount])
-        if not isinstance(node, BackwardCFunction) or node in operands:
+        if not isinstance(node, BackwardCFunction) or node in seen:
+            return
+        if any(code is getattr(rule, "__code__", None) for rule in backward_rules(function_of(node))):
             return
         if code.co_flags & inspect.CO_VARARGS:
             rest += given[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]]
         apart = function_of(node).setup_context is not Function.setup_context
         found = tuple(rest[0]) if apart and rest and isinstance(rest[0], tuple) else tuple(rest)
         if len(found) == len(node.needs_input_grad):
-            operands[node] = found
+            seen.add(node)
+            keep(node, found)
 
     if sys.getprofile() is not None:
-        yield operands
+        yield
         return
     sys.setprofile(note)
     try:
-        yield operands
+        yield
     finally:
         sys.setprofile(None)
 

@@ -16,6 +16,7 @@ from hodiff.optim.stochastic.base import Group, StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure
 from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.local_models import GaussNewtonModel, HessianModel, LocalModel, outputs_and_loss
+from hodiff.recompute.lost_slopes import noting_operands
 
 # Where the ratio of what was gained and what the model promised lies below or above, damping changes by a factor.
 _TRUST = ((0.25, 3 / 2), (0.75, 2 / 3))
@@ -55,7 +56,8 @@ class SolverOptimizer(StochasticOptimizer):
         with torch.enable_grad(), Corrections(lean=True, many=True):
             for parameter in parameters:
                 parameter.grad = None
-            returned = closure()
+            with noting_operands(self):
+                returned = closure()
         if any(parameter.grad is not None for parameter in parameters):
             raise InputError(
                 f"{self.caller}: closure: expected one that does not call backward, which frees the graph that the "
