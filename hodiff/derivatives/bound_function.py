@@ -62,6 +62,11 @@ class BoundFunction:
     offers_aux: bool = True
     subclassed: dict[int, Tensor] = field(default_factory=dict, repr=False)
 
+    @property
+    def roots(self) -> tuple[Any, ...]:
+        """The function and its arguments, which may hold modules and generators."""
+        return (self.f, *self.args, *self.kwargs.values())
+
     @at_another_point
     def __call__(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[PyTree, PyTree]:
         """Evaluate at other leaves, in another mode than plain corrections; aux is `()` where there is none."""

@@ -16,10 +16,11 @@ from hodiff.common.trees import PyTree, one_hot_rows, strided
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves, guard_reverse
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.derivatives.steady import draw_of, steady
+from hodiff.derivatives.steady import steady
 from hodiff.derivatives.transforms import gradient, pull
 from hodiff.kernels.narrow import NarrowKernels
 from hodiff.kernels.unit_directions import UnitRows
+from hodiff.recompute.reachable import draw_of
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
@@ -47,7 +48,7 @@ class RoutedRows:
         self.leaves = function.leaves
         self.randomness = randomness
         # What shares nothing between groups evaluates the function anew for each.
-        self._draw = draw_of(function) if randomness == "same" and route != ROUTES[0] else None
+        self._draw = draw_of(function.leaves, *function.roots) if randomness == "same" and route != ROUTES[0] else None
         self.aux: PyTree = ()
         if route == ROUTES[0]:
             _, pullback, self.aux = pull(gradient(guard_reverse(function)), self.leaves)

@@ -17,9 +17,10 @@ from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bi
 from hodiff.derivatives.dense import validate_options
 from hodiff.derivatives.products_by_route import Leaves
 from hodiff.derivatives.route_choice import follow
-from hodiff.derivatives.steady import draw_of, steady
+from hodiff.derivatives.steady import steady
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError
+from hodiff.recompute.reachable import draw_of
 
 MODES = ("reverse", "forward")
 
@@ -103,7 +104,7 @@ class _Linearized:
 
     def __init__(self, function: BoundFunction, randomness: str):
         # Forward mode evaluates the function again for each group.
-        self.draw = draw_of(function) if randomness == "same" else None
+        self.draw = draw_of(function.leaves, *function.roots) if randomness == "same" else None
         self.function = function = steady(function)
         self.traced = torch.compiler.is_compiling()
         specs: list[pytree.TreeSpec] = []

@@ -17,10 +17,11 @@ from torch.func import vmap
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.common.trees import PyTree, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.derivatives.steady import draw_of, steady
+from hodiff.derivatives.steady import steady
 from hodiff.derivatives.transforms import gradient, pull, push
 from hodiff.graphs import inspect_graph
 from hodiff.recompute.cut_graphs import refuse_cuts_of
+from hodiff.recompute.reachable import draw_of
 from hodiff.torch_internals.wording import Wording, says
 
 Leaves = tuple[Tensor, ...]
@@ -51,7 +52,7 @@ def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
 
 def push_unit_vectors(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Tensor, Leaves, Leaves, PyTree]:
     """Value, gradient, product and aux: a pass has an entry of the gradient beside one of the product."""
-    draw, f = draw_of(f), steady(f)
+    draw, f = draw_of(f.leaves, *f.roots), steady(f)
     bytes_each, value, aux = _size_of_tangents(f, primals)
 
     def along_all(*, filled: bool) -> tuple[Leaves, Leaves]:

@@ -10,15 +10,11 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import vmap
 from torch.utils import _pytree as pytree
 
-from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.derivatives.steady import draw_of
 from hodiff.graphs import coarsest_eps, cotangent_bytes
-from hodiff.recompute.lost_slopes import Record, is_due, refuse_lost_slopes, refuse_noted_slopes
-from hodiff.recompute.reachable import named_modules
-from hodiff.recompute.recording import FoundRecording, Recording
+from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.wording import Wording, says
 
 
@@ -50,7 +46,6 @@ class RecordedGradient:
         numbers: bool = False,
         recording: Recording[tuple[Tensor, PyTree]] | None = None,
     ):
-        repeatable = not isinstance(recording, FoundRecording)
         recording = recording or recorded_value(function, tangents, many=not tangents)
         value, aux = recording.result
         if not value.requires_grad:
@@ -59,14 +54,9 @@ class RecordedGradient:
         if once is not None:
             raise NotImplementedError(f"{once}, so its derivative is not recorded")
         self.primals, self.connected = recording.operands, recording.connected
-        gradient = recording.gradients([value], graph=True)
+        gradient = recording.gradients([value], graph=True, curved=True)
         if all(leaf is None for leaf in gradient):
             raise function.independent()
-        suspects = recording.suspects
-        if not repeatable:
-            refuse_noted_slopes(suspects)
-        elif suspects and is_due(function.f, [each.node for each in suspects]):
-            refuse_lost_slopes(function.f, function.leaves, suspects, _elsewhere(function))
         self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)
         if numbers:
             # By a leaf that the function ignores there is no gradient, and its zeros have no graph.
@@ -143,21 +133,7 @@ def recorded_value(
     """Value and aux with their graph, of which a gradient can be recorded; `many` as in `Corrections`."""
     mode = Corrections(lean=True, many=many)
     others = (*function.constants(), *tangents)
-    return Recording(lambda primals: function.scalar(primals, mode), function.leaves, others)
-
-
-def _elsewhere(function: BoundFunction) -> Record:
-    """Make the function that runs another one at other leaves, and leaves no trace."""
-    draw = draw_of(function)
-
-    def record(leaves: Sequence[Tensor]) -> Recording[tuple[Tensor, PyTree]]:
-        mode = Corrections(lean=True)
-        with untouched(list(named_modules(function.f))), draw.replayed():
-            recording = Recording(lambda primals: function.scalar(primals, mode), leaves)
-        recording.inspect(recording.result[0])
-        return recording
-
-    return record
+    return Recording(lambda primals: function.scalar(primals, mode), function.leaves, others, roots=function.roots)
 
 
 def pull_batch(pull: Callable[..., Sequence[Tensor | None]], cotangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

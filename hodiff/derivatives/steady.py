@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 from hodiff.common.module_state import attributes_put_back, buffers_unwrapped
-from hodiff.common.randomness import RandomState, is_generator
 from hodiff.common.trees import tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.errors import InputError
-from hodiff.recompute.reachable import named_modules, reachable
+from hodiff.recompute.reachable import named_modules
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 from hodiff.torch_internals.autograd.transforms import outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
@@ -53,13 +52,6 @@ def leaving_no_trace(f: Callable[..., Any]) -> Iterator[None]:
     modules = list(named_modules(f))
     with attributes_put_back(modules), buffers_unwrapped(modules):
         yield
-
-
-def draw_of(function: BoundFunction) -> RandomState:
-    """Where all generators are that the function may draw from."""
-    roots = (function.f, *function.args, *function.kwargs.values())
-    generators = () if torch.compiler.is_compiling() else filter(is_generator, reachable(*roots))
-    return RandomState(function.leaves, generators, foreign=True)
 
 
 def same(one: Tensor, other: Tensor) -> bool:

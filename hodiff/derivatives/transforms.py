@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from torch.utils import _pytree as pytree
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.route_choice import unavailable
 from hodiff.graphs import nodes_of
-from hodiff.recompute.lost_slopes import is_due, refuse_lost_slopes
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.autograd.forward_mode import forward_pass, load_forward_rules
@@ -46,13 +45,7 @@ def _recorded_pull(f: Callable[..., Any], primals: tuple[PyTree, ...]) -> Any:
     """The same by `torch.autograd`, which takes Functions without setup_context; None where it takes zeros for some."""
     leaves, spec = pytree.tree_flatten(primals)
 
-    def record(leaves: Sequence[Tensor]) -> Recording[Any]:
-        recording = Recording(lambda operands: f(*pytree.tree_unflatten(operands, spec)), leaves)
-        for each in pytree.tree_leaves(recording.result[0]):
-            recording.inspect(each)
-        return recording
-
-    recording = Recording(lambda operands: f(*pytree.tree_unflatten(operands, spec)), leaves)
+    recording = Recording(lambda operands: f(*pytree.tree_unflatten(operands, spec)), leaves, roots=(f,))
     output, aux = recording.result
     # What the function closes over may be differentiated as well.
     constant = [recording.inspect(each) for each in pytree.tree_leaves(output)]
@@ -61,8 +54,6 @@ def _recorded_pull(f: Callable[..., Any], primals: tuple[PyTree, ...]) -> Any:
 
     def pullback(cotangents: Any) -> tuple[Any, ...]:
         found = recording.gradients(pytree.tree_leaves(output), pytree.tree_leaves(cotangents), keep=True)
-        if recording.suspects and is_due(f, [each.node for each in recording.suspects]):
-            refuse_lost_slopes(f, leaves, recording.suspects, record)
         filled = [torch.zeros_like(x) if g is None else g for x, g in zip(recording.operands, found, strict=True)]
         result: tuple[Any, ...] = pytree.tree_unflatten(filled, spec)
         return result

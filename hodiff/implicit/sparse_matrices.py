@@ -47,7 +47,11 @@ class Gradient:
                 raise
         # By torch.autograd, which takes Functions without setup_context.
         leaves, spec = pytree.tree_flatten(args[0])
-        recording = Recording(lambda operands: self.value(pytree.tree_unflatten(operands, spec), *args[1:]), leaves)
+        recording = Recording(
+            lambda operands: self.value(pytree.tree_unflatten(operands, spec), *args[1:]),
+            leaves,
+            roots=(self._objective,),
+        )
         recording.inspect(recording.result)
         found = recording.gradients([recording.result])
         return pytree.tree_unflatten(

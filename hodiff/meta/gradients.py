@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.options import is_number
 from hodiff.common.parametrizations import at_another_point
-from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.corrections import Corrections
 from hodiff.derivatives.hvp import hvp
@@ -22,7 +21,6 @@ from hodiff.graphs import inspect_graph
 from hodiff.meta.optimizer import root
 from hodiff.recompute.checkpoint import CallProgram
 from hodiff.recompute.cut_graphs import UnrecordedGradientError
-from hodiff.recompute.lost_slopes import Record, is_due, refuse_lost_slopes
 from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
@@ -98,7 +96,8 @@ def _recorded(
     loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree, others: Tensors = (), *, captures: bool = False
 ) -> Gradient:
     """The gradient, differentiable if the leaves or others are, or what the loss `captures` by closing over it."""
-    recording = Recording(lambda operands: loss(operands, batch, copied(buffers)), leaves, others)
+    roots = (getattr(loss, "loss", loss),)
+    recording = Recording(lambda operands: loss(operands, batch, copied(buffers)), leaves, others, roots=roots)
     value, buffers = recording.result
     if not value.requires_grad:
         raise independent()
@@ -107,28 +106,12 @@ def _recorded(
         recording.inspect(value)
     try:
         gradients = recording.gradients([value])
-        f, suspects = getattr(loss, "loss", loss), recording.suspects
-        if suspects and is_due(f, [each.node for each in suspects]):
-            refuse_lost_slopes(f, leaves, suspects, _elsewhere(loss, leaves, batch, buffers))
     except UnrecordedGradientError as error:
         raise RouteError(f"adapt: {error}; or use first_order=True.") from error
     if all(each is None for each in gradients):
         raise independent()
     filled = [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, leaves, strict=True)]
     return value if recording.connected else value.detach(), filled, buffers
-
-
-def _elsewhere(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Record:
-    """Make the function that runs the loss at other leaves with the same random numbers."""
-    draw = RandomState(leaves, foreign=True)
-
-    def record(leaves: Sequence[Tensor]) -> Recording[Any]:
-        with draw.replayed():
-            recording = Recording(lambda operands: loss(operands, batch, copied(buffers)), leaves)
-        recording.inspect(recording.result[0])
-        return recording
-
-    return record
 
 
 def mixed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, lead_to, lost_slope
-from hodiff.recompute.recording import Recording
 from hodiff.recompute.slopes import (
     OFFSETS,
     Schedule,
@@ -36,8 +35,9 @@ from hodiff.torch_internals.autograd.graph_nodes import (
 )
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 
-# Runs a function at other leaves, with the same random numbers and modes, and inspects what it recorded.
-Record = Callable[[Sequence[Tensor]], Recording[Any]]
+# Runs a function at other leaves, with the same random numbers and modes, and returns the nodes of Functions that it
+# recorded, and the leaves as it saw them.
+RunAt = Callable[[Sequence[Tensor]], tuple[Sequence[Any], Sequence[Tensor]]]
 
 # Of Functions, by the code of the function that calls them.
 _SCHEDULE = Schedule()
@@ -59,7 +59,7 @@ def is_due(f: Any, nodes: Iterable[Any]) -> bool:
     return _SCHEDULE.is_due(_code(f), *set(map(_key, nodes))) and not in_fx_trace()
 
 
-def refuse_lost_slopes(f: Any, leaves: Sequence[Tensor], suspects: Sequence[Suspect], record: Record) -> None:
+def refuse_lost_slopes(f: Any, leaves: Sequence[Tensor], suspects: Sequence[Suspect], run_at: RunAt) -> None:
     """Compare the slopes of Functions at neighbouring points with the graph that their backward records.
 
     Each Function is called by itself with what the user's function gave to it, so that what was detached before is a
@@ -69,7 +69,7 @@ def refuse_lost_slopes(f: Any, leaves: Sequence[Tensor], suspects: Sequence[Susp
         f: The user's function that called them.
         leaves: Its point.
         suspects: What may take for a constant what depends on the point.
-        record: Runs it at other points.
+        run_at: Runs it at other points.
 
     Raises:
         UnrecordedGradientError: If a slope is seen to depend smoothly on what its backward takes for a constant; jumps,
@@ -78,7 +78,7 @@ def refuse_lost_slopes(f: Any, leaves: Sequence[Tensor], suspects: Sequence[Susp
     if not suspects:
         return
     try:
-        lost = _lost(leaves, suspects, record)
+        lost = _lost(leaves, suspects, run_at)
     except Exception:
         # The function need not take other points, and its own errors at them are of no interest.
         return
@@ -126,20 +126,20 @@ def refuse_noted_slopes(suspects: Sequence[Suspect]) -> None:
             raise UnrecordedGradientError(lost_slope(described_backward(suspect.node), linear=suspect.linear))
 
 
-def _lost(leaves: Sequence[Tensor], suspects: Sequence[Suspect], record: Record) -> Suspect | None:
+def _lost(leaves: Sequence[Tensor], suspects: Sequence[Suspect], run_at: RunAt) -> Suspect | None:
     """Return the first suspect that loses a slope."""
     operands: dict[Any, Sequence[Any]] = {}
     with watching_operands(operands.__setitem__):
-        recording = record(leaves)
+        functions, seen = run_at(leaves)
     unseen = []
-    for suspect, node in zip(suspects, _nodes_of(recording, suspects), strict=True):
+    for suspect, node in zip(suspects, _nodes_of(functions, suspects), strict=True):
         if node not in operands or not can_run_again(function_of(node)):
             unseen.append(suspect)
             continue
-        if loses_operands(function_of(node), _moving(operands[node], recording.operands), suspect.cotangents):
+        if loses_operands(function_of(node), _moving(operands[node], seen), suspect.cotangents):
             return suspect
     constant = [each for each in unseen if each.linear]
-    return next((each for offset in OFFSETS for each in _lost_near(record, leaves, constant, offset)), None)
+    return next((each for offset in OFFSETS for each in _lost_near(run_at, leaves, constant, offset)), None)
 
 
 def _moving(operands: Sequence[Any], leaves: Sequence[Tensor]) -> list[Any]:
@@ -152,7 +152,7 @@ def _moving(operands: Sequence[Any], leaves: Sequence[Tensor]) -> list[Any]:
 
 
 def _lost_near(
-    record: Record, leaves: Sequence[Tensor], suspects: Sequence[Suspect], offset: float
+    run_at: RunAt, leaves: Sequence[Tensor], suspects: Sequence[Suspect], offset: float
 ) -> Iterator[Suspect]:
     """Yield the suspects whose slope, a constant in the graph, varies near a point at a distance from the leaves."""
     if not suspects:
@@ -166,9 +166,9 @@ def _lost_near(
     steps = steps_at(centre, seed)
 
     def slopes(step: int) -> list[Tensor]:
-        recording = record([x + step * h for x, h in zip(centre, steps, strict=True)])
+        functions, _ = run_at([x + step * h for x, h in zip(centre, steps, strict=True)])
         with torch.no_grad():  # one that can be differentiated may compute in another way
-            nodes = _nodes_of(recording, suspects)
+            nodes = _nodes_of(functions, suspects)
             return [slope_at(node, probe) for node, probe in zip(nodes, probes, strict=True)]
 
     for suspect, *seen in zip(suspects, *map(slopes, (-1, 0, 0, 1)), strict=True):
@@ -176,8 +176,8 @@ def _lost_near(
             yield suspect
 
 
-def _nodes_of(recording: Recording[Any], suspects: Sequence[Suspect]) -> list[Any]:
-    nodes = [(recording.functions or ())[each.position] for each in suspects]
+def _nodes_of(functions: Sequence[Any], suspects: Sequence[Suspect]) -> list[Any]:
+    nodes = [functions[each.position] for each in suspects]
     if [each.name() for each in nodes] != [each.node.name() for each in suspects]:
         raise LookupError("other Functions are called there")
     return nodes

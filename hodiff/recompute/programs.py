@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from hodiff.graphs import inspect_graph
 from hodiff.recompute.hidden_tensors import hidden_tensor
-from hodiff.recompute.lost_slopes import is_due, refuse_lost_slopes
+from hodiff.recompute.lost_slopes import is_due
 from hodiff.recompute.recording import Recording
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
@@ -192,17 +192,10 @@ class Pullback(_Derivative):
         if not is_due(function, [node for each in outputs for node in inspect_graph(each).functions]):
             return
 
-        def record(leaves: Tensors) -> Recording[Tensors]:
-            recording = Recording(lambda operands: restricted(*operands), leaves)
-            for each in recording.result:
-                recording.inspect(each)
-            return recording
-
-        leaves = [each.detach() for each in moving]
-        recording = record(leaves)
+        aside = Recording(lambda operands: restricted(*operands), [each.detach() for each in moving], roots=(function,))
         with suppress(NotImplementedError):  # which the second derivative will raise
-            recording.gradients(recording.result, cotangents, graph=True)
-        refuse_lost_slopes(function, leaves, recording.suspects, record)
+            aside.gradients(aside.result, cotangents, graph=True)
+        aside.refuse_lost_slopes()
 
 
 class Pushforward(_Derivative):

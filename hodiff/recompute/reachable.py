@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+
+from hodiff.common.randomness import RandomState, is_generator
 
 # Globals of their functions hold nothing of the user's.
 LIBRARIES = {"torch", "hodiff", "numpy", "scipy", "functools", "builtins"}
@@ -98,6 +100,12 @@ def named_tensors(value: Any, depth: int = 3) -> Iterator[tuple[str, Tensor]]:
                 yield name, leaf
             else:
                 yield from named_tensors(leaf, depth - 1)
+
+
+def draw_of(tensors: Iterable[Tensor], *roots: Any) -> RandomState:
+    """The states of all generators that a callable may draw from."""
+    generators = () if torch.compiler.is_compiling() else filter(is_generator, reachable(*roots))
+    return RandomState(tensors, generators, foreign=True)
 
 
 def named_modules(value: Any, depth: int = 3) -> Iterator[nn.Module]:

@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from itertools import compress
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
+from hodiff.common.module_state import untouched
+from hodiff.common.randomness import RandomState
 from hodiff.errors import RouteError
 from hodiff.graphs import held_outside, inspect_graph
 from hodiff.recompute.closed_over import is_constant
 from hodiff.recompute.cut_graphs import Suspect, refusing_cuts
+from hodiff.recompute.lost_slopes import is_due, refuse_lost_slopes, refuse_noted_slopes
+from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
@@ -28,6 +34,12 @@ T = TypeVar("T")
 class Recording(Generic[T]):
     """One run of a function at a point, recorded.
 
+    Args:
+        f: The function, of a tuple of tensors.
+        point: Where it is run.
+        others: Further tensors by which gradients may be differentiated.
+        roots: What f runs: the user's function first, and what else may hold modules or generators.
+
     Attributes:
         operands: The point as the function saw it: aliases, apart from the same tensors where it closes over them.
         result: What the function returned.
@@ -37,9 +49,18 @@ class Recording(Generic[T]):
     """
 
     suspects: Sequence[Suspect] = ()
+    _inspected: Sequence[Tensor] = ()
     functions: Sequence[Any] | None = None
 
-    def __init__(self, f: Callable[[tuple[Tensor, ...]], T], point: Sequence[Tensor], others: Iterable[Tensor] = ()):
+    def __init__(
+        self,
+        f: Callable[[tuple[Tensor, ...]], T],
+        point: Sequence[Tensor],
+        others: Iterable[Tensor] = (),
+        *,
+        roots: Sequence[Any] = (),
+    ):
+        self._f, self._point, self._roots = f, point, roots or (f,)
         self._outside = torch.is_grad_enabled()
         self.connected = connected = self._outside and any(each.requires_grad for each in (*point, *others))
         dual = in_forward_mode()
@@ -60,6 +81,7 @@ class Recording(Generic[T]):
         """Say what in the graph has a constant for a gradient, and be connected if it leads to other tensors."""
         leaves, once, functions = inspect_graph(output, self.operands)
         self.functions = [*(self.functions or ()), *functions]
+        self._inspected = [*self._inspected, output]
         if self._outside and not self.connected:
             own = set(map(id, self.operands))
             others = [leaf for leaf in leaves if id(leaf) not in own]
@@ -75,6 +97,7 @@ class Recording(Generic[T]):
         *,
         graph: bool | None = None,
         keep: bool = False,
+        curved: bool | None = None,
     ) -> tuple[Tensor | None, ...]:
         """Pull cotangents (ones) back to the operands.
 
@@ -83,6 +106,8 @@ class Recording(Generic[T]):
             cotangents: One for each of them.
             graph: Whether the gradients carry a graph; by default where connected.
             keep: Whether the recording is for further pullbacks.
+            curved: Whether gradients are differentiated by the point, and not by the cotangents alone; by default where
+                connected.
 
         Returns:
             The gradients; None where nothing leads to an operand.
@@ -102,7 +127,7 @@ class Recording(Generic[T]):
                 if (once := self.inspect(output)) is not None:
                     raise NotImplementedError(f"{once}, so its derivative is not recorded")
         if graph and self.functions:
-            return self._watched_gradients(outputs, cotangents)
+            return self._watched_gradients(outputs, cotangents, self.connected if curved is None else curved)
         # Without recording, results of a subclass of Tensor would be cast to it by a view that cuts the graph.
         with torch.set_grad_enabled(graph or torch.is_grad_enabled()):
             return torch.autograd.grad(
@@ -115,7 +140,7 @@ class Recording(Generic[T]):
             )
 
     def _watched_gradients(
-        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None
+        self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None, curved: bool
     ) -> tuple[Tensor | None, ...]:
         """Gradients with a graph, refused where a Function loses it."""
         cotangents = [torch.ones_like(each) for each in outputs] if cotangents is None else cotangents
@@ -128,11 +153,33 @@ class Recording(Generic[T]):
             seeds = [each if each.requires_grad else each.detach().requires_grad_() for each in given]
             with refusing_cuts(self.functions or (), self.operands) as suspects, torch.enable_grad():
                 gradients = torch.autograd.grad(outputs, self.operands, seeds, create_graph=True, allow_unused=True)
-        self.suspects = suspects
+            self.suspects = suspects
+            if curved and suspects and is_due(self._roots[0], [each.node for each in suspects]):
+                self.refuse_lost_slopes()
         if batched:
             with torch.enable_grad():
                 return torch.autograd.grad(outputs, self.operands, cotangents, create_graph=True, allow_unused=True)
         return gradients
+
+    def refuse_lost_slopes(self) -> None:
+        """See there; of what the last gradients made suspect."""
+        refuse_lost_slopes(self._roots[0], self._point, self.suspects, self._run_at)
+
+    def _run_at(self, leaves: Sequence[Tensor]) -> tuple[Sequence[Any], Sequence[Tensor]]:
+        modules, draw = self._state
+        with untouched(modules), draw.replayed():
+            recording = Recording(self._f, leaves)
+        places = {id(each): i for i, each in enumerate(pytree.tree_leaves(self.result))}
+        results = pytree.tree_leaves(recording.result)
+        for output in self._inspected:
+            recording.inspect(results[places[id(output)]])
+        return recording.functions or (), recording.operands
+
+    @cached_property
+    def _state(self) -> tuple[list[nn.Module], RandomState]:
+        """What further runs leave alone."""
+        modules = [module for root in self._roots for module in named_modules(root)]
+        return modules, draw_of(self._point, *self._roots)
 
 
 class FoundRecording(Recording[T]):
@@ -140,7 +187,12 @@ class FoundRecording(Recording[T]):
 
     def __init__(self, leaves: Sequence[Tensor], result: T):
         self._outside = self.connected = False
+        self._roots = (None,)
         self.operands, self.result = tuple(leaves), result
+
+    def refuse_lost_slopes(self) -> None:
+        """By what was noted while it was recorded."""
+        refuse_noted_slopes(self.suspects)
 
 
 def switched_off(name: str) -> RouteError:

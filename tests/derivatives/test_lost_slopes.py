@@ -474,6 +474,46 @@ def test_optimizers_refuse_slopes_that_are_lost() -> None:
         _of_sophia(lambda x: Detached.apply(x).sum())
 
 
+def _in_a_step(kind: Any, function: Any, *, backward: bool = False) -> None:
+    x = torch.nn.Parameter(X.clone())
+    optimizer = kind([x], lr=0.1)
+
+    def closure() -> torch.Tensor:
+        loss = function.apply(x).square().sum()
+        if backward:
+            optimizer.zero_grad()
+            loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+
+@pytest.mark.parametrize("kind", [hodiff.optim.AdaHessian, hodiff.optim.SophiaH, hodiff.optim.NewtonCG])
+def test_steps_with_a_closure_refuse_slopes_that_forward_kept(kind: Any) -> None:
+    with pytest.raises(RouteError, match=rf"{kind.__name__}: .*SavedCosine\.backward"):
+        _in_a_step(kind, SavedCosine)
+    _in_a_step(kind, Masked)
+
+
+def test_closures_that_call_backward_are_noted_too() -> None:
+    with pytest.raises(RouteError, match=r"AdaHessian: .*SavedCosine\.backward"):
+        _in_a_step(hodiff.optim.AdaHessian, SavedCosine, backward=True)
+    _in_a_step(hodiff.optim.AdaHessian, Masked, backward=True)
+
+
+@pytest.mark.parametrize(
+    "jacobian", [lambda f, x: hodiff.sparse.jacobian(f)(x).to_dense(), lambda f, x: hodiff.jacobian(f)(x)]
+)
+def test_jacobians_that_are_differentiated_refuse_what_first_derivatives_take(jacobian: Any) -> None:
+    x = X.clone().requires_grad_()
+    for function in (SavedCosine, Unrecorded):
+        assert jacobian(function.apply, X).diagonal().abs().sum() > 0
+        with pytest.raises(RouteError, match=rf"{function.__name__}\.backward"):
+            jacobian(function.apply, x)
+    rows = jacobian(lambda x: Masked.apply(x).square(), x)
+    torch.testing.assert_close(torch.autograd.grad(rows.sum(), x)[0], 2 * (X > 0).to(X))
+
+
 def test_adapt_refuses_slopes_that_forward_kept() -> None:
     with pytest.raises(RouteError, match=r"adapt: SavedCosine\.backward"):
         _adapted(lambda x: SavedCosine.apply(x).sum())
@@ -635,7 +675,7 @@ def test_what_forward_kept_is_refused_inside_of_transforms(function: Any, deriva
         derivative(lambda x: _sine(function, x).square().sum())
 
 
-class Masked(Split):
+class SplitMask(Split):
     """A slope that is a constant: numbers that forward draws, or is given."""
 
     @staticmethod
@@ -657,7 +697,7 @@ class Masked(Split):
 def test_a_constant_that_forward_kept_is_right_inside_of_transforms(factor: Any) -> None:
     def f(x):
         torch.manual_seed(0)
-        y, mask = Masked.apply(x, factor)
+        y, mask = SplitMask.apply(x, factor)
         return (y * y).sum(), mask
 
     with hodiff.corrected():

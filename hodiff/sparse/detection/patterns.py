@@ -17,9 +17,8 @@ from hodiff.common.options import require_bool
 from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
 from hodiff.derivatives.route_choice import refused
-from hodiff.derivatives.steady import draw_of
 from hodiff.errors import HodiffWarning, InputError
-from hodiff.recompute.reachable import named_modules
+from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.detection.escapes import Escapes
 from hodiff.sparse.detection.own_derivatives import following_own_derivatives
@@ -149,7 +148,7 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
     """Follow operators from the leaves on; complain of those that have no rule."""
     inputs = sum(leaf.numel() for leaf in leaves)
     mode = Tracking(function.caller, inputs, at_point=at_point)
-    draw, modules = draw_of(function), list(named_modules(function.f))
+    draw, modules = draw_of(function.leaves, *function.roots), list(named_modules(function.f))
     start = 0
     for leaf in leaves:
         mode.memory.write(leaf, identity(leaf.numel(), inputs, start).reshape(*leaf.shape), depends=True)

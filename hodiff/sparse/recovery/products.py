@@ -173,7 +173,8 @@ class Jacobian:
 
     def _recording(self) -> Recording[list[Tensor]]:
         """A run by plain autograd, connected if products are to have derivatives, too."""
-        recording = Recording(lambda leaves: tensors_in(self._function(leaves)[0]), self._function.leaves)
+        function = self._function
+        recording = Recording(lambda leaves: tensors_in(function(leaves)[0]), function.leaves, roots=function.roots)
         for each in recording.result:
             recording.inspect(each)
         return recording
