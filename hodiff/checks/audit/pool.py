@@ -17,8 +17,8 @@ from hodiff.errors import HodiffError
 Request = dict[str, Any]
 Reply = dict[str, Any]
 
-# Importing torch's database takes some seconds, many on a machine that is busy.
-_STARTING = 300.0
+# Importing torch's database takes some seconds, and many minutes on a machine that is busy.
+_STARTING = 1800.0
 
 
 class TimedOutError(Exception):
