@@ -6,9 +6,7 @@ import dis
 from collections.abc import Iterator
 from types import TracebackType
 
-from torch.autograd import Function
-
-from hodiff.torch_internals.autograd.graph_nodes import CALLS_OF_FUNCTIONS
+from hodiff.torch_internals.autograd.graph_nodes import called_functions
 
 # Methods of a Function by which its author says what it lacks.
 _RULES = {"backward", "vjp", "jvp", "vmap"}
@@ -27,9 +25,7 @@ def raised_by_user(error: BaseException) -> bool:
 
 def function_at_fault(error: BaseException) -> str:
     """The name of the innermost custom Function whose call raised; empty if it was in none."""
-    frames = [step.tb_frame for step in _steps(error)]
-    called = [frame.f_locals.get("cls") for frame in frames if frame.f_code.co_name in CALLS_OF_FUNCTIONS]
-    functions = [each for each in called if isinstance(each, type) and issubclass(each, Function)]
+    functions = called_functions(step.tb_frame for step in _steps(error))
     theirs = [each.__name__ for each in functions if not each.__module__.startswith("hodiff.")]
     return theirs[-1] if theirs else ""
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import importlib
-import sys
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
-from torch.autograd import Function, forward_ad
+from torch.autograd import forward_ad
 
 from hodiff.torch_internals.autograd.grad_mode import nothing_constant
-from hodiff.torch_internals.autograd.graph_nodes import CALLS_OF_FUNCTIONS
+from hodiff.torch_internals.autograd.graph_nodes import called_functions
 from hodiff.torch_internals.threads import one_thread_at_a_time
 from hodiff.torch_internals.wording import Wording
 
@@ -37,13 +36,7 @@ def inside_of_function() -> bool:
     if not torch.is_inference_mode_enabled():
         return not tangents_are_on()
     # Inference mode switches tangents off as well, so that only the frames show a Function.
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        called = frame.f_locals.get("cls") if frame.f_code.co_name in CALLS_OF_FUNCTIONS else None
-        if isinstance(called, type) and issubclass(called, Function):
-            return True
-        frame = frame.f_back
-    return False
+    return any(called_functions(frame for frame, _ in traceback.walk_stack(None)))
 
 
 def in_forward_mode() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 from types import FrameType
@@ -23,7 +23,7 @@ BackwardHookFunction = _functions.BackwardHookFunction
 # How torch calls the node of a `torch::autograd::Function`, whose class stands in angle brackets.
 _CPP_FUNCTION = "CppNode<"
 # The frames in which a `torch.autograd.Function` is called, whose local `cls` it is; in 2.15 `apply` is C++.
-CALLS_OF_FUNCTIONS = {"apply", "_call_custom_function_call"}
+_CALLS = {"apply", "_call_custom_function_call"}
 
 
 def sequence_number(node: Any) -> int:
@@ -94,6 +94,21 @@ def watching_operands(keep: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[
         yield
     finally:
         sys.setprofile(None)
+
+
+def called_functions(frames: Iterable[FrameType]) -> Iterator[Any]:
+    """Yield the Functions that are called in some frames, by `apply` or by their own forward."""
+    stack: list[Any] = [Function]
+    forwards = {}
+    while stack:
+        function = stack.pop()
+        stack += function.__subclasses__()
+        forward = inspect.unwrap(getattr(vars(function).get("forward"), "__func__", None))
+        forwards[getattr(forward, "__code__", None)] = function
+    for frame in frames:
+        called = frame.f_locals.get("cls") if frame.f_code.co_name in _CALLS else forwards.get(frame.f_code)
+        if isinstance(called, type) and issubclass(called, Function):
+            yield called
 
 
 def operator_of(function: Any) -> str:
