@@ -199,6 +199,14 @@ def test_extremes(name):
     assert math.isnan(first.item()) if slope is None else math.isclose(first.item(), slope, rel_tol=1e-14)
 
 
+@pytest.mark.parametrize("size", [1e200, 1e-100])
+def test_the_second_derivative_of_a_length_at_any_size(size):
+    """In x it is y^2 / r^3, of a triangle of sides 3, 4 and 5."""
+    one = number(1.0)
+    _, (_, second) = jet(torch.hypot, (3 * size * one, 4 * size * one), ([one, 0 * one], [0 * one, 0 * one]))
+    assert math.isclose(second.item(), 16 / 125 / size, rel_tol=1e-14)
+
+
 def test_huber_at_its_joint_is_torchs():
     one = number(1.0)
     _, (slope, second) = jet(lambda x: functional.huber_loss(x, 0 * one), (one,), ([one, 0 * one],))

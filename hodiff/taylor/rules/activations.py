@@ -202,8 +202,10 @@ def hypot(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     size = torch.where(usual, value, 1.0)
     cosine, sine = torch.where(usual, x / size, 1.0), torch.where(usual, y / size, 0.0)
     along, across = cosine * a + sine * b, cosine * b - sine * a
-    slant = with_value(frame, torch.where(usual, 0.0, y), across) / with_value(frame, size, along)
-    found = with_value(frame, value, along * torch.sqrt(1 + slant * slant))
+    across = with_value(frame, torch.where(usual, 0.0, y), across)
+    slant = across / with_value(frame, size, along)
+    # Times the slant before it is squared, which may be too small for a number.
+    found = with_value(frame, value, along + across * (slant / (1 + torch.sqrt(1 + slant * slant))))
     both = torch.stack([torch.broadcast_to(each, value.shape) for each in (a, b)])
     return torch.where(usual, found, torch.linalg.vector_norm(both, dim=0))
 
