@@ -34,8 +34,10 @@ def one_call_a_rule():
         if f in (torch.Tensor.float_power_, torch.linalg.eig):
             continue
         moving = [i for i, x in enumerate(args) if differentiable(x) and not any(x is each for each in CONSTANTS)]
-        key = (correction_of(f, args).rule, *(type(x) if isinstance(x, Tensor) else str(x) for x in args))
-        if moving:
+        correction = correction_of(f, args)
+        # Newer versions of torch do without some.
+        if moving and correction is not None:
+            key = (correction.rule, *(type(x) if isinstance(x, Tensor) else str(x) for x in args))
             chosen.setdefault(key, (name_of(f), f, args, kwargs, moving))
     return list(chosen.values())
 
