@@ -15,6 +15,7 @@ from hodiff.common.trees import tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import named_modules
+from hodiff.rules.autocast import autocast_dtype
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 from hodiff.torch_internals.autograd.transforms import outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
@@ -65,8 +66,8 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 def _lowered_eps(device: str) -> float:
     """A unit of rounding of what `torch.autocast` lowers to, by which kernels and the rules for them may differ."""
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.finfo(torch.get_autocast_dtype(device)).eps if on else 0.0
+    dtype = autocast_dtype(device)
+    return 0.0 if dtype is None else torch.finfo(dtype).eps
 
 
 def difference(one: Tensor, other: Tensor) -> str:

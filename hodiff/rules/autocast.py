@@ -68,16 +68,21 @@ def autocast_like_torch(*arguments: Any) -> tuple[Any, ...]:
     return tuple(_lowered(each) if isinstance(each, Tensor) else each for each in arguments)
 
 
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """The dtype that `torch.autocast` lowers to on a type of device; None where it is off."""
+    # dynamo does not trace the question in torch 2.11; of devices with tensors only meta has no autocast.
+    compiling = torch.compiler.is_compiling()
+    available = device != "meta" if compiling else torch.amp.is_autocast_available(device)
+    return torch.get_autocast_dtype(device) if available and torch.is_autocast_enabled(device) else None
+
+
 def without_autocast(device: str) -> AbstractContextManager[Any]:
     """Operators as they are: a formula has its precision, which autocast would lower, and kernels have it anyway."""
-    on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    return torch.autocast(device, enabled=False) if on else nullcontext()
+    return nullcontext() if autocast_dtype(device) is None else torch.autocast(device, enabled=False)
 
 
 def _lowered(tensor: Tensor) -> Tensor:
-    device = tensor.device.type
-    if not torch.amp.is_autocast_available(device) or not torch.is_autocast_enabled(device):
+    dtype = autocast_dtype(tensor.device.type)
+    if dtype is None or not tensor.is_floating_point() or tensor.dtype == torch.float64:
         return tensor
-    if not tensor.is_floating_point() or tensor.dtype == torch.float64:
-        return tensor
-    return tensor.to(torch.get_autocast_dtype(device))
+    return tensor.to(dtype)

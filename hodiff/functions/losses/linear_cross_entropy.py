@@ -15,7 +15,7 @@ from hodiff.functions.losses.linear_terms.formulas import Options
 from hodiff.functions.losses.linear_terms.terms import LinearCrossEntropy
 from hodiff.functions.losses.losses import REDUCTIONS
 from hodiff.rules.arguments import require_dense_floating, require_one_device
-from hodiff.rules.autocast import autocast_like_torch
+from hodiff.rules.autocast import autocast_dtype, autocast_like_torch
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 
 _NAME = "linear_cross_entropy"
@@ -85,8 +85,7 @@ def linear_cross_entropy(
     require_number(_NAME, "label_smoothing", label_smoothing, within=(0, 1))
     require_number(_NAME, "z_loss", z_loss, nonnegative=True, finite=True)
     require_number(_NAME, "softcap", softcap, positive=True, finite=True, optional=True)
-    device = input.device.type
-    by_autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    by_autocast = autocast_dtype(input.device.type) is not None
     x, w, bias = autocast_like_torch(input, linear_weight, linear_bias)
     _require_one_dtype(x, w, bias)
     dtype = torch.float32 if by_autocast and x.dtype in (torch.float16, torch.bfloat16) else x.dtype
