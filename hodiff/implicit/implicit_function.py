@@ -62,6 +62,7 @@ class ImplicitCall(RuleCall):
     """
 
     __slots__ = ()
+    holds_anywhere = False
 
     def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
         """The solution."""

@@ -12,7 +12,15 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from hodiff.graphs import nodes_from
-from hodiff.recompute.slopes import SCHEDULE, is_linear, kept_constants, kept_tensors, loses_recorded, materialized
+from hodiff.recompute.slopes import (
+    SCHEDULE,
+    has_derivatives,
+    is_linear,
+    keeps_numbers,
+    kept_tensors,
+    loses_recorded,
+    materialized,
+)
 from hodiff.torch_internals.autograd.graph_nodes import backward_rules, described_backward, function_name, function_of
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.wording import Wording, says
@@ -93,10 +101,12 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
     for node, parents in cut:
         if lead_to(parents, operands):
             raise UnrecordedGradientError(_told(node))
+    # All nodes of a Function at once, as each place in a loop is another.
+    due = {each: SCHEDULE.is_due(each, "graph") for each in {function_of(suspect.node) for suspect in suspects}}
     for each in suspects:
         # With constants a slope at other arguments is that of no point.
         function = function_of(each.node)
-        if not SCHEDULE.is_due(function, "graph"):
+        if not due[function]:
             continue
         curved = not is_linear(function, each.node, each.cotangents)
         lost = (each.linear or not each.constants) and loses_recorded(function, each.node, each.cotangents)
@@ -127,10 +137,9 @@ def _note(
         cut = unrecorded if _is_cut_at_ones(node, cotangents, varies=bool(recorded)) else []
     if cut:
         lost.append((node, [node.next_functions[i][0] for i in cut]))
-    else:
+    elif getattr(getattr(node, "call", None), "holds_anywhere", True):  # of hodiff.custom_vjp and its like
         linear = _seems_linear(node, recorded, cotangents, forward)
-        constants = any(each.is_floating_point() for each in kept_constants(node).values())
-        suspects.append(Suspect(position, node, tuple(cotangents), linear, constants))
+        suspects.append(Suspect(position, node, tuple(cotangents), linear, keeps_numbers(node)))
 
 
 def _seems_linear(
@@ -154,9 +163,8 @@ def _seems_linear(
 
 
 def _keeps_numbers(node: Any) -> bool:
-    if function_of(node) is None:  # in C++, which does not show them
-        return True
-    return any(each.is_floating_point() or each.is_complex() for each in kept_tensors(node).values())
+    # Those in C++ do not show them.
+    return function_of(node) is None or keeps_numbers(node) or any(map(has_derivatives, kept_tensors(node).values()))
 
 
 def _is_cut_at_ones(node: Any, cotangents: Sequence[Any], *, varies: bool) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import CodeType
 from typing import Any
 from weakref import ref
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, lead_to, lost_slope
+from hodiff.recompute.reachable import is_atom
 from hodiff.recompute.slopes import (
     OFFSETS,
     Schedule,
@@ -100,10 +102,13 @@ def noting_operands(owner: Any) -> Iterator[None]:
 
     def keep(node: Any, operands: Sequence[Any]) -> None:
         # Without their graphs, of which the node itself may be a part.
-        held = [
-            each.detach().requires_grad_(needed) if isinstance(each, Tensor) else each
-            for each, needed in zip(operands, node.needs_input_grad, strict=True)
-        ]
+        try:
+            held = [
+                partial(_same, each.detach().requires_grad_(needed)) if isinstance(each, Tensor) else _reference(each)
+                for each, needed in zip(operands, node.needs_input_grad, strict=True)
+            ]
+        except TypeError:  # of a collection, which may hold a result of the Function, there is no weak reference
+            return
         node.metadata[_OPERANDS] = ref(owner), held
 
     with watching_operands(keep):
@@ -120,10 +125,21 @@ def refuse_noted_slopes(suspects: Sequence[Suspect]) -> None:
         UnrecordedGradientError: As there.
     """
     for suspect in suspects:
-        owner, operands = suspect.node.metadata.get(_OPERANDS, (None, None))
-        if operands is not None and loses_operands(function_of(suspect.node), operands, suspect.cotangents):
+        owner, held = suspect.node.metadata.get(_OPERANDS, (None, ()))
+        operands = [refer() for refer in held]
+        gone = any(each is None and isinstance(refer, ref) for each, refer in zip(operands, held, strict=True))
+        if held and not gone and loses_operands(function_of(suspect.node), operands, suspect.cotangents):
             _SCHEDULE.begin_again(owner(), _OPERANDS)
             raise UnrecordedGradientError(lost_slope(described_backward(suspect.node), linear=suspect.linear))
+
+
+def _reference(value: Any) -> Callable[[], Any]:
+    """Return a function that gives a value, which is held only if it holds no tensor."""
+    return partial(_same, value) if is_atom(type(value)) else ref(value)
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 def _lost(leaves: Sequence[Tensor], suspects: Sequence[Suspect], run_at: RunAt) -> Suspect | None:
@@ -188,5 +204,7 @@ def _key(node: Any) -> tuple[str, int]:
 
 
 def _code(f: Any) -> CodeType | None:
-    code = getattr(f, "__code__", None) or getattr(getattr(type(f), "forward", None), "__code__", None)
-    return code if isinstance(code, CodeType) else None
+    while isinstance(f, partial):
+        f = f.func
+    found = (f, getattr(type(f), "forward", None), type(f).__call__ if callable(f) else None)
+    return next((code for each in found if isinstance(code := getattr(each, "__code__", None), CodeType)), None)

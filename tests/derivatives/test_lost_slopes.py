@@ -1,10 +1,12 @@
 """Functions whose backward takes its slope for a constant: refused where it is none, and at no other time."""
 
 import cProfile
+import gc
 import itertools
 import os
 import sys
 import warnings
+import weakref
 from functools import partial
 from typing import Any
 
@@ -704,3 +706,176 @@ def test_a_constant_that_forward_kept_is_right_inside_of_transforms(factor: Any)
         slope = torch.func.jacrev(torch.func.grad(f, has_aux=True), has_aux=True)
         found, mask = slope(X)
         torch.testing.assert_close(found, torch.diag(2 * mask**2))
+
+
+def _keeping(keep: Any) -> Any:
+    """A Function of sin(x) + x^3 that keeps a part of its slope in some form on its context."""
+
+    class Keeping(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, scale=1.0):
+            ctx.save_for_backward(x)
+            ctx.kept = keep(x.detach().cos())
+            return scale * (x.sin() + x**3)
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * (torch.as_tensor(ctx.kept[0], dtype=x.dtype) + 3 * x**2), *[None] * (
+                len(ctx.needs_input_grad) - 1
+            )
+
+    return Keeping
+
+
+KEEPING = {
+    "a list of tensors": lambda slope: [slope],
+    "an array": lambda slope: [slope.numpy()],
+    "numbers": lambda slope: (slope.tolist(),),
+    "a dict": lambda slope: {0: slope},
+    "a part of complex numbers": lambda slope: (torch.complex(slope, slope).real,),
+}
+
+
+@pytest.mark.parametrize("keep", KEEPING.values(), ids=KEEPING)
+def test_a_slope_that_is_kept_in_another_form(keep: Any) -> None:
+    function = _keeping(keep)
+    with pytest.raises(RouteError, match=r"Keeping\.backward"):
+        hodiff.hvp(lambda x: function.apply(x).sum(), X, V)
+
+
+def _any_place() -> Any:
+    class AnyPlace(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, loses):
+            ctx.save_for_backward(x)
+            ctx.loses = loses
+            return x.sin() + x**2
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return g * ((x.detach() if ctx.loses else x).cos() + 2 * x), None
+
+    return AnyPlace
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_each_place_in_a_loop_is_looked_at(place: int) -> None:
+    function = _any_place()
+
+    def f(x):
+        for i in range(6):
+            x = function.apply(x, i == place) / 2
+        return x.sum()
+
+    with pytest.raises(RouteError, match=r"AnyPlace\.backward"):
+        hodiff.hvp(f, X, V)
+
+
+def _exact(function: Any, slope: Any) -> Any:
+    class Exact(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return function(x)
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * slope(*ctx.saved_tensors)
+
+    return Exact
+
+
+EXACT = {
+    "waves": (torch.sin, torch.cos, [torch.tensor(float(n)) for n in range(500, 2000, 60)]),
+    "a wave on a slope": (lambda x: 1000 * x + x.sin(), lambda x: 1000 + x.cos(), list(torch.linspace(-2, 2, 20))),
+    "a narrow bell": (
+        lambda x: torch.exp(-((x / 2e-3) ** 2) / 2),
+        lambda x: -x / 4e-6 * torch.exp(-((x / 2e-3) ** 2) / 2),
+        [torch.linspace(0, 1e-4, 10), torch.tensor(0.0)],
+    ),
+    "a curvature below all numbers": (torch.log, torch.reciprocal, [torch.tensor(1e200, dtype=torch.float64)]),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.filterwarnings("ignore::hodiff.HodiffWarning")
+def test_right_slopes_whose_differences_are_poor_are_taken(name: str) -> None:
+    function, slope, points = EXACT[name]
+    for x in points:
+        exact = _exact(function, slope)  # each is met for the first time
+        found = hodiff.hvp(lambda x, exact=exact: exact.apply(x).sum(), x, torch.ones_like(x))
+        torch.testing.assert_close(found, hodiff.hvp(lambda x: function(x).sum(), x, torch.ones_like(x)))
+
+
+class Averaged(torch.autograd.Function):
+    """Updates a module's buffer, and draws from a generator, that it is given."""
+
+    @staticmethod
+    def forward(ctx, x, module, generator):
+        module.mean.mul_(0.9).add_(x.detach(), alpha=0.1)
+        ctx.save_for_backward(x, torch.rand(x.shape, generator=generator).to(x))
+        return ctx.to_save[1] * x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        x, factor = ctx.saved_tensors
+        return 3 * g * factor * x**2, None, None
+
+
+def test_what_a_function_is_given_changes_once() -> None:
+    module = torch.nn.Module()
+    module.register_buffer("mean", torch.zeros_like(X))
+    x, generator = torch.nn.Parameter(X.clone()), torch.Generator().manual_seed(0)
+    hodiff.optim.AdaHessian([x]).step(lambda: Averaged.apply(x, module, generator).sum())
+    torch.testing.assert_close(module.mean, 0.1 * X)
+    expected = torch.Generator().manual_seed(0)
+    torch.rand(X.shape, generator=expected)
+    assert torch.equal(torch.rand(3, generator=generator), torch.rand(3, generator=expected))
+
+
+class Remembered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, holder):
+        ctx.save_for_backward(x, torch.ones_like(x))
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, one = ctx.saved_tensors
+        return g * one * x.cos(), None
+
+
+def test_a_step_leaves_no_graph_behind() -> None:
+    x, held = torch.nn.Parameter(X.clone()), []
+
+    def closure() -> torch.Tensor:
+        holder = torch.nn.Module()
+        holder.result = Remembered.apply(x, holder)
+        held.append(weakref.ref(holder))
+        return holder.result.square().sum()
+
+    optimizer = hodiff.optim.NewtonCG([x])
+    for _ in range(3):
+        optimizer.step(closure)
+    gc.collect()
+    assert [each() for each in held] == [None] * 3
+
+
+def test_objects_that_are_called_are_looked_at_by_schedule_too() -> None:
+    counted = 0
+
+    class Counted(Remembered):
+        @staticmethod
+        def forward(ctx, x, holder):
+            nonlocal counted
+            counted += 1
+            return Remembered.forward(ctx, x, holder)
+
+    f = partial(lambda x, scale: scale * Counted.apply(x, None).sum(), scale=2.0)
+    for _ in range(8):
+        hodiff.hvp(f, X, V)
+    counted = 0
+    hodiff.hvp(f, X, V)
+    assert counted == 1

@@ -50,3 +50,15 @@ def test_every_name_is_listed():
 @each(ROWS)
 def test_second_order(row):
     assert_second_order(row)
+
+
+def test_parameters_in_the_jacobian_of_the_equation() -> None:
+    """The solution q = 1/p moves with the parameters, though its Function is given it as a constant."""
+    p, v = torch.tensor([1.0, 4.0, 9.0], dtype=torch.float64), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+    one = torch.ones_like(p)
+
+    def solved(p: torch.Tensor) -> torch.Tensor:
+        return hodiff.implicit.linear_solve(lambda q, p: p * q, one, p).sum()
+
+    for product in (lambda: hodiff.hvp(solved, p, v), lambda: hodiff.HessianOperator(solved, p) @ v):
+        torch.testing.assert_close(product(), 2 * v / p**3)

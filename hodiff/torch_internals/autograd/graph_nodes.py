@@ -82,18 +82,22 @@ def watching_operands(keep: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[
             rest += given[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]]
         apart = function_of(node).setup_context is not Function.setup_context
         found = tuple(rest[0]) if apart and rest and isinstance(rest[0], tuple) else tuple(rest)
-        if len(found) == len(node.needs_input_grad):
+        # Forward may have defaults for more.
+        if len(found) >= (count := len(node.needs_input_grad)):
             seen.add(node)
-            keep(node, found)
+            keep(node, found[:count])
 
-    if sys.getprofile() is not None:
+    outside = sys.getprofile()
+    if outside is not None and getattr(outside, "__code__", None) is not note.__code__:
         yield
         return
     sys.setprofile(note)
     try:
         yield
     finally:
-        sys.setprofile(None)
+        # Who has set another one inside keeps it.
+        if sys.getprofile() is note:
+            sys.setprofile(outside)
 
 
 def called_functions(frames: Iterable[FrameType]) -> Iterator[Any]:
