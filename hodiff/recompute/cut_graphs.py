@@ -114,7 +114,12 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
             SCHEDULE.begin_again(function, "graph")
             backward = described_backward(each.node)
             raise UnrecordedGradientError(_nonlinear(backward) if curved else lost_slope(backward, linear=each.linear))
-    suspects[:] = [each for each in suspects if (each.linear or each.constants) and lead_to(each.parents, operands)]
+    # Of several outputs one may be a slope whose own cotangent backward ignores.
+    suspects[:] = [
+        each
+        for each in suspects
+        if (each.linear or each.constants or len(each.cotangents) > 1) and lead_to(each.parents, operands)
+    ]
 
 
 def _note(

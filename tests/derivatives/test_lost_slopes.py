@@ -721,9 +721,8 @@ def _keeping(keep: Any) -> Any:
         @staticmethod
         def backward(ctx, g):
             (x,) = ctx.saved_tensors
-            return g * (torch.as_tensor(ctx.kept[0], dtype=x.dtype) + 3 * x**2), *[None] * (
-                len(ctx.needs_input_grad) - 1
-            )
+            kept = torch.as_tensor(ctx.kept[0], dtype=x.dtype)
+            return g * (kept + 3 * x**2), *[None] * (len(ctx.needs_input_grad) - 1)
 
     return Keeping
 
@@ -807,6 +806,25 @@ def test_right_slopes_whose_differences_are_poor_are_taken(name: str) -> None:
         exact = _exact(function, slope)  # each is met for the first time
         found = hodiff.hvp(lambda x, exact=exact: exact.apply(x).sum(), x, torch.ones_like(x))
         torch.testing.assert_close(found, hodiff.hvp(lambda x: function(x).sum(), x, torch.ones_like(x)))
+
+
+class WithSlope(torch.autograd.Function):
+    """Returns its slope as well, and pulls nothing back from it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        slope = 1 - x.tanh() ** 2
+        ctx.save_for_backward(slope)
+        return x.tanh(), slope
+
+    @staticmethod
+    def backward(ctx, g, _):
+        return g * ctx.saved_tensors[0]
+
+
+def test_an_output_that_backward_ignores() -> None:
+    with pytest.raises(RouteError, match=r"WithSlope\.backward"):
+        hodiff.hvp(lambda x: WithSlope.apply(x)[0].sum(), X, V)
 
 
 class Averaged(torch.autograd.Function):

@@ -5,6 +5,7 @@ import torch
 from implicit.problems import PROBLEMS
 from second_order import Row, assert_listed, assert_second_order, each, public
 
+import hodiff
 from hodiff import implicit
 from hodiff.implicit import project_box_plane
 
