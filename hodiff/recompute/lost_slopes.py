@@ -135,7 +135,8 @@ def refuse_noted_slopes(suspects: Sequence[Suspect]) -> None:
 
 def _reference(value: Any) -> Callable[[], Any]:
     """Return a function that gives a value, which is held only if it holds no tensor."""
-    return partial(_same, value) if is_atom(type(value)) else ref(value)
+    kind: Any = type(value)
+    return partial(_same, value) if is_atom(kind) else ref(value)
 
 
 def _same(value: Any) -> Any:

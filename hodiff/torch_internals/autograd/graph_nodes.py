@@ -107,8 +107,8 @@ def called_functions(frames: Iterable[FrameType]) -> Iterator[Any]:
     while stack:
         function = stack.pop()
         stack += function.__subclasses__()
-        forward = inspect.unwrap(getattr(vars(function).get("forward"), "__func__", None))
-        forwards[getattr(forward, "__code__", None)] = function
+        forward: Any = getattr(vars(function).get("forward"), "__func__", None)
+        forwards[getattr(inspect.unwrap(forward), "__code__", None)] = function
     for frame in frames:
         called = frame.f_locals.get("cls") if frame.f_code.co_name in _CALLS else forwards.get(frame.f_code)
         if isinstance(called, type) and issubclass(called, Function):
