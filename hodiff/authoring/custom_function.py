@@ -6,7 +6,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,12 +41,14 @@ class RuleCall(ABC):
         kept: Positions among the results of `forward` that backward wants saved.
         extra: How many results of `forward` are no outputs.
         like: Shapes and dtypes of the output's tensors, known after `forward`.
+        holds_anywhere: Whether the rules hold at other arguments, so that differences can be compared with them.
     """
 
     __slots__ = (
         *("captured", "extra", "kept", "layout", "like", "modes"),
         *("name", "output", "signature", "static", "transformed"),
     )
+    holds_anywhere: ClassVar[bool] = True
 
     def __init__(self, signature: Signature, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool):
         self.signature = signature

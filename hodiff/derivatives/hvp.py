@@ -38,7 +38,9 @@ def hvp(
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`. It is
             evaluated once (by "forward-over-forward" once a group of coordinates), as an ordinary forward pass: dropout
-            is drawn once, batch norm in training mode updates its buffers once.
+            is drawn once, batch norm in training mode updates its buffers once. If it calls a custom Function, it is
+            evaluated again the 1st, 2nd, 4th, 8th, ... time to check the Function's slope, with the same buffers and
+            random numbers.
         x: Where to differentiate: a tensor or a pytree of floating-point tensors. Complex ones are differentiated by
             real and imaginary part: with $z = a + ib$ and $v = s + it$ the product is that in $(a, b)$ with $(s, t)$,
             its first half plus i times its second, as torch's gradients are (those of `jax.grad` are conjugate).

@@ -62,6 +62,7 @@ class ImplicitCall(RuleCall):
     """
 
     __slots__ = ()
+    # At other parameters the solution, which is among the arguments, is another.
     holds_anywhere = False
 
     def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:

@@ -101,7 +101,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
     for node, parents in cut:
         if lead_to(parents, operands):
             raise UnrecordedGradientError(_told(node))
-    # All nodes of a Function at once, as each place in a loop is another.
+    # All nodes of a Function are due together: counted one by one, a place in a loop could be skipped for ever.
     due = {each: SCHEDULE.is_due(each, "graph") for each in {function_of(suspect.node) for suspect in suspects}}
     for each in suspects:
         # With constants a slope at other arguments is that of no point.
@@ -114,7 +114,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
             SCHEDULE.begin_again(function, "graph")
             backward = described_backward(each.node)
             raise UnrecordedGradientError(_nonlinear(backward) if curved else lost_slope(backward, linear=each.linear))
-    # Of several outputs one may be a slope whose own cotangent backward ignores.
+    # With several outputs, one may be the slope itself, and backward may ignore its cotangent.
     suspects[:] = [
         each
         for each in suspects

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import CodeType
-from typing import Any
+from typing import Any, Protocol
 from weakref import ref
 
 import torch
@@ -37,14 +37,26 @@ from hodiff.torch_internals.autograd.graph_nodes import (
 )
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 
-# Runs a function at other leaves, with the same random numbers and modes, and returns the nodes of Functions that it
-# recorded, and the leaves as it saw them.
-RunAt = Callable[[Sequence[Tensor]], tuple[Sequence[Any], Sequence[Tensor]]]
 
-# Of Functions, by the code of the function that calls them.
+class Run(Protocol):
+    """A recorded run of a function.
+
+    Attributes:
+        functions: The nodes of the Functions that it recorded. Before torch 2.13 they are invalid once it is freed.
+        operands: The leaves as the function saw them.
+    """
+
+    functions: Sequence[Any] | None
+    operands: tuple[Tensor, ...]
+
+
+# Runs a function at other leaves, with the same random numbers and modes.
+RunAt = Callable[[Sequence[Tensor]], Run]
+
+# Counts the calls of each Function by the code of the function that calls it.
 _SCHEDULE = Schedule()
 
-# Under which a node holds what its Function was called with.
+# The key in the metadata of a node under which the operands of its Function are kept.
 _OPERANDS = "hodiff.operands"
 
 
@@ -79,81 +91,92 @@ def refuse_lost_slopes(f: Any, leaves: Sequence[Tensor], suspects: Sequence[Susp
     """
     if not suspects:
         return
-    try:
-        lost = _lost(leaves, suspects, run_at)
-    except Exception:
-        # The function need not take other points, and its own errors at them are of no interest.
-        return
-    if lost is not None:
-        _SCHEDULE.begin_again(_code(f), _key(lost.node))
-        raise UnrecordedGradientError(lost_slope(described_backward(lost.node), linear=lost.linear))
+    _refuse(lambda: _lost(leaves, suspects, run_at), lambda lost: _SCHEDULE.begin_again(_code(f), _key(lost.node)))
 
 
 @contextmanager
 def noting_operands(owner: Any) -> Iterator[None]:
-    """Keep with the graph what Functions are called with inside, so that `refuse_noted_slopes` needs no other run.
+    """Keep the operands of Functions in their nodes, so that `refuse_noted_slopes` needs no further run.
 
     Args:
-        owner: Of whose entries the 1st, 2nd, 4th, 8th and so on is noted.
+        owner: An object whose 1st, 2nd, 4th, 8th, ... use of this context keeps operands; the others keep none.
     """
     if not _SCHEDULE.is_due(owner, _OPERANDS):
         yield
         return
 
     def keep(node: Any, operands: Sequence[Any]) -> None:
-        # Without their graphs, of which the node itself may be a part.
         try:
-            held = [
-                partial(_same, each.detach().requires_grad_(needed)) if isinstance(each, Tensor) else _reference(each)
-                for each, needed in zip(operands, node.needs_input_grad, strict=True)
-            ]
-        except TypeError:  # of a collection, which may hold a result of the Function, there is no weak reference
+            node.metadata[_OPERANDS] = ref(owner), [_reference(each) for each in operands]
+        except TypeError:
+            # Collections have no weak references, and a strong one may keep the node itself alive.
             return
-        node.metadata[_OPERANDS] = ref(owner), held
 
     with watching_operands(keep):
         yield
 
 
 def refuse_noted_slopes(suspects: Sequence[Suspect]) -> None:
-    """Compare slopes as `refuse_lost_slopes` does, where a graph was recorded within `noting_operands`.
+    """Compare the slopes of Functions whose operands `noting_operands` kept with the graph that backward records.
 
     Args:
-        suspects: What may take for a constant what depends on the point.
+        suspects: Functions that may take for a constant what depends on the point.
 
     Raises:
-        UnrecordedGradientError: As there.
+        UnrecordedGradientError: If a slope depends smoothly on what its backward takes for a constant.
     """
-    for suspect in suspects:
-        owner, held = suspect.node.metadata.get(_OPERANDS, (None, ()))
-        operands = [refer() for refer in held]
-        gone = any(each is None and isinstance(refer, ref) for each, refer in zip(operands, held, strict=True))
-        if held and not gone and loses_operands(function_of(suspect.node), operands, suspect.cotangents):
-            _SCHEDULE.begin_again(owner(), _OPERANDS)
-            raise UnrecordedGradientError(lost_slope(described_backward(suspect.node), linear=suspect.linear))
+
+    def begin_again(lost: Suspect) -> None:
+        owner, _ = lost.node.metadata[_OPERANDS]
+        _SCHEDULE.begin_again(owner(), _OPERANDS)
+
+    _refuse(lambda: next(filter(_loses_noted, suspects), None), begin_again)
+
+
+def _refuse(find: Callable[[], Suspect | None], begin_again: Callable[[Suspect], None]) -> None:
+    """Raise for the suspect that a search finds, and check it the next time again."""
+    try:
+        lost = find()
+    except Exception:
+        # The function need not take other points, and its own errors at them are of no interest.
+        return
+    if lost is not None:
+        begin_again(lost)
+        raise UnrecordedGradientError(lost_slope(described_backward(lost.node), linear=lost.linear))
+
+
+def _loses_noted(suspect: Suspect) -> bool:
+    """Whether a suspect loses a slope, by the operands in its node; False if there are none."""
+    _, references = suspect.node.metadata.get(_OPERANDS, (None, ()))
+    operands = [refer() for refer in references]
+    freed = any(each is None and isinstance(refer, ref) for each, refer in zip(operands, references, strict=True))
+    if freed or not operands:
+        return False
+    moving = [
+        each.requires_grad_() if needed else each
+        for each, needed in zip(operands, suspect.node.needs_input_grad, strict=True)
+    ]
+    return loses_operands(function_of(suspect.node), moving, suspect.cotangents)
 
 
 def _reference(value: Any) -> Callable[[], Any]:
-    """Return a function that gives a value, which is held only if it holds no tensor."""
+    """Return a function that returns a value, by a strong reference only if the value can hold no graph."""
     kind: Any = type(value)
-    return partial(_same, value) if is_atom(kind) else ref(value)
-
-
-def _same(value: Any) -> Any:
-    return value
+    held = value.detach() if isinstance(value, Tensor) else value
+    return (lambda: held) if held is not value or is_atom(kind) else ref(value)
 
 
 def _lost(leaves: Sequence[Tensor], suspects: Sequence[Suspect], run_at: RunAt) -> Suspect | None:
     """Return the first suspect that loses a slope."""
     operands: dict[Any, Sequence[Any]] = {}
     with watching_operands(operands.__setitem__):
-        functions, seen = run_at(leaves)
+        run = run_at(leaves)
     unseen = []
-    for suspect, node in zip(suspects, _nodes_of(functions, suspects), strict=True):
+    for suspect, node in zip(suspects, _nodes_of(run, suspects), strict=True):
         if node not in operands or not can_run_again(function_of(node)):
             unseen.append(suspect)
             continue
-        if loses_operands(function_of(node), _moving(operands[node], seen), suspect.cotangents):
+        if loses_operands(function_of(node), _moving(operands[node], run.operands), suspect.cotangents):
             return suspect
     constant = [each for each in unseen if each.linear]
     return next((each for offset in OFFSETS for each in _lost_near(run_at, leaves, constant, offset)), None)
@@ -183,9 +206,9 @@ def _lost_near(
     steps = steps_at(centre, seed)
 
     def slopes(step: int) -> list[Tensor]:
-        functions, _ = run_at([x + step * h for x, h in zip(centre, steps, strict=True)])
+        run = run_at([x + step * h for x, h in zip(centre, steps, strict=True)])
         with torch.no_grad():  # one that can be differentiated may compute in another way
-            nodes = _nodes_of(functions, suspects)
+            nodes = _nodes_of(run, suspects)
             return [slope_at(node, probe) for node, probe in zip(nodes, probes, strict=True)]
 
     for suspect, *seen in zip(suspects, *map(slopes, (-1, 0, 0, 1)), strict=True):
@@ -193,8 +216,8 @@ def _lost_near(
             yield suspect
 
 
-def _nodes_of(functions: Sequence[Any], suspects: Sequence[Suspect]) -> list[Any]:
-    nodes = [functions[each.position] for each in suspects]
+def _nodes_of(run: Run, suspects: Sequence[Suspect]) -> list[Any]:
+    nodes = [(run.functions or ())[each.position] for each in suspects]
     if [each.name() for each in nodes] != [each.node.name() for each in suspects]:
         raise LookupError("other Functions are called there")
     return nodes

@@ -38,7 +38,7 @@ class Recording(Generic[T]):
         f: The function, of a tuple of tensors.
         point: Where it is run.
         others: Further tensors by which gradients may be differentiated.
-        roots: What f runs: the user's function first, and what else may hold modules or generators.
+        roots: The user's function, then its arguments. Further runs restore the modules and generators in them.
 
     Attributes:
         operands: The point as the function saw it: aliases, apart from the same tensors where it closes over them.
@@ -162,10 +162,10 @@ class Recording(Generic[T]):
         return gradients
 
     def refuse_lost_slopes(self) -> None:
-        """See there; of what the last gradients made suspect."""
+        """Raise if a Function that the last gradients went through loses its slope; see `lost_slopes`."""
         refuse_lost_slopes(self._roots[0], self._point, self.suspects, self._run_at)
 
-    def _run_at(self, leaves: Sequence[Tensor]) -> tuple[Sequence[Any], Sequence[Tensor]]:
+    def _run_at(self, leaves: Sequence[Tensor]) -> Recording[T]:
         modules, draw = self._state
         with untouched(modules), draw.replayed():
             recording = Recording(self._f, leaves)
@@ -173,11 +173,11 @@ class Recording(Generic[T]):
         results = pytree.tree_leaves(recording.result)
         for output in self._inspected:
             recording.inspect(results[places[id(output)]])
-        return recording.functions or (), recording.operands
+        return recording
 
     @cached_property
     def _state(self) -> tuple[list[nn.Module], RandomState]:
-        """What further runs leave alone."""
+        """Modules and random states that further runs restore."""
         modules = [module for root in self._roots for module in named_modules(root)]
         return modules, draw_of(self._point, *self._roots)
 
@@ -191,7 +191,7 @@ class FoundRecording(Recording[T]):
         self.operands, self.result = tuple(leaves), result
 
     def refuse_lost_slopes(self) -> None:
-        """By what was noted while it was recorded."""
+        """Raise likewise, judging by the operands that `noting_operands` kept."""
         refuse_noted_slopes(self.suspects)
 
 

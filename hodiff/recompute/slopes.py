@@ -147,7 +147,7 @@ def varies_smoothly(before: Tensor, here: Tensor, again: Tensor, after: Tensor) 
 def _has_difference(
     difference: Tensor, coarser: Tensor, slope: Tensor, points: Sequence[Tensor], steps: Sequence[Tensor]
 ) -> bool:
-    """Whether the graph of a slope has its difference along some steps, as far as half and whole steps agree on it."""
+    """Whether the graph of a slope has its difference, within an error estimated by a coarser difference."""
     along = torch.randn(difference.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(difference)
     pulled: Sequence[Tensor | None] = [None] * len(points)
     if slope.requires_grad:
@@ -158,7 +158,7 @@ def _has_difference(
 
 
 def _is_normal(difference: Tensor, steps: Sequence[Tensor]) -> bool:
-    """Whether a derivative that has a difference is no smaller than numbers of full precision."""
+    """Whether the derivative is large enough for full precision; a smaller one is rounded, rightly, to 0."""
     tiny = max(torch.finfo(each.dtype).tiny for each in steps)
     longest = max(float(each.abs().max()) for each in steps)
     return float(difference.abs().max()) > tiny * longest / torch.finfo(torch.float64).eps
@@ -317,7 +317,7 @@ def _loses(
             smooth = varies_smoothly(before.detach(), slope.detach(), again.detach(), after.detach())
             # A jump at the very point, such as that of a sign at 0, does not become smaller.
             smooth = smooth and bool((2 * half - change).norm() < 0.1 * change.norm())
-            # Some units in the last place are rounding, and too small a derivative is rightly 0.
+            # A change of a few units in the last place is rounding.
             smooth = smooth and bool(change.norm() > 64 * eps * before.norm()) and _is_normal(half, steps)
             if smooth and not _has_difference(half, change / 2, slope, centre, steps):
                 return True

@@ -26,6 +26,7 @@ from hodiff.taylor.registry import keep_methods
 from hodiff.taylor.running import JetMet, frames, under_way
 from hodiff.taylor.series import Coefficient, Frame
 from hodiff.taylor.views import ConstantWritten
+from hodiff.torch_internals.autograd.graph_nodes import called_functions
 from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
 from hodiff.torch_internals.compilers.dynamo import answer_as_tensors, at_trace_time
 from hodiff.torch_internals.compilers.graph_breaks import in_one_graph
@@ -167,9 +168,8 @@ def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: Ra
 
 
 def _without_setup_context(error: RuntimeError) -> RouteError:
-    frames_of_apply = [frame for frame, _ in walk_tb(error.__traceback__) if frame.f_code.co_name == "apply"]
-    applied = [frame.f_locals.get("cls") for frame in frames_of_apply]
-    names = [f"{each.__module__}.{each.__qualname__}" for each in applied if isinstance(each, type)]
+    called = called_functions(frame for frame, _ in walk_tb(error.__traceback__))
+    names = [f"{each.__module__}.{each.__qualname__}" for each in called]
     return RouteError(
         f"jet: {names[-1] if names else 'a Function'}: expected an autograd.Function with setup_context and jvp, got "
         "one whose forward takes ctx, which torch hides from everything that is not a tensor; split its forward and "

@@ -85,8 +85,7 @@ def _pulled_back(recorded: RecordedGradient, tangents: Leaves) -> Leaves:
         except RuntimeError as error:
             if not says(error, Wording.REQUIRES_GRAD_INSIDE):
                 raise
-    one_by_one = [recorded.product(each, keep=True) for each in zip(*tangents, strict=True)]
-    return tuple(map(torch.stack, zip(*one_by_one, strict=True)))
+    return _one_by_one(lambda v: recorded.product(v, keep=True), tangents)
 
 
 class Jacobian:
@@ -162,14 +161,12 @@ class Jacobian:
         if not len(vectors):
             return vectors.new_zeros(0, sum(leaf.numel() for leaf in leaves))
         recording = self._recording()
-        rows = [
-            [
-                torch.zeros_like(leaf) if g is None else g
-                for leaf, g in zip(leaves, recording.gradients(recording.result, v, keep=True), strict=True)
-            ]
-            for v in zip(*split(vectors, self.outputs), strict=True)
-        ]
-        return torch.stack([torch.cat([part.reshape(-1) for part in row]) for row in rows])
+
+        def pulled(cotangents: Leaves) -> Leaves:
+            found = recording.gradients(recording.result, cotangents, keep=True)
+            return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(leaves, found, strict=True))
+
+        return joined(_one_by_one(pulled, split(vectors, self.outputs)))
 
     def _recording(self) -> Recording[list[Tensor]]:
         """A run by plain autograd, connected if products are to have derivatives, too."""
@@ -193,6 +190,10 @@ def _only_tensors(caller: str, results: PyTree) -> list[Tensor]:
                 f"out, or make it torch.tensor(...)."
             )
     return leaves
+
+
+def _one_by_one(multiply: Callable[[Leaves], Leaves], vectors: Leaves) -> Leaves:
+    return tuple(map(torch.stack, zip(*map(multiply, zip(*vectors, strict=True)), strict=True)))
 
 
 def in_groups(multiply: Multiply, vectors: Tensor, bytes_each: int, chunk_size: int | str | None) -> Tensor:

@@ -82,7 +82,7 @@ def watching_operands(keep: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[
             rest += given[code.co_varnames[code.co_argcount + code.co_kwonlyargcount]]
         apart = function_of(node).setup_context is not Function.setup_context
         found = tuple(rest[0]) if apart and rest and isinstance(rest[0], tuple) else tuple(rest)
-        # Forward may have defaults for more.
+        # Parameters with defaults are not among the inputs of the node.
         if len(found) >= (count := len(node.needs_input_grad)):
             seen.add(node)
             keep(node, found[:count])
@@ -95,7 +95,7 @@ def watching_operands(keep: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[
     try:
         yield
     finally:
-        # Who has set another one inside keeps it.
+        # A profiler that was set inside stays.
         if sys.getprofile() is note:
             sys.setprofile(outside)
 

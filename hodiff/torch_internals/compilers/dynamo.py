@@ -150,7 +150,8 @@ def compiled_call() -> tuple[Any, Any, Any] | None:
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename == file:
         held = frame.f_locals
-        if {"fn", "args", "kwargs"} <= held.keys():
+        # The keys of frames' locals are no set from Python 3.13 on.
+        if {"fn", "args", "kwargs"} <= set(held):
             return held["fn"], held["args"], held["kwargs"]
         frame = frame.f_back
     return None
