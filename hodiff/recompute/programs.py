@@ -171,7 +171,9 @@ class Pullback(_Derivative):
         if in_transform() or not autograd_records():
             gradients = torch.func.vjp(restricted, *moving)[1](cotangents)
         else:
-            recording = Recording(lambda operands: restricted(*operands), moving, cotangents)
+            function = _users_function(self.base)
+            roots = () if function is None else (function,)
+            recording = Recording(lambda operands: restricted(*operands), moving, cotangents, roots=roots)
             if self.watched and not self._ran:
                 self._refuse_lost_slopes(recording.result, restricted, moving, cotangents)
             gradients = recording.gradients(recording.result, cotangents)
@@ -219,6 +221,13 @@ class Pushforward(_Derivative):
         outputs, pushed = forward_pass(restricted, tuple(moving), tuple(tangents))
         # torch promotes the tangent of a float32 scalar times a Python number to float64.
         return tuple(t.to(y.dtype) for t, y in zip(pushed, outputs, strict=True))
+
+
+def _users_function(program: Program) -> Any:
+    """The user's function behind a program and its derivatives."""
+    while isinstance(program, (BatchedProgram, _Derivative)):
+        program = program.base
+    return program.function
 
 
 def _push_dual(function: Callable[..., tuple[Tensor, ...]], moving: Tensors, tangents: Tensors) -> tuple[Tensor, ...]:

@@ -62,7 +62,7 @@ def reachable(*roots: Any) -> Iterator[Any]:
     while stack:
         value = stack.pop()
         kind: Any = type(value)
-        if is_atom(kind) or is_tensor(kind) or id(value) in seen:
+        if is_atom(kind) or is_tensor(kind) or id(value) in seen or (kind is dict and _is_namespace(value)):
             continue
         # The reference keeps the identity from being used again.
         seen[id(value)] = value
@@ -173,8 +173,13 @@ def is_users(module: str) -> bool:
 
 
 def _is_library(namespace: dict[str, Any]) -> bool:
-    name = namespace.get("__name__", "")
-    return name.partition(".")[0] in LIBRARIES and getattr(sys.modules.get(name), "__dict__", None) is namespace
+    return namespace.get("__name__", "").partition(".")[0] in LIBRARIES and _is_namespace(namespace)
+
+
+def _is_namespace(held: dict[Any, Any]) -> bool:
+    """Whether a dictionary is the namespace of a module, which leads to all that the program has loaded."""
+    name = held.get("__name__")
+    return isinstance(name, str) and getattr(sys.modules.get(name), "__dict__", None) is held
 
 
 def _entries(container: Any, keys: Sequence[Any]) -> Iterator[Place]:

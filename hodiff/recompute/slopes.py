@@ -107,7 +107,7 @@ def slope_at(node: Any, cotangents: Sequence[Any]) -> Tensor:
 
 def materialized(node: Any, cotangents: Sequence[Any]) -> list[Any]:
     """Zeros for the outputs of a node that nobody uses, as torch itself gives to backward."""
-    results = results_of(node) if hasattr(node, "_input_metadata") else ()
+    results = results_of(node)
     if len(results) != len(cotangents):
         return list(cotangents)
     return [

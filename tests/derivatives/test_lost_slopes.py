@@ -209,7 +209,7 @@ CHECKPOINTS = {
     "reentrant": partial(torch.utils.checkpoint.checkpoint, use_reentrant=True),
     "non-reentrant": partial(torch.utils.checkpoint.checkpoint, use_reentrant=False),
     "hodiff's": hodiff.functions.checkpoint,
-    "nested": lambda f, x: hodiff.functions.checkpoint(partial(hodiff.functions.checkpoint, f), x),
+    "nested": lambda f, x: hodiff.functions.checkpoint(lambda x: hodiff.functions.checkpoint(f, x), x),
 }
 
 
@@ -224,7 +224,7 @@ def test_slopes_that_are_lost_inside_of_a_checkpoint_are_refused(function: Any, 
             derivative(lambda x: checkpoint(block, x).sum(), X)
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
+@pytest.mark.parametrize("name", sorted({*CHECKPOINTS} - {"nested"}))  # each of two has a schedule of its own
 def test_a_right_function_inside_of_a_checkpoint_is_looked_at_less_and_less_often(name: str) -> None:
     calls = itertools.count()  # a checkpoint puts numbers back
 

@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from types import FrameType
 from typing import Any
 
@@ -16,14 +15,18 @@ from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
 from torch.nn.modules import _functions
 
-# Shape and dtype of each result that the node pulls back from.
-results_of: Callable[[Any], tuple[Any, ...]] = attrgetter("_input_metadata")
 # The identity by which a module calls its backward hooks.
 BackwardHookFunction = _functions.BackwardHookFunction
 # How torch calls the node of a `torch::autograd::Function`, whose class stands in angle brackets.
 _CPP_FUNCTION = "CppNode<"
 # The frames in which a `torch.autograd.Function` is called, whose local `cls` it is; in 2.15 `apply` is C++.
 _CALLS = {"apply", "_call_custom_function_call"}
+
+
+def results_of(node: Any) -> tuple[Any, ...]:
+    """Shape, dtype and device of each result that a node pulls back from; none for a context that is no node."""
+    results: tuple[Any, ...] = getattr(node, "_input_metadata", ())
+    return results
 
 
 def sequence_number(node: Any) -> int:
