@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import compress
 from types import CodeType
 from typing import Any, Protocol
 from weakref import ref
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from hodiff.errors import RouteError
 from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, lead_to, lost_slope
 from hodiff.recompute.reachable import is_atom
 from hodiff.recompute.slopes import (
@@ -73,7 +75,9 @@ def is_due(f: Any, nodes: Iterable[Any]) -> bool:
     return _SCHEDULE.is_due(_code(f), *set(map(_key, nodes))) and not in_fx_trace()
 
 
-def refuse_lost_slopes(f: Any, leaves: Sequence[Tensor], suspects: Sequence[Suspect], run_at: RunAt) -> None:
+def refuse_lost_slopes(
+    f: Any, leaves: Sequence[Tensor], suspects: Sequence[Suspect], run_at: RunAt, *, connected: bool
+) -> list[Tensor]:
     """Compare the slopes of Functions at neighbouring points with the graph that their backward records.
 
     Each Function is called by itself with what the user's function gave to it, so that what was detached before is a
@@ -84,14 +88,26 @@ def refuse_lost_slopes(f: Any, leaves: Sequence[Tensor], suspects: Sequence[Susp
         leaves: Its point.
         suspects: What may take for a constant what depends on the point.
         run_at: Runs it at other points.
+        connected: Whether derivatives may be differentiated by tensors that are not in the point.
+
+    Returns:
+        Zeros whose derivative by such tensors raises an error, for Functions that would lose it.
 
     Raises:
         UnrecordedGradientError: If a slope is seen to depend smoothly on what its backward takes for a constant; jumps,
             and numbers that differ in any case, are no evidence.
     """
     if not suspects:
-        return
-    _refuse(lambda: _lost(leaves, suspects, run_at), lambda lost: _SCHEDULE.begin_again(_code(f), _key(lost.node)))
+        return []
+    by_others: list[tuple[Suspect, Tensor]] = []
+
+    def begin_again(lost: Suspect) -> None:
+        _SCHEDULE.begin_again(_code(f), _key(lost.node))
+
+    _refuse(lambda: _lost(leaves, suspects, run_at, by_others if connected else None), begin_again)
+    for each, _ in by_others:
+        begin_again(each)
+    return [refusal for _, refusal in by_others]
 
 
 @contextmanager
@@ -156,7 +172,7 @@ def _loses_noted(suspect: Suspect) -> bool:
         each.requires_grad_() if needed else each
         for each, needed in zip(operands, suspect.node.needs_input_grad, strict=True)
     ]
-    return loses_operands(function_of(suspect.node), moving, suspect.cotangents)
+    return loses_operands(function_of(suspect.node), suspect.node, moving, suspect.cotangents)
 
 
 def _reference(value: Any) -> Callable[[], Any]:
@@ -166,8 +182,26 @@ def _reference(value: Any) -> Callable[[], Any]:
     return (lambda: held) if held is not value or is_atom(kind) else ref(value)
 
 
-def _lost(leaves: Sequence[Tensor], suspects: Sequence[Suspect], run_at: RunAt) -> Suspect | None:
-    """Return the first suspect that loses a slope."""
+class _Refusal(torch.autograd.Function):
+    """Zero, whose derivative by some tensors raises an error."""
+
+    @staticmethod
+    def forward(ctx: Any, message: str, *tensors: Tensor) -> Tensor:
+        ctx.message = message
+        return tensors[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        raise RouteError(ctx.message)
+
+
+def _lost(
+    leaves: Sequence[Tensor],
+    suspects: Sequence[Suspect],
+    run_at: RunAt,
+    by_others: list[tuple[Suspect, Tensor]] | None,
+) -> Suspect | None:
+    """Return the first suspect that loses a slope by the leaves, and gather those that lose one by other tensors."""
     operands: dict[Any, Sequence[Any]] = {}
     with watching_operands(operands.__setitem__):
         run = run_at(leaves)
@@ -176,19 +210,30 @@ def _lost(leaves: Sequence[Tensor], suspects: Sequence[Suspect], run_at: RunAt) 
         if node not in operands or not can_run_again(function_of(node)):
             unseen.append(suspect)
             continue
-        if loses_operands(function_of(node), _moving(operands[node], run.operands), suspect.cotangents):
+        function, given = function_of(node), operands[node]
+        moving = [isinstance(each, Tensor) and _depends(each, run.operands) for each in given]
+        if loses_operands(function, node, _detached(given, moving), suspect.cotangents):
             return suspect
+        others = [isinstance(x, Tensor) and x.requires_grad and not m for x, m in zip(given, moving, strict=True)]
+        if by_others is None or not any(others):
+            continue
+        if loses_operands(function, node, _detached(given, others), suspect.cotangents):
+            message = lost_slope(described_backward(suspect.node), linear=suspect.linear)
+            by_others.append((suspect, _Refusal.apply(message, *compress(given, others))))
     constant = [each for each in unseen if each.linear]
     return next((each for offset in OFFSETS for each in _lost_near(run_at, leaves, constant, offset)), None)
 
 
-def _moving(operands: Sequence[Any], leaves: Sequence[Tensor]) -> list[Any]:
-    """Detach the operands of a Function that do not depend on a leaf."""
+def _depends(operand: Tensor, leaves: Sequence[Tensor]) -> bool:
+    return operand.requires_grad and lead_to([get_gradient_edge(operand).node], leaves)
 
-    def depends(operand: Tensor) -> bool:
-        return operand.requires_grad and lead_to([get_gradient_edge(operand).node], leaves)
 
-    return [each.detach() if isinstance(each, Tensor) and not depends(each) else each for each in operands]
+def _detached(operands: Sequence[Any], kept: Iterable[bool]) -> list[Any]:
+    """Detach operands of a Function, save those that are to be kept."""
+    return [
+        each.detach() if isinstance(each, Tensor) and not keep else each
+        for each, keep in zip(operands, kept, strict=True)
+    ]
 
 
 def _lost_near(

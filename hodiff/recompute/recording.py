@@ -154,16 +154,23 @@ class Recording(Generic[T]):
             with refusing_cuts(self.functions or (), self.operands) as suspects, torch.enable_grad():
                 gradients = torch.autograd.grad(outputs, self.operands, seeds, create_graph=True, allow_unused=True)
             self.suspects = suspects
+            refusals: Sequence[Tensor] = ()
             if curved and suspects and is_due(self._roots[0], [each.node for each in suspects]):
-                self.refuse_lost_slopes()
-        if batched:
-            with torch.enable_grad():
-                return torch.autograd.grad(outputs, self.operands, cotangents, create_graph=True, allow_unused=True)
+                refusals = self.refuse_lost_slopes()
+        with torch.enable_grad():
+            if batched:
+                gradients = torch.autograd.grad(
+                    outputs, self.operands, cotangents, create_graph=True, allow_unused=True
+                )
+            for zero in refusals:
+                # A factor is in derivatives of any order.
+                gradients = tuple(each if each is None else each * (1 + zero) for each in gradients)
         return gradients
 
-    def refuse_lost_slopes(self) -> None:
+    def refuse_lost_slopes(self) -> Sequence[Tensor]:
         """Raise if a Function that the last gradients went through loses its slope; see `lost_slopes`."""
-        refuse_lost_slopes(self._roots[0], self._point, self.suspects, self._run_at)
+        f, connected = self._roots[0], self.connected
+        return refuse_lost_slopes(f, self._point, self.suspects, self._run_at, connected=connected)
 
     def _run_at(self, leaves: Sequence[Tensor]) -> Recording[T]:
         modules, draw = self._state
@@ -190,9 +197,10 @@ class FoundRecording(Recording[T]):
         self._roots = (None,)
         self.operands, self.result = tuple(leaves), result
 
-    def refuse_lost_slopes(self) -> None:
+    def refuse_lost_slopes(self) -> Sequence[Tensor]:
         """Raise likewise, judging by the operands that `noting_operands` kept."""
         refuse_noted_slopes(self.suspects)
+        return ()
 
 
 def switched_off(name: str) -> RouteError:

@@ -5,7 +5,7 @@ A backward is a function of its cotangent and of what the Function keeps, so tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -71,19 +71,24 @@ def kept_tensors(node: Any) -> dict[int | str, Tensor]:
 
 def keeps_numbers(node: Any) -> bool:
     """Whether a Function keeps numbers without a graph: tensors, arrays, Python's numbers and collections of them."""
-    return any(map(_is_number_without_graph, [*kept_tensors(node).values(), *getattr(node, "__dict__", {}).values()]))
+    return any(True for _ in _precisions(node))
 
 
-def _is_number_without_graph(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return has_derivatives(value) and not value.requires_grad and value.numel() > 0
-    if isinstance(value, np.ndarray):
-        return value.dtype.kind in "fc"
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    return isinstance(value, (float, complex)) or (
-        isinstance(value, (list, tuple)) and any(map(_is_number_without_graph, value))
-    )
+def _precisions(node: Any) -> Iterator[float]:
+    """The relative precision of each number, or collection of numbers, that a Function keeps without a graph."""
+    stack = [*kept_tensors(node).values(), *getattr(node, "__dict__", {}).values()]
+    seen: set[int] = set()
+    while stack:
+        value = stack.pop()
+        if isinstance(value, Tensor):
+            if has_derivatives(value) and not value.requires_grad and value.numel() > 0:
+                yield torch.finfo(value.dtype).eps
+        elif isinstance(value, (np.ndarray, float, complex)):
+            if (kind := np.asarray(value).dtype).kind in "fc":
+                yield float(np.finfo(kind).eps)
+        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
+            seen.add(id(value))
+            stack.extend(value.values() if isinstance(value, dict) else value)
 
 
 class _Elsewhere:
@@ -153,7 +158,7 @@ def _has_difference(
     if slope.requires_grad:
         pulled = torch.autograd.grad((slope * along).sum(), points, allow_unused=True, retain_graph=True)
     recorded = sum(float((g.conj() * h).real.sum()) for g, h in zip(pulled, steps, strict=True) if g is not None)
-    tolerance = 0.01 * (difference * along).abs().sum() + 3 * ((difference - coarser) * along).abs().sum()
+    tolerance = 1e-3 * (difference * along).abs().sum() + 3 * ((difference - coarser) * along).abs().sum()
     return abs(recorded - float(difference @ along)) <= float(tolerance)
 
 
@@ -164,9 +169,9 @@ def _is_normal(difference: Tensor, steps: Sequence[Tensor]) -> bool:
     return float(difference.abs().max()) > tiny * longest / torch.finfo(torch.float64).eps
 
 
-def steps_at(points: Sequence[Tensor], seed: torch.Generator) -> list[Tensor]:
-    """Random steps by which differences of slopes are taken."""
-    return [torch.finfo(x.dtype).eps ** 0.5 * (1 + x.detach().abs()) * normal_like(x, seed) for x in points]
+def steps_at(points: Sequence[Tensor], seed: torch.Generator, eps: float = 0.0) -> list[Tensor]:
+    """Random steps by which differences of slopes are taken, for a relative precision that is at least `eps`."""
+    return [max(torch.finfo(x.dtype).eps, eps) ** 0.5 * (1 + x.detach().abs()) * normal_like(x, seed) for x in points]
 
 
 def normal_like(tensor: Any, seed: torch.Generator) -> Any:
@@ -205,11 +210,12 @@ def loses_recorded(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
         return _loses(slope, [below_transforms(each).detach() for each in moving.values()], given)
 
 
-def loses_operands(function: Any, operands: Sequence[Any], cotangents: Sequence[Any]) -> bool:
+def loses_operands(function: Any, ctx: Any, operands: Sequence[Any], cotangents: Sequence[Any]) -> bool:
     """Whether backward takes for a constant what depends on the operands, such as a number that forward computed.
 
     Args:
         function: The Function, which is called anew.
+        ctx: Its context, or its node.
         operands: What it was called with, perhaps inside of transforms.
         cotangents: What its backward was given.
 
@@ -236,7 +242,7 @@ def loses_operands(function: Any, operands: Sequence[Any], cotangents: Sequence[
     with outside_transforms():
         rows = [first_row(each).detach() if isinstance(each, Tensor) else each for each in operands]
         given = [each if each is None else first_row(each) for each in cotangents]
-        return _loses(slope, [rows[i] for i in moving], given)
+        return _loses(slope, [rows[i] for i in moving], given, max(_precisions(ctx), default=0.0))
 
 
 def is_linear(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
@@ -279,16 +285,19 @@ def can_run_again(function: Any) -> bool:
 
 
 def _loses(
-    slope_of: Callable[[Sequence[Tensor], Sequence[Any]], Tensor], points: Sequence[Tensor], cotangents: Sequence[Any]
+    slope_of: Callable[[Sequence[Tensor], Sequence[Any]], Tensor],
+    points: Sequence[Tensor],
+    cotangents: Sequence[Any],
+    precision: float = 0.0,
 ) -> bool:
-    """Compare the graph of a slope with its differences, by the points and by the cotangents."""
+    """Compare the graph of a slope with its differences, which have a relative precision, by points and cotangents."""
     # Differences of 16-bit numbers have no digits.
     if not points or any(each.dtype.itemsize < 4 for each in (*points, *filter(has_derivatives, cotangents))):
         return False
     seed = torch.Generator().manual_seed(0)
     probe = [normal_like(each, seed) for each in cotangents]
     draw = RandomState(points, foreign=True)
-    eps = max(torch.finfo(each.dtype).eps for each in (*points, *filter(has_derivatives, cotangents)))
+    eps = max(precision, *(torch.finfo(each.dtype).eps for each in (*points, *filter(has_derivatives, cotangents))))
 
     def at(numbers: Sequence[Tensor]) -> Tensor:
         rest = iter(numbers[len(points) :])
@@ -301,7 +310,7 @@ def _loses(
         centre = [each.detach().requires_grad_() for each in (*moved, *filter(has_derivatives, probe))]
         steps = [
             step if (i < len(points)) is by_points else torch.zeros_like(step)
-            for i, step in enumerate(steps_at(centre, seed))
+            for i, step in enumerate(steps_at(centre, seed, eps))
         ]
         aside = [
             [(x.detach() + s * h).requires_grad_() for x, h in zip(centre, steps, strict=True)]
@@ -317,8 +326,9 @@ def _loses(
             smooth = varies_smoothly(before.detach(), slope.detach(), again.detach(), after.detach())
             # A jump at the very point, such as that of a sign at 0, does not become smaller.
             smooth = smooth and bool((2 * half - change).norm() < 0.1 * change.norm())
-            # A change of a few units in the last place is rounding.
-            smooth = smooth and bool(change.norm() > 64 * eps * before.norm()) and _is_normal(half, steps)
+            # A change of a few units in the last place is rounding; 16 bits have few.
+            rounding = min(64 * eps, 0.5 * eps**0.5)
+            smooth = smooth and bool(change.norm() > rounding * before.norm()) and _is_normal(half, steps)
             if smooth and not _has_difference(half, change / 2, slope, centre, steps):
                 return True
     return False

@@ -788,6 +788,10 @@ KEEPING = {
     "an array": lambda slope: [slope.numpy()],
     "numbers": lambda slope: (slope.tolist(),),
     "a dict": lambda slope: {0: slope},
+    "float32": lambda slope: [slope.float()],
+    "an array of float32": lambda slope: [slope.float().numpy()],
+    "float16": lambda slope: [slope.half()],
+    "bfloat16": lambda slope: [slope.bfloat16()],
     "a part of complex numbers": lambda slope: (torch.complex(slope, slope).real,),
 }
 
@@ -797,6 +801,27 @@ def test_a_slope_that_is_kept_in_another_form(keep: Any) -> None:
     function = _keeping(keep)
     with pytest.raises(RouteError, match=r"Keeping\.backward"):
         hodiff.hvp(lambda x: function.apply(x).sum(), X, V)
+
+
+class KeptInPart(torch.autograd.Function):
+    """A Function of 100 x^3 + sin(x) that keeps the slope of the sine."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x.cos())
+        return 100 * x**3 + x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, kept = ctx.saved_tensors
+        return g * (300 * x**2 + kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_small_part_of_a_slope(dtype: torch.dtype) -> None:
+    """Of a curvature of -719 a part of 0.93."""
+    with pytest.raises(RouteError, match=r"KeptInPart\.backward"):
+        hodiff.hvp(lambda x: KeptInPart.apply(x).sum(), X.to(dtype), V.to(dtype))
 
 
 def _any_place() -> Any:

@@ -156,7 +156,7 @@ def _loses_slope(function: Any, ctx: Any, operands: Sequence[Any], cotangents: S
     own = [below_transforms(each) for each in operands if isinstance(each, Tensor)]
     kept = [below_transforms(each) for each in kept_tensors(ctx).values() if has_derivatives(each)]
     if not all(any(each is other for other in own) for each in kept):
-        return loses_operands(function, operands, cotangents)
+        return loses_operands(function, ctx, operands, cotangents)
     return loses_recorded(function, ctx, cotangents)
 
 

@@ -1,0 +1,96 @@
+"""Slopes that Functions lose by tensors that are not in the point: a product is right, its derivative is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.errors import RouteError
+
+X = torch.tensor([0.5, -1.2], dtype=torch.float64)
+V = torch.tensor([1.0, 2.0], dtype=torch.float64)
+
+
+class Weighted(torch.autograd.Function):
+    """x² cos w, whose backward takes cos w for a constant."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w, w.cos())
+        return x.square() * w.cos()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, cosine = ctx.saved_tensors
+        return 2 * g * x * cosine, -g * x.square() * w.sin()
+
+
+class Right(Weighted):
+    """The same, whose backward computes cos w again."""
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w, _ = ctx.saved_tensors
+        return 2 * g * x * w.cos(), -g * x.square() * w.sin()
+
+
+def _weight() -> torch.Tensor:
+    return torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+
+
+PRODUCTS = {
+    "hvp": lambda f: hodiff.hvp(f, X, V),
+    "hessian": lambda f: hodiff.hessian(f)(X) @ V,
+    "hessian_matrix": lambda f: hodiff.hessian_matrix(f, X) @ V,
+    "value_grad_hvp": lambda f: hodiff.value_grad_hvp(f, X, V)[2],
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
+def test_products_are_right_and_their_derivatives_refused(product: Any) -> None:
+    w = _weight()
+    found = product(lambda x: Weighted.apply(x, w).sum())
+    torch.testing.assert_close(found, 2 * w.cos() * V)
+    if found.requires_grad:  # not by every route
+        with pytest.raises(RouteError, match=r"Weighted\.backward .* takes"):
+            torch.autograd.grad(found.sum(), w)
+
+
+@pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
+def test_right_functions(product: Any) -> None:
+    w = _weight()
+    found = product(lambda x: Right.apply(x, w).sum())
+    torch.testing.assert_close(found, 2 * w.cos() * V)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), w)[0], -2 * w.sin() * V.sum())
+
+
+def test_other_derivatives_of_a_product() -> None:
+    """By what the Function was not given, and further ones by the point."""
+    w, scale = _weight(), _weight()
+    x = X.clone().requires_grad_()
+    found = hodiff.hvp(lambda x: (scale * x).square().square().sum() + Weighted.apply(x, w).sum(), x, V)
+    by_x, by_scale = torch.autograd.grad(found.sum(), (x, scale), retain_graph=True)
+    torch.testing.assert_close(by_x, 24 * scale**4 * x * V)
+    torch.testing.assert_close(by_scale, (48 * scale**3 * x**2 * V).sum())
+    with pytest.raises(RouteError, match=r"Weighted\.backward"):
+        found.sum().backward()
+
+
+def test_it_is_refused_each_time() -> None:
+    w = _weight()
+    for _ in range(6):
+        found = hodiff.hvp(lambda x: Weighted.apply(x, w).sum(), X, V)
+        with pytest.raises(RouteError, match=r"Weighted\.backward"):
+            found.sum().backward()
+    assert w.grad is None
+
+
+def test_hypergradients() -> None:
+    w = _weight()
+    adapted = hodiff.meta.adapt(
+        lambda x, _: Weighted.apply(x, w).sum(), X, torch.zeros(1), hodiff.meta.SGD(0.1), steps=1
+    )
+    torch.testing.assert_close(adapted, X - 0.2 * X * w.cos())
+    with pytest.raises(RouteError, match=r"Weighted\.backward"):
+        torch.autograd.grad(adapted.sum(), w)
