@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.module_state import attributes_put_back, buffers_unwrapped
+from hodiff.common.module_state import attributes_put_back, buffers_unwrapped, untouched
 from hodiff.common.trees import tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.errors import InputError
@@ -22,14 +22,17 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundFunction:
-    """The function, which raises where it returns something else than the first time; the list gets what that was."""
+    """The function, which raises where it returns something else than the first time; the list gets what that was.
+
+    Modules that it takes by name update their buffers once.
+    """
     if torch.compiler.is_compiling() or in_fx_trace():
         return function
     seen = [] if first is None else first
     modules = list(named_modules(function.f))
 
     def f(*args: Any, **kwargs: Any) -> Any:
-        with attributes_put_back(modules):
+        with untouched(modules) if seen else attributes_put_back(modules):
             result = function.f(*args, **kwargs)
         is_pair = function.has_aux and isinstance(result, tuple)
         with outside_transforms():  # where a detached tensor is wrapped by none

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
+from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree, describe, flatten, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
@@ -18,6 +19,7 @@ from hodiff.derivatives.route_choice import follow, takes_unrecorded, unavailabl
 from hodiff.derivatives.steady import leaving_no_trace, steady
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError, RouteError
+from hodiff.recompute.reachable import named_modules
 from hodiff.recompute.recording import Recording
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
@@ -102,8 +104,11 @@ class Jacobian:
         self._function = function
         self._chunk_size = chunk_size
         self.recorded = False
+        self._modules: list[nn.Module] = []
         with ByteCount() as count:
             self.outputs = self._evaluated()
+        # Further runs update copies of their buffers.
+        self._modules = list(named_modules(function.f))
         for output in self.outputs:
             if not output.is_floating_point():
                 remedy = "return torch.view_as_real of it" if output.is_complex() else "leave it out, or convert it"
@@ -171,13 +176,15 @@ class Jacobian:
     def _recording(self) -> Recording[list[Tensor]]:
         """A run by plain autograd, connected if products are to have derivatives, too."""
         function = self._function
-        recording = Recording(lambda leaves: tensors_in(function(leaves)[0]), function.leaves, roots=function.roots)
+        with untouched(self._modules):
+            recording = Recording(lambda leaves: tensors_in(function(leaves)[0]), function.leaves, roots=function.roots)
         for each in recording.result:
             recording.inspect(each)
         return recording
 
     def _flat(self, leaves: Leaves) -> tuple[list[Tensor], tuple[()]]:
-        return tensors_in(self._function(leaves)[0]), ()
+        with untouched(self._modules):
+            return tensors_in(self._function(leaves)[0]), ()
 
 
 def _only_tensors(caller: str, results: PyTree) -> list[Tensor]:
