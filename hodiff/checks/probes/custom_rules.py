@@ -14,7 +14,9 @@ from hodiff.checks.attempts import attempt
 from hodiff.checks.probes.cause import Cause, by_forward, of_derivatives
 from hodiff.checks.probes.function_calls import FunctionCall, LeavesFunction
 from hodiff.checks.source_lines import class_location
+from hodiff.errors import RouteError
 from hodiff.graphs import nodes_of
+from hodiff.recompute.cut_graphs import UnrecordedGradientError
 
 
 def operators_without_forward_mode(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
@@ -49,8 +51,13 @@ def _is_right(owner: CustomRule, node: Any) -> bool:
         return tuple(_floating(owner(*call.all_arguments(filled))))
 
     moving = tuple(saved[i].detach().double().requires_grad_() for i in places)
-    once = torch.autograd.gradcheck(alone, moving, raise_exception=False)
-    return once and torch.autograd.gradgradcheck(alone, moving, raise_exception=False)
+    try:
+        once = torch.autograd.gradcheck(alone, moving, raise_exception=False)
+        return once and torch.autograd.gradgradcheck(alone, moving, raise_exception=False)
+    except RouteError as error:
+        if isinstance(error.__cause__, UnrecordedGradientError):
+            return False
+        raise
 
 
 def _floating(output: Any) -> Iterator[Tensor]:
