@@ -1,4 +1,4 @@
-"""Buffers of modules in training mode move once by a derivative, as by a forward pass, and not at all by an operator."""
+"""Buffers of modules in training mode: a derivative moves them once, as a forward pass does, an operator not at all."""
 
 from typing import Any
 

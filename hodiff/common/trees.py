@@ -31,6 +31,8 @@ _STRIDED = (torch.strided, torch.jagged)
 def describe(leaf: object) -> str:
     """A leaf in a few words: shape and dtype of a tensor, type and value of anything else."""
     if isinstance(leaf, Tensor) and not stands_for_tensor(leaf):
+        if leaf.is_nested and leaf.layout is torch.strided:  # which has no shape
+            return f"a nested tensor of {leaf.size(0)} {str(leaf.dtype).removeprefix('torch.')}"
         device = "" if leaf.device.type == "cpu" else f" on {leaf.device}"
         layout = "" if has_strides(leaf) else f" {str(leaf.layout).removeprefix('torch.')}"
         return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}{layout}{device}"
@@ -87,7 +89,7 @@ def flatten_primals(
             continue
         where = f"{argument}{leaf_names(tree)[index]}"
         if plain and not has_strides(leaf):
-            remedy = "pass its values, and make the sparse tensor of them inside the function"
+            remedy = "pass its values, and make the sparse or nested tensor of them inside the function"
         elif plain and leaf.is_complex():
             remedy = "split it with torch.view_as_real and join it again inside the function"
         elif plain:
@@ -208,13 +210,13 @@ def as_point(leaf: Tensor) -> Tensor:
 
 
 def has_strides(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie in memory by strides, as those of sparse tensors do not."""
-    return tensor.layout in _STRIDED
+    """Whether a tensor's elements lie in memory by strides, as those of sparse and nested tensors do not."""
+    return tensor.layout in _STRIDED and not tensor.is_nested
 
 
 def strided(tensor: Tensor) -> Tensor:
     """The tensor with every element in memory, as gradients of sparse embeddings have not."""
-    return tensor if has_strides(tensor) else tensor.to_dense()
+    return tensor if tensor.layout in _STRIDED else tensor.to_dense()
 
 
 def dense(leaf: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from hodiff.common.trees import PyTree, describe, has_strides, leaf_names, one_h
 from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
 from hodiff.derivatives.dense import validate_options
 from hodiff.derivatives.products_by_route import Leaves
+from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.derivatives.route_choice import follow
 from hodiff.derivatives.steady import steady
 from hodiff.derivatives.transforms import pull, push
@@ -222,8 +223,10 @@ class _Linearized:
                     # A single cotangent needs no batching rule, and torch's for layer_norm and batch_norm are constants
                     # to a second derivative.
                     results: Sequence[Tensor] = [result[None] for result in along(index)(rows[0])]
-                else:
+                elif redraws or self.traced:
                     results = vmap(along(index), randomness=randomness)(rows)
+                else:
+                    results = pull_batch(along(index), [rows], randomness=randomness)
                 for part, result in zip(parts[index], results, strict=True):
                     part.append(result)
                 if bar is not None:

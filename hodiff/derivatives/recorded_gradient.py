@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -136,12 +137,27 @@ def recorded_value(
     return Recording(lambda primals: function.scalar(primals, mode), function.leaves, others, roots=function.roots)
 
 
-def pull_batch(pull: Callable[..., Sequence[Tensor | None]], cotangents: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-    """Run a pullback of `torch.autograd` for each row of its cotangents, all rows together where torch can.
+G = TypeVar("G", bound="Tensor | None")
+
+# Why a pullback that runs for one cotangent does not run for a batch.
+_ONE_BY_ONE = (
+    Wording.BATCHING,
+    Wording.SPARSE,
+    Wording.REQUIRES_GRAD_INSIDE,
+    Wording.NO_SETUP_CONTEXT,
+    Wording.NO_VMAP,
+)
+
+
+def pull_batch(
+    pull: Callable[..., Sequence[G]], cotangents: Sequence[Tensor], *, randomness: str = "error"
+) -> tuple[G, ...]:
+    """Run a pullback for each row of its cotangents, all rows together where torch can.
 
     Args:
         pull: Maps one row of each to gradients; None stands for zero, and whether it does must not depend on the row.
         cotangents: Tensors (k, ...).
+        randomness: As in `torch.func.vmap`.
 
     Returns:
         What `pull` returned, each (k, ...).
@@ -162,12 +178,12 @@ def pull_batch(pull: Callable[..., Sequence[Tensor | None]], cotangents: Sequenc
     # Not is_grads_batched=True: it leaves torch's batching rules for tanh, log_softmax and others unloaded, and
     # loops over the directions there.
     try:
-        found = vmap(present)(*cotangents)
+        found = vmap(present, randomness=randomness)(*cotangents)
     except RuntimeError as error:
-        if not says(error, Wording.BATCHING, Wording.SPARSE):
+        if not says(error, *_ONE_BY_ONE):
             raise
         found = [torch.stack(column) for column in zip(*map(present, *cotangents), strict=True)]
-    result: list[Tensor | None] = [None] * number
+    result: list[Any] = [None] * number
     for i, each in zip(used, found, strict=True):
         result[i] = each
     return tuple(result)

@@ -35,6 +35,8 @@ _EXPLAINED = {
     Wording.CHANGES_CAPTURED: "the function changes a tensor in place, which torch.func refuses (batch norm updates "
     "its buffers so in training mode); call model.eval(), pass copies of the buffers through functional_call, or use "
     "the route 'reverse-over-reverse'",
+    Wording.NO_HOOK: "the function registers a hook on a tensor, which needs a recorded graph; use the route "
+    "'reverse-over-reverse' (for a Jacobian, the mode 'reverse')",
     Wording.SPARSE: "a sparse tensor is in the way: torch differentiates those in reverse mode only, and compressed "
     "ones (CSR, CSC, BSR, BSC) only outside of torch.func transforms; use the route 'reverse-over-reverse', or "
     ".to_sparse_coo() or .to_dense()",

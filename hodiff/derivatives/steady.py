@@ -22,16 +22,14 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundFunction:
-    """The function, which raises where it returns something else than the first time; the list gets what that was.
-
-    Modules that it takes by name update their buffers once.
-    """
+    """The function, which raises where it returns something else than the first time; the list gets what that was."""
     if torch.compiler.is_compiling() or in_fx_trace():
         return function
     seen = [] if first is None else first
     modules = list(named_modules(function.f))
 
     def f(*args: Any, **kwargs: Any) -> Any:
+        # Buffers move once.
         with untouched(modules) if seen else attributes_put_back(modules):
             result = function.f(*args, **kwargs)
         is_pair = function.has_aux and isinstance(result, tuple)

@@ -65,7 +65,7 @@ class Suspect(NamedTuple):
 
 
 @contextmanager
-def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[list[Suspect]]:
+def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: bool = True) -> Iterator[list[Suspect]]:
     """Raise if one of some Functions' nodes, run inside with cotangents that are recorded, loses them.
 
     A gradient is linear in its cotangent. Where the cotangent requires a gradient and what backward returns does not,
@@ -74,6 +74,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
     Args:
         nodes: The nodes of a graph that belong to Functions.
         operands: What the gradient is taken by; gradients of anything else are of no interest.
+        curved: Whether the gradient is differentiated by the operands, and not by its cotangents alone.
 
     Yields:
         A list that holds afterwards the Functions that may have lost a part of their slope.
@@ -102,18 +103,19 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor]) -> Iterator[
         if lead_to(parents, operands):
             raise UnrecordedGradientError(_told(node))
     # All nodes of a Function are due together: counted one by one, a place in a loop could be skipped for ever.
-    due = {each: SCHEDULE.is_due(each, "graph") for each in {function_of(suspect.node) for suspect in suspects}}
+    key = "graph" if curved else "cotangents"
+    due = {each: SCHEDULE.is_due(each, key) for each in {function_of(suspect.node) for suspect in suspects}}
     for each in suspects:
         # With constants a slope at other arguments is that of no point.
         function = function_of(each.node)
         if not due[function]:
             continue
-        curved = not is_linear(function, each.node, each.cotangents)
-        lost = (each.linear or not each.constants) and loses_recorded(function, each.node, each.cotangents)
-        if (curved or lost) and lead_to(each.parents, operands):
-            SCHEDULE.begin_again(function, "graph")
+        linear = is_linear(function, each.node, each.cotangents)
+        lost = curved and (each.linear or not each.constants) and loses_recorded(function, each.node, each.cotangents)
+        if (lost or not linear) and lead_to(each.parents, operands):
+            SCHEDULE.begin_again(function, key)
             backward = described_backward(each.node)
-            raise UnrecordedGradientError(_nonlinear(backward) if curved else lost_slope(backward, linear=each.linear))
+            raise UnrecordedGradientError(lost_slope(backward, linear=each.linear) if linear else _nonlinear(backward))
     # With several outputs, one may be the slope itself, and backward may ignore its cotangent.
     suspects[:] = [
         each

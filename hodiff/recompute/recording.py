@@ -151,7 +151,7 @@ class Recording(Generic[T]):
             # What is linear in a cotangent shows that it is recorded by leading to it, also where the function is
             # linear.
             seeds = [each if each.requires_grad else each.detach().requires_grad_() for each in given]
-            with refusing_cuts(self.functions or (), self.operands) as suspects, torch.enable_grad():
+            with refusing_cuts(self.functions or (), self.operands, curved=curved) as suspects, torch.enable_grad():
                 gradients = torch.autograd.grad(outputs, self.operands, seeds, create_graph=True, allow_unused=True)
             self.suspects = suspects
             refusals: Sequence[Tensor] = ()

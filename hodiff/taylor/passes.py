@@ -163,6 +163,11 @@ def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: Ra
         except RuntimeError as error:
             if offered and says(error, Wording.NO_SETUP_CONTEXT):
                 raise _without_setup_context(error) from error
+            if offered and says(error, Wording.CHANGES_CAPTURED):
+                raise RouteError(
+                    "jet: f changes a tensor from outside of it in place beside an autograd.Function, which torch.func "
+                    "refuses; return what is kept there, or take hodiff.hessian or hodiff.jacobian."
+                ) from error
             raise
         state.rewind()
 

@@ -63,6 +63,7 @@ class Wording(Enum):
         r"attempting to call Tensor\.requires_grad_\(\)",
         "code inside of a transform starts a graph of its own",
     )
+    NO_HOOK = (r"cannot register a hook on a tensor that doesn't require gradient", "forward mode records no graph")
     CHANGES_CAPTURED = (r"mutate a captured Tensor", "torch.func refuses to change what it has not been given")
     NO_NUMBERS = (
         r"Cannot access data pointer|Can't call numpy|numpy\(\) is not supported",

@@ -214,6 +214,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     ),
     Wording.INFERENCE_TENSOR: (_of_inference_mode,),
     Wording.REQUIRES_GRAD_INSIDE: (lambda: gradient(lambda x: x.detach().requires_grad_().sum())(_x()),),
+    Wording.NO_HOOK: (lambda: torch.ones(2).register_hook(lambda cotangent: cotangent),),
     Wording.CHANGES_CAPTURED: (_captured,),
     Wording.NO_NUMBERS: (
         lambda: vmap(lambda x: torch.from_numpy(x.numpy()))(_rows()),

@@ -14,7 +14,7 @@ from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree, describe, flatten, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
-from hodiff.derivatives.recorded_gradient import RecordedGradient
+from hodiff.derivatives.recorded_gradient import RecordedGradient, pull_batch
 from hodiff.derivatives.route_choice import follow, takes_unrecorded, unavailable
 from hodiff.derivatives.steady import leaving_no_trace, steady
 from hodiff.derivatives.transforms import pull, push
@@ -23,7 +23,6 @@ from hodiff.recompute.reachable import named_modules
 from hodiff.recompute.recording import Recording
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
-from hodiff.torch_internals.wording import Wording, says
 
 # Vectors (k, n), to their products (k, m).
 Multiply = Callable[[Tensor], Tensor]
@@ -82,11 +81,7 @@ class Hessian:
 def _pulled_back(recorded: RecordedGradient, tangents: Leaves) -> Leaves:
     """Products of a recorded gradient; of one vector alone without vmap, which costs more than it saves there."""
     if len(tangents[0]) != 1:
-        try:
-            return recorded.products(tangents)
-        except RuntimeError as error:
-            if not says(error, Wording.REQUIRES_GRAD_INSIDE):
-                raise
+        return recorded.products(tangents)
     return _one_by_one(lambda v: recorded.product(v, keep=True), tangents)
 
 
@@ -145,19 +140,25 @@ class Jacobian:
         def along(*tangents: Tensor) -> list[Tensor]:
             return push(self._flat, (leaves,), (tangents,))[1]
 
-        return self._batched(along, vectors, leaves)
+        return self._batched(lambda rows: vmap(along, randomness="same")(*rows), vectors, leaves)
 
     def transposed_products(self, vectors: Tensor) -> Tensor:
         r"""$J^\top v$ for each row of (k, m): cotangents are pulled back, through one recorded pass."""
         if self.recorded:
             return self._recorded_transposed_products(vectors)
         _, pullback, _ = pull(self._flat, self._function.leaves)
-        return self._batched(lambda *v: list(pullback(list(v))[0]), vectors, self.outputs)
 
-    def _batched(self, along: Callable[..., list[Tensor]], vectors: Tensor, like: Sequence[Tensor]) -> Tensor:
+        def pulled(rows: Leaves) -> Sequence[Tensor]:
+            return pull_batch(lambda *v: pullback(list(v))[0], rows, randomness="same")
+
+        return self._batched(pulled, vectors, self.outputs)
+
+    def _batched(
+        self, multiply: Callable[[Leaves], Sequence[Tensor]], vectors: Tensor, like: Sequence[Tensor]
+    ) -> Tensor:
         def product(part: Tensor) -> Tensor:
             with leaving_no_trace(self._function.f):
-                return joined(vmap(along, randomness="same")(*split(part, like)))
+                return joined(multiply(split(part, like)))
 
         return in_groups(product, vectors, self._bytes_each, self._chunk_size)
 
