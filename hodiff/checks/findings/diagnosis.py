@@ -100,7 +100,7 @@ LEFT_OVER: tuple[CodePattern, ...] = (
     CodePattern("HD407", route="vmap", kind="raises"),
     CodePattern("HD402", route="vmap"),
     CodePattern("HD407", quantity="batched", detail=pattern_of(Wording.BATCHING)),
-    CodePattern("HD104", kind="raises", detail="slope for a constant"),
+    CodePattern("HD104", kind="raises|fails", detail="slope for a constant"),
     CodePattern("HD408", kind="raises"),
     CodePattern("HD408", kind="fails", detail="^(?!GradcheckError)"),
     CodePattern("HD406", fact="plain"),
