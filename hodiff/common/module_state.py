@@ -51,7 +51,13 @@ def attributes_put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
     A tensor that one evaluation keeps would be a constant to the next, and one of a transform is of no use after it.
     """
     kept = [(module, attributes_of(module)) for module in modules]
-    held = [(each, each.copy()) for _, before in kept for each in before.values() if type(each) in _COLLECTIONS]
+    # Most are tables of hooks, and empty.
+    held = [
+        (each, each.copy() if each else ())
+        for _, before in kept
+        for each in before.values()
+        if type(each) in _COLLECTIONS
+    ]
     try:
         yield
     finally:
@@ -64,7 +70,7 @@ def attributes_put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
                 if attributes.get(name, _MISSING) is not value:
                     attributes[name] = value
         for collection, contents in held:
-            if not _same(collection, contents):
+            if (collection or contents) and not (collection and contents and _same(collection, contents)):
                 _refill(collection, contents)
 
 

@@ -73,8 +73,10 @@ def padding_of_both_sides(convolution: Any) -> list[int]:
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
     """What a module holds besides parameters, buffers and submodules, which others may exchange for a while."""
-    exchanged = (module._parameters, module._buffers, module._modules)
-    return {name: value for name, value in vars(module).items() if not any(value is each for each in exchanged)}
+    attributes = vars(module).copy()
+    for name in ("_parameters", "_buffers", "_modules"):
+        attributes.pop(name, None)
+    return attributes
 
 
 def has_backward_hooks(module: nn.Module) -> bool:

@@ -59,10 +59,12 @@ class Inquiry:
         """Name the torch function at fault, else what a check of the submodule alone says, else the routes."""
         if guilty.loss is not None:
             return self._alone(guilty, subject_of_loss(guilty.loss, guilty.call), "the loss", "")
+        kink = statuses(guilty.failed) == {"non-smooth"}
+        if kink and guilty.call.children:
+            # All that is inside agrees, and a check of the whole would say the same again.
+            return (_by_routes(guilty, guilty.call.label, guilty.call.location),)
         # Of what writes into its inputs no function alone is at fault.
-        told = (
-            statuses(guilty.failed) == {"non-smooth"} or _names_custom(guilty) or _writes(self.subject_for(guilty.call))
-        )
+        told = kink or _names_custom(guilty) or _writes(self.subject_for(guilty.call))
         culprits_inside = [] if told else list(self._culprits(guilty))
         if culprits_inside:
             return tuple(finding for culprit in culprits_inside for finding in self._of_culprit(guilty, culprit))
