@@ -52,8 +52,8 @@ def attributes_put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
     """
     kept = [(module, attributes_of(module)) for module in modules]
     # Most are tables of hooks, and empty.
-    attributes = (each for _, before in kept for each in before.values())
-    held = [(each, each.copy() if each else ()) for each in attributes if type(each) in _COLLECTIONS]
+    values = (each for _, before in kept for each in before.values())
+    held = [(each, each.copy() if each else ()) for each in values if type(each) in _COLLECTIONS]
     try:
         yield
     finally:
