@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hodiff
 from hodiff.rules import blockwise
+
+transformers = pytest.importorskip("transformers")
 
 LENGTH, WIDTH = 48, 16
 SMALL = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
