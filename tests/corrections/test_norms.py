@@ -3,6 +3,7 @@
 import gc
 import itertools
 import math
+import operator
 
 import pytest
 import torch
@@ -309,6 +310,10 @@ SMOOTH = {
     "l1_loss": (lambda x: F.l1_loss(x, torch.zeros_like(x), reduction="none").square().sum(), 2),
     "l1_loss of one": (lambda x: F.l1_loss(x.norm(), torch.zeros((), dtype=D)) ** 2, 2),
     "sqrt": (lambda x: torch.sqrt((x * x).sum()) ** 2, 2),
+    "einsum": (lambda x: (torch.einsum("ij,ij->i", x.abs(), x.abs()) + torch.einsum("i,i->", one(x), one(x))).sum(), 4),
+    "einsum of transposed": (lambda x: (n := x.abs()).shape and torch.einsum("ij,ij->ji", n, n).sum(), 2),
+    "vecdot": (lambda x: torch.linalg.vecdot(x.abs(), x.abs()).sum() + torch.linalg.vecdot(one(x), one(x), dim=0), 4),
+    "exponent that is a tensor": (lambda x: (x.abs() ** torch.tensor(2.0)).sum(), 2),
 }
 
 
@@ -324,6 +329,51 @@ def test_smooth_functions_of_lengths_at_zero_in_closed_form(name):
         along = hodiff.directional_derivatives(f, x, v, order=2)
         assert along[1].item() == pytest.approx(0, abs=1e-12)
         assert along[2].item() == pytest.approx(factor * v.square().sum().item(), rel=1e-12)
+
+
+# What is written into y, and the same out of place.
+WRITTEN = {
+    "mul_": (lambda y, n: y.mul_(n), lambda y, n: y * n),
+    "*=": (operator.imul, lambda y, n: y * n),
+    "div_": (lambda y, n: y.div_(n), lambda y, n: y / n),
+    "add_": (lambda y, n: y.add_(n, alpha=2), lambda y, n: y + 2 * n),
+    "sub_ and mul_": (lambda y, n: y.sub_(n).mul_(n), lambda y, n: (y - n) * n),
+    "mul_ by itself": (lambda y, n: y.mul_(n).mul_(y), lambda y, n: (y * n) ** 2),
+    "a length": (lambda y, n: y * (n * 1).mul_(n), lambda y, n: y * n**2),
+    "pow_": (lambda y, n: y * (n * 1).pow_(3), lambda y, n: y * n**3),
+    "a constant": (lambda y, n: torch.ones_like(y).mul_(n) * y, lambda y, n: n * y),
+}
+LENGTHS_OF = {
+    "norm": torch.linalg.vector_norm,
+    "abs": torch.abs,
+    "std": torch.std,
+    "sqrt": lambda x: (x * x).sum().sqrt(),
+    "dist": lambda x: torch.dist(x, torch.ones_like(x)),
+}
+
+
+@pytest.mark.parametrize("length", LENGTHS_OF.values(), ids=LENGTHS_OF)
+@pytest.mark.parametrize("name", WRITTEN)
+def test_writes_in_place_by_lengths(name, length):
+    """What is written over stays a factor of what was made of it."""
+    in_place, formula = WRITTEN[name]
+    x, v = torch.tensor([2.0, 3.0, -1.5], dtype=D), torch.tensor([0.5, -1.0, 2.0], dtype=D)
+
+    def written(x):
+        return in_place(x.clone(), length(x)) ** 2
+
+    def plain(x):
+        return formula(x, length(x)) ** 2
+
+    expected = torch.autograd.functional.jacobian(plain, x)
+    with corrected:
+        torch.testing.assert_close(torch.func.vmap(written)(x[None])[0], plain(x))
+        torch.testing.assert_close(torch.func.jvp(written, (x,), (v,)), (plain(x), expected @ v))
+    for mode in ("forward", "reverse"):
+        torch.testing.assert_close(hodiff.jacobian(written, mode=mode)(x), expected)
+    product = torch.autograd.functional.hvp(lambda x: plain(x).sum(), x, v)[1]
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(lambda x: written(x).sum(), x, v, route=route), product)
 
 
 def test_taylor_mode_takes_the_mean_of_both_sides_of_a_kink():
@@ -380,7 +430,8 @@ def test_a_length_of_a_kernel_by_its_parameters():
     [
         lambda n: torch.softmax(torch.cat([n, 0 * n.detach()]), 0)[0],
         lambda n: F.huber_loss(n, torch.zeros(1, dtype=D)),
-        lambda n: torch.einsum("i,i->", n, n),
+        lambda n: torch.kron(n, n)[0],
+        lambda n: torch.einsum("i,j->", n, n),
     ],
 )
 def test_unknown_functions_of_a_length_at_zero_are_refused(f):

@@ -11,6 +11,8 @@ from torch import Tensor
 from hodiff.corrections.distances.graded import KINKED_AT_ZERO, elementwise_parts
 from hodiff.corrections.distances.length_calls import Call, refused, tensors_in
 from hodiff.corrections.distances.squares import even_power
+from hodiff.corrections.values import numbers_of
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
@@ -18,6 +20,9 @@ def power(call: Call) -> Any:
     """Raise to a number; even powers of a multiple of a length are powers of its square, everywhere."""
     exponent: Any = call.args[1] if len(call.args) == 2 else 2 if len(call.args) == 1 and not call.kwargs else None
     base = call.graded(0)
+    if isinstance(exponent, Tensor) and not exponent.dim() and not carry_derivatives([exponent]):
+        numbers = numbers_of(exponent)
+        exponent = None if numbers is None or numbers.dim() else numbers.item()
     if base is None or type(exponent) not in (int, float) or call.kwargs:
         return None
     if base.even is None and exponent >= 2 and exponent % 2 == 0:

@@ -155,6 +155,35 @@ def _inner(call: Call) -> Any:
     return call.again(lambda x, y: (x * y).sum(), *call.args)
 
 
+def _vecdot(call: Call) -> Any:
+    if len(call.args) != 2 or call.kwargs.keys() - {"dim"} or any(each.is_complex() for each in call.args):
+        return None
+    return call.again(lambda x, y: (x * y).sum(call.kwargs.get("dim", -1)), *call.args)
+
+
+def _einsum(call: Call) -> Any:
+    """Contract two tensors with the same indices: an elementwise product and a sum."""
+    equation, *operands = call.args
+    if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
+        operands = list(operands[0])
+    if not isinstance(equation, str) or "->" not in equation or len(operands) != 2 or call.kwargs:
+        return None
+    inputs, _, kept = equation.replace(" ", "").partition("->")
+    first, second = inputs.split(",")
+    alike = sorted(first) == sorted(second) and len({*first}) == len(first) and (first + "a").isalpha()
+    if not alike or any(each.is_complex() for each in operands):
+        return None
+
+    def contract(x: Tensor, y: Tensor) -> Tensor:
+        product = x * (y if first == second else y.permute([second.index(each) for each in first]))
+        summed = [place for place, each in enumerate(first) if each not in kept]
+        result = product.sum(summed) if summed else product
+        left = [each for each in first if each in kept]
+        return result if left == [*kept] else result.permute([left.index(each) for each in kept])
+
+    return call.again(contract, *operands)
+
+
 def _loss(power: Callable[[Tensor], Tensor]) -> Callable[[Call], Any]:
     def rule(call: Call) -> Any:
         options = {"reduction": "mean"} | {name: each for name, each in call.kwargs.items() if each is not None}
@@ -172,8 +201,11 @@ def _loss(power: Callable[[Tensor], Tensor]) -> Callable[[Call], Any]:
 
 def _in_place(call: Call, function: Callable[..., Any]) -> Any:
     """Compute the value out of place, write it, and record its parity for the tensor written to."""
-    x, *others = call.args
-    value = call.again(function, x, *others, **call.kwargs)
+    x = call.args[0]
+    # What is written over may be a factor in the parity, and a graph may keep it.
+    before = call.again(torch.clone, x)
+    args, kwargs = pytree.tree_map_only(Tensor, lambda each: before if each is x else each, (call.args, call.kwargs))
+    value = call.again(function, *args, **kwargs)
     result = find(value)
     x.copy_(value)
     if result is not None:
@@ -227,6 +259,8 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("neg", "negative", "__neg__"), arithmetic.negative),
     **dict.fromkeys(("sum", "mean"), _reduced),
     **dict.fromkeys(("dot", "vdot", "inner", "matmul", "__matmul__"), _inner),
+    "linalg_vecdot": _vecdot,
+    "einsum": _einsum,
     "__rpow__": _reversed_power,
     "addcmul": _written_out(lambda a, b, c, value=1: a + value * (b * c)),
     "hypot": _written_out(lambda a, b: torch.sqrt(a * a + b * b)),

@@ -125,7 +125,7 @@ def remember(tensor: Any, root: Root, even: Any, odd: Any, length: Any, held: tu
         lengths.pop(key, None)
 
     itself = weakref.ref(tensor, forget)
-    versions = tuple((each, _version(each)) for each in held)
+    versions = tuple((each, _version(each)) for each in (*held, length) if each is not None)
     LENGTHS[key] = Graded(itself, _version(tensor), root, even, odd, length, versions)
     return tensor
 
