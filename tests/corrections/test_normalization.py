@@ -311,3 +311,23 @@ def test_statistics_are_no_constants(name, route):
     torch.testing.assert_close(
         hodiff.directional_derivatives(f, x, v, order=3), hodiff.directional_derivatives(expected, x, v, order=3)
     )
+
+
+@pytest.mark.parametrize("of", ["weight", "bias"])
+def test_native_group_norm_of_weights_that_are_not_contiguous(of):
+    """Of such torch's kernel reads other numbers."""
+    x, generator = torch.randn(2, 6, 3, dtype=D), torch.Generator().manual_seed(0)
+    numbers = torch.randn(2, 6, dtype=D, generator=generator)
+    expected = F.group_norm(x, 2, *numbers)
+    given = dict(zip(("weight", "bias"), numbers, strict=True))
+    given[of] = torch.stack([given[of], given[of] + 5], -1)[..., 0]
+    with hodiff.corrected():
+        y, _, _ = torch.native_group_norm(x, given["weight"], given["bias"], 2, 6, 3, 2, 1e-5)
+        torch.testing.assert_close(y, expected)
+        (gradient,) = torch.autograd.functional.vjp(
+            lambda w: torch.native_group_norm(x, *({**given, of: w}).values(), 2, 6, 3, 2, 1e-5)[0].sum(), given[of]
+        )[1:]
+    by_torch = torch.autograd.functional.vjp(
+        lambda w: F.group_norm(x, 2, *({**given, of: w}).values()).sum(), given[of]
+    )[1]
+    torch.testing.assert_close(gradient, by_torch)

@@ -110,7 +110,9 @@ def _group_norm(
 def _native_group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> Any:
-    if not input.numel() or not carry_derivatives((input,)):
+    # Torch's kernel takes the memory of weight and bias for contiguous.
+    strided = any(each is not None and not each.is_contiguous() for each in (weight, bias))
+    if not input.numel() or not (strided or carry_derivatives((input,))):
         return UNNEEDED
     y = functions.group_norm(input, group, weight, bias, eps)
     return y, *_statistics(input.reshape(N, group, -1), [-1], eps, weight if input.is_cpu else None)
