@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hodiff.torch_internals.autograd.graph_nodes import (
     BackwardHookFunction,
@@ -51,7 +51,7 @@ class Inspection(NamedTuple):
     functions: list[Any]
 
 
-def inspect_graph(output: Tensor, operands: Iterable[Tensor] = ()) -> Inspection:
+def inspect_graph(output: Tensor, operands: Sequence[Tensor] = ()) -> Inspection:
     """Walk over the graph of a tensor, and find its leaves and what its second derivatives may fail at.
 
     Args:
@@ -67,6 +67,7 @@ def inspect_graph(output: Tensor, operands: Iterable[Tensor] = ()) -> Inspection
     once: str | None = None
     functions = []
     before = {each.grad_fn for each in operands} - {None}
+    ends = {get_gradient_edge(each).node for each in operands if each.requires_grad}
     for node in nodes_from([output.grad_fn], before):
         if type(node) in _TRUSTED:
             continue
@@ -78,11 +79,16 @@ def inspect_graph(output: Tensor, operands: Iterable[Tensor] = ()) -> Inspection
         if _is_trusted(node, function):
             _TRUSTED.add(type(node))
             continue
-        if once is None:
-            once = _constant_gradient(node)
+        if once is None and (found := _constant_gradient(node)) is not None and _leads(node, ends):
+            once = found
         if once is None and (function is not None or is_cpp_function(node)):
             functions.append(node)
     return Inspection(leaves, once, functions)
+
+
+def _leads(node: Any, ends: Collection[Any]) -> bool:
+    """Whether a node leads to one of some ends, if there are any."""
+    return not ends or not ends.isdisjoint(nodes_from([node]))
 
 
 def _is_trusted(node: Any, function: Any) -> bool:

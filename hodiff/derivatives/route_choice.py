@@ -62,6 +62,8 @@ _WHY_UNRECORDED = (
 
 def unavailable(error: Exception) -> bool:
     """Whether an exception says that torch lacks the derivative on this route; the user's own never does."""
+    if isinstance(error, UnrecordedGradientError):
+        return True
     if isinstance(error, HodiffError) or raised_by_user(error):
         return False
     if isinstance(error, (AssertionError, KeyError)):  # so dynamo fails inside a transform

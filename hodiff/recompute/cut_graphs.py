@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from hodiff.errors import RouteError
 from hodiff.graphs import nodes_from
 from hodiff.recompute.slopes import (
     SCHEDULE,
+    form_of,
     has_derivatives,
     is_linear,
     keeps_numbers,
@@ -37,7 +39,7 @@ _REMEDY = (
 )
 
 
-class UnrecordedGradientError(NotImplementedError):
+class UnrecordedGradientError(RouteError, NotImplementedError):
     """The backward of a Function computes outside of the graph, so that further derivatives would be zero."""
 
 
@@ -85,9 +87,11 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
         RuntimeError: What torch raises otherwise.
     """
     cut: list[tuple[Any, list[Any]]] = []
+    zeros: list[tuple[Any, list[Any]]] = []
     suspects: list[Suspect] = []
     forward = lru_cache(lambda: set(nodes_from(nodes)))
-    handles = [node.register_hook(partial(_note, i, node, cut, suspects, forward)) for i, node in enumerate(nodes)]
+    note = partial(_note, lost=cut, zeros=zeros, suspects=suspects, forward=forward)
+    handles = [node.register_hook(partial(note, i, node)) for i, node in enumerate(nodes)]
     try:
         yield suspects
     except RuntimeError as error:
@@ -102,16 +106,25 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
     for node, parents in cut:
         if lead_to(parents, operands):
             raise UnrecordedGradientError(_told(node))
+    for node, sources in zeros:
+        if lead_to(sources, operands):
+            raise UnrecordedGradientError(_of_zeros(described_backward(node)))
     # All nodes of a Function are due together: counted one by one, a place in a loop could be skipped for ever.
-    key = "graph" if curved else "cotangents"
-    due = {each: SCHEDULE.is_due(each, key) for each in {function_of(suspect.node) for suspect in suspects}}
+    for_what = "graph" if curved else "cotangents"
+    keys = {each.position: (function_of(each.node), (for_what, *form_of(each.node))) for each in suspects}
+    due = {key: SCHEDULE.is_due(*key) for key in set(keys.values())}
+
+    def of_point(tensor: Tensor) -> bool:
+        return tensor.requires_grad and lead_to([get_gradient_edge(tensor).node], operands)
+
     for each in suspects:
         # With constants a slope at other arguments is that of no point.
-        function = function_of(each.node)
-        if not due[function]:
+        function, key = keys[each.position]
+        if not due[function, key]:
             continue
         linear = is_linear(function, each.node, each.cotangents)
-        lost = curved and (each.linear or not each.constants) and loses_recorded(function, each.node, each.cotangents)
+        asked = curved and (each.linear or not each.constants)
+        lost = asked and loses_recorded(function, each.node, each.cotangents, of_point)
         if (lost or not linear) and lead_to(each.parents, operands):
             SCHEDULE.begin_again(function, key)
             backward = described_backward(each.node)
@@ -120,18 +133,26 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
     suspects[:] = [
         each
         for each in suspects
-        if (each.linear or each.constants or len(each.cotangents) > 1) and lead_to(each.parents, operands)
+        if (each.linear or each.constants or len(each.cotangents) > 1 or _keeps_others(each.node, of_point))
+        and lead_to(each.parents, operands)
     ]
+
+
+def _keeps_others(node: Any, of_point: Callable[[Tensor], bool]) -> bool:
+    """Whether a Function keeps tensors that may be differentiated by and do not depend on the point."""
+    return any(each.requires_grad and not of_point(each) for each in kept_tensors(node).values())
 
 
 def _note(
     position: int,
     node: Any,
-    lost: list[tuple[Any, list[Any]]],
-    suspects: list[Suspect],
-    forward: Callable[[], set[Any]],
     gradients: Sequence[Any],
     cotangents: Sequence[Any],
+    *,
+    lost: list[tuple[Any, list[Any]]],
+    zeros: list[tuple[Any, list[Any]]],
+    suspects: list[Suspect],
+    forward: Callable[[], set[Any]],
 ) -> None:
     if not any(each is not None and each.requires_grad for each in cotangents):
         return
@@ -142,6 +163,9 @@ def _note(
     # those of auxiliary losses do.
     if unrecorded and (recorded or not cut):
         cut = unrecorded if _is_cut_at_ones(node, cotangents, varies=bool(recorded)) else []
+        if not cut and not recorded and any(map(_is_nonzero, _gradients_at(node, cotangents, 1.0))):
+            sources = [get_gradient_edge(each).node for each in cotangents if each is not None and each.requires_grad]
+            zeros.append((node, sources))
     if cut:
         lost.append((node, [node.next_functions[i][0] for i in cut]))
     elif getattr(getattr(node, "call", None), "holds_anywhere", True):  # of hodiff.custom_vjp and its like
@@ -176,18 +200,19 @@ def _keeps_numbers(node: Any) -> bool:
 
 def _is_cut_at_ones(node: Any, cotangents: Sequence[Any], *, varies: bool) -> bool:
     """Whether the backward of a node loses a cotangent of ones, and with `varies` depends on it."""
+    at_ones = [each for each in _gradients_at(node, cotangents, 1.0) if not each.requires_grad]
+    if varies:
+        at_twos = [each for each in _gradients_at(node, cotangents, 2.0) if not each.requires_grad]
+        return any(_is_nonzero(b - a) for a, b in zip(at_ones, at_twos, strict=True))
+    return any(map(_is_nonzero, at_ones))
 
-    def unrecorded(scale: float) -> list[Tensor]:
+
+def _gradients_at(node: Any, cotangents: Sequence[Any], scale: float) -> list[Tensor]:
+    """What the backward of a node returns for constant cotangents that require a gradient."""
+    with torch.enable_grad():
         full = [None if each is None else torch.full_like(each, scale, requires_grad=True) for each in cotangents]
         found = getattr(node, "apply", node)(*materialized(node, full))
-        tensors = [each for each in (found if isinstance(found, tuple) else (found,)) if isinstance(each, Tensor)]
-        return [each for each in tensors if not each.requires_grad]
-
-    with torch.enable_grad():
-        at_ones = unrecorded(1.0)
-        if varies:
-            return any(_is_nonzero(b - a) for a, b in zip(at_ones, unrecorded(2.0), strict=True))
-        return any(map(_is_nonzero, at_ones))
+    return [each for each in (found if isinstance(found, tuple) else (found,)) if isinstance(each, Tensor)]
 
 
 def _is_nonzero(tensor: Tensor) -> bool:
@@ -243,6 +268,13 @@ def lost_slope(backward: str, *, linear: bool, instead: str = _REMEDY) -> str:
     return (
         f"{backward} takes {what} (a tensor that forward computed and kept, .detach(), .data, NumPy or a kernel), but "
         f"it varies with the point, so that its derivative would be lost without a word; {instead}"
+    )
+
+
+def _of_zeros(backward: str) -> str:
+    return (
+        f"{backward} returns zeros without a graph for a cotangent that is zero here and varies with the point, so "
+        "that its derivative would be lost without a word; multiply by the cotangent in any case"
     )
 
 

@@ -25,8 +25,10 @@ from hodiff.recompute.slopes import (
     OFFSETS,
     Schedule,
     can_run_again,
+    form_of,
     loses_operands,
     normal_like,
+    size_of,
     slope_at,
     steps_at,
     varies_smoothly,
@@ -244,7 +246,7 @@ def _lost_near(
         return
     seed = torch.Generator().manual_seed(0)
     probes = [[normal_like(each, seed) for each in suspect.cotangents] for suspect in suspects]
-    scales = [1 + leaf.detach().abs() for leaf in leaves]
+    scales = [size_of(leaf) for leaf in leaves]
     centre = [
         leaf.detach() + offset * scale * normal_like(leaf, seed) for leaf, scale in zip(leaves, scales, strict=True)
     ]
@@ -268,8 +270,8 @@ def _nodes_of(run: Run, suspects: Sequence[Suspect]) -> list[Any]:
     return nodes
 
 
-def _key(node: Any) -> tuple[str, int]:
-    return function_name(node), id(type(node))
+def _key(node: Any) -> tuple[Any, ...]:
+    return function_name(node), id(type(node)), form_of(node)
 
 
 def _code(f: Any) -> CodeType | None:

@@ -6,6 +6,7 @@ A backward is a function of its cotangent and of what the Function keeps, so tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from hodiff.common.complex_numbers import as_real
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
-from hodiff.recompute.reachable import draw_of, named_modules
+from hodiff.recompute.reachable import cells_of, draw_of, named_modules
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.forward_mode import in_dual_level
 from hodiff.torch_internals.autograd.graph_nodes import backward_rules, operator_of, results_of
@@ -26,6 +27,8 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, fi
 
 Kept = Mapping[Any, Tensor]
 
+# Along how many random directions.
+_DIRECTIONS = 3
 # Where slopes are compared besides the point itself, at which an even one is flat.
 OFFSETS = (0.0, 0.03)
 
@@ -57,6 +60,13 @@ class Schedule:
 
 # Counts the calls of each Function, separately for graphs and for transforms.
 SCHEDULE = Schedule()
+
+
+def form_of(node: Any) -> tuple[Any, ...]:
+    """What a Function was called for, as far as another answer may be right for it: gradients, dtypes, flags."""
+    flags = [(name, each) for name, each in getattr(node, "__dict__", {}).items() if type(each) in (bool, str)]
+    dtypes = [result.dtype for result in results_of(node)]
+    return tuple(getattr(node, "needs_input_grad", ())), tuple(dtypes), tuple(sorted(flags))
 
 
 def kept_tensors(node: Any) -> dict[int | str, Tensor]:
@@ -140,12 +150,12 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
     return [each for each in values if isinstance(each, Tensor)]
 
 
-def varies_smoothly(before: Tensor, here: Tensor, again: Tensor, after: Tensor) -> bool:
-    """Whether numbers change as much to one side as to the other: rounding, jumps and random numbers do not."""
+def varies_smoothly(before: Tensor, here: Tensor, again: Tensor, after: Tensor, share: float = 0.1) -> bool:
+    """Whether numbers change, but for a share, as much to one side as to the other, as rounding and jumps do not."""
     if not before.shape == here.shape == again.shape == after.shape:
         return False
     change, bend, noise = after - before, after + before - 2 * here, again - here
-    small = 0.1 * change.norm()
+    small = share * change.norm()
     return bool(bend.norm() < small) and bool(noise.norm() < small) and bool(change.norm() > 1e-12 * here.norm())
 
 
@@ -153,13 +163,18 @@ def _has_difference(
     difference: Tensor, coarser: Tensor, slope: Tensor, points: Sequence[Tensor], steps: Sequence[Tensor]
 ) -> bool:
     """Whether the graph of a slope has its difference, within an error estimated by a coarser difference."""
-    along = torch.randn(difference.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(difference)
-    pulled: Sequence[Tensor | None] = [None] * len(points)
-    if slope.requires_grad:
-        pulled = torch.autograd.grad((slope * along).sum(), points, allow_unused=True, retain_graph=True)
-    recorded = sum(float((g.conj() * h).real.sum()) for g, h in zip(pulled, steps, strict=True) if g is not None)
-    tolerance = 1e-3 * (difference * along).abs().sum() + 3 * ((difference - coarser) * along).abs().sum()
-    return abs(recorded - float(difference @ along)) <= float(tolerance)
+    tolerance = float(1e-3 * difference.norm() + 10 * (difference - coarser).norm())
+    generator = torch.Generator().manual_seed(0)
+    # A random direction sees what is lost as large as it is.
+    for _ in range(_DIRECTIONS):
+        along = torch.randn(difference.shape, generator=generator, device="cpu").to(difference)
+        pulled: Sequence[Tensor | None] = [None] * len(points)
+        if slope.requires_grad:
+            pulled = torch.autograd.grad((slope * along).sum(), points, allow_unused=True, retain_graph=True)
+        recorded = sum(float((g.conj() * h).real.sum()) for g, h in zip(pulled, steps, strict=True) if g is not None)
+        if abs(recorded - float(difference @ along)) > tolerance:
+            return False
+    return True
 
 
 def _is_normal(difference: Tensor, steps: Sequence[Tensor]) -> bool:
@@ -171,7 +186,13 @@ def _is_normal(difference: Tensor, steps: Sequence[Tensor]) -> bool:
 
 def steps_at(points: Sequence[Tensor], seed: torch.Generator, eps: float = 0.0) -> list[Tensor]:
     """Random steps by which differences of slopes are taken, for a relative precision that is at least `eps`."""
-    return [max(torch.finfo(x.dtype).eps, eps) ** 0.5 * (1 + x.detach().abs()) * normal_like(x, seed) for x in points]
+    return [max(torch.finfo(x.dtype).eps, eps) ** 0.5 * size_of(x) * normal_like(x, seed) for x in points]
+
+
+def size_of(tensor: Tensor) -> Tensor:
+    """The size of each number, at least 1; 0 for those that are not finite, which stay where they are."""
+    size = 1 + tensor.detach().abs()
+    return torch.where(size.isfinite(), size, 0)
 
 
 def normal_like(tensor: Any, seed: torch.Generator) -> Any:
@@ -186,13 +207,16 @@ def has_derivatives(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def loses_recorded(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
+def loses_recorded(
+    function: Any, ctx: Any, cotangents: Sequence[Any], among: Callable[[Tensor], bool] = lambda _: True
+) -> bool:
     """Whether backward takes for a constant its cotangent, or what a Function keeps with a graph, such as an argument.
 
     Args:
         function: The Function.
         ctx: Its context, or its node.
         cotangents: What its backward was given.
+        among: Which of the kept tensors are asked about.
 
     Returns:
         Whether the graph of the slope lacks what differences of it have; False where that is not known.
@@ -200,7 +224,7 @@ def loses_recorded(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
     if not can_run_again(function):
         return False
     with torch.enable_grad():
-        moving = {key: each for key, each in kept_tensors(ctx).items() if each.numel() and carry_derivatives([each])}
+        moving = {key: each for key, each in kept_tensors(ctx).items() if each.numel() and _moves(each) and among(each)}
 
     def slope(points: Sequence[Tensor], given: Sequence[Any]) -> Tensor:
         return slope_elsewhere(function, ctx, dict(zip(moving, points, strict=True)), given)
@@ -225,7 +249,7 @@ def loses_operands(function: Any, ctx: Any, operands: Sequence[Any], cotangents:
     if not can_run_again(function):
         return False
     with torch.enable_grad():
-        moving = [i for i, each in enumerate(operands) if has_derivatives(each) and carry_derivatives([each])]
+        moving = [i for i, each in enumerate(operands) if _moves(each)]
 
     # A Function may write into what it is given.
     modules = [module for each in operands for module in named_modules(each)]
@@ -243,6 +267,11 @@ def loses_operands(function: Any, ctx: Any, operands: Sequence[Any], cotangents:
         rows = [first_row(each).detach() if isinstance(each, Tensor) else each for each in operands]
         given = [each if each is None else first_row(each) for each in cotangents]
         return _loses(slope, [rows[i] for i in moving], given, max(_precisions(ctx), default=0.0))
+
+
+def _moves(value: Any) -> bool:
+    """Whether a value may be differentiated by; differences of 16-bit numbers have no digits."""
+    return has_derivatives(value) and value.dtype.itemsize >= 4 and carry_derivatives([value])
 
 
 def is_linear(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
@@ -281,7 +310,17 @@ def can_run_again(function: Any) -> bool:
     # adds to gradients of others.
     own = function.__module__.startswith(("hodiff.recompute.", "torch.")) and not operator_of(function)
     rule = next(backward_rules(function), None)
-    return not own and rule is not None and "backward" not in getattr(getattr(rule, "__code__", None), "co_names", ())
+    return not own and rule is not None and not _calls_backward(rule)
+
+
+def _calls_backward(rule: Any) -> bool:
+    """Whether a rule calls `backward` of a tensor, and not that of the Function it inherits from."""
+    names = getattr(getattr(rule, "__code__", None), "co_names", ())
+    named = [getattr(rule, "__globals__", {}).get(name) for name in names]
+    named += [cell.cell_contents for _, cell in cells_of(rule)] if isinstance(rule, FunctionType) else []
+    classes = [each for each in named if isinstance(each, type) and issubclass(each, torch.autograd.Function)]
+    inherits = "super" in names or bool(classes)
+    return "backward" in names and not inherits
 
 
 def _loses(
@@ -291,44 +330,63 @@ def _loses(
     precision: float = 0.0,
 ) -> bool:
     """Compare the graph of a slope with its differences, which have a relative precision, by points and cotangents."""
+    given = list(filter(has_derivatives, cotangents))
     # Differences of 16-bit numbers have no digits.
-    if not points or any(each.dtype.itemsize < 4 for each in (*points, *filter(has_derivatives, cotangents))):
+    if not points or any(each.dtype.itemsize < 4 for each in given):
         return False
     seed = torch.Generator().manual_seed(0)
     probe = [normal_like(each, seed) for each in cotangents]
     draw = RandomState(points, foreign=True)
-    eps = max(precision, *(torch.finfo(each.dtype).eps for each in (*points, *filter(has_derivatives, cotangents))))
+    eps = max(precision, *(torch.finfo(each.dtype).eps for each in (*points, *given)))
 
-    def at(numbers: Sequence[Tensor]) -> Tensor:
+    def slope_at_place(numbers: Sequence[Tensor]) -> Tensor:
         rest = iter(numbers[len(points) :])
         with draw.replayed():
             return slope_of(numbers[: len(points)], [next(rest) if has_derivatives(each) else each for each in probe])
 
-    # By cotangents a slope is linear, so that one place will do.
-    for offset, by_points in (*((each, True) for each in OFFSETS), (0.0, False)):
-        moved = [x.detach() + offset * (1 + x.detach().abs()) * normal_like(x, seed) for x in points]
+    def loses_at(moved: Sequence[Tensor], *, by_points: bool) -> bool | None:
+        """None where backward, or the Function, raises: it need not take other points."""
         centre = [each.detach().requires_grad_() for each in (*moved, *filter(has_derivatives, probe))]
         steps = [
             step if (i < len(points)) is by_points else torch.zeros_like(step)
             for i, step in enumerate(steps_at(centre, seed, eps))
         ]
-        aside = [
-            [(x.detach() + s * h).requires_grad_() for x, h in zip(centre, steps, strict=True)]
-            for s in (-1, 0, 1, -0.5, 0.5)
-        ]
-        with torch.enable_grad():
-            try:
-                slope, before, again, after, *near = map(at, (centre, *aside))
-            except Exception:
-                # A backward need not take other points, and its own errors at them are of no interest.
-                return False
-            change, half = (after - before).detach(), (near[1] - near[0]).detach()
-            smooth = varies_smoothly(before.detach(), slope.detach(), again.detach(), after.detach())
-            # A jump at the very point, such as that of a sign at 0, does not become smaller.
-            smooth = smooth and bool((2 * half - change).norm() < 0.1 * change.norm())
-            # A change of a few units in the last place is rounding; 16 bits have few.
-            rounding = min(64 * eps, 0.5 * eps**0.5)
-            smooth = smooth and bool(change.norm() > rounding * before.norm()) and _is_normal(half, steps)
-            if smooth and not _has_difference(half, change / 2, slope, centre, steps):
-                return True
-    return False
+        try:
+            return _differs(slope_at_place, centre, steps, eps)
+        except Exception:
+            return None
+
+    aside = [[x.detach() + offset * size_of(x) * normal_like(x, seed) for x in points] for offset in OFFSETS]
+    verdicts = [loses_at(moved, by_points=True) for moved in aside]
+    if None in verdicts and True not in verdicts:
+        # The point may lie on the edge of the domain.
+        verdicts.append(loses_at([0.75 * x.detach() for x in points], by_points=True))
+    # By cotangents a slope is linear, so that one place will do.
+    return True in verdicts or loses_at(aside[0], by_points=False) is True
+
+
+def _differs(
+    slope_at_place: Callable[[Sequence[Tensor]], Tensor], centre: Sequence[Tensor], steps: Sequence[Tensor], eps: float
+) -> bool:
+    """Whether a slope varies smoothly along steps, and otherwise than its graph says."""
+    aside = [
+        [(x.detach() + s * h).requires_grad_() for x, h in zip(centre, steps, strict=True)]
+        for s in (-1, 0, 1, -0.5, 0.5)
+    ]
+    with torch.enable_grad():
+        slopes = [slope_at_place(each) for each in (centre, *aside)]
+        if any(each.shape != slopes[0].shape for each in slopes):
+            return False
+        # As where a mask is infinite.
+        finite = torch.stack([each.detach() for each in slopes]).isfinite().all(0)
+        slope, before, again, after, *near = slopes if bool(finite.all()) else [each[finite] for each in slopes]
+        before, again, after, near = before.detach(), again.detach(), after.detach(), [each.detach() for each in near]
+        change, half = after - before, near[1] - near[0]
+        # What is kept in 16 bits has few digits.
+        rounding, share = (64 * eps, 0.1) if eps < 1e-4 else (0.5 * eps**0.5, 0.25)
+        smooth = varies_smoothly(before, slope.detach(), again, after, share)
+        # A jump at the very point, such as that of a sign at 0, does not become smaller.
+        smooth = smooth and bool((2 * half - change).norm() < share * change.norm())
+        # A change of a few units in the last place is rounding.
+        smooth = smooth and bool(change.norm() > rounding * before.norm()) and _is_normal(half, steps)
+        return smooth and not _has_difference(half, change / 2, slope, centre, steps)

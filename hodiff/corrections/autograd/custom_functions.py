@@ -17,7 +17,7 @@ from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.graphs import is_once_differentiable
 from hodiff.recompute.cut_graphs import lost_slope, unrecorded
-from hodiff.recompute.slopes import SCHEDULE, has_derivatives, kept_tensors, loses_operands, loses_recorded
+from hodiff.recompute.slopes import SCHEDULE, form_of, has_derivatives, kept_tensors, loses_operands, loses_recorded
 from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.nesting import nestable_jvp, without_own_tangents
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
@@ -84,8 +84,9 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
             if carry_derivatives(ctx.hodiff_outside) or carry_derivatives(_outside(_tensors(cotangents))):
                 pull, seeded = partial(function.backward, ctx), partial(_depending_on, ctx.hodiff_outside)
                 _require_recorded(function, "backward", pull, pulled, seeded, cotangents)
-                if SCHEDULE.is_due(function, "transforms") and _loses_slope(function, ctx, operands, cotangents):
-                    SCHEDULE.begin_again(function, "transforms")
+                form = "transforms", *form_of(ctx)
+                if SCHEDULE.is_due(function, form) and _loses_slope(function, ctx, operands, cotangents):
+                    SCHEDULE.begin_again(function, form)
                     raise RouteError(lost_slope(_described(function, "backward"), linear=False, instead=_REMEDY))
             return pulled
 

@@ -1,0 +1,211 @@
+"""Lost slopes where differences are hard to take: seen all the same, and right Functions are left."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.errors import RouteError
+
+D = torch.float64
+X = torch.tensor([0.3, 1.2], dtype=D)
+V = torch.ones_like(X)
+
+
+def _refused(f: Any, x: torch.Tensor, v: torch.Tensor | None = None) -> None:
+    with pytest.raises(RouteError, match=r"\.backward \(test_slopes_in_odd_cases\.py:\d+\) takes"):
+        hodiff.hvp(lambda x: f(x).sum(), x, torch.ones_like(x) if v is None else v)
+
+
+class Silu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dtype):
+        s = x.sigmoid()
+        ctx.save_for_backward(x, s.to(dtype))
+        return x * s
+
+    @staticmethod
+    def backward(ctx, g):
+        x, s = ctx.saved_tensors
+        return g * s.to(x.dtype) * (1 + x * (1 - s.to(x.dtype))), None
+
+
+class Child(Silu):
+    @staticmethod
+    def backward(ctx, g):
+        return Silu.backward(ctx, g)
+
+
+class GrandChild(Silu):
+    @staticmethod
+    def backward(ctx, g):
+        return super(GrandChild, GrandChild).backward(ctx, g)
+
+
+@pytest.mark.parametrize("kind", [Child, GrandChild])
+def test_a_backward_that_is_inherited(kind: Any) -> None:
+    _refused(lambda x: kind.apply(x, D), X)
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("n", [2, 50, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, D])
+def test_low_precision_of_any_size(n: int, kept: torch.dtype, dtype: torch.dtype) -> None:
+    _refused(lambda x: Silu.apply(x, kept), torch.linspace(-2, 2, n, dtype=dtype))
+
+
+class LogSumExp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.probabilities = x.softmax(0)
+        return x.logsumexp(0)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.probabilities
+
+
+@pytest.mark.parametrize("masked", [0.0, -torch.inf])
+def test_masks_that_are_infinite(masked: float) -> None:
+    mask = torch.tensor([0.0, masked, 0.0], dtype=D)
+    _refused(lambda x: LogSumExp.apply(x + mask), torch.tensor([0.3, 0.2, 1.2], dtype=D))
+
+
+class OnProbabilities(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, p):
+        if not ((p >= 0) & (p <= 1)).all():
+            raise ValueError("no probability")
+        ctx.save_for_backward(p)
+        ctx.log = p.log()
+        return p * p * ctx.log
+
+    @staticmethod
+    def backward(ctx, g):
+        (p,) = ctx.saved_tensors
+        return g * p * (2 * ctx.log + 1)
+
+
+@pytest.mark.parametrize("last", [1.0, 0.5])
+def test_the_edge_of_a_domain(last: float) -> None:
+    _refused(OnProbabilities.apply, torch.tensor([0.3, last], dtype=D))
+
+
+class OfTwoSizes(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x, x[1].exp())
+        return torch.stack([1000 * x[0].sin(), x[1].exp()])
+
+    @staticmethod
+    def backward(ctx, g):
+        x, e = ctx.saved_tensors
+        return torch.stack([g[0] * 1000 * x[0].cos(), g[1] * e])
+
+
+def test_a_component_that_is_small_beside_others() -> None:
+    _refused(OfTwoSizes.apply, X, torch.tensor([0.0, 1.0], dtype=D))
+
+
+class ByFlag(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, right):
+        ctx.right = right
+        ctx.save_for_backward(x, x.cos())
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, cosine = ctx.saved_tensors
+        return g * (x.cos() if ctx.right else cosine), None
+
+
+def test_another_branch_another_dtype_and_another_gradient_are_looked_at_anew() -> None:
+    flag = {"right": True}
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return ByFlag.apply(x, flag["right"])
+
+    for _ in range(2):  # the third time is not looked at
+        torch.testing.assert_close(hodiff.hvp(lambda x: f(x).sum(), X, V), -X.sin())
+    flag["right"] = False
+    with pytest.raises(RouteError, match=r"ByFlag\.backward"):
+        hodiff.hvp(lambda x: f(x).sum(), X, V)
+    for dtype in (torch.bfloat16, torch.float16):
+        hodiff.hvp(lambda x: f(x).sum(), X.to(dtype), V.to(dtype))
+    with pytest.raises(RouteError, match=r"ByFlag\.backward"):
+        hodiff.hvp(lambda x: f(x).sum(), X.float(), V.float())
+
+
+class ByMean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x.square() * w.mean()
+
+    @staticmethod
+    def backward(ctx, g):
+        x, w = ctx.saved_tensors
+        return 2 * g * x * w.mean().detach(), (g * x.square()).sum().expand_as(w) / len(w)
+
+
+def test_a_parameter_that_requires_a_gradient_later() -> None:
+    w = torch.tensor([3.0, 5.0], dtype=D)
+    for calls in range(6):
+        for _ in range(calls):
+            torch.testing.assert_close(hodiff.hvp(lambda x: ByMean.apply(x, w).sum(), X, V), 8 * V)
+        required = w.clone().requires_grad_()
+        product = hodiff.hvp(lambda x, w=required: ByMean.apply(x, w).sum() + (w * x).sum() ** 2, X, V)
+        with pytest.raises(RouteError, match=r"ByMean\.backward"):
+            torch.autograd.grad(product.sum(), required)
+
+
+class Once(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, w):
+        ctx.save_for_backward(w)
+        return w.exp()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].exp()
+
+
+def test_functions_that_the_point_does_not_go_through() -> None:
+    w = torch.tensor([0.5, -0.2], dtype=D, requires_grad=True)
+    product = hodiff.hvp(lambda x: (Once.apply(w) * x**3).sum(), X, V)
+    torch.testing.assert_close(product, 6 * X * w.exp())
+    torch.testing.assert_close(torch.autograd.grad(product.sum(), w)[0], 6 * X * w.exp())
+    with pytest.raises(RouteError, match="once_differentiable"):
+        hodiff.hvp(lambda x: Once.apply(x).sum(), X, V)
+
+
+class SkipsZeros(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        return 3 * g * x * x if g.any() else torch.zeros_like(x)
+
+
+def test_zeros_for_cotangents_that_are_zero_here() -> None:
+    y = X**3
+    with pytest.raises(RouteError, match="zeros without a graph for a cotangent that is zero here"):
+        hodiff.hvp(lambda x: (SkipsZeros.apply(x) - y).square().sum(), X, V)
+    torch.testing.assert_close(hodiff.hvp(lambda x: 0.0 * SkipsZeros.apply(x).sum(), X, V), 0 * X)
+    torch.testing.assert_close(hodiff.hvp(lambda x: SkipsZeros.apply(x).sum(), X, V), 6 * X)
+
+
+def test_an_error_of_the_house_everywhere() -> None:
+    for derivative in (
+        lambda: hodiff.sparse.hessian(lambda x: OfTwoSizes.apply(x).sum())(X),
+        lambda: hodiff.HessianOperator(lambda x: OfTwoSizes.apply(x).sum(), X) @ V,
+    ):
+        with pytest.raises(RouteError):
+            derivative()
