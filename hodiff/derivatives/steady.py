@@ -11,14 +11,10 @@ import torch
 from torch import Tensor
 
 from hodiff.common.module_state import attributes_put_back, buffers_unwrapped, untouched
-from hodiff.common.trees import tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.errors import InputError
 from hodiff.recompute.reachable import named_modules
-from hodiff.rules.autocast import autocast_dtype
+from hodiff.recompute.same_values import numbers_in, require_same
 from hodiff.torch_internals.autograd.recording import in_fx_trace
-from hodiff.torch_internals.autograd.transforms import outside_transforms
-from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundFunction:
@@ -33,16 +29,11 @@ def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundF
         with untouched(modules) if seen else attributes_put_back(modules):
             result = function.f(*args, **kwargs)
         is_pair = function.has_aux and isinstance(result, tuple)
-        with outside_transforms():  # where a detached tensor is wrapped by none
-            found = [below_transforms(each).detach() for each in tensors_in(result[0] if is_pair else result)]
-        if not seen:
+        found = numbers_in(result[0] if is_pair else result)
+        if seen:
+            require_same(function.caller, seen, found)
+        else:
             seen.extend(found)
-            return result
-        with outside_transforms():
-            for one, other in zip(seen, found, strict=False):
-                # Tensors of other kinds need not have numbers.
-                if type(other) is Tensor and not same(one, other):
-                    raise _unsteady(function.caller, one, other)
         return result
 
     return replace(function, f=f)
@@ -54,34 +45,3 @@ def leaving_no_trace(f: Callable[..., Any]) -> Iterator[None]:
     modules = list(named_modules(f))
     with attributes_put_back(modules), buffers_unwrapped(modules):
         yield
-
-
-def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same number up to the rounding of sums in another order."""
-    if one.shape != other.shape or not one.is_floating_point():
-        return one.shape == other.shape
-    # Sums of many threads may round differently from run to run.
-    tolerance = max(100 * torch.finfo(one.dtype).eps, _lowered_eps(one.device.type))
-    return torch.allclose(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-def _lowered_eps(device: str) -> float:
-    """A unit of rounding of what `torch.autocast` lowers to, by which kernels and the rules for them may differ."""
-    dtype = autocast_dtype(device)
-    return 0.0 if dtype is None else torch.finfo(dtype).eps
-
-
-def difference(one: Tensor, other: Tensor) -> str:
-    """How two tensors of one shape differ, in words."""
-    if one.numel() == 1:
-        return f"{one.item():.6g} and {other.item():.6g}, {abs(one.item() - other.item()):.1e} apart"
-    return f"outputs that differ by up to {(one - other).abs().max().item():.2g}"
-
-
-def _unsteady(caller: str, one: Tensor, other: Tensor) -> InputError:
-    return InputError(
-        f"{caller}: f: expected the same value each time, as it is evaluated anew for each group of directions or each "
-        f"product, got {difference(one, other)}; look for random numbers (model.eval(), randomness='same', a seed that "
-        "f sets itself) and for state that changes in between, or take the route 'reverse-over-reverse' (for a "
-        "Jacobian, the mode 'reverse'), which evaluates f once."
-    )

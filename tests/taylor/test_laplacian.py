@@ -1,5 +1,7 @@
 """The Laplacian against closed forms, and against the trace of a Hessian made of primitives."""
 
+import itertools
+
 import pytest
 import torch
 from mpmath_series import D
@@ -171,3 +173,17 @@ def test_wrong_arguments():
             hodiff.laplacian(f, **options)(x)
     with pytest.raises(hodiff.InputError, match=r"f: expected an output of shape \(\), got \(3,\)"):
         value_grad_laplacian(network)(randn(4))
+
+
+@pytest.mark.parametrize(
+    "derivative",
+    [
+        lambda f: hodiff.laplacian(f, chunk_size=1),
+        lambda f: hodiff.bilaplacian(f, chunk_size=1),
+        lambda f: hodiff.taylor.hessian_diagonal(f, chunk_size=1),
+    ],
+)
+def test_groups_of_directions_go_through_one_function(derivative):
+    factors = itertools.count(1)
+    with pytest.raises(hodiff.InputError, match="expected the same value each time"):
+        derivative(lambda x: (x**3).sum() * next(factors))(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))

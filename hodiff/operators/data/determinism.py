@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from hodiff.common.randomness import RandomState
-from hodiff.derivatives.steady import difference, same
 from hodiff.errors import InputError
+from hodiff.recompute.same_values import difference, same
 from hodiff.torch_internals.modules import Dropout, RunningNorm, buffers_by_name
 from hodiff.torch_internals.wording import Wording, says
 

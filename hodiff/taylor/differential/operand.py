@@ -18,6 +18,7 @@ from hodiff.common.randomness import RandomState
 from hodiff.common.trees import describe, unflatten
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import modules_in
+from hodiff.recompute.same_values import numbers_in, require_same
 from hodiff.taylor.comparison import comparison_due, note_compared
 from hodiff.taylor.jets import Jet, new_jet, tensor_of
 from hodiff.taylor.passes import framed, primal_leaves, through
@@ -129,6 +130,7 @@ class Operand:
     def passes(self, directions: Iterable[Directions], order: int, *, collapsed: bool = False) -> Iterator[Pass]:
         """The function's series along groups of directions, one pass for each."""
         state = RandomState([tensor_of(leaf) for leaf in self.leaves])
+        first: list[Tensor] = []
         for i, group in enumerate(directions):
             if i:
                 # Every group of directions goes through the same function.
@@ -146,6 +148,11 @@ class Operand:
                 given[self.argnums] = unflatten(jets, self.spec)
                 parts, structure = through(frame, self.f, given)
                 dense = [[_dense(frame.shape(k, part[0].shape), part, k) for k in range(order + 1)] for part in parts]
+                if not torch.compiler.is_compiling():
+                    values = numbers_in([own[0] for own in dense])
+                    if i:
+                        require_same(self.caller, first, values)
+                    first = values
                 if none:
                     dense = [[each[:0] if frame.has_axis(k) else each for k, each in enumerate(own)] for own in dense]
             yield Pass(dense, structure)
