@@ -103,10 +103,14 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
     finally:
         for handle in handles:
             handle.remove()
+    if not (cut or zeros or suspects):
+        return
+    leading = _leading(nodes, operands)
     for node, parents in cut:
-        if lead_to(parents, operands):
+        if not leading.isdisjoint(parents):
             raise UnrecordedGradientError(_told(node))
     for node, sources in zeros:
+        # What is upstream of a cotangent was recorded by this gradient.
         if lead_to(sources, operands):
             raise UnrecordedGradientError(_of_zeros(described_backward(node)))
     # All nodes of a Function are due together: counted one by one, a place in a loop could be skipped for ever.
@@ -115,7 +119,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
     due = {key: SCHEDULE.is_due(*key) for key in set(keys.values())}
 
     def of_point(tensor: Tensor) -> bool:
-        return tensor.requires_grad and lead_to([get_gradient_edge(tensor).node], operands)
+        return tensor.requires_grad and get_gradient_edge(tensor).node in leading
 
     for each in suspects:
         # With constants a slope at other arguments is that of no point.
@@ -125,7 +129,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
         linear = is_linear(function, each.node, each.cotangents)
         asked = curved and (each.linear or not each.constants)
         lost = asked and loses_recorded(function, each.node, each.cotangents, of_point)
-        if (lost or not linear) and lead_to(each.parents, operands):
+        if (lost or not linear) and not leading.isdisjoint(each.parents):
             SCHEDULE.begin_again(function, key)
             backward = described_backward(each.node)
             raise UnrecordedGradientError(lost_slope(backward, linear=each.linear) if linear else _nonlinear(backward))
@@ -134,7 +138,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
         each
         for each in suspects
         if (each.linear or each.constants or len(each.cotangents) > 1 or _keeps_others(each.node, of_point))
-        and lead_to(each.parents, operands)
+        and not leading.isdisjoint(each.parents)
     ]
 
 
@@ -218,6 +222,21 @@ def _gradients_at(node: Any, cotangents: Sequence[Any], scale: float) -> list[Te
 def _is_nonzero(tensor: Tensor) -> bool:
     numbers = below_transforms(tensor).detach()
     return bool((numbers.coalesce().values() if numbers.layout is torch.sparse_coo else numbers).any())
+
+
+def _leading(nodes: Iterable[Any], operands: Sequence[Tensor]) -> set[Any]:
+    """The nodes in the graph of some nodes that lead to operands."""
+    followers: dict[Any, list[Any]] = {}
+    for node in nodes_from(nodes):
+        for parent, _ in node.next_functions:
+            followers.setdefault(parent, []).append(node)
+    stack = [get_gradient_edge(each).node for each in operands]
+    found = set(stack)
+    while stack:
+        new = [each for each in followers.get(stack.pop(), ()) if each not in found]
+        found.update(new)
+        stack += new
+    return found
 
 
 def lead_to(nodes: Iterable[Any], operands: Sequence[Tensor]) -> bool:
