@@ -27,6 +27,8 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, fi
 
 Kept = Mapping[Any, Tensor]
 
+# The precision of what has 16 bits or fewer.
+_FEW_DIGITS = 1e-4
 # Along how many random directions.
 _DIRECTIONS = 3
 # Where slopes are compared besides the point itself, at which an even one is flat.
@@ -64,7 +66,7 @@ SCHEDULE = Schedule()
 
 def form_of(node: Any) -> tuple[Any, ...]:
     """What a Function was called for, as far as another answer may be right for it: gradients, dtypes, flags."""
-    flags = [(name, each) for name, each in getattr(node, "__dict__", {}).items() if type(each) in (bool, str)]
+    flags = [(name, each) for name, each in getattr(node, "__dict__", {}).items() if type(each) is bool]
     dtypes = [result.dtype for result in results_of(node)]
     return tuple(getattr(node, "needs_input_grad", ())), tuple(dtypes), tuple(sorted(flags))
 
@@ -186,7 +188,11 @@ def _is_normal(difference: Tensor, steps: Sequence[Tensor]) -> bool:
 
 def steps_at(points: Sequence[Tensor], seed: torch.Generator, eps: float = 0.0) -> list[Tensor]:
     """Random steps by which differences of slopes are taken, for a relative precision that is at least `eps`."""
-    return [max(torch.finfo(x.dtype).eps, eps) ** 0.5 * size_of(x) * normal_like(x, seed) for x in points]
+    directions = [normal_like(x, seed) for x in points]
+    if eps > _FEW_DIGITS:  # a short step would be lost in rounding
+        directions = [each.sgn() for each in directions]
+    lengths = [max(torch.finfo(x.dtype).eps, eps) ** 0.5 * size_of(x) for x in points]
+    return [length * each for length, each in zip(lengths, directions, strict=True)]
 
 
 def size_of(tensor: Tensor) -> Tensor:
@@ -329,7 +335,17 @@ def _loses(
     cotangents: Sequence[Any],
     precision: float = 0.0,
 ) -> bool:
-    """Compare the graph of a slope with its differences, which have a relative precision, by points and cotangents."""
+    """Compare the graph of a slope with its differences by the points, and by the cotangents.
+
+    Args:
+        slope_of: The slope, of points and cotangents.
+        points: The points.
+        cotangents: The cotangents.
+        precision: The relative precision of what the Function keeps.
+
+    Returns:
+        Whether they differ.
+    """
     given = list(filter(has_derivatives, cotangents))
     # Differences of 16-bit numbers have no digits.
     if not points or any(each.dtype.itemsize < 4 for each in given):
@@ -337,7 +353,7 @@ def _loses(
     seed = torch.Generator().manual_seed(0)
     probe = [normal_like(each, seed) for each in cotangents]
     draw = RandomState(points, foreign=True)
-    eps = max(precision, *(torch.finfo(each.dtype).eps for each in (*points, *given)))
+    own = max(torch.finfo(each.dtype).eps for each in (*points, *given))
 
     def slope_at_place(numbers: Sequence[Tensor]) -> Tensor:
         rest = iter(numbers[len(points) :])
@@ -347,14 +363,18 @@ def _loses(
     def loses_at(moved: Sequence[Tensor], *, by_points: bool) -> bool | None:
         """None where backward, or the Function, raises: it need not take other points."""
         centre = [each.detach().requires_grad_() for each in (*moved, *filter(has_derivatives, probe))]
-        steps = [
-            step if (i < len(points)) is by_points else torch.zeros_like(step)
-            for i, step in enumerate(steps_at(centre, seed, eps))
-        ]
-        try:
-            return _differs(slope_at_place, centre, steps, eps)
-        except Exception:
-            return None
+        # What is kept may be of another precision than what matters.
+        for eps in {own, max(own, precision)}:
+            steps = [
+                step if (i < len(points)) is by_points else torch.zeros_like(step)
+                for i, step in enumerate(steps_at(centre, seed, eps))
+            ]
+            try:
+                if _differs(slope_at_place, centre, steps, eps):
+                    return True
+            except Exception:
+                return None
+        return False
 
     aside = [[x.detach() + offset * size_of(x) * normal_like(x, seed) for x in points] for offset in OFFSETS]
     verdicts = [loses_at(moved, by_points=True) for moved in aside]
@@ -383,7 +403,7 @@ def _differs(
         before, again, after, near = before.detach(), again.detach(), after.detach(), [each.detach() for each in near]
         change, half = after - before, near[1] - near[0]
         # What is kept in 16 bits has few digits.
-        rounding, share = (64 * eps, 0.1) if eps < 1e-4 else (0.5 * eps**0.5, 0.25)
+        rounding, share = (0.5 * eps**0.5, 0.25) if eps > _FEW_DIGITS else (64 * eps, 0.1)
         smooth = varies_smoothly(before, slope.detach(), again, after, share)
         # A jump at the very point, such as that of a sign at 0, does not become smaller.
         smooth = smooth and bool((2 * half - change).norm() < share * change.norm())

@@ -49,10 +49,28 @@ def test_a_backward_that_is_inherited(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16, torch.float32])
-@pytest.mark.parametrize("n", [2, 50, 1000])
+@pytest.mark.parametrize("n", [5, 50, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, D])
 def test_low_precision_of_any_size(n: int, kept: torch.dtype, dtype: torch.dtype) -> None:
     _refused(lambda x: Silu.apply(x, kept), torch.linspace(-2, 2, n, dtype=dtype))
+
+
+class FastSine(torch.autograd.Function):
+    """sin(10 x), which keeps its slope, and a constant of low precision beside it."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.other = torch.ones(3, dtype=torch.bfloat16)
+        ctx.save_for_backward(10 * (10 * x).cos())
+        return (10 * x).sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0]
+
+
+def test_low_precision_of_something_else() -> None:
+    _refused(FastSine.apply, X)
 
 
 class LogSumExp(torch.autograd.Function):
