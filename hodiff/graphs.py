@@ -86,7 +86,7 @@ def inspect_graph(output: Tensor, operands: Sequence[Tensor] = ()) -> Inspection
     return Inspection(leaves, once, functions)
 
 
-def _leads(node: Any, ends: Collection[Any]) -> bool:
+def _leads(node: Any, ends: set[Any]) -> bool:
     """Whether a node leads to one of some ends, if there are any."""
     return not ends or not ends.isdisjoint(nodes_from([node]))
 
