@@ -237,7 +237,7 @@ ATTRIBUTES = {
     "tensor": ("_backward_hooks", "_base", "_post_accumulate_grad_hooks", "_version"),
     "storage": ("_cdata",),
     "optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
-    "module": (*("_backward_hooks", "_backward_pre_hooks", "_buffers", "_modules", "_parameters"),),
+    "module": ("_backward_hooks", "_backward_pre_hooks", "_buffers", "_parameters"),
     "convolution": ("_reversed_padding_repeated_twice",),
     # And what follows `_saved_`: one for each thing that it keeps.
     "node of an operator": ("_input_metadata", "_saved_", "_sequence_nr"),
