@@ -31,7 +31,7 @@ _STRIDED = (torch.strided, torch.jagged)
 def describe(leaf: object) -> str:
     """A leaf in a few words: shape and dtype of a tensor, type and value of anything else."""
     if isinstance(leaf, Tensor) and not stands_for_tensor(leaf):
-        if leaf.is_nested and leaf.layout is torch.strided:  # which has no shape
+        if _is_old_nested(leaf):  # which has no shape
             return f"a nested tensor of {leaf.size(0)} {str(leaf.dtype).removeprefix('torch.')}"
         device = "" if leaf.device.type == "cpu" else f" on {leaf.device}"
         layout = "" if has_strides(leaf) else f" {str(leaf.layout).removeprefix('torch.')}"
@@ -210,8 +210,13 @@ def as_point(leaf: Tensor) -> Tensor:
 
 
 def has_strides(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie in memory by strides, as those of sparse and nested tensors do not."""
-    return tensor.layout in _STRIDED and not tensor.is_nested
+    """Whether a tensor's elements lie in memory by strides; those of sparse and of strided nested tensors do not."""
+    return tensor.layout in _STRIDED and not _is_old_nested(tensor)
+
+
+def _is_old_nested(tensor: Tensor) -> bool:
+    """Whether a tensor is nested in the strided layout; jagged tensors have a shape and derivatives."""
+    return tensor.is_nested and tensor.layout is torch.strided
 
 
 def strided(tensor: Tensor) -> Tensor:

@@ -212,7 +212,7 @@ def _is_cut_at_ones(node: Any, cotangents: Sequence[Any], *, varies: bool) -> bo
 
 
 def _gradients_at(node: Any, cotangents: Sequence[Any], scale: float) -> list[Tensor]:
-    """What the backward of a node returns for constant cotangents that require a gradient."""
+    """Run the backward of a node with constant cotangents that require a gradient."""
     with torch.enable_grad():
         full = [None if each is None else torch.full_like(each, scale, requires_grad=True) for each in cotangents]
         found = getattr(node, "apply", node)(*materialized(node, full))

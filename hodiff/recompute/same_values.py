@@ -16,7 +16,7 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 def numbers_in(values: Any) -> list[Tensor]:
-    """What the tensors in a pytree hold below all transforms, as constants."""
+    """Unwrap the tensors in a pytree from all transforms, and detach them."""
     with outside_transforms():  # where a detached tensor is wrapped by none
         return [below_transforms(each).detach() for each in tensors_in(values)]
 

@@ -6,6 +6,8 @@ A backward is a function of its cotangent and of what the Function keeps, so tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dis import get_instructions
+from itertools import pairwise
 from types import FunctionType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -65,7 +67,7 @@ SCHEDULE = Schedule()
 
 
 def form_of(node: Any) -> tuple[Any, ...]:
-    """What a Function was called for, as far as another answer may be right for it: gradients, dtypes, flags."""
+    """Return what a Function was called for: which gradients, in which dtypes, with which flags on its context."""
     flags = [(name, each) for name, each in getattr(node, "__dict__", {}).items() if type(each) is bool]
     dtypes = [result.dtype for result in results_of(node)]
     return tuple(getattr(node, "needs_input_grad", ())), tuple(dtypes), tuple(sorted(flags))
@@ -321,12 +323,18 @@ def can_run_again(function: Any) -> bool:
 
 def _calls_backward(rule: Any) -> bool:
     """Whether a rule calls `backward` of a tensor, and not that of the Function it inherits from."""
-    names = getattr(getattr(rule, "__code__", None), "co_names", ())
-    named = [getattr(rule, "__globals__", {}).get(name) for name in names]
-    named += [cell.cell_contents for _, cell in cells_of(rule)] if isinstance(rule, FunctionType) else []
-    classes = [each for each in named if isinstance(each, type) and issubclass(each, torch.autograd.Function)]
-    inherits = "super" in names or bool(classes)
-    return "backward" in names and not inherits
+    code = getattr(rule, "__code__", None)
+    if code is None or "backward" not in code.co_names:
+        return False
+    held = (
+        {**rule.__globals__, **{name: cell.cell_contents for name, cell in cells_of(rule)}}
+        if isinstance(rule, FunctionType)
+        else {}
+    )
+    steps = [each for each in get_instructions(code) if each.opname != "CACHE"]
+    owners = [held.get(before.argval) for before, each in pairwise(steps) if each.argval == "backward"]
+    others = [each for each in owners if not (isinstance(each, type) and issubclass(each, torch.autograd.Function))]
+    return len(others) > code.co_names.count("super")
 
 
 def _loses(
@@ -364,7 +372,7 @@ def _loses(
         """None where backward, or the Function, raises: it need not take other points."""
         centre = [each.detach().requires_grad_() for each in (*moved, *filter(has_derivatives, probe))]
         # What is kept may be of another precision than what matters.
-        for eps in {own, max(own, precision)}:
+        for eps in sorted({own, max(own, precision)}):
             steps = [
                 step if (i < len(points)) is by_points else torch.zeros_like(step)
                 for i, step in enumerate(steps_at(centre, seed, eps))

@@ -7,6 +7,7 @@ import torch
 
 import hodiff
 from hodiff.errors import RouteError
+from hodiff.recompute.slopes import can_run_again
 
 D = torch.float64
 X = torch.tensor([0.3, 1.2], dtype=D)
@@ -46,6 +47,24 @@ class GrandChild(Silu):
 @pytest.mark.parametrize("kind", [Child, GrandChild])
 def test_a_backward_that_is_inherited(kind: Any) -> None:
     _refused(lambda x: kind.apply(x, D), X)
+
+
+class CallsBackward(Silu):
+    """A backward that names another Function, and calls `backward` of a tensor."""
+
+    @staticmethod
+    def backward(ctx, g):
+        with torch.enable_grad():
+            LogSumExp.apply(OUTSIDE * 2).backward()
+        return Silu.backward(ctx, g)
+
+
+OUTSIDE = torch.ones(2, dtype=D, requires_grad=True)
+
+
+def test_rules_that_add_to_gradients_of_others_are_not_run_again() -> None:
+    assert not can_run_again(CallsBackward)
+    assert all(map(can_run_again, (Silu, Child, GrandChild)))
 
 
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16, torch.float32])
