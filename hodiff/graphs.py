@@ -67,7 +67,6 @@ def inspect_graph(output: Tensor, operands: Sequence[Tensor] = ()) -> Inspection
     once: str | None = None
     functions = []
     before = {each.grad_fn for each in operands} - {None}
-    ends = {get_gradient_edge(each).node for each in operands if each.requires_grad}
     for node in nodes_from([output.grad_fn], before):
         if type(node) in _TRUSTED:
             continue
@@ -79,16 +78,21 @@ def inspect_graph(output: Tensor, operands: Sequence[Tensor] = ()) -> Inspection
         if _is_trusted(node, function):
             _TRUSTED.add(type(node))
             continue
-        if once is None and (found := _constant_gradient(node)) is not None and _leads(node, ends):
+        if (
+            once is None
+            and (found := _constant_gradient(node)) is not None
+            and (not operands or lead_to([node], operands))
+        ):
             once = found
         if once is None and (function is not None or is_cpp_function(node)):
             functions.append(node)
     return Inspection(leaves, once, functions)
 
 
-def _leads(node: Any, ends: set[Any]) -> bool:
-    """Whether a node leads to one of some ends, if there are any."""
-    return not ends or not ends.isdisjoint(nodes_from([node]))
+def lead_to(nodes: Iterable[Any], operands: Sequence[Tensor]) -> bool:
+    """Whether operands are in the graph of one of some nodes."""
+    ends = {get_gradient_edge(each).node for each in operands if each.requires_grad}
+    return not ends.isdisjoint(nodes_from(node for node in nodes if node is not None))
 
 
 def _is_trusted(node: Any, function: Any) -> bool:

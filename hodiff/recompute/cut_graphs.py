@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from hodiff.errors import RouteError
-from hodiff.graphs import nodes_from
+from hodiff.graphs import lead_to, nodes_from
 from hodiff.recompute.slopes import (
     SCHEDULE,
     form_of,
@@ -237,12 +237,6 @@ def _leading(nodes: Iterable[Any], operands: Sequence[Tensor]) -> set[Any]:
         found.update(new)
         stack += new
     return found
-
-
-def lead_to(nodes: Iterable[Any], operands: Sequence[Tensor]) -> bool:
-    """Whether operands are in the graph of one of some nodes."""
-    ends = {get_gradient_edge(each).node for each in operands}
-    return not ends.isdisjoint(nodes_from(node for node in nodes if node is not None))
 
 
 def refuse_cuts_of(output: Tensor, nodes: Sequence[Any], operands: Sequence[Tensor]) -> None:

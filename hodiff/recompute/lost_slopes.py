@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from hodiff.errors import RouteError
-from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, lead_to, lost_slope
+from hodiff.graphs import lead_to
+from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, lost_slope
 from hodiff.recompute.reachable import is_atom
 from hodiff.recompute.slopes import (
     OFFSETS,
