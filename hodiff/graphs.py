@@ -23,6 +23,7 @@ from hodiff.torch_internals.autograd.graph_nodes import (
     is_of_many_kinds,
     lacks_kernel,
     results_of,
+    written_function,
 )
 
 # Every Function marked once_differentiable runs the same wrapper, so its code identifies the mark.
@@ -75,8 +76,10 @@ def inspect_graph(output: Tensor, operands: Sequence[Tensor] = ()) -> Inspection
             leaves.append(leaf)
             continue
         function = function_of(node)
-        if _is_trusted(node, function):
-            _TRUSTED.add(type(node))
+        written = written_function(function)
+        if _is_trusted(node, written):
+            if written is function:  # else each call has a type of its own
+                _TRUSTED.add(type(node))
             continue
         if (
             once is None

@@ -102,7 +102,7 @@ class Corrections(RuleMode):
         going_forward = not compiling and in_forward_mode()
         if going_forward and makes_constants(func):
             return self._constant(func, types, args, kwargs)
-        if LENGTHS and not compiling:
+        if not compiling and LENGTHS:  # compiled code would be guarded by what it holds now
             result = of_lengths(func, args, kwargs, self)
             if result is not None:
                 return result

@@ -486,3 +486,24 @@ def test_norms_of_other_orders_far_from_one(length, dtype, size, p):
     for route in ("reverse-over-reverse", "forward-over-reverse"):
         found = hodiff.hessian(lambda x: length(x, p), route=route)(x * size)
         torch.testing.assert_close(found * size, expected)
+
+
+def test_compiled_code_does_not_depend_on_lengths_that_somebody_holds():
+    """What is remembered of them comes and goes."""
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    x = randn(3).requires_grad_()
+    f = torch.compile(corrected(lambda x: F.softplus(x.sin())), backend=backend, fullgraph=True)
+    with hodiff.corrected():
+        held = [torch.linalg.vector_norm(x)]
+    assert LENGTHS
+    f(x)
+    held.append(corrected(torch.linalg.vector_norm)(2 * x))
+    f(x)
+    held.clear()
+    f(x)
+    assert len(graphs) == 1

@@ -31,9 +31,8 @@ of Hugging Face's, beside those by torch alone.
 
 Models that compute in float32 inside (Llama, T5, Mamba, Mixtral) have products as coarse as that. A Gaussian process
 by gpytorch calls a Function of its own, which returns a gradient of another shape and keeps a derivative as a
-constant: its second derivatives are wrong by 5 % under torch, and hodiff cannot know, but `check` says so. The steps
-of `dopri5` are chosen without gradients, which are as exact as the solver's tolerance; a Function of torchdiffeq's
-has no forward mode.
+constant: its second derivatives are wrong by 5 % under torch, and hodiff refuses them. The steps of `dopri5` are chosen
+without gradients, which are as exact as the solver's tolerance; a Function of torchdiffeq's has no forward mode.
 
 """
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from torch._functorch import autograd_function
 from torch._ops import OpOverload
 from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
@@ -59,6 +60,17 @@ def backward_rules(function: Any) -> Iterator[Any]:
                 yield from backward_rules(value)
             elif (formula := getattr(value, "_backward_fn", None)) is not None:
                 yield formula
+
+
+def written_function(function: Any) -> Any:
+    """The Function that somebody wrote, of one that torch.func made of it for a level of its transforms."""
+    while getattr(function, "__module__", None) == autograd_function.__name__:
+        made_of = (each for each in _closed_over(function.backward) if isinstance(each, type))
+        found = next((each for each in made_of if issubclass(each, Function)), None)
+        if found is None:
+            break
+        function = found
+    return function
 
 
 @contextmanager

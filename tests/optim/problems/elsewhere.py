@@ -124,6 +124,8 @@ BATCHED = {
     ("meyer", "l-bfgs-b"),
     ("penalty 2 4", "bfgs"),
     ("penalty 2 4", "l-bfgs-b"),
+    ("watson 9", "bfgs"),
+    ("watson 9", "l-bfgs-b"),
     ("watson 12", "bfgs"),
     ("watson 12", "l-bfgs-b"),
 }
