@@ -13,14 +13,13 @@ from torch.autograd.graph import get_gradient_edge
 
 from hodiff.errors import RouteError
 from hodiff.graphs import lead_to, nodes_from
+from hodiff.recompute.slope_differences import is_linear, loses_recorded
 from hodiff.recompute.slopes import (
     SCHEDULE,
     form_of,
     has_derivatives,
-    is_linear,
     keeps_numbers,
     kept_tensors,
-    loses_recorded,
     materialized,
 )
 from hodiff.torch_internals.autograd.graph_nodes import backward_rules, described_backward, function_name, function_of

@@ -22,18 +22,15 @@ from hodiff.errors import RouteError
 from hodiff.graphs import lead_to
 from hodiff.recompute.cut_graphs import Suspect, UnrecordedGradientError, lost_slope
 from hodiff.recompute.reachable import is_atom
-from hodiff.recompute.slopes import (
+from hodiff.recompute.slope_differences import (
     OFFSETS,
-    Schedule,
-    can_run_again,
-    form_of,
     loses_operands,
     normal_like,
     size_of,
-    slope_at,
     steps_at,
     varies_smoothly,
 )
+from hodiff.recompute.slopes import Schedule, can_run_again, form_of, slope_at
 from hodiff.torch_internals.autograd.graph_nodes import (
     described_backward,
     function_name,

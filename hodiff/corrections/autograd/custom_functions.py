@@ -17,7 +17,8 @@ from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.graphs import is_once_differentiable
 from hodiff.recompute.cut_graphs import lost_slope, unrecorded
-from hodiff.recompute.slopes import SCHEDULE, form_of, has_derivatives, kept_tensors, loses_operands, loses_recorded
+from hodiff.recompute.slope_differences import loses_operands, loses_recorded
+from hodiff.recompute.slopes import SCHEDULE, form_of, has_derivatives, kept_tensors
 from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.nesting import nestable_jvp, without_own_tangents
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
