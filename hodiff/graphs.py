@@ -175,10 +175,8 @@ def cotangent_bytes(*outputs: Tensor | GradientEdge) -> int:
 
 
 def _bytes_of(result: Any) -> int:
-    try:
-        return math.prod(result.shape) * int(result.dtype.itemsize)
-    except RuntimeError:  # nested tensors of the strided layout have no shape
-        return 0
+    # Nested tensors have no shape, or one with a symbol in it.
+    return 0 if result.is_nested_tensor else math.prod(result.shape) * int(result.dtype.itemsize)
 
 
 def coarsest_eps(*outputs: Tensor | GradientEdge) -> float:

@@ -34,7 +34,7 @@ def describe(leaf: object) -> str:
         if _is_old_nested(leaf):  # which has no shape
             return f"a nested tensor of {leaf.size(0)} {str(leaf.dtype).removeprefix('torch.')}"
         device = "" if leaf.device.type == "cpu" else f" on {leaf.device}"
-        layout = "" if has_strides(leaf) else f" {str(leaf.layout).removeprefix('torch.')}"
+        layout = "" if leaf.layout is torch.strided else f" {str(leaf.layout).removeprefix('torch.')}"
         return f"{tuple(leaf.shape)} {str(leaf.dtype).removeprefix('torch.')}{layout}{device}"
     return f"{type(leaf).__name__} {leaf!r:.40}"
 
@@ -63,7 +63,7 @@ def leaf_label(path: str) -> str:
 
 
 def flatten_primals(
-    tree: PyTree, caller: str, argument: str, *, complex_too: bool = False
+    tree: PyTree, caller: str, argument: str, *, complex_too: bool = False, jagged_too: bool = False
 ) -> tuple[tuple[Tensor, ...], pytree.TreeSpec]:
     """Leaves of the differentiated argument, all of them real floating-point tensors, or complex ones as well.
 
@@ -72,6 +72,7 @@ def flatten_primals(
         caller: The public function, for the error message.
         argument: The argument's name, for the error message.
         complex_too: Whether leaves may be complex.
+        jagged_too: Whether they may be nested tensors of the jagged layout, whose elements cannot be counted.
 
     Returns:
         The leaves and the structure that puts them back.
@@ -85,10 +86,13 @@ def flatten_primals(
     for index, leaf in enumerate(leaves):
         # Jets stand for tensors, and come to functions that take them before they come here.
         plain = type(leaf) is Tensor or (isinstance(leaf, Tensor) and not stands_for_tensor(leaf))
-        if plain and has_strides(leaf) and (leaf.is_floating_point() or _joins(leaf, complex_too)):
+        whole = plain and has_strides(leaf) and (jagged_too or leaf.layout is not torch.jagged)
+        if whole and (leaf.is_floating_point() or _joins(leaf, complex_too)):
             continue
         where = f"{argument}{leaf_names(tree)[index]}"
-        if plain and not has_strides(leaf):
+        if plain and leaf.layout is torch.jagged:
+            remedy = "pass its values, and compute with those of each sequence; hodiff.hvp takes jagged tensors"
+        elif plain and not whole:
             remedy = "pass its values, and make the sparse or nested tensor of them inside the function"
         elif plain and leaf.is_complex():
             remedy = "split it with torch.view_as_real and join it again inside the function"

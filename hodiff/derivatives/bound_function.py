@@ -181,6 +181,7 @@ def bind(
     name: str | None = None,
     correct: bool = True,
     complex_too: bool = False,
+    jagged_too: bool = False,
 ) -> BoundFunction:
     """Validate a function and its arguments, and bind them.
 
@@ -194,6 +195,7 @@ def bind(
         name: What error messages call the differentiated argument; by default its position.
         correct: Whether hodiff's rules take the place of torch's wrong and missing ones.
         complex_too: Whether complex leaves are differentiated, too, by their parts.
+        jagged_too: Whether jagged leaves are.
 
     Returns:
         The bound function.
@@ -215,10 +217,8 @@ def bind(
     positions = tuple(position % len(args) for position in positions)
     if not positions or len(set(positions)) != len(positions):
         raise InputError(f"{caller}: argnums must name each argument once and at least one, got {argnums!r}.")
-    flat = [
-        flatten_primals(args[position], caller, name or f"argument {position}", complex_too=complex_too)
-        for position in positions
-    ]
+    also = {"complex_too": complex_too, "jagged_too": jagged_too}
+    flat = [flatten_primals(args[position], caller, name or f"argument {position}", **also) for position in positions]
     leaves = [recordable(leaf) for found, _ in flat for leaf in found]
     subclassed = {} if torch.compiler.is_compiling() else {i: x for i, x in enumerate(leaves) if is_of_subclass(x)}
     for place, leaf in subclassed.items():

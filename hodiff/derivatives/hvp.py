@@ -74,7 +74,7 @@ def hvp(
     Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
     """
     validate_route(route, "hvp")
-    function = bind("hvp", f, (x, *args), name="x", has_aux=has_aux, correct=correct, complex_too=True)
+    function = bind("hvp", f, (x, *args), name="x", has_aux=has_aux, correct=correct, complex_too=True, jagged_too=True)
     primals = function.leaves
     tangents = function.tangents(v)
     plain = only_reverse_mode()

@@ -121,7 +121,9 @@ def _evaluate(
     correct: bool,
 ) -> tuple[Any, ...]:
     validate_route(route, caller)
-    function = bind(caller, f, (x, *args), name="x", has_aux=has_aux, correct=correct, complex_too=True)
+    function = bind(
+        caller, f, (x, *args), name="x", has_aux=has_aux, correct=correct, complex_too=True, jagged_too=True
+    )
     primals = function.leaves
     tangents = function.tangents(v)
     plain = only_reverse_mode()

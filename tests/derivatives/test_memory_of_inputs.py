@@ -115,3 +115,32 @@ def test_sparse_tensors_are_refused(layout: torch.layout) -> None:
             refused()
     with pytest.raises(hodiff.errors.InputError, match=r"expected \(3, 3\) float64, got \(3, 3\) float64 sparse"):
         hodiff.hvp(cubes, dense, sparse)
+
+
+def test_jagged_tensors_are_points_of_products_alone() -> None:
+    """Torch differentiates them twice in reverse mode; elements that cannot be counted have no matrix."""
+    offsets, values, v = torch.tensor([0, 1, 3]), torch.randn(3, 2), torch.randn(3, 2)
+    x, along = (torch.nested.nested_tensor_from_jagged(each, offsets) for each in (values, v))
+    f = lambda x: (x * x * x).values().sum()  # noqa: E731
+    torch.testing.assert_close(hodiff.hvp(f, x, along).values(), 6 * values * v)
+    value, gradient, product = hodiff.value_grad_hvp(f, x, along)
+    torch.testing.assert_close(value, (values**3).sum())
+    torch.testing.assert_close(gradient.values(), 3 * values**2)
+    torch.testing.assert_close(product.values(), 6 * values * v)
+    for refused in (
+        lambda: hodiff.hessian_matrix(f, x),
+        lambda: hodiff.hessian_diagonal(f)(x),
+        lambda: hodiff.jacobian(f)(x),
+        lambda: hodiff.HessianOperator(f, x),
+        lambda: hodiff.laplacian(f)(x),
+        lambda: hodiff.sparse.hessian(f)(x),
+        lambda: hodiff.optim.minimize(f, x),
+        lambda: hodiff.check(f, x),
+    ):
+        with pytest.raises(hodiff.errors.InputError, match=r"got \(2, j\d+, 2\) float32 jagged[;.] .* its values"):
+            refused()
+    # Inside of a function they have products, which torch cannot batch.
+    inside = lambda values: f(torch.nested.nested_tensor_from_jagged(values, offsets))  # noqa: E731
+    torch.testing.assert_close(hodiff.HessianOperator(inside, values) @ v, 6 * values * v)
+    with pytest.raises(hodiff.RouteError, match="nested_tensor"):
+        hodiff.hessian_matrix(inside, values)

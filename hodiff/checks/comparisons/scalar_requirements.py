@@ -31,7 +31,7 @@ class UnrepeatableError(Exception):
 def require_inputs(args: tuple[Any, ...], has_floating: bool) -> None:
     """Refuse complex inputs, and inputs without anything to differentiate by."""
     for path, leaf in tree_flatten_with_path(args)[0]:
-        if isinstance(leaf, Tensor) and not has_strides(leaf):
+        if isinstance(leaf, Tensor) and (leaf.layout is torch.jagged or not has_strides(leaf)):
             raise InputError(
                 f"check: inputs{keystr(path)}: expected a dense tensor, got {describe(leaf)}. Take its values as the "
                 "input, and make the sparse tensor of them inside f."
