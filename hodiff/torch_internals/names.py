@@ -146,6 +146,7 @@ NAMES = (
     "torch._functorch.apis",
     "torch._functorch.apis.vmap_impl",
     "torch._functorch.autograd_function.VmapInfo",
+    "torch._functorch.autograd_function.__name__",
     "torch._functorch.autograd_function.custom_function_call",
     "torch._functorch.eager_transforms",
     "torch._functorch.eager_transforms.JVP_NESTING",
