@@ -499,3 +499,30 @@ def test_a_small_gradient_that_is_added_to_large_ones_is_refused() -> None:
     x = torch.linspace(-1, 1, 4_000_000, dtype=torch.float32)
     with pytest.raises(RouteError, match="is not linear in its cotangent"):
         hodiff.hvp(lambda x: WithAuxiliaryLoss.apply(x, x.pow(3).mean()).pow(2).sum(), x, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
+@pytest.mark.parametrize("lost", [False, True])
+def test_functions_that_vmap_made_are_those_that_were_written(route: str, lost: bool) -> None:
+    class Cube(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x**3
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+
+        @staticmethod
+        def backward(ctx, g):
+            (x,) = ctx.saved_tensors
+            return 3 * (x.detach() if lost else x) ** 2 * g
+
+    f = lambda x: torch.func.vmap(Cube.apply)(x).sum()  # noqa: E731
+    if lost:
+        with pytest.raises(RouteError, match=r"Cube\.backward"):
+            hodiff.hvp(f, X, V, route=route)
+    else:
+        torch.testing.assert_close(hodiff.hvp(f, X, V, route=route), 6 * X)

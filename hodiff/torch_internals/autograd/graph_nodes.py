@@ -65,11 +65,12 @@ def backward_rules(function: Any) -> Iterator[Any]:
 def written_function(function: Any) -> Any:
     """The Function that somebody wrote, of one that torch.func made of it for a level of its transforms."""
     while getattr(function, "__module__", None) == autograd_function.__name__:
-        made_of = (each for each in _closed_over(function.backward) if isinstance(each, type))
-        found = next((each for each in made_of if issubclass(each, Function)), None)
-        if found is None:
+        # One that vmap makes closes over itself, too.
+        types = (each for each in _closed_over(function.backward) if isinstance(each, type) and each is not function)
+        made_of = next((each for each in types if issubclass(each, Function)), None)
+        if made_of is None:
             break
-        function = found
+        function = made_of
     return function
 
 
