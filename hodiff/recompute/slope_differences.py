@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -88,10 +89,22 @@ def loses_operands(function: Any, ctx: Any, operands: Sequence[Any], cotangents:
         made = tensors_among(outputs if isinstance(outputs, tuple) else (outputs,))
         return slope_at(next(each.grad_fn for each in made if each.requires_grad), given)
 
-    with outside_transforms():
+    with outside_transforms(), _attributes_kept(function):
         rows = [first_row(each).detach() if isinstance(each, Tensor) else each for each in operands]
         given = [each if each is None else first_row(each) for each in cotangents]
         return _loses(slope, [rows[i] for i in moving], given, max(precisions(ctx), default=0.0))
+
+
+@contextmanager
+def _attributes_kept(function: Any) -> Iterator[None]:
+    """Put back what a Function keeps on its class, so that a backward which is still to run finds its own."""
+    before = dict(vars(function))
+    try:
+        yield
+    finally:
+        for name, each in before.items():
+            if vars(function).get(name) is not each:
+                setattr(function, name, each)
 
 
 def _moves(value: Any) -> bool:

@@ -6,9 +6,11 @@ A backward is a function of its cotangent and of what the Function keeps, so tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dis import get_instructions
-from itertools import pairwise
-from types import FunctionType
+from itertools import compress, pairwise
+from threading import local
+from types import BuiltinMethodType, FunctionType, MappingProxyType
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,12 +19,18 @@ import torch
 from torch import Tensor
 
 from hodiff.common.complex_numbers import as_real
+from hodiff.recompute.contents import constant_form, content_of
 from hodiff.recompute.reachable import cells_of
 from hodiff.torch_internals.autograd.forward_mode import in_dual_level
-from hodiff.torch_internals.autograd.graph_nodes import backward_rules, operator_of, results_of
+from hodiff.torch_internals.autograd.graph_nodes import backward_rules, function_of, operator_of, results_of
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 
 Kept = Mapping[Any, Tensor]
+
+# Objects that are looked into at most: rules may name the whole program.
+_MANY = 1000
+# Whether the rules of a Function find numbers elsewhere than on their context.
+_READS_ELSEWHERE: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 class Schedule:
@@ -72,25 +80,63 @@ def kept_tensors(node: Any) -> dict[int | str, Tensor]:
 
 
 def keeps_numbers(node: Any) -> bool:
-    """Whether a Function keeps numbers without a graph: tensors, arrays, Python's numbers and collections of them."""
-    return any(True for _ in precisions(node))
+    """Whether a Function keeps numbers without a graph: on its context, or where its rules find them elsewhere."""
+    function = function_of(node)
+    return any(True for _ in precisions(node)) or (function is not None and reads_elsewhere(function))
 
 
 def precisions(node: Any) -> Iterator[float]:
     """The relative precision of each number, or collection of numbers, that a Function keeps without a graph."""
-    stack = [*kept_tensors(node).values(), *getattr(node, "__dict__", {}).values()]
-    seen: set[int] = set()
-    while stack:
+    for value in numbers_on(node):
+        if not isinstance(value, Tensor):
+            yield float(np.finfo(np.asarray(value).dtype).eps)
+        elif not value.requires_grad:
+            yield torch.finfo(value.dtype).eps
+
+
+def numbers_on(node: Any) -> Iterator[Any]:
+    """The tensors, arrays and numbers that a Function keeps on its context, in any object."""
+    yield from _numbers_in([*kept_tensors(node).values(), *getattr(node, "__dict__", {}).values()])
+
+
+def reads_elsewhere(function: Any) -> bool:
+    """Whether the class of a Function holds tensors or arrays, or its rules name objects that do."""
+    found = _READS_ELSEWHERE.get(function)
+    if found is None:
+        attributes = [each for name, each in vars(function).items() if not name.startswith("__")]
+        numbers = _numbers_in([*attributes, *backward_rules(function)])
+        found = _READS_ELSEWHERE[function] = any(isinstance(each, (Tensor, np.ndarray)) for each in numbers)
+    return found
+
+
+def _numbers_in(roots: Iterable[Any]) -> Iterator[Any]:
+    """The tensors, arrays and numbers that have derivatives, in some values and in what they hold."""
+    stack = list(roots)
+    seen: dict[int, Any] = {}
+    while stack and len(seen) < _MANY:
         value = stack.pop()
         if isinstance(value, Tensor):
-            if has_derivatives(value) and not value.requires_grad and value.numel() > 0:
-                yield torch.finfo(value.dtype).eps
+            if has_derivatives(value) and value.numel() > 0:
+                yield value
         elif isinstance(value, (np.ndarray, float, complex)):
-            if (kind := np.asarray(value).dtype).kind in "fc":
-                yield float(np.finfo(kind).eps)
-        elif isinstance(value, (dict, list, tuple)) and id(value) not in seen:
-            seen.add(id(value))
-            stack.extend(value.values() if isinstance(value, dict) else value)
+            if np.asarray(value).dtype.kind in "fc":
+                yield value
+        elif id(value) not in seen:
+            # The reference keeps the identity from being used again.
+            seen[id(value)] = value
+            stack.extend(_held_by(value))
+
+
+def _held_by(value: Any) -> Iterable[Any]:
+    if isinstance(value, BuiltinMethodType):
+        return [value.__self__]
+    if isinstance(value, ContextVar):
+        return [value.get(None)]
+    if isinstance(value, MappingProxyType):
+        return [*value, *value.values()]
+    if isinstance(value, local):
+        return vars(value).values()
+    return [] if constant_form(value) is not None else content_of(value)[3]
 
 
 class _Elsewhere:
@@ -108,8 +154,8 @@ class _Elsewhere:
 
 
 def slope_at(node: Any, cotangents: Sequence[Any]) -> Tensor:
-    """Run the backward of a node, and flatten the gradients."""
-    return _flattened(getattr(node, "apply", node)(*materialized(node, cotangents)))
+    """Run the backward of a node, and flatten the gradients that somebody needs."""
+    return _flattened(node, getattr(node, "apply", node)(*materialized(node, cotangents)))
 
 
 def materialized(node: Any, cotangents: Sequence[Any]) -> list[Any]:
@@ -124,12 +170,15 @@ def materialized(node: Any, cotangents: Sequence[Any]) -> list[Any]:
 
 
 def slope_elsewhere(function: Any, ctx: Any, kept: Kept, cotangents: Sequence[Any]) -> Tensor:
-    """Run a backward with other tensors in the place of some that the Function keeps, and flatten the gradients."""
-    return _flattened(next(backward_rules(function))(_Elsewhere(ctx, kept), *materialized(ctx, cotangents)))
+    """The same with other tensors in the place of some that the Function keeps."""
+    pulled = next(backward_rules(function))(_Elsewhere(ctx, kept), *materialized(ctx, cotangents))
+    return _flattened(ctx, pulled)
 
 
-def _flattened(pulled: Any) -> Tensor:
-    return flat(pulled if isinstance(pulled, tuple) else (pulled,))
+def _flattened(node: Any, pulled: Any) -> Tensor:
+    gradients = pulled if isinstance(pulled, tuple) else (pulled,)
+    needed = getattr(node, "needs_input_grad", ())
+    return flat(compress(gradients, needed) if len(needed) == len(gradients) else gradients)
 
 
 def flat(tensors: Iterable[Any]) -> Tensor:

@@ -18,7 +18,7 @@ from hodiff.errors import RouteError
 from hodiff.graphs import is_once_differentiable
 from hodiff.recompute.cut_graphs import lost_slope, unrecorded
 from hodiff.recompute.slope_differences import loses_operands, loses_recorded
-from hodiff.recompute.slopes import SCHEDULE, form_of, has_derivatives, kept_tensors
+from hodiff.recompute.slopes import SCHEDULE, form_of, numbers_on, reads_elsewhere
 from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.nesting import nestable_jvp, without_own_tangents
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
@@ -156,8 +156,8 @@ def _require_recorded(
 def _loses_slope(function: Any, ctx: Any, operands: Sequence[Any], cotangents: Sequence[Any]) -> bool:
     # What is no operand may have been computed of them.
     own = [below_transforms(each) for each in operands if isinstance(each, Tensor)]
-    kept = [below_transforms(each) for each in kept_tensors(ctx).values() if has_derivatives(each)]
-    if not all(any(each is other for other in own) for each in kept):
+    kept = [below_transforms(each) if isinstance(each, Tensor) else each for each in numbers_on(ctx)]
+    if reads_elsewhere(function) or not all(any(each is other for other in own) for each in kept):
         return loses_operands(function, ctx, operands, cotangents)
     return loses_recorded(function, ctx, cotangents)
 
