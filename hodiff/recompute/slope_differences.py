@@ -87,7 +87,7 @@ def loses_operands(function: Any, ctx: Any, operands: Sequence[Any], cotangents:
         with untouched(modules), draw.replayed():
             outputs = function.apply(*(each.clone() if isinstance(each, Tensor) else each for each in given_to))
         made = tensors_among(outputs if isinstance(outputs, tuple) else (outputs,))
-        return slope_at(next(each.grad_fn for each in made if each.requires_grad), given)
+        return slope_at(next(each.grad_fn for each in made if each.requires_grad), given, ctx)
 
     with outside_transforms(), _attributes_kept(function):
         rows = [first_row(each).detach() if isinstance(each, Tensor) else each for each in operands]

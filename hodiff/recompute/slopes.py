@@ -153,9 +153,9 @@ class _Elsewhere:
         return getattr(self._node, name)
 
 
-def slope_at(node: Any, cotangents: Sequence[Any]) -> Tensor:
-    """Run the backward of a node, and flatten the gradients that somebody needs."""
-    return _flattened(node, getattr(node, "apply", node)(*materialized(node, cotangents)))
+def slope_at(node: Any, cotangents: Sequence[Any], called_as: Any = None) -> Tensor:
+    """Run the backward of a node, and flatten the gradients that it, or a call before, was to give."""
+    return _flattened(called_as or node, getattr(node, "apply", node)(*materialized(node, cotangents)))
 
 
 def materialized(node: Any, cotangents: Sequence[Any]) -> list[Any]:
