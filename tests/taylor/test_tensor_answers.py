@@ -298,3 +298,11 @@ def test_a_series_that_is_not_finite_is_no_branch():
     x = torch.tensor([-torch.inf], dtype=torch.float64)
     with pytest.raises(hodiff.RouteError, match="a formula of its series is not finite at this point"):
         hodiff.taylor.jet(hodiff.functions.swish, (x,), ([torch.ones_like(x)],))
+
+
+def test_a_formula_of_torch_that_overflows_sooner_is_no_branch():
+    x = torch.tensor([60.0])
+    f = lambda x: torch.nn.functional.softplus(x, 2.0, 1000.0)  # noqa: E731
+    assert f(x).isinf()
+    value, slope, curvature = hodiff.directional_derivatives(f, x, torch.ones(1), order=2)
+    assert (value.item(), slope.item(), curvature.item()) == (60.0, 1.0, 0.0)
