@@ -134,6 +134,8 @@ def _stack(linearized: LinearizedHessian, plan: Plan) -> dict[tuple[int, int], T
 
 def _symmetrize_in_place(square: Tensor) -> tuple[float, float]:
     """Average a block with its transpose, tile by tile; the largest difference of the two, and the largest entry."""
+    if square.is_meta:
+        return 0.0, 0.0
     found = fused.average_with_transpose(square)
     if found is not None:
         return found

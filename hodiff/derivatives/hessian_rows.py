@@ -129,7 +129,8 @@ class LinearizedHessian:
     def _take(self, recorded: RecordedGradient) -> None:
         self.source = recorded
         self.plain = not recorded.connected
-        self.magnitude, self.eps = abs(float(recorded.value)), recorded.eps
+        self.magnitude = 0.0 if recorded.value.is_meta else abs(float(recorded.value))
+        self.eps = recorded.eps
         self.bytes_each = recorded.bytes_each
 
     def groups(self, plan: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int, int, tuple[Tensor, ...]]]:

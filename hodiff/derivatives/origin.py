@@ -23,6 +23,11 @@ def raised_by_user(error: BaseException) -> bool:
     return dis.opname[steps[-1].tb_frame.f_code.co_code[steps[-1].tb_lasti]] == "RAISE_VARARGS"
 
 
+def met_nested_tensor(error: BaseException) -> bool:
+    """Whether torch's rules for jagged nested tensors ran where the exception was raised."""
+    return any(str(each.tb_frame.f_globals.get("__name__", "")).startswith("torch.nested.") for each in _steps(error))
+
+
 def function_at_fault(error: BaseException) -> str:
     """The name of the innermost custom Function whose call raised; empty if it was in none."""
     functions = called_functions(step.tb_frame for step in _steps(error))

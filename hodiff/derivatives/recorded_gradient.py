@@ -143,6 +143,7 @@ G = TypeVar("G", bound="Tensor | None")
 _ONE_BY_ONE = (
     Wording.BATCHING,
     Wording.SPARSE,
+    Wording.JAGGED,
     Wording.REQUIRES_GRAD_INSIDE,
     Wording.NO_SETUP_CONTEXT,
     Wording.NO_VMAP,

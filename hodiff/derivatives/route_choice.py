@@ -40,6 +40,10 @@ _EXPLAINED = {
     Wording.SPARSE: "a sparse tensor is in the way: torch differentiates those in reverse mode only, and compressed "
     "ones (CSR, CSC, BSR, BSC) only outside of torch.func transforms; use the route 'reverse-over-reverse', or "
     ".to_sparse_coo() or .to_dense()",
+    Wording.JAGGED: "a jagged nested tensor is in the way: torch differentiates those in reverse mode only, and not "
+    "all of their operators twice; compute with a list of tensors, or with a padded tensor and a mask, in its place",
+    Wording.VIEW_WITHOUT_GRAD: "a view that was made without a graph is written to, as torch's second derivative of "
+    "unbind of a nested tensor does; compute with a list of tensors in its place",
     Wording.WRAPPER_WITHOUT_MEMORY: "torch has no forward mode for subclasses of Tensor that wrap others, such as "
     "DTensor; use the route 'reverse-over-reverse' (for a Jacobian, the mode 'reverse'), or pass ordinary tensors",
     Wording.COMPILED_GRADIENT: "the graph was made by code of torch.compile, whose gradient has no derivative; make it "
@@ -58,6 +62,10 @@ _WHY_UNRECORDED = (
     "the function takes a gradient by a tensor that it closes over, of which transforms record nothing; pass that "
     "tensor as an argument, or use the route 'reverse-over-reverse'"
 )
+_NO_JVP_IN_BATCH = (
+    "it has generate_vmap_rule=True, and no jvp, or does not call ctx.save_for_forward for it; give it a jvp, or use "
+    "the route 'reverse-over-reverse' (for a Jacobian, the mode 'reverse')"
+)
 
 
 def unavailable(error: Exception) -> bool:
@@ -66,8 +74,10 @@ def unavailable(error: Exception) -> bool:
         return True
     if isinstance(error, HodiffError) or raised_by_user(error):
         return False
-    if isinstance(error, (AssertionError, KeyError)):  # so dynamo fails inside a transform
-        return says(error, Wording.HIGHER_ORDER)
+    if isinstance(error, (AssertionError, KeyError)):  # so dynamo fails inside a transform, and a Function in a batch
+        return says(error, Wording.HIGHER_ORDER, Wording.NO_JVP_IN_BATCH)
+    if isinstance(error, AttributeError):
+        return says(error, Wording.JAGGED)
     return isinstance(error, NotImplementedError) or (
         isinstance(error, RuntimeError) and says(error, *UNAVAILABLE, *_EXPLAINED)
     )
@@ -82,12 +92,19 @@ def _unrecorded(error: Exception, route: str) -> bool:
     return route != ROUTES[0] and takes_unrecorded(error)
 
 
+def _explanation(error: Exception) -> str | None:
+    """What a user can do about an error, where that is more than torch says."""
+    if says(error, Wording.NO_JVP_IN_BATCH):
+        return f"{function_at_fault(error) or 'a Function'}: {_NO_JVP_IN_BATCH}"
+    return next((explanation for words, explanation in _EXPLAINED.items() if says(error, words)), None)
+
+
 def _reason(error: Exception) -> str:
     if says(error, *_UNRECORDED):
         return _WHY_UNRECORDED
-    for words, explanation in _EXPLAINED.items():
-        if says(error, words):
-            return explanation
+    explanation = _explanation(error)
+    if explanation is not None:
+        return explanation
     name = function_at_fault(error)
     return f"{name}: " * bool(name) + str(error).strip().split("\n")[0]
 
@@ -105,8 +122,7 @@ def refused(caller: str, remedy: str = _CHECK) -> Iterator[None]:
             raise
         reason = str(error).strip().splitlines()[0].rstrip(".")
         # What is explained has a remedy of its own.
-        explained = [explanation for words, explanation in _EXPLAINED.items() if says(error, words)]
-        said = explained[0] if explained else f"{reason}; {remedy}"
+        said = _explanation(error) or f"{reason}; {remedy}"
         raise RouteError(f"{caller}: torch does not implement this derivative: {said}.") from error
 
 

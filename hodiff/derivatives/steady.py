@@ -29,7 +29,7 @@ def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundF
         with untouched(modules) if seen else attributes_put_back(modules):
             result = function.f(*args, **kwargs)
         is_pair = function.has_aux and isinstance(result, tuple)
-        found = numbers_in(result[0] if is_pair else result)
+        found = [each for each in numbers_in(result[0] if is_pair else result) if not each.is_meta]
         if seen:
             require_same(function.caller, seen, found)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.directional import nested_directional_derivatives
 from hodiff.derivatives.origin import raised_by_user
-from hodiff.errors import InputError
+from hodiff.errors import HodiffError, InputError, RouteError
 from hodiff.taylor.fallback import LostTangentsError
 from hodiff.taylor.jets import Jet, new_jet, tensor_of
 from hodiff.taylor.passes import framed, through
@@ -54,7 +55,7 @@ def directional_derivatives(
 
     Raises:
         InputError: If `order` is no non-negative int, a leaf of `x` cannot be differentiated, or `v` does not match.
-        RouteError: If torch has no forward rule for an operator in `f`.
+        RouteError: If neither torch's forward mode nor Taylor mode has a rule for an operator in `f`.
 
     Example:
         >>> import torch, hodiff
@@ -81,20 +82,34 @@ def directional_derivatives(
     )
     function.tangents(unflatten([tensor_of(each) for each in directions], structure))
     inside = any(isinstance(each, Jet) for each in (*leaves, *directions))
-    # A first derivative is one pass of torch's own. A compiler traces Taylor mode in part. A jet has no subclass.
     own = any(isinstance(each, Tensor) and overrides_functions(each) for each in leaves)
-    if not inside and (order < 2 or torch.compiler.is_compiling() or own):
-        return nested_directional_derivatives(f, x, v, *args, order=order, correct=correct)
+    nested = partial(nested_directional_derivatives, f, x, v, *args, order=order, correct=correct)
+    # A compiler traces Taylor mode in part. A jet has no subclass.
+    if not inside and (torch.compiler.is_compiling() or own):
+        return nested()
     state = RandomState(each for each in leaves if isinstance(each, Tensor))
+    by_torch: RouteError | None = None
+    if not inside and order < 2:
+        # A first derivative is one pass of torch's own, which has no rule for some functions.
+        try:
+            return nested()
+        except RouteError as error:
+            by_torch = error
+        state.rewind()
     try:
         found = _by_series(f, leaves, spec, directions, function.args[1:], order, correct)
     except Exception as error:
+        if by_torch is not None:
+            raise RouteError(_both(by_torch, error)) from by_torch
         # Nested forward mode would lose them without a word.
         if inside or isinstance(error, LostTangentsError) or raised_by_user(error):
             raise
         # What is amiss there, too, it says itself.
         state.rewind()
-        return nested_directional_derivatives(f, x, v, *args, order=order, correct=correct)
+        try:
+            return nested()
+        except RouteError as other:
+            raise RouteError(_both(other, error)) from other
     return ordinary_tree(found, (*tensors_in(found[0]), *tensors_in((x, v))))
 
 
@@ -119,6 +134,13 @@ def _by_series(
         jets = [new_jet(frame, [leaf, v, *rest][: order + 1]) for leaf, v in zip(leaves, directions, strict=True)]
         found, structure = through(frame, function, (unflatten(jets, spec),))
     return tuple(unflatten([_derivative(each, k) for each in found], structure) for k in range(order + 1))
+
+
+def _both(by_torch: RouteError, by_series: Exception) -> str:
+    """What nested forward mode says of a function, and Taylor mode, if it says something on purpose."""
+    if not isinstance(by_series, HodiffError):
+        return str(by_torch)
+    return f"{by_torch}\n  Taylor mode: {str(by_series).removeprefix('jet: ')}"
 
 
 def _derivative(coefficients: list[Coefficient], k: int) -> Any:

@@ -15,7 +15,8 @@ from torch import Tensor
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, flatten, flatten_primals, overrides_functions, unflatten
 from hodiff.corrections import Corrections
-from hodiff.errors import InputError, RouteError
+from hodiff.derivatives.origin import met_nested_tensor, raised_by_user
+from hodiff.errors import HodiffError, InputError, RouteError
 from hodiff.taylor import calls
 from hodiff.taylor import closures as closures
 from hodiff.taylor import rules as rules
@@ -98,7 +99,9 @@ def _one_side(
         )
     try:
         outputs, spec = _outputs(frame, f, args, state, held=held)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        if not isinstance(error, RouteError) and not raised_by_user(error) and met_nested_tensor(error):
+            raise _takes_no_nested_tensor(error) from error
         named = isinstance(error, RouteError) or str(error).startswith("jet: ")
         if not named and _TENSORS_ALONE.search(str(error)):
             raise _takes_tensors_alone(error) from error
@@ -204,6 +207,14 @@ def _takes_tensors_alone(error: Exception) -> RouteError:
         "before hodiff was imported, or code that asks for the type: expected "
         "functions and methods of torch and hodiff, and torch.func's transforms; and for gradients inside also "
         f"torch.autograd.grad(..., create_graph=True). It says: {said}"
+    )
+
+
+def _takes_no_nested_tensor(error: Exception) -> RouteError:
+    said = "" if isinstance(error, HodiffError) else f" torch says: {str(error).splitlines()[0]}"
+    return RouteError(
+        "jet: a nested tensor meets a value that moves, and Taylor mode has no series of nested tensors: compute with "
+        f"a list of tensors, or with a padded tensor and a mask, in its place.{said}"
     )
 
 

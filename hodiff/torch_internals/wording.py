@@ -38,6 +38,7 @@ class Wording(Enum):
     NO_RULE = (r"must implement (the jvp|either the backward or vjp)", "it has no rule for this mode")
     NO_JVP = (r"jvp function", "its rule for forward mode is missing, or does not fit what forward does")
     NO_VMAP = (r"vmap support", "it has none for batches")
+    NO_JVP_IN_BATCH = (r"flat_bdims must not be None", "its generated rule for batches finds no tensors for its jvp")
     TWO_VMAPS = (r"both generate_vmap_rule=True and", "it has two rules for batches, and torch takes neither")
 
     # Batches.
@@ -57,6 +58,15 @@ class Wording(Enum):
     SPARSE = (
         r"Sparse \w+ tensors do not have|unsupported for Sparse\w* tensors|expected sparse coordinate tensor layout",
         "a sparse tensor comes where torch only knows dense ones, or only some sparse ones",
+    )
+    JAGGED = (
+        r"'NestedIntNode' object has no attribute|cannot view shape \(.*\bj\d+"
+        r"|_nested_from_padded_tensor' is not differentiable with respect to",
+        "a transform, a batch or a second derivative meets a jagged nested tensor",
+    )
+    VIEW_WITHOUT_GRAD = (
+        r"A view was created in no_grad mode and is being modified inplace",
+        "a view that was made without a graph is written to, as torch's second derivatives of nested tensors do",
     )
     INFERENCE_TENSOR = (r"Inference tensors cannot be saved", "a tensor made in inference mode is part of the graph")
     REQUIRES_GRAD_INSIDE = (
@@ -112,6 +122,8 @@ UNAVAILABLE = (
     Wording.CHANGES_UNBATCHED,
     Wording.CHANGES_ZERO,
     Wording.SPARSE,
+    Wording.JAGGED,
+    Wording.VIEW_WITHOUT_GRAD,
     Wording.WRAPPER_WITHOUT_MEMORY,
     Wording.HIGHER_ORDER,
 )

@@ -468,3 +468,34 @@ def test_what_check_says_of_torch_alone():
 def test_listed():
     rows = {row.name: row for row in hodiff.corrections.table()}
     assert rows["torch.autograd.Function.apply"].routes == ("forward-over-forward",)
+
+
+class WithoutJvp(torch.autograd.Function):
+    """Batched by its generated rule, and without forward mode."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0].cos()
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_a_batched_function_without_jvp(route):
+    x = torch.tensor([0.5, -1.0], dtype=torch.float64)
+    f = lambda x: torch.vmap(WithoutJvp.apply)(x).sum()  # noqa: E731
+    if route == "reverse-over-reverse":
+        torch.testing.assert_close(hodiff.hvp(f, x, x, route=route), -x.sin() * x)
+        return
+    with pytest.raises(hodiff.RouteError, match=f"{route}: WithoutJvp: it has generate_vmap_rule=True, and no jvp"):
+        hodiff.hvp(f, x, x, route=route)
+    with pytest.raises(hodiff.RouteError, match="forward: WithoutJvp: it has generate_vmap_rule=True, and no jvp"):
+        hodiff.jacobian(f, mode="forward")(x)

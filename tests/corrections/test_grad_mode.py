@@ -101,6 +101,72 @@ def test_it_is_a_constant_for_every_transform(way, around):
     torch.testing.assert_close(hvp, 6 * X.exp() * X * V)
 
 
+grad, vmap = torch.func.grad, torch.func.vmap
+# The Hessian times the vector of ones, by reverse mode inside of reverse mode.
+NESTED = {
+    "jacobian": lambda f: hodiff.jacobian(grad(f), mode="reverse")(X).sum(1),
+    "grad of grad": lambda f: grad(lambda x: grad(f)(x).sum())(X),
+    "vjp of grad": lambda f: torch.func.vjp(grad(f), X)[1](torch.ones_like(X))[0],
+    "vmap": lambda f: vmap(grad(lambda x: grad(f)(x).sum()))(X[None])[0],
+    "vmap inside": lambda f: grad(lambda x: vmap(grad(f))(x[None]).sum())(X),
+    "a graph": lambda f: torch.autograd.functional.vjp(grad(f), X, torch.ones_like(X))[1],
+    "a graph and vmap": lambda f: torch.autograd.functional.vhp(lambda x: vmap(f)(x[None]).sum(), X, X**0)[1],
+}
+
+
+def of_data_of_a_gradient(x):
+    return grad(lambda x: (x * x.data).sum())(x).data.exp()
+
+
+@pytest.mark.parametrize("way", [*WAYS.values(), of_data_of_a_gradient], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("name", NESTED)
+def test_it_is_a_constant_to_each_of_nested_reverse_passes(name, way):
+    with hodiff.corrected():
+        torch.testing.assert_close(NESTED[name](loss(way)), 6 * X.exp() * X)
+
+
+def test_nested_reverse_passes_of_a_gradient_with_data():
+    """The gradient of (x c)² by a constant c is 2 x c²."""
+    slope = grad(lambda x: (x * x.data.sin()).square().sum())
+    for mode in ("auto", "forward", "reverse"):
+        torch.testing.assert_close(hodiff.jacobian(slope, mode=mode)(X), (2 * X.sin() ** 2).diag())
+
+
+def test_data_may_be_written_to_inside_of_a_transform():
+    def f(x):
+        y = x.exp()
+        y.data.clamp_(max=1.5)
+        return (y**2).sum()
+
+    expected = torch.func.grad(f)(X)
+    torch.testing.assert_close(hodiff.corrected()(torch.func.grad(f))(X), expected)
+
+
+def in_place(x):
+    y = x * 1
+    y.detach_()
+    return y.exp()
+
+
+def test_detached_in_place():
+    f = loss(in_place)
+    gradient = 3 * X.exp() * X**2
+    torch.testing.assert_close(hodiff.jacobian(f, mode="forward")(X), gradient)
+    torch.testing.assert_close(hodiff.corrected()(grad(f))(X), gradient)
+    product = hodiff.hvp(f, X, V, route="reverse-over-reverse")
+    torch.testing.assert_close(product, 6 * X.exp() * X * V)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES[1:])
+def test_detached_in_place_in_nested_transforms_is_refused(route):
+    """Torch detaches it from the innermost transform alone."""
+    f = loss(in_place)
+    with pytest.raises(hodiff.RouteError, match=r"detach_: transforms are nested.*x = x\.detach\(\)"):
+        hodiff.hvp(f, X, V, route=route)
+    with pytest.raises(hodiff.RouteError, match="detach_: transforms are nested"):
+        hodiff.jacobian(grad(f), mode="reverse")(X)
+
+
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_clipping_divides_by_a_constant(route):
     """`torch.nn.utils` takes the norm of all gradients without a graph."""

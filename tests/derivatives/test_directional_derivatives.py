@@ -11,7 +11,7 @@ from cases import case as named
 from derivatives.oracles import assert_same_structure, flat_function, reference, second_differences
 from torch import Tensor
 
-from hodiff import directional_derivatives
+from hodiff import RouteError, directional_derivatives
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -149,3 +149,57 @@ def test_composes_with_torch() -> None:
     assert not curvature(x, v).requires_grad
     with torch.no_grad():
         torch.testing.assert_close(curvature(x, v), 6 * (x * v**2).sum())
+
+
+class Sine(torch.autograd.Function):
+    """By reverse mode alone."""
+
+    @staticmethod
+    def forward(x: Any) -> Any:
+        return torch.sin(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient * torch.cos(ctx.saved_tensors[0])
+
+
+class KeepingItsSlope(Sine):
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.slope = torch.cos(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient * ctx.slope
+
+
+@pytest.mark.parametrize("order", [0, 1, 2, 3])
+@pytest.mark.parametrize("output", [torch.sum, torch.clone])
+def test_a_function_without_a_forward_rule(output: Any, order: int) -> None:
+    x, v = draw(4), draw(4, seed=1)
+    found = directional_derivatives(lambda x: output(Sine.apply(x)), x, v, order=order)
+    expected = (x.sin(), x.cos() * v, -x.sin() * v**2, -x.cos() * v**3)
+    torch.testing.assert_close(found, tuple(output(each) for each in expected[: order + 1]))
+
+
+def test_a_function_that_keeps_its_slope_is_named() -> None:
+    x, v = draw(4), draw(4, seed=1)
+    slope = directional_derivatives(KeepingItsSlope.apply, x, v, order=1)[1]
+    torch.testing.assert_close(slope, x.cos() * v)
+    with pytest.raises(
+        RouteError, match=r"(?s)forward: KeepingItsSlope: .*Taylor mode: KeepingItsSlope\.backward .*slope"
+    ):
+        directional_derivatives(KeepingItsSlope.apply, x, v, order=2)
+
+
+def test_random_numbers_are_drawn_once() -> None:
+    x = draw(4)
+    torch.manual_seed(0)
+    value, slope = directional_derivatives(lambda x: Sine.apply(x * torch.rand(4, dtype=torch.float64)), x, x, order=1)
+    torch.manual_seed(0)
+    y = x * torch.rand(4, dtype=torch.float64)
+    torch.testing.assert_close((value, slope), (y.sin(), y * y.cos()))

@@ -334,3 +334,18 @@ def test_nested_tensors_inside_and_points_with_a_negative_bit() -> None:
     negative = torch.complex(v, x).conj().imag
     assert negative.is_neg()
     torch.testing.assert_close(HessianOperator(lambda x: (x**3).sum(), negative) @ v, -6 * x * v)
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_a_point_without_numbers(route):
+    """On the device "meta" a product has a shape and no numbers."""
+    x = torch.ones(3, dtype=torch.float64, device="meta")
+    A = hodiff.HessianOperator(lambda x: (x**3).sum(), x, route=route)
+    for found, shape in ((A @ x, (3,)), (A @ torch.ones(3, 2, dtype=x.dtype, device="meta"), (3, 2))):
+        assert (found.device.type, found.shape, found.dtype) == ("meta", shape, x.dtype)
+    assert A.to_dense().shape == (3, 3)
+    by_batches = hodiff.HessianOperator(lambda x, batch: (x**3 * batch).sum(), x, data=[x, x], route=route)
+    assert (by_batches @ x).shape == (3,)
+    x.add_(1)
+    with pytest.raises(hodiff.errors.InputError, match="expected the values that the operator was made with"):
+        A @ x

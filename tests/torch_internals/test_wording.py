@@ -44,6 +44,14 @@ class _Bare(Function):
         pass
 
 
+class _WithoutJvp(_Bare):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+
 class _TwoVmaps(_Bare):
     generate_vmap_rule = True
 
@@ -139,6 +147,31 @@ def _batched_differences() -> Any:
     return gradcheck(Branching.apply, (_x().double().detach().requires_grad_(),), check_batched_grad=True)
 
 
+def _jagged() -> Tensor:
+    return torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+
+
+def _of_jagged(f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """A weight, and the gradient by it of a function of a product with it."""
+    w = _x(3, 3)
+    return w, grad(f(F.linear(_jagged(), w).tanh()).sum(), w, create_graph=True)[0]
+
+
+def _batched_jagged() -> Any:
+    w, slope = _of_jagged(lambda y: y.values())
+    return vmap(lambda rows: grad(slope, w, rows, retain_graph=True))(torch.ones(2, 3, 3))
+
+
+def _padded() -> Any:
+    return _of_jagged(lambda y: y.to_padded_tensor(0.0))
+
+
+def _view_without_grad() -> None:
+    with torch.no_grad():
+        first, _ = _x(2).unbind()
+    first.mul_(_x(1).sum())
+
+
 def _nested_levels() -> Any:
     with torch.autograd.forward_ad.dual_level():
         return jvp(torch.sin, (torch.ones(3),), (torch.ones(3),))
@@ -184,6 +217,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     Wording.NO_RULE: (lambda: _pushed(_Bare.apply), lambda: _Bare.apply(_x()).sum().backward()),
     Wording.NO_JVP: (lambda: _pushed(_Bare.apply), lambda: _pushed(lambda x: _InPlace.apply(x.clone()))),
     Wording.NO_VMAP: (lambda: vmap(_Bare.apply)(_rows()),),
+    Wording.NO_JVP_IN_BATCH: (lambda: _pushed(vmap(_WithoutJvp.apply)),),
     Wording.TWO_VMAPS: (lambda: vmap(_TwoVmaps.apply)(_rows()),),
     Wording.BATCHING: (
         lambda: vmap(lambda x: x.sum().item())(_rows()),
@@ -212,6 +246,12 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: torch.eye(2).to_sparse().expand(2, 2, 2),
         lambda: torch.eye(2).to_sparse_csr().is_coalesced(),
     ),
+    Wording.JAGGED: (
+        lambda: range(_jagged().shape[1]),
+        _batched_jagged,
+        _padded,
+    ),
+    Wording.VIEW_WITHOUT_GRAD: (_view_without_grad,),
     Wording.INFERENCE_TENSOR: (_of_inference_mode,),
     Wording.REQUIRES_GRAD_INSIDE: (lambda: gradient(lambda x: x.detach().requires_grad_().sum())(_x()),),
     Wording.NO_HOOK: (lambda: torch.ones(2).register_hook(lambda cotangent: cotangent),),

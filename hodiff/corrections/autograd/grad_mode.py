@@ -1,4 +1,4 @@
-"""Rules for `Tensor.data` and what switches derivatives off: what is constant to reverse mode is so to forward mode.
+"""Rules for `Tensor.data`, `detach_` and what switches derivatives off: constants to all transforms around them.
 
 Torch has a switch for forward mode, too, which Functions switch on again and views do not ask. So what comes out of any
 call meanwhile is detached besides.
@@ -17,7 +17,7 @@ from hodiff.corrections.registry import register
 from hodiff.errors import RouteError
 from hodiff.recompute.recording import switched_off
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.autograd.differentiation import is_observed
+from hodiff.torch_internals.autograd.differentiation import carry_derivatives, is_observed
 from hodiff.torch_internals.autograd.forward_mode import set_tangents, tangents_are_on
 from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, in_torch_autograd_functional, switched_by
 from hodiff.torch_internals.autograd.recording import set_recording
@@ -26,6 +26,7 @@ from hodiff.torch_internals.autograd.transforms import (
     differentiating_count,
     in_func_jvp,
     in_transform,
+    innermost_is_vmap,
     marks_tensors,
 )
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_wrapped
@@ -88,11 +89,34 @@ def _switch(depth: int | None, tangents: bool) -> None:
     Tensor.data.__get__,  # type: ignore[attr-defined]  # as above
     name="torch.Tensor.data",
     routes=ROUTES[1:],
-    reason="forward mode goes through what is a constant to reverse mode",
+    reason="a constant to reverse mode, not to forward mode, nor to the outer one of two nested torch.func.grad",
     reference="torch.Tensor.detach",
 )
 def _data(self: Tensor) -> Any:
-    return self.detach() if not torch.compiler.is_compiling() and in_func_jvp() else UNNEEDED
+    if torch.compiler.is_compiling() or not in_transform():
+        return UNNEEDED
+    # Like torch's, its version is its own: writing to it is allowed. torch.func.vmap has no `data`.
+    return (self if innermost_is_vmap() else self.data).detach()
+
+
+@register(
+    Tensor.detach_,
+    torch.detach_,
+    name="torch.Tensor.detach_",
+    routes=ROUTES[1:],
+    reason="a constant to the innermost transform alone",
+    reference="torch.Tensor.detach",
+)
+def _detach_in_place(self: Tensor) -> Any:
+    if torch.compiler.is_compiling() or not in_transform():
+        return UNNEEDED
+    result = self.detach_()
+    if carry_derivatives([result]):
+        raise RouteError(
+            "detach_: transforms are nested here, and torch detaches a tensor in place from the innermost one alone. "
+            "Write `x = x.detach()` instead of `x.detach_()`."
+        )
+    return result
 
 
 @register(

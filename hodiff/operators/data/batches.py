@@ -183,4 +183,6 @@ def _sum(tensor: Tensor) -> float:
         tensor = torch.view_as_real(tensor)
     # NaN marks missing numbers, and would differ from itself.
     flat = tensor.detach().reshape(-1).double().nan_to_num(nan=-1.0, posinf=2.0, neginf=-2.0)
+    if flat.is_meta:
+        return 0.0
     return float(flat @ torch.linspace(1, 2, flat.numel(), dtype=torch.float64, device=flat.device))

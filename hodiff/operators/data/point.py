@@ -31,7 +31,8 @@ class Point:
         self._versions = [version_of(leaf) for leaf in leaves]
         self._samples: dict[torch.device, list[Tensor]] = {}
         for leaf in leaves:
-            if leaf.numel() and type(leaf) is Tensor and leaf.dtype.itemsize in _BITS:
+            # A tensor on the device "meta" has no numbers.
+            if leaf.numel() and type(leaf) is Tensor and not leaf.is_meta and leaf.dtype.itemsize in _BITS:
                 self._samples.setdefault(leaf.device, []).append(_sample(leaf))
         self._before = [torch.cat(samples) for samples in self._samples.values()]
 

@@ -76,6 +76,12 @@ class Tracking(EagerDispatchMode):
         new += [x for x in changed if not any(_share(x, y) for y in new)]
         if not new:
             return
+        if any(x.is_nested for x in (*given, *new)):
+            raise InputError(
+                f"{self.caller}: f: expected torch's operators on ordinary tensors of what depends on x, got {name} of "
+                f"a nested tensor{_at_line()}, of which no pattern is known; compute with a list of tensors, or with a "
+                f"padded tensor and a mask, in its place. hodiff.hvp gives products."
+            )
         call = Call(func, name, arguments, new, self.memory, self.at_point, bool(changed))
         try:
             supports = self._supports(rule if len(new) == len(outputs) else None, call)
