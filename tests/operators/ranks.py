@@ -2,6 +2,7 @@
 
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,11 @@ def compare(name: str, reduction: str, group: Any) -> None:
         ),
     }
     if reduction == "mean":
+        weighted = partial(F.cross_entropy, weight=torch.tensor([0.5, 2.0, 3.0]).double())
+        pairs["weighted empirical"] = (
+            EmpiricalFisherOperator(p.model, weighted, p.x, data=mine, **shared),
+            EmpiricalFisherOperator(p.model, weighted, p.x, p.inputs, p.targets).to_dense(),
+        )
         pairs["fisher"] = (FisherOperator(p.model, F.cross_entropy, p.x, data=mine, **shared), p.gauss_newton())
     for A, expected in pairs.values():
         close(A.to_dense(), expected)

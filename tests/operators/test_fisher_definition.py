@@ -1,5 +1,6 @@
 """Fisher matrices against their definition, the sum over targets of p(y) g gᵀ, and as means over uneven batches."""
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -179,6 +180,57 @@ def test_empirical_fisher_counts_examples_over_batches() -> None:
     whole = EmpiricalFisherOperator(logits, F.cross_entropy, W, inputs, labels).to_dense()
     batches = [(inputs[:CUT], labels[:CUT]), (inputs[CUT:], labels[CUT:])]
     close(EmpiricalFisherOperator(logits, F.cross_entropy, W, data=batches).to_dense(), whole)
+
+
+OF_CLASSES = torch.tensor([0.1, 2.0, 1.0, 5.0], dtype=torch.float64)
+ONE_HOT = F.one_hot(LABELS, CLASSES).movedim(-1, 1).double()
+COUNTED = PADDED[PADDED != -100]
+
+
+def masked_mean(z: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    total = F.cross_entropy(z, y, reduction="sum")
+    return total / (y != -100).sum() if reduction == "mean" else total
+
+
+weighted = partial(F.cross_entropy, weight=OF_CLASSES)
+smoothed = partial(weighted, label_smoothing=0.2)
+with_logits = partial(F.binary_cross_entropy_with_logits, pos_weight=torch.tensor(3.0).double())
+# Loss, targets, the divisor of the mean, and the number of factors.
+CUT_ALIKE = {
+    "class weights": (weighted, LABELS, OF_CLASSES[LABELS].sum(), LABELS.numel()),
+    "ignored, too": (nn.CrossEntropyLoss(weight=OF_CLASSES), PADDED, OF_CLASSES[COUNTED].sum(), len(COUNTED)),
+    "smoothed": (smoothed, LABELS, OF_CLASSES[LABELS].sum(), LABELS.numel()),
+    "labels that are probabilities": (weighted, 0.9 * ONE_HOT + 0.025, LABELS.numel(), LABELS.numel()),
+    "weights of logits": (with_logits, ONE_HOT, ONE_HOT.numel(), ONE_HOT.numel()),
+    "another loss": (masked_mean, PADDED, len(COUNTED), N),
+}
+
+
+@pytest.mark.parametrize("cuts", [[2, 3], [1, 4], [1] * 5])
+@pytest.mark.parametrize(("loss", "targets", "divisor", "factors"), CUT_ALIKE.values(), ids=CUT_ALIKE)
+def test_empirical_fisher_does_not_depend_on_the_cut(
+    loss: Any, targets: Tensor, divisor: Any, factors: Any, cuts: list[int]
+) -> None:
+    """M / D^2 times the sum of products of gradients that no mean divides."""
+    summed = partial(loss, reduction="sum") if not isinstance(loss, nn.Module) else copy.copy(loss)
+    if isinstance(summed, nn.Module):
+        summed.reduction = "sum"
+    rows = []
+    for i in range(N):
+        leaf = W.clone().requires_grad_()
+        value = summed(logits(leaf, INPUTS[i : i + 1]), targets[i : i + 1])
+        rows.append(torch.autograd.grad(value, leaf)[0].flatten())
+    G = torch.stack(rows)
+    expected = factors / divisor**2 * G.T @ G
+    close(EmpiricalFisherOperator(logits, loss, W, INPUTS, targets).to_dense(), expected)
+    data = list(zip(INPUTS.split(cuts), targets.split(cuts), strict=True))
+    told = {"batch_size": lambda batch: (batch[1] != -100).sum()} if loss is masked_mean else {}
+    for options in ({}, {"cache": False}):
+        A = EmpiricalFisherOperator(logits, loss, W, data=data, **told, **options)
+        close(A.to_dense(), expected)
+        close((A @ W).flatten(), expected @ W.flatten())
+        close(A.diagonal().value, expected.diagonal())
+    close(EmpiricalFisherOperator(logits, summed, W, data=data, reduction="sum").to_dense(), G.T @ G)
 
 
 def test_dict_batches() -> None:

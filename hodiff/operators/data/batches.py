@@ -20,12 +20,37 @@ Fingerprint = tuple[tuple[torch.Size, float], ...]
 
 
 @dataclass(frozen=True)
+class Size:
+    r"""The size of a batch, or of several.
+
+    A matrix of mean losses is $A / D$, with A the sum over examples. A matrix of products of two gradients of mean
+    losses is $M A / D^2$, which is the first one for M = D.
+
+    Attributes:
+        divisor: The number D by which the loss divides.
+        factors: The number M of factors.
+    """
+
+    divisor: float = 0.0
+    factors: float = 0.0
+
+    def __add__(self, other: Size) -> Size:
+        return Size(self.divisor + other.divisor, self.factors + other.factors)
+
+    @property
+    def weight(self) -> float:
+        """The factor $D^2 / M$ between the matrix and the sum over examples."""
+        # The quotient comes first: it is exactly 1 where both numbers are equal.
+        return self.divisor / self.factors * self.divisor
+
+
+@dataclass(frozen=True)
 class Batch:
-    """One batch, with its place in the data; `weight` is how much its product counts in the sum."""
+    """One batch, with its place in the data."""
 
     index: int
     content: PyTree
-    weight: float
+    size: Size
 
 
 class Batches:
@@ -52,15 +77,17 @@ class Batches:
         self.reduction = reduction
         self.progress = progress
         self._batch_size = batch_size
+        # Whether the user says by what the means over batches are divided.
+        self.told = batch_size is not None and data is not None and reduction == "mean"
         # Where nobody was told, what an operator knows of its loss; None for examples.
         self.known_size: Callable[[PyTree], float | None] | None = None
         # Of a pass that came to its end.
         self._known: list[Fingerprint] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield every batch; the weights of a pass add up to the number of examples, or of batches for "sum"."""
+        """Yield every batch; divisors of a pass add up to the number of examples, or of batches for "sum"."""
         if self.data is None:
-            yield Batch(0, None, 1.0)
+            yield Batch(0, None, Size(1.0, 1.0))
             return
         # Each pass keeps its own count, as several threads may be at theirs.
         known, seen = self._known, list[Fingerprint]()
@@ -72,7 +99,7 @@ class Batches:
                 seen.append(fingerprint(content))
                 if known is not None:
                     self._compare(index, seen[index], known)
-                yield Batch(index, content, self._weight(content))
+                yield Batch(index, content, self._size(content))
                 bar.update()
         if known is not None and len(seen) != len(known):
             raise self._changed(f"{len(seen)} batches now, {len(known)} on the first pass")
@@ -95,10 +122,18 @@ class Batches:
         """What to raise where no rank has a batch."""
         return InputError(f"{self.caller}: data: expected at least one batch, got none; check the DataLoader.")
 
-    def _weight(self, content: PyTree) -> float:
-        if self.reduction == "sum":
-            return 1.0
-        size = float(self._size(content))
+    def with_factors(self, size: Size, factors: float | None) -> Size:
+        """The size of a batch with another number of factors than its divisor, unless that is None."""
+        if factors is None or self.data is None or self.reduction == "sum":
+            return size
+        return Size(size.divisor, self._positive(factors))
+
+    def _size(self, content: PyTree) -> Size:
+        size = 1.0 if self.reduction == "sum" else self._positive(self._divisor(content))
+        return Size(size, size)
+
+    def _positive(self, size: float) -> float:
+        size = float(size)
         if not 0 < size < math.inf:
             raise InputError(
                 f"{self.caller}: batch_size: expected a positive number of examples for each batch, got {size:g}; "
@@ -122,7 +157,7 @@ class Batches:
             "list(data)."
         )
 
-    def _size(self, content: PyTree) -> float:
+    def _divisor(self, content: PyTree) -> float:
         if self._batch_size is not None:
             return self._batch_size(content)
         known = None if self.known_size is None else self.known_size(content)

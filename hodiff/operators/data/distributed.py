@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hodiff.errors import InputError
+from hodiff.operators.data.batches import Size
 
 
 def require_group(caller: str, argument: str, process_group: Any) -> None:
@@ -37,12 +38,12 @@ def rank_in(process_group: Any) -> int:
     return 0 if process_group is None else dist.get_rank(process_group)
 
 
-def sum_over_ranks(total: Tensor, weight: float, process_group: Any) -> tuple[Tensor, float]:
-    """Add up products and weights of all ranks."""
+def sum_over_ranks(total: Tensor, size: Size, process_group: Any) -> tuple[Tensor, Size]:
+    """Add up products and sizes of all ranks."""
     if process_group is None:
-        return total, weight
+        return total, size
     total = total.contiguous()
-    weights = torch.tensor([weight], dtype=torch.float64, device=total.device)
+    sizes = torch.tensor([size.divisor, size.factors], dtype=torch.float64, device=total.device)
     dist.all_reduce(total, group=process_group)
-    dist.all_reduce(weights, group=process_group)
-    return total, float(weights)
+    dist.all_reduce(sizes, group=process_group)
+    return total, Size(*sizes.tolist())

@@ -73,6 +73,12 @@ class Loss:
         require_rows(self.caller, self.function, outputs, self.likelihood)
         return COLUMNS[self.fisher](self, outputs, targets, index)
 
+    def factors(self, outputs: Tensor, targets: Any, *, told: bool) -> float | None:
+        """Number of factors of a batch; None where the divisor of its mean is that number."""
+        # Of another loss than torch's the two differ only where the user told the divisor.
+        known = told or known_likelihood(self.function) is not None
+        return counted_factors(self.function, outputs, targets) if self.fisher == EMPIRICAL and known else None
+
     def bound(self, outputs: Tensor, targets: Any) -> BoundFunction:
         """The loss at its outputs."""
         return bind(f"{self.caller}: loss", self.function, (outputs, targets), name="outputs", correct=self.correct)

@@ -7,6 +7,7 @@ import torch
 from hodiff.common.keyword_options import explains
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.derivatives.route_choice import refused
+from hodiff.operators.data.batches import Size
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block, EigenBlock
 from hodiff.operators.kfac.kfac import KFACOperator
@@ -64,15 +65,15 @@ class EKFACOperator(KFACOperator):
                 source: block.eigen for source, block in zip(self._all_sources, self._factors(), strict=True)
             }  # fmt: skip
             values = {source: torch.zeros_like(basis.values) for source, basis in bases.items()}
-            weights = 0.0
+            sizes = Size()
             for batch, recorded in self._recorded():
                 kept = {source: self._inputs(source, recorded) for source in bases}
                 for _, found in self._pulled(batch, recorded):
                     for source, g in found.items():
                         one = moments.of_examples(source, bases[source], kept[source], g)
-                        values[source].add_(one, alpha=batch.weight)
-                weights += batch.weight
-            scale = self._scale(weights)
+                        values[source].add_(one, alpha=batch.size.weight)
+                sizes += batch.size
+            scale = self._scale(sizes)
             return tuple(
                 EigenBlock(basis.layout, basis.left, basis.right, values[source] * scale)
                 for source, basis in bases.items()

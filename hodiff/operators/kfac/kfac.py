@@ -15,17 +15,16 @@ from hodiff.common.trees import PyTree, describe, flatten_primals
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
-from hodiff.operators.data.batches import Batches
+from hodiff.operators.data.batches import Batches, Size
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block, KroneckerBlock
 from hodiff.operators.kfac.columns import Loss
 from hodiff.operators.kfac.layered import LayeredOperator
 from hodiff.operators.kfac.layers import Source, sources_of
-from hodiff.operators.kfac.options import EMPIRICAL, MONTE_CARLO, KroneckerOptions
+from hodiff.operators.kfac.options import MONTE_CARLO, KroneckerOptions
 from hodiff.operators.linear.constants import require_constant
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.likelihoods import (
-    divisor,
     ignored_targets,
     known_likelihood,
     likelihood_of,
@@ -48,9 +47,10 @@ class KFACOperator(LayeredOperator):
        \qquad \text{"reduce":}\quad A = \frac1N \sum_n \bar a_n \bar a_n^\top, \quad
        B = \sum_n \hat g_n \hat g_n^\top $$
 
-    with $\bar a_n$ the mean and $\hat g_n$ the sum over r, where the Hessian has the divisor of the mean in it. It is
-    the exact block for one example without sharing, and for all examples where the model is linear in its inputs and
-    the loss squared.
+    with $\bar a_n$ the mean and $\hat g_n$ the sum over r, where the Hessian has the divisor of the mean in it; B of
+    the given targets has the scale of `hodiff.EmpiricalFisherOperator`. It is the exact block for one example without
+    sharing, and for all examples where the model is linear in its inputs and the loss squared. Over `data` A and B do
+    not depend on how the examples are cut into batches; "monte-carlo" draws other targets for another cut.
 
     Layers: `Linear`; `Conv1d`, `Conv2d` and `Conv3d`, each group of channels with factors of its own; `Embedding`,
     whose A is diagonal and taken as for "expand"; `LayerNorm`, `RMSNorm`, `GroupNorm`, `BatchNorm` (in eval mode) and
@@ -133,7 +133,7 @@ class KFACOperator(LayeredOperator):
         self._loss = _loss_of(caller, loss, given)
         self.args = batch_of(args)
         self.batches = Batches(caller, data, reduction, given["batch_size"], given["progress"])
-        self.batches.known_size = partial(known_size, partial(divisor, weighted=self.fisher != EMPIRICAL), loss)
+        self.batches.known_size = partial(known_size, loss)
         self.relocate(leaves, self.domain)
 
     @leave_inference_mode
@@ -148,7 +148,7 @@ class KFACOperator(LayeredOperator):
         inputs: dict[Source, Tensor | None] = dict.fromkeys(sources)
         gradients = {source: self._zeros(source) for source in sources}
         counts = dict.fromkeys(sources, 0)
-        weights = 0.0
+        sizes = Size()
         for batch, recorded in self._recorded():
             ignored = ignored_targets(self.loss, batch.content[1])
             # What another loss than torch's ignores is seen in its columns.
@@ -158,7 +158,7 @@ class KFACOperator(LayeredOperator):
             for columns, found in self._pulled(batch, recorded):
                 counted |= (columns != 0).any(0)
                 for source, g in found.items():
-                    gradients[source].add_(moments.of_gradients(source, g, self.sharing), alpha=batch.weight)
+                    gradients[source].add_(moments.of_gradients(source, g, self.sharing), alpha=batch.size.weight)
                     if watched:
                         reached[source] = moments.reached_places(g, reached.get(source))
             if watched and ignored is None:
@@ -171,8 +171,8 @@ class KFACOperator(LayeredOperator):
                     before = inputs[source]
                     inputs[source] = one.to(self.dtype) if before is None else before + one
                 counts[source] += count
-            weights += batch.weight
-        scale = self._scale(weights)
+            sizes += batch.size
+        scale = self._scale(sizes)
         return tuple(
             KroneckerBlock(source.layout, moments.mean_of_inputs(source, inputs[source], counts[source], B), B * scale)
             for source, B in gradients.items()

@@ -15,7 +15,7 @@ from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree, dense, flatten_primals, recordable
 from hodiff.derivatives.bound_function import bind
 from hodiff.errors import InputError
-from hodiff.operators.data.batches import Batch, Batches
+from hodiff.operators.data.batches import Batch, Batches, Size
 from hodiff.operators.data.determinism import require_deterministic
 from hodiff.operators.data.point import Point
 from hodiff.operators.kfac import moments
@@ -114,11 +114,11 @@ class LayeredOperator(FactoredOperator):
         shape = (groups, p) if source.diagonal else (groups, p, p)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
-    def _scale(self, weights: float) -> float:
+    def _scale(self, sizes: Size) -> float:
         """What a sum over batches is multiplied with."""
-        if not weights:
+        if not sizes.divisor:
             raise self.batches.empty()
-        return 1 / weights if self.batches.reduction == "mean" else 1.0
+        return 1 / sizes.weight if self.batches.reduction == "mean" else 1.0
 
     def _recorded(self) -> Iterator[tuple[Batch, Recorded]]:
         """Each batch with the model's evaluation on it."""
@@ -134,7 +134,9 @@ class LayeredOperator(FactoredOperator):
                 recorded = Recorded(function, self.model, self._sources)
             if self.check and batch.index == 0:
                 self._require_all_uses(recorded)
-            yield Batch(batch.index, (inputs, targets), batch.weight), recorded
+            factors = self._loss.factors(recorded.outputs, targets, told=self.batches.told)
+            size = self.batches.with_factors(batch.size, factors)
+            yield Batch(batch.index, (inputs, targets), size), recorded
 
     def _pulled(self, batch: Batch, recorded: Recorded) -> Iterator[tuple[Tensor, dict[Source, Tensor]]]:
         """Some columns at once, with their gradients g of all blocks."""

@@ -27,7 +27,7 @@ from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
 from hodiff.kernels.turning import turned
 from hodiff.operators.compiled.linearizations import CompiledLinearizations
-from hodiff.operators.data.batches import Batch, Batches
+from hodiff.operators.data.batches import Batch, Batches, Size
 from hodiff.operators.data.determinism import read_unchanged, require_deterministic
 from hodiff.operators.data.distributed import rank_in, size_of, sum_over_ranks
 from hodiff.operators.data.point import Point
@@ -148,6 +148,10 @@ class CurvatureOperator(Portable, LinearOperator):
         """What the linearization gets in the place of the arguments of batch `index`."""
         return args
 
+    def _size(self, args: tuple[Any, ...], batch: Batch) -> Size:
+        """The size of a batch with these arguments."""
+        return batch.size
+
     @property
     def leaves(self) -> Leaves:
         """The tensors of the linearization point."""
@@ -235,23 +239,24 @@ class CurvatureOperator(Portable, LinearOperator):
     def _sum(self, product: Callable[[Linearization], Tensor], shape: tuple[int, ...]) -> Tensor:
         """A weighted sum over batches and ranks, or their mean, of products of a shape, tensors of their own."""
         total: Tensor | None = None
-        weights = 0.0
-        for linearization, weight in self._kept.each(self._at):
+        sizes = Size()
+        for linearization, size in self._kept.each(self._at):
             # Sixteen-bit leaves were joined as float32, in which the sum is taken.
             one = product(linearization)
+            weight = size.weight
             if total is None:
                 total = one if weight == 1.0 else weight * one
             else:
                 total.add_(one, alpha=weight)
-            weights += weight
+            sizes += size
             del linearization
         if total is None:
             # A rank without data takes part: the others would wait for it.
             total = torch.zeros(shape, dtype=self.dtype, device=self.device)
-        total, weights = sum_over_ranks(total, weights, self.process_group)
-        if not weights:
+        total, sizes = sum_over_ranks(total, sizes, self.process_group)
+        if not sizes.divisor:
             raise self.batches.empty()
-        return total / weights if self.batches.reduction == "mean" and weights != 1.0 else total
+        return total / sizes.weight if self.batches.reduction == "mean" and sizes.weight != 1.0 else total
 
     def _columns(self, linearization: Linearization, block: Tensor) -> Tensor:
         """One batch's products, in groups of columns that fit the memory budget."""
@@ -269,7 +274,7 @@ class CurvatureOperator(Portable, LinearOperator):
             self.codomain.join(leaves, stop - start, out=products[start:stop])
         return products.t()
 
-    def _at(self, batch: Batch) -> Linearization:
+    def _at(self, batch: Batch) -> tuple[Linearization, Size]:
         args = self.args if self.batches.data is None else (*self.args, batch.content)
         index = batch.index
         # Graphs belong to the state that a first run sets up.
@@ -279,14 +284,12 @@ class CurvatureOperator(Portable, LinearOperator):
                 self._require_deterministic(args)
                 self._must_check = False
             prepared = self._prepare(args, index)
-            if index == 0 or not self._checks:
-                return self._linearized(prepared)
             # One that has the same value twice on the first batch may yet draw on another.
-            draw = RandomState(self.leaves)
+            draw = RandomState(self.leaves) if index and self._checks else None
             linearization = self._linearized(prepared)
-            if draw.advanced and self._draw_seed is None:
+            if draw is not None and draw.advanced and self._draw_seed is None:
                 self._require_deterministic(args)
-            return linearization
+            return linearization, self._size(args, batch)
 
     def _draws_of(self, index: int) -> AbstractContextManager[None]:
         if self._draw_seed is None:

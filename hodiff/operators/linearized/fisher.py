@@ -19,6 +19,7 @@ from hodiff.derivatives.products_by_route import guard_reverse
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.derivatives.transforms import gradient
 from hodiff.errors import InputError
+from hodiff.operators.data.batches import Batch, Size
 from hodiff.operators.data.distributed import rank_in, size_of
 from hodiff.operators.linearized.gauss_newton import GaussNewtonOperator
 from hodiff.operators.linearized.kept_linearizations import Leaves
@@ -160,7 +161,8 @@ class EmpiricalFisherOperator(ModelLossOperator):
     `cross_entropy` or `nll_loss` ignores, or weights by 0, are no factors. This is known of the functions and modules
     of torch and of `functools.partial` with keywords; of any other loss M is the number of examples N, so that around
     one that masks examples, pass reduction="sum". With class weights $w$, `cross_entropy` divides by their sum, so
-    that $\ell_i = M w_{y_i} \mathrm{nll}_i / \sum_j w_{y_j}$. Over `data` batches are weighted by these M.
+    that $\ell_i = M w_{y_i} \mathrm{nll}_i / \sum_j w_{y_j}$. Over `data` both M and these sums are those of all
+    batches, so that the matrix does not depend on how the examples are cut into batches.
 
     Args:
         model: As in `hodiff.GaussNewtonOperator`; examples along the first dimension of every output.
@@ -184,8 +186,6 @@ class EmpiricalFisherOperator(ModelLossOperator):
     descent", NeurIPS 2019, eq. 3.
     """
 
-    _divisor = staticmethod(partial(divisor, weighted=False))
-
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
         gradients = gradients_of_loss(self._bound_loss(outputs, targets))
         leaves = pytree.tree_leaves(outputs)
@@ -202,6 +202,14 @@ class EmpiricalFisherOperator(ModelLossOperator):
         )
         mean = self.batches.reduction == "mean"
         return OuterProducts(filled, counted_factors(self.loss, leaves[0], targets) if mean else 1)
+
+    def _size(self, args: tuple[Any, ...], batch: Batch) -> Size:
+        inputs, targets = pair(args[0])
+        factors = divisor(self.loss, targets, weighted=False)
+        if factors is None and self.batches.told:
+            # The factors of another loss than torch's are rows of the outputs, whatever `batch_size` says.
+            factors = float(len(pytree.tree_leaves(self._evaluate(self._bound(self.leaves, inputs)))[0]))
+        return self.batches.with_factors(batch.size, factors)
 
 
 class _Information:

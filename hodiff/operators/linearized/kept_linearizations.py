@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from hodiff.operators.data.batches import Batch, Batches
+from hodiff.operators.data.batches import Batch, Batches, Size
 from hodiff.operators.data.determinism import Mark, another_function, mark_of
 
 Leaves = tuple[Tensor, ...]
@@ -36,7 +36,7 @@ class KeptLinearizations:
     def __init__(self, caller: str, batches: Batches, cache: bool | str, memory_budget: int, *, compare: bool):
         self._caller, self._batches, self._compare = caller, batches, compare
         self._cache, self._budget = cache, memory_budget
-        self._kept: dict[int, tuple[Linearization, float]] = {}
+        self._kept: dict[int, tuple[Linearization, Size]] = {}
         self._marks: dict[int, Mark] = {}
         # How many batches there are, once a pass has seen all of them.
         self._count: int | None = None
@@ -46,8 +46,8 @@ class KeptLinearizations:
         """What is kept, in bytes."""
         return sum(each.nbytes for each, _ in self._kept.values())
 
-    def each(self, make: Callable[[Batch], Linearization]) -> Iterator[tuple[Linearization, float]]:
-        """Linearizations and weights of all batches."""
+    def each(self, make: Callable[[Batch], tuple[Linearization, Size]]) -> Iterator[tuple[Linearization, Size]]:
+        """Linearizations and sizes of all batches."""
         if len(self._kept) == self._count:
             yield from self._kept.values()
             return
@@ -57,14 +57,14 @@ class KeptLinearizations:
             if batch.index in self._kept:
                 yield self._kept[batch.index]
                 continue
-            linearization = make(batch)
+            linearization, size = make(batch)
             if self._keeps(linearization):
-                self._kept[batch.index] = linearization, batch.weight
+                self._kept[batch.index] = linearization, size
             elif self._compare:
                 known = self._marks.setdefault(batch.index, mark := mark_of(linearization.value))
                 if not mark.agrees(known):
                     raise another_function(self._caller, batch.index)
-            yield linearization, batch.weight
+            yield linearization, size
         self._count = count
 
     def _keeps(self, linearization: Linearization) -> bool:

@@ -55,8 +55,6 @@ class ModelLossOperator(CurvatureOperator):
     """
 
     functions = ("model", "loss")
-    # By what a batch's mean is divided, of the loss and the targets, or None where that is unknown.
-    _divisor: Callable[[Any, Any], float | None] = staticmethod(divisor)
 
     @shows(CurvatureOptions)
     def __init__(
@@ -83,7 +81,7 @@ class ModelLossOperator(CurvatureOperator):
         # Without data the arguments are the one batch.
         batch = (args if len(args) == 2 else args[0],) if args else ()
         super().__init__((model, loss), x, batch, **given)
-        self.batches.known_size = partial(known_size, self._divisor, loss)
+        self.batches.known_size = partial(known_size, loss)
 
     def block(self, names: str | Sequence[str]) -> ModelLossOperator:
         """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""
@@ -97,7 +95,7 @@ class ModelLossOperator(CurvatureOperator):
         if isinstance(model, nn.Module):
             other.model = module_call(model)
         other.loss = loss
-        other.batches.known_size = partial(known_size, self._divisor, loss)
+        other.batches.known_size = partial(known_size, loss)
         other.adopt(model, loss)
         return other
 
@@ -204,7 +202,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
     return batch, batch
 
 
-def known_size(divisor: Callable[[Any, Any], float | None], loss: Any, batch: Any) -> float | None:
+def known_size(loss: Any, batch: Any) -> float | None:
     """By what a loss divides for the mean over a batch."""
     return divisor(loss, pair(batch)[1])
 

@@ -23,11 +23,11 @@ class CorrectedCalls:
     """Hooks that are on or off.
 
     Args:
-        awaits: Whether the parameters of a module are waited for.
+        mode_for: The mode in which to call a module with these parameters; None for a call as it is.
     """
 
-    def __init__(self, awaits: Callable[[Sequence[Tensor]], bool]):
-        self._awaits = awaits
+    def __init__(self, mode_for: Callable[[Sequence[Tensor]], Corrections | None]):
+        self._mode_for = mode_for
         self._hooks: list[Any] = []
         self._here = threading.local()
 
@@ -54,9 +54,9 @@ class CorrectedCalls:
             return
         if self._calls:
             self._calls.append(module)
-        elif self._awaits(list(module.parameters())):
-            self._here.mode = Corrections(lean=True)
-            self._here.mode.__enter__()
+        elif (mode := self._mode_for(list(module.parameters()))) is not None:
+            self._here.mode = mode
+            mode.__enter__()
             self._calls.append(module)
 
     def _leave(self, module: nn.Module, *_: Any) -> None:

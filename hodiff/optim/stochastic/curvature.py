@@ -20,7 +20,7 @@ from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.magnitudes import require_finite
 from hodiff.optim.stochastic.own_states import require_dtypes
 from hodiff.optim.stochastic.pending_curvature import Estimates, PendingCurvature
-from hodiff.optim.stochastic.watched_backward import Observer, wait
+from hodiff.optim.stochastic.watched_backward import Observer, take_by_hand, wait
 from hodiff.recompute.lost_slopes import noting_operands
 
 
@@ -104,6 +104,11 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         The graph of the loss stays, so that `loss.backward()` can follow; gradients do not change. It is for
         another batch than the gradient's, and for loops of their own; pass `update_every=None` to take no other.
 
+        Calls of modules that have the parameters run within `hodiff.corrected()` where `update_every` is None, and on
+        steps that are due. Compute any other loss within `hodiff.corrected()`: one on a step that is not due, one from
+        before the optimizer was made, or one of functions that are called outside of any module. Its curvature is
+        wrong where torch's second derivative is.
+
         Args:
             loss: The loss, a tensor of shape () with its graph on the parameters.
 
@@ -133,6 +138,11 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         """See `Observer`."""
         return bool(self._reached(leaves))
 
+    def may_take(self, leaves: Sequence[Tensor]) -> bool:
+        """See `Observer`."""
+        reached = set(map(id, leaves))
+        return any(id(p) in reached for p in self.parameters())
+
     def see(self, loss: Tensor, leaves: Sequence[Tensor]) -> None:
         """See `Observer`."""
         self._remember(loss, leaves, last=False)
@@ -155,6 +165,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         due = self._due()
         self._pending.watch(due)
         wait(self, bool(due))
+        take_by_hand(self, any(group["update_every"] is None for group in self.param_groups))
 
     def _reached(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """Those of the leaves that wait for curvature."""

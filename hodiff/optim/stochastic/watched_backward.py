@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils import _pytree as pytree
 
+from hodiff.corrections import Corrections, corrected
 from hodiff.graphs import inspect_graph
 from hodiff.optim.stochastic.corrected_calls import CorrectedCalls
 from hodiff.recompute.reachable import named_modules, named_tensors
@@ -35,6 +36,10 @@ class Observer:
         """Whether a loss that hangs on these leaves is the one."""
 
     @abstractmethod
+    def may_take(self, leaves: Sequence[Tensor]) -> bool:
+        """Whether it may be given a loss on these leaves by hand, at any time."""
+
+    @abstractmethod
     def see(self, loss: Tensor, leaves: Sequence[Tensor]) -> None:
         """Look at a loss, whose graph stays, before its backward pass adds to the gradients of these leaves."""
 
@@ -44,10 +49,28 @@ class Observer:
 
 
 _waiting: WeakSet[Observer] = WeakSet()
+# Those who may be given a loss by hand, and take second derivatives of it.
+_taking: WeakSet[Observer] = WeakSet()
 _torchs_own: Callable[..., None] | None = None
-_corrected_calls = CorrectedCalls(
-    lambda parameters: any(each.second_order and each.awaits(parameters) for each in _waiting)
-)
+
+
+def _mode_for(parameters: Sequence[Tensor]) -> Corrections | None:
+    """The mode of a module's call, of which somebody may take second derivatives."""
+    if not _waiting and not _taking:
+        # Whose calls were corrected is gone.
+        _switch_corrections()
+        return None
+    if any(each.second_order and each.awaits(parameters) for each in _waiting):
+        return Corrections(lean=True)
+    # Few of these losses are differentiated twice, so that compiled code runs compiled.
+    return corrected() if any(each.may_take(parameters) for each in _taking) else None
+
+
+_corrected_calls = CorrectedCalls(_mode_for)
+
+
+def _switch_corrections() -> None:
+    _corrected_calls.switch(bool(_taking) or any(each.second_order for each in _waiting))
 
 
 def _takes_part() -> bool:
@@ -76,12 +99,21 @@ def wait(observer: Observer, waits: bool) -> None:
         watch_compiled_code()
         _waiting.add(observer)
         _stand_in()
-        _corrected_calls.switch(any(each.second_order for each in _waiting))
+        _switch_corrections()
     else:
         _waiting.discard(observer)
-        _corrected_calls.switch(any(each.second_order for each in _waiting))
+        _switch_corrections()
         if not _waiting:
             _step_aside()
+
+
+def take_by_hand(observer: Observer, takes: bool) -> None:
+    """Let somebody be given losses by hand, whose second derivatives are then right, or no longer."""
+    if takes and observer.second_order:
+        _taking.add(observer)
+    else:
+        _taking.discard(observer)
+    _switch_corrections()
 
 
 def _stand_in() -> None:
@@ -112,7 +144,7 @@ def _stand_in() -> None:
 
 def _step_aside() -> None:
     global _torchs_own
-    _corrected_calls.switch(False)
+    _switch_corrections()
     # Where another one stands in by now, it may call this one, which then does nothing.
     if _torchs_own is not None and getattr(torch.autograd.backward, "__wrapped__", None) is _torchs_own:
         torch.autograd.backward = cast(Any, _torchs_own)

@@ -212,6 +212,45 @@ def test_sums_are_multiples_of_means() -> None:
             close(A.to_dense(), factor * mean)
 
 
+def masked_mean(z: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(z, y, ignore_index=1, reduction="sum") / (y != 1).sum()
+
+
+CUT_ALIKE = {
+    "class weights": (nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0, 0.1]).double()), {}),
+    "ignored": (partial(F.cross_entropy, weight=torch.tensor([1.0, 5.0, 0.1]).double(), ignore_index=1), {}),
+    "another loss": (masked_mean, {"batch_size": lambda batch: (batch[1] != 1).sum()}),
+}
+
+
+@KINDS
+@pytest.mark.parametrize("cuts", [[3, 3], [2, 4], [2, 2, 2]])
+@pytest.mark.parametrize("fisher", ["exact", "empirical"])
+@pytest.mark.parametrize(("loss", "told"), CUT_ALIKE.values(), ids=CUT_ALIKE)
+def test_batches_do_not_depend_on_the_cut(kind: Any, cuts: list[int], fisher: str, loss: Any, told: Any) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    inputs, y = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 0, 2, 2])
+    x = dict(model.named_parameters())
+    data = list(zip(inputs.split(cuts), y.split(cuts), strict=True))
+    whole = kind(model, loss, x, inputs, y, fisher=fisher)
+    close(kind(model, loss, x, data=data, fisher=fisher, **told).to_dense(), whole.to_dense())
+
+
+def test_empirical_blocks_with_class_weights() -> None:
+    r"""Of one linear layer B is M / D^2 times the sum of w^2 (p - e_y) (p - e_y)^T."""
+    torch.manual_seed(0)
+    layer, weight = nn.Linear(3, 2).double(), torch.tensor([1.0, 5.0]).double()
+    inputs, y = torch.randn(6, 3).double(), torch.tensor([0, 0, 1, 1, 0, 1])
+    data = list(zip(inputs.split([2, 4]), y.split([2, 4]), strict=True))
+    loss, x = nn.CrossEntropyLoss(weight=weight), dict(layer.named_parameters())
+    (block,) = hodiff.KFACOperator(layer, loss, x, data=data, fisher="empirical").blocks
+    g = weight[y][:, None] * (layer(inputs).softmax(1) - F.one_hot(y, 2)).detach()
+    close(block.B[0], 6 / weight[y].sum() ** 2 * g.T @ g)
+    a = torch.cat([inputs, torch.ones(6, 1).double()], 1)
+    close(block.A[0], a.T @ a / 6)
+
+
 class Batch(nn.Module):
     """A model of a batch that is a dict."""
 

@@ -1,6 +1,7 @@
 """Curvature out of the ordinary loop: `loss.backward()` is seen, and does what it always does."""
 
 import gc
+import pickle
 import textwrap
 import weakref
 
@@ -47,6 +48,7 @@ def nobody_waits_afterwards():
     yield
     gc.collect()
     assert hodiff.optim.stochastic.watched_backward._waiting.__len__() == 0
+    assert hodiff.optim.stochastic.watched_backward._taking.__len__() == 0
 
 
 @pytest.mark.parametrize("name", ["SophiaH", "SophiaG", "AdaHessian", "KFAC", "EKFAC"])
@@ -269,6 +271,70 @@ def test_modules_are_corrected_where_curvature_is_due():
         failing(x)
     assert not torch.overrides._get_current_function_mode_stack()
     del other
+
+
+class Normalized(nn.Module):
+    """A network with a norm, and one parameter before it."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.inner, self.norm, self.outer = nn.Linear(3, 6), norm(6), nn.Linear(6, 1)
+        self.requires_grad_(False)
+        self.direction, self.scale = torch.randn(6, dtype=D), nn.Parameter(torch.tensor(0.5, dtype=D))
+
+    def forward(self, x):
+        shifted = torch.tanh(self.inner(x)) + self.scale * x[:, :1] * self.direction
+        return self.outer(nn.functional.silu(self.norm(shifted))).sum()
+
+    def penalty(self, inputs):
+        x = inputs.clone().requires_grad_()
+        (g,) = torch.autograd.grad(self(x), x, create_graph=True)
+        return (g.norm(dim=1) - 1).square().mean()
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
+@pytest.mark.parametrize("kind", [AdaHessian, SophiaH])
+def test_curvature_of_a_gradient_penalty_by_hand(kind, norm):
+    """Against differences of the loss: torch's third derivatives of norms are wrong."""
+    torch.manual_seed(0)
+    model, inputs, h = Normalized(norm).double(), torch.randn(5, 3, dtype=D), 1e-3
+    values = []
+    for place in (-2, -1, 0, 1, 2):
+        model.scale.data.fill_(0.5 + place * h)
+        values.append(model.penalty(inputs).detach())
+    model.scale.data.fill_(0.5)
+    weights = torch.tensor([-1.0, 16.0, -30.0, 16.0, -1.0], dtype=D)
+    expected = weights @ torch.stack(values) / (12 * h**2)
+    optimizer = kind([model.scale], betas=(0.9, 0.0), probes="rademacher", update_every=None)
+    optimizer.update_curvature(model.penalty(inputs))
+    state = optimizer.state[model.scale]
+    found = state["curvature"] if kind is SophiaH else state["curvature_sq"].sqrt()
+    torch.testing.assert_close(found, expected if kind is SophiaH else expected.abs(), rtol=1e-6, atol=0)
+
+
+def test_modules_are_corrected_as_long_as_curvature_is_taken_by_hand():
+    modes, layer, other = [], nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
+    for each in (layer, other):
+        each[0].register_forward_hook(lambda *_: modes.append(len(torch.overrides._get_current_function_mode_stack())))
+    optimizer = SophiaH(layer.parameters(), update_every=None)
+    hooks = hodiff.optim.stochastic.watched_backward._corrected_calls._hooks
+    loss = layer(torch.ones(2)).square().sum()
+    optimizer.update_curvature(loss)
+    loss.backward()
+    optimizer.step()
+    layer(torch.ones(2)), other(torch.ones(2))
+    with torch.no_grad():
+        layer(torch.ones(2))
+    assert modes == [1, 1, 0, 0]
+    assert torch.autograd.backward is TORCHS
+    copied = pickle.loads(pickle.dumps(optimizer))
+    assert copied.param_groups[0]["update_every"] is None
+    del optimizer, copied
+    gc.collect()
+    assert hooks
+    layer(torch.ones(2))
+    assert modes[-1] == 0
+    assert not hooks
 
 
 def test_curvature_of_attention_in_a_loop():
