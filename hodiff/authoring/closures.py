@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.overriding import is_moving
 from hodiff.errors import InputError
 from hodiff.recompute.hidden_tensors import RefuseForeign
 from hodiff.recompute.reachable import named_tensors
@@ -53,7 +54,7 @@ def refuse_captured_by(name: str, *functions: Any) -> None:
     """Refuse functions that close over a tensor that a transform tracks, before the transform is left."""
     for function in functions:
         for where, tensor in named_tensors(function):
-            if is_watched(tensor):
+            if is_watched(tensor) or is_moving(tensor):
                 raise _closed_over(name, where)
 
 
@@ -62,7 +63,7 @@ def captured_constants(name: str, *functions: Any) -> list[Tensor]:
     found = []
     for function in functions:
         for where, tensor in named_tensors(function):
-            if is_observed(tensor):
+            if is_observed(tensor) or is_moving(tensor):
                 raise _closed_over(name, where)
             if is_watched(tensor):
                 found.append(tensor)

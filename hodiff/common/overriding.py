@@ -24,6 +24,15 @@ CLOSURE_WATCHERS: list[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = 
 TENSORS_ALONE: list[Callable[[], AbstractContextManager[Any]]] = []
 
 
+# Whether what stands for a tensor has a derivative where it is asked. Filled by rooms above.
+MOVING: list[Callable[[Any], bool]] = []
+
+
+def is_moving(value: Any) -> bool:
+    """Whether a value stands for a tensor and has a derivative that only torch's functions see."""
+    return stands_for_tensor(value) and any(moving(value) for moving in MOVING)
+
+
 def tensors_alone() -> AbstractContextManager[Any]:
     """The context of code that would take what stands for a tensor for a constant."""
     if torch.compiler.is_compiling():

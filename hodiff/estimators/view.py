@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.options import require_bool
+from hodiff.common.overriding import is_moving
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.precision import precise
@@ -194,7 +195,7 @@ def _is_hodiffs(A: Any) -> bool:
 
 def require_constant(caller: str, argument: str, tensor: Tensor) -> None:
     """Refuse what a transform differentiates or batches: estimates are numbers, which it would take for constants."""
-    if is_observed(tensor):
+    if is_observed(tensor) or is_moving(tensor):
         raise InputError(
             f"{caller}: {argument}: expected constants, got a tensor that a transform around it differentiates or "
             "batches; estimates have no derivative. Call it outside, or use torch.linalg for small matrices and "

@@ -21,7 +21,7 @@ from hodiff.common.options import (
 )
 from hodiff.common.randomness import drawn_seed, seeded
 from hodiff.common.trees import PyTree, flatten_primals, recordable
-from hodiff.derivatives.bound_function import leave_inference_mode
+from hodiff.derivatives.bound_function import at_the_boundary
 from hodiff.meta.gradients import (
     Gradient,
     InnerLoss,
@@ -61,7 +61,7 @@ class Adaptation(NamedTuple):
     losses: Tensor
 
 
-@leave_inference_mode
+@at_the_boundary
 def adapt(
     loss: Callable[..., Any],
     params: PyTree,

@@ -34,6 +34,7 @@ from hodiff.meta.inverse_products import (
 from hodiff.meta.nonfinite import NonFiniteError
 from hodiff.meta.optimizer import Optimizer
 from hodiff.meta.sgd import SGD
+from hodiff.rules.any_order import outside_graphs
 from hodiff.torch_internals.autograd.transforms import in_transform
 
 # The rule, how many iterations or columns by default, and the relative residual that counts as solved.
@@ -86,6 +87,7 @@ class Hypergradient:
         return page(element("b", "hypergradient"), table(("of", "numbers"), leaves, most=SHOWN), facts(known))
 
 
+@outside_graphs
 def hypergradient(
     outer: Callable[[Any, Any], Tensor],
     inner: Callable[[Any, Any], Tensor],

@@ -19,6 +19,7 @@ from hodiff.common.keyword_options import explains, shows
 from hodiff.common.options import require_int, require_number
 from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
+from hodiff.derivatives.bound_function import at_the_boundary
 from hodiff.errors import HodiffWarning, InputError, RouteError
 from hodiff.graphs import inspect_graph
 from hodiff.implicit.argmin import argmin
@@ -119,6 +120,7 @@ class IMAML(MetaLearner):
 
         return proximal
 
+    @at_the_boundary
     def forward(self, tasks: Any) -> Tensor:
         """The mean of the tasks' losses after adaptation."""
         if not only_reverse_mode():

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from hodiff.common.overriding import is_moving
 from hodiff.errors import InputError
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_of_no_running_transform
 
@@ -31,7 +32,7 @@ class RefuseForeign(TorchFunctionMode):
         if self.constants:
             args, kwargs = pytree.tree_map_only(Tensor, self._unwrapped, (tuple(args), kwargs))
         for value in pytree.arg_tree_leaves(*args, **kwargs):
-            if isinstance(value, Tensor) and is_of_no_running_transform(value):
+            if isinstance(value, Tensor) and (is_moving(value) or is_of_no_running_transform(value)):
                 raise self.error(value)
         return function(*args, **kwargs)
 

@@ -5,11 +5,19 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 from typing import Any
 
-from hodiff.common.overriding import CLOSURE_WATCHERS, TENSORS_ALONE
-from hodiff.common.randomness import RandomState
+from hodiff.common.overriding import CLOSURE_WATCHERS, MOVING, TENSORS_ALONE
+from hodiff.common.randomness import RandomState, is_generator
 from hodiff.taylor.fallback import moment, unknown
 from hodiff.taylor.registry import RULES
-from hodiff.taylor.running import JetMet, frames, is_constant_here, is_running, knowing_no_jets
+from hodiff.taylor.running import (
+    JetMet,
+    as_constant,
+    frames,
+    is_constant_here,
+    is_moving,
+    is_running,
+    knowing_no_jets,
+)
 
 
 def watch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -21,12 +29,12 @@ def watch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         # Whatever the function switches on inside.
         with ExitStack() as held:
             for frame in constant:
-                held.enter_context(moment(frame, lambda jet: jet.value))
+                held.enter_context(moment(frame, as_constant))
             return function(*args, **kwargs)
     entry = RULES.get(function)
     if entry is not None:
         return entry.rule(frames()[-1], function, *args, **kwargs)
-    state = RandomState(())
+    state = RandomState((), filter(is_generator, (*args, *kwargs.values())))
     try:
         with knowing_no_jets():
             return function.__wrapped__(*args, **kwargs)
@@ -37,4 +45,5 @@ def watch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 CLOSURE_WATCHERS.append(watch)
+MOVING.append(is_moving)
 TENSORS_ALONE.append(lambda: knowing_no_jets() if is_running() else nullcontext())

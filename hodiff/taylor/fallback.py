@@ -14,12 +14,14 @@ from torch.utils import _pytree as pytree
 from hodiff.common.randomness import RandomState, is_generator
 from hodiff.derivatives.transforms import pull, push
 from hodiff.errors import InputError, RouteError
+from hodiff.recompute.hidden_tensors import RefuseForeign
 from hodiff.taylor.jets import Jet, new_jet
-from hodiff.taylor.running import at_the_moment
+from hodiff.taylor.running import as_constant, at_the_moment, is_moving
 from hodiff.taylor.series import Coefficient, Frame, filled, plus
 from hodiff.taylor.substitution import Batched, along_directions, call, one_after_another
-from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import is_of_no_running_transform, is_wrapped
 from hodiff.torch_internals.custom_operators import has_formula, loses_tangents
+from hodiff.torch_internals.interception import active_function_modes
 from hodiff.torch_internals.tensors import version_of
 from hodiff.torch_internals.wording import UNAVAILABLE, says
 
@@ -33,6 +35,11 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if frame.observer is not None:
         frame.observer(func)
     leaves, spec = pytree.tree_flatten((args, kwargs))
+    if not torch.compiler.is_compiling() and any(isinstance(each, Iterator) for each in leaves):
+        raise RouteError(
+            f"jet: {getattr(func, '__name__', func)} runs more than once where a value moves: expected arguments that "
+            "can be read again, got an iterator; pass a function, such as batches.__getitem__ of a list."
+        )
     places = [i for i, each in enumerate(leaves) if isinstance(each, Jet) and each.frame is frame]
     jets = [leaves[i] for i in places]
     generators = [] if torch.compiler.is_compiling() else [each for each in leaves if is_generator(each)]
@@ -71,12 +78,12 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             series = _series(frame, tensors, jets, state, one_by_one=True)
         except _NothingMoves:
             state.rewind()
-            with moment(frame, lambda jet: jet.value):
+            with moment(frame, as_constant):
                 return at_the_moment(call(func, at_the_moment(args), at_the_moment(kwargs)))
         if any(isinstance(each, Tensor) and is_wrapped(each) for each in described[0]):
             # Of a transform that has ended, such as an index that was found in a batch of directions.
             state.rewind()
-            with moment(frame, lambda jet: jet.value):
+            with moment(frame, as_constant):
                 tensors([jet.value for jet in jets])
     moving = iter(series)
     outputs = [new_jet(frame, next(moving)) if each is _MOVES else each for each in described[0]]
@@ -117,6 +124,9 @@ def _series(
             points = [_point(value, coefficients[i * top : (i + 1) * top], t) for i, value in enumerate(values)]
 
             def point(jet: Jet) -> Any:
+                if not is_moving(jet):
+                    return jet.value
+                _require_running(jet, t)
                 closed_over.append(jet)
                 return _point(jet.value, _along(frame, jet, top, direction), t)
 
@@ -150,7 +160,14 @@ def _series(
         tangents = tuple(_dense(frame, jet, order) for jet in jets)
 
         def highest(t: Any) -> tuple[Any, ...]:
-            with moment(frame, lambda jet: _point(jet.value, (_dense(frame, jet, order),), t)):
+            def point(jet: Jet) -> Any:
+                last = jet.coefficients[order]
+                if last is None:
+                    return jet.value
+                _require_running(jet, t)
+                return _point(jet.value, (last,), t)
+
+            with moment(frame, point):
                 return tensors([_point(x, (v,), t) for x, v in zip(values, tangents, strict=True)])
 
         _, slopes = _slopes(highest, start)
@@ -168,6 +185,26 @@ def _point(value: Any, coefficients: Sequence[Coefficient], t: Any) -> Any:
     for k, each in enumerate(coefficients, start=1):
         value = value + each * t.to(value.dtype) ** k
     return value
+
+
+def _require_running(jet: Any, t: Any) -> None:
+    """Refuse a point of a curve where the transform that moves it has been left, as in the forward of a Function."""
+    if torch.compiler.is_compiling():
+        return
+    for mode in active_function_modes():
+        # Operators of Python do not ask it: those of a jet come first.
+        if isinstance(mode, RefuseForeign):
+            raise mode.error(jet)
+    if is_of_no_running_transform(t):
+        raise closed_over_by_forward()
+
+
+def closed_over_by_forward() -> RouteError:
+    """The error of a Function that hides a value that moves from torch."""
+    return RouteError(
+        "jet: the forward of a Function closes over a value that moves: expected it among the arguments, as its "
+        "derivative would be lost."
+    )
 
 
 def _along(frame: Frame, jet: Jet, top: int, direction: int | None) -> list[Coefficient]:

@@ -22,6 +22,7 @@ from hodiff.taylor import closures as closures
 from hodiff.taylor import rules as rules
 from hodiff.taylor import transforms as transforms
 from hodiff.taylor.comparison import compare, comparison_due, surroundings
+from hodiff.taylor.fallback import closed_over_by_forward
 from hodiff.taylor.jets import Jet, is_plain_tensor, tensor_of
 from hodiff.taylor.registry import keep_methods
 from hodiff.taylor.running import JetMet, frames, under_way
@@ -147,10 +148,7 @@ def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: Ra
             # Operators in the forward of a Function would go by their own derivatives, not by the Function's. Once
             # more, where Functions show themselves.
             if offered:
-                raise RouteError(
-                    "jet: the forward of a Function closes over a value that moves: expected it among the arguments, "
-                    "as its derivative would be lost."
-                ) from None
+                raise closed_over_by_forward() from None
             offered = True
         except ConstantWritten as met:
             # The constants that f makes for itself, such as zeros to add to, become jets.

@@ -77,6 +77,20 @@ def _point(jet: Any) -> Any:
     return jet
 
 
+def as_constant(jet: Jet) -> Any:
+    """The point of a jet where a call is constant."""
+    return jet.value
+
+
+def is_moving(x: Any) -> bool:
+    """Whether a value is a jet with derivatives, which are not switched off here."""
+    if not isinstance(x, Jet) or x.frame.ended or x.frame.moment is as_constant:
+        return False
+    if x.frame.moment is None and is_constant_here(x.frame):
+        return False
+    return any(each is not None for each in x.in_slots()[1:])
+
+
 class JetMet(BaseException):
     """A jet is met in a function that knows none."""
 
