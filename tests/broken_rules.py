@@ -207,7 +207,7 @@ BROKEN = [
     ),
     (
         "operators: the mean over batches",
-        'return total / weights if self.batches.reduction == "mean" and weights != 1.0 else total',
+        'return total / sizes.weight if self.batches.reduction == "mean" and sizes.weight != 1.0 else total',
         "return total",
         ("tests/operators/test_hessian.py",),
     ),

@@ -101,6 +101,8 @@ def _one_side(
     try:
         outputs, spec = _outputs(frame, f, args, state, held=held)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
+        if torch.compiler.is_compiling():
+            raise
         if not isinstance(error, RouteError) and not raised_by_user(error) and met_nested_tensor(error):
             raise _takes_no_nested_tensor(error) from error
         named = isinstance(error, RouteError) or str(error).startswith("jet: ")

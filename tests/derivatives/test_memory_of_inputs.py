@@ -139,7 +139,3 @@ def test_jagged_tensors_are_points_of_products_alone() -> None:
     ):
         with pytest.raises(hodiff.errors.InputError, match=r"got \(2, j\d+, 2\) float32 jagged[;.] .* its values"):
             refused()
-    # Inside of a function torch cannot batch them, so that rows are taken one by one.
-    inside = lambda values: f(torch.nested.nested_tensor_from_jagged(values, offsets))  # noqa: E731
-    torch.testing.assert_close(hodiff.HessianOperator(inside, values) @ v, 6 * values * v)
-    torch.testing.assert_close(hodiff.hessian_matrix(inside, values), 6 * values.flatten().diag())
