@@ -132,6 +132,7 @@ def test_what_is_refused():
         from_custom_op(writing)
 
 
+@pytest.mark.slow
 def test_the_rule_is_checked_under_its_name():
     @torch.library.custom_op("hodiff_tests::doubtful", mutates_args=())
     def doubtful(x: Tensor) -> Tensor:

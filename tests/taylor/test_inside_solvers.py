@@ -166,7 +166,9 @@ def mse(prediction, target):
     return (prediction - target).square().mean()
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "IMAML" else ()) for name in LEARNERS]
+)
 def test_a_meta_objective_in_its_parameters(name):
     learner = LEARNERS[name](mse)
     assert_as_hessian(lambda w: torch.func.functional_call(learner, {"module.w": w}, (TASKS,)))

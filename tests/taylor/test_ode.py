@@ -220,6 +220,7 @@ def test_gradients_by_closed_forms():
     torch.testing.assert_close(twice, torch.autograd.grad(right[1], given), rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.slow
 def test_gradients_as_scipys_differences():
     """Of a pendulum with friction, by its parameters and its start."""
     given = torch.tensor([1.2, 0.3, 2.0, 0.0], dtype=D)
