@@ -120,9 +120,11 @@ def warn_once(
         return
     try:
         with untouched(list(named_modules(f))), RandomState(leaves).replayed():
-            told = _compare(evaluate, leaves)
-            # What the function keeps elsewhere for its backward is that of the point again; hooks on it are not.
-            evaluate([leaf.detach().requires_grad_() for leaf in leaves])
+            try:
+                told = _compare(evaluate, leaves)
+            finally:
+                # What the function keeps elsewhere for its backward is that of the point again; hooks on it are not.
+                evaluate([leaf.detach().requires_grad_() for leaf in leaves])
     except Exception:
         # It may be called in one way alone, or once.
         return

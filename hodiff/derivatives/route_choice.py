@@ -93,7 +93,7 @@ def _unrecorded(error: Exception, route: str) -> bool:
 
 
 def _explanation(error: Exception) -> str | None:
-    """What a user can do about an error, where that is more than torch says."""
+    """Return the remedy for an error that torch's message does not explain; None for others."""
     if says(error, Wording.NO_JVP_IN_BATCH):
         return f"{function_at_fault(error) or 'a Function'}: {_NO_JVP_IN_BATCH}"
     return next((explanation for words, explanation in _EXPLAINED.items() if says(error, words)), None)

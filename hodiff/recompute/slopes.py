@@ -104,13 +104,14 @@ def reads_elsewhere(function: Any) -> bool:
     found = _READS_ELSEWHERE.get(function)
     if found is None:
         attributes = [each for name, each in vars(function).items() if not name.startswith("__")]
-        numbers = _numbers_in([*attributes, *backward_rules(function)])
+        numbers = _numbers_in([*attributes, *backward_rules(function)], classes=True)
         found = _READS_ELSEWHERE[function] = any(isinstance(each, (Tensor, np.ndarray)) for each in numbers)
     return found
 
 
-def _numbers_in(roots: Iterable[Any]) -> Iterator[Any]:
+def _numbers_in(roots: Iterable[Any], *, classes: bool = False) -> Iterator[Any]:
     """The tensors, arrays and numbers that have derivatives, in some values and in what they hold."""
+    # An object's class leads to the globals of all its methods, which takes too long to look at in each gradient.
     stack = list(roots)
     seen: dict[int, Any] = {}
     while stack and len(seen) < _MANY:
@@ -121,7 +122,7 @@ def _numbers_in(roots: Iterable[Any]) -> Iterator[Any]:
         elif isinstance(value, (np.ndarray, float, complex)):
             if np.asarray(value).dtype.kind in "fc":
                 yield value
-        elif id(value) not in seen:
+        elif id(value) not in seen and (classes or not isinstance(value, type)):
             # The reference keeps the identity from being used again.
             seen[id(value)] = value
             stack.extend(_held_by(value))
@@ -170,7 +171,7 @@ def materialized(node: Any, cotangents: Sequence[Any]) -> list[Any]:
 
 
 def slope_elsewhere(function: Any, ctx: Any, kept: Kept, cotangents: Sequence[Any]) -> Tensor:
-    """The same with other tensors in the place of some that the Function keeps."""
+    """Run a backward with other tensors in the place of some that the Function keeps, and flatten what is needed."""
     pulled = next(backward_rules(function))(_Elsewhere(ctx, kept), *materialized(ctx, cotangents))
     return _flattened(ctx, pulled)
 
@@ -188,7 +189,7 @@ def flat(tensors: Iterable[Any]) -> Tensor:
 
 
 def tensors_among(values: Iterable[Any]) -> list[Tensor]:
-    """Those of some values that are tensors."""
+    """Return the tensors among some values."""
     return [each for each in values if isinstance(each, Tensor)]
 
 

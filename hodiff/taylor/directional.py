@@ -137,7 +137,7 @@ def _by_series(
 
 
 def _both(by_torch: RouteError, by_series: Exception) -> str:
-    """What nested forward mode says of a function, and Taylor mode, if it says something on purpose."""
+    """Join the messages of nested forward mode and, where hodiff raised it, of Taylor mode."""
     if not isinstance(by_series, HodiffError):
         return str(by_torch)
     return f"{by_torch}\n  Taylor mode: {str(by_series).removeprefix('jet: ')}"

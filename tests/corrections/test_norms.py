@@ -489,7 +489,7 @@ def test_norms_of_other_orders_far_from_one(length, dtype, size, p):
 
 
 def test_compiled_code_does_not_depend_on_lengths_that_somebody_holds():
-    """What is remembered of them comes and goes."""
+    """The table of remembered lengths changes between calls."""
     graphs = []
 
     def backend(graph, _):

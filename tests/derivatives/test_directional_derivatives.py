@@ -152,7 +152,7 @@ def test_composes_with_torch() -> None:
 
 
 class Sine(torch.autograd.Function):
-    """By reverse mode alone."""
+    """A sine with a rule for reverse mode and none for forward mode."""
 
     @staticmethod
     def forward(x: Any) -> Any:

@@ -267,7 +267,7 @@ def test_what_an_implicit_function_closes_over_is_refused(name, moving):
 
 
 def test_constants_that_an_implicit_function_closes_over():
-    """Of what moves, without derivatives; made by the function; and all of it where derivatives are switched off."""
+    """Closing over a detached value, one that f makes, or any value under no_grad is allowed."""
 
     def of_detached(w):
         level = w.detach().exp().sum()

@@ -238,7 +238,7 @@ def test_batches_do_not_depend_on_the_cut(kind: Any, cuts: list[int], fisher: st
 
 
 def test_empirical_blocks_with_class_weights() -> None:
-    r"""Of one linear layer B is M / D^2 times the sum of w^2 (p - e_y) (p - e_y)^T."""
+    r"""The factor B of one linear layer is M / D^2 times the sum of w^2 (p - e_y) (p - e_y)^T."""
     torch.manual_seed(0)
     layer, weight = nn.Linear(3, 2).double(), torch.tensor([1.0, 5.0]).double()
     inputs, y = torch.randn(6, 3).double(), torch.tensor([0, 0, 1, 1, 0, 1])
