@@ -271,5 +271,5 @@ SPECIMENS = [
     Wrong("inside_a_plain_function", inside_a_plain_function, X, ("HD103",)),
     Wrong("ignored_preactivation", tanh_layer, (MATRIX, WEIGHT), ("HD105",)),
     Wrong("ignored_norm", normalized, X, ("HD105",)),
-    Wrong("wrong_third_order_both_modes", WrongThirdOrderBothModes, X, ("HD115",), {"order": 3}),
+    Wrong("wrong_third_order_both_modes", WrongThirdOrderBothModes, X, ("HD104", "HD115"), {"order": 3}),
 ]
