@@ -157,6 +157,7 @@ def test_models(way, take):
     torch.testing.assert_close(found, take(_Called(model()), mse_loss), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", [compiled, _below])
 def test_checks_of_models(way):
     loss = compiled(mse_loss)
@@ -245,6 +246,7 @@ def test_steps_without_curvature_are_compiled():
     assert made == [0, 1, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_graph_that_was_made_by_compiled_code():
     module = model()
     called = torch.compile(module, backend="aot_eager")
@@ -312,6 +314,7 @@ def test_operators_that_torch_compiles_itself():
     torch.testing.assert_close(weight.grad, 4 * X.sin().square().sum())
 
 
+@pytest.mark.slow
 def test_compiled_functions_within_code_that_is_compiled():
     inner = torch.compile(lambda x: nn.functional.layer_norm(x, (3,))[0], backend="aot_eager")
     plain = lambda x: nn.functional.layer_norm(x, (3,))[0]  # noqa: E731

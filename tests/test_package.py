@@ -49,6 +49,7 @@ def test_torch_itself_takes_none_of_it_along() -> None:
     assert HEAVY & {name.partition(".")[0] for name in modules_after("import torch")} == set()
 
 
+@pytest.mark.slow
 def test_a_product_takes_nothing_heavy_along() -> None:
     statement = (
         "import torch, hodiff\n"

@@ -31,7 +31,7 @@ def contracted(function, inputs):
     return loss, torch.cat([x.reshape(-1) for x in inputs])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("problem", some_at_once(PROBLEMS, PROBLEMS[1::3], lambda problem: problem.name))
 def test_check_finds_nothing(problem):
     hodiff.assert_differentiable(problem.function, problem.inputs, **({"order": 2} | problem.check))
@@ -61,7 +61,7 @@ def test_compiled_without_graph_breaks(problem):
     hodiff.assert_differentiable(problem.function, problem.inputs, vmap=False, scipy=False, compile="aot_eager")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @each
 def test_compiled_for_training(problem):
     """Parameters that require a gradient from outside, where torch refuses Functions with a jvp of their own."""

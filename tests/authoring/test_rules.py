@@ -64,6 +64,7 @@ def test_static_arguments_come_first_and_the_rule_decides(app):
     torch.testing.assert_close(app(torch.sin, x), x.sin())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("app", [app_jvp, app_vjp], ids=["jvp", "vjp"])
 def test_static_functions_compile(app):
     (x,) = draw(3)
@@ -148,6 +149,7 @@ def test_integer_outputs_have_no_derivative():
     torch.testing.assert_close(torch.func.jvp(f, (x.detach(),), (torch.ones(2),))[1][0], torch.full((2,), 2.0))
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.T, lambda x: x[0], lambda x: x.reshape(-1)])
 def test_functions_that_return_views_of_their_argument(view):

@@ -107,6 +107,7 @@ def test_derivatives_by_differences_are_those_of_tanh() -> None:
     assert [float(each) for each in found] == pytest.approx(closed, rel=1e-14)
 
 
+@pytest.mark.slow
 def test_quick_orders_are_right_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--only", "taylor_orders", "--save", str(tmp_path)]) == 0
     page = (tmp_path / "taylor_orders.md").read_text(encoding="utf-8")
@@ -125,6 +126,7 @@ def test_nested_forward_mode_is_that_order() -> None:
         assert taylor_orders.nested(net, x, v, order).item() == pytest.approx(float(truth[order]), rel=1e-11)
 
 
+@pytest.mark.slow
 def test_a_graph_to_the_parameters_takes_memory() -> None:
     kept, forgotten = (taylor_memory.peaks((5, 64, 64, 1), each) for each in taylor_memory.KINDS.values())
     assert all(kept[way] > forgotten[way] > 0 for way in kept)

@@ -52,7 +52,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(name):
     f, inputs = RIGHT[name]
@@ -60,6 +60,7 @@ def test_right(name):
     assert report.ok, str(report)
 
 
+@pytest.mark.slow
 def test_forward_mode_inside():
     """Of torch.func, which nests; gradcheck pushes tangents by torch.autograd.forward_ad, which does not."""
 
@@ -72,6 +73,7 @@ def test_forward_mode_inside():
     assert {entry.quantity for entry in skipped} == {"forward", "forward-over-reverse"}
 
 
+@pytest.mark.slow
 def test_forward_mode_inside_of_a_rule_is_no_excuse():
     class Pushed(Square):
         @staticmethod
@@ -89,6 +91,7 @@ def test_torch_operator_that_is_silently_wrong():
     assert "by torch alone: " in str(report).split("\n")[0]
 
 
+@pytest.mark.slow
 def test_what_torch_alone_gets_wrong_is_a_warning():
     def f(x):
         return F.layer_norm(x, (3,)) * torch.linalg.det(x)
@@ -111,6 +114,7 @@ def test_memory_that_was_never_written_says_nothing_of_torch(monkeypatch):
     assert "HD308" in check(EmptyInBackward, normal(3)).codes
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("f", [torch.sin, lambda x: x.clamp(-2, 2).relu(), lambda x: x.sum(0).pow(2)])
 def test_nothing_is_said_of_what_torch_has_right(f):
     assert check(f, normal(3)).codes == ()
@@ -125,6 +129,7 @@ KINKS = [
 ]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(("f", "x", "order", "kind"), KINKS)
 def test_bad_points(f, x, order, kind):
     report = check(f, torch.tensor(x, dtype=torch.float64))
@@ -147,6 +152,7 @@ def test_imprecise_in_float32():
     assert {finding.kind for finding in report.findings} == {"imprecise"}, str(report)
 
 
+@pytest.mark.slow
 def test_weights_in_float32_of_a_function_are_a_finding():
     linear = torch.nn.Linear(3, 2)
     report = check(lambda x: linear(x), normal(3, dtype=torch.float32))
@@ -185,6 +191,7 @@ def test_a_noisy_function_is_a_finding():
     assert "two calls with the same inputs differ" in report.findings[0].message
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("method", "moved"), [("matrices", 14), ("directions", 4), ("auto", 4)])
 def test_method_decides_how_the_input_is_moved(method, moved, monkeypatch):
     sizes = []
@@ -196,6 +203,7 @@ def test_method_decides_how_the_input_is_moved(method, moved, monkeypatch):
     assert set(sizes) == {moved}
 
 
+@pytest.mark.slow
 def test_surrogates_are_measured_and_not_judged():
     ste = straight_through(torch.round, lambda x: x.clone())
     report = check(ste, normal(4))
@@ -234,6 +242,7 @@ def single(f):
     return lambda x: f(x.float()).to(x.dtype)
 
 
+@pytest.mark.slow
 def test_a_reference_judges_what_is_float32_only():
     x = normal(4, dtype=torch.float32)
     assert not check(single(torch.sin), x).ok
@@ -243,6 +252,7 @@ def test_a_reference_judges_what_is_float32_only():
     assert {entry.quantity for entry in report.entries} >= {"vs reference"}
 
 
+@pytest.mark.slow
 def test_a_reference_finds_wrong_and_imprecise_derivatives():
     x = normal(4, dtype=torch.float32)
     assert not check(single(torch.cos), x, reference=torch.sin).ok
@@ -258,6 +268,7 @@ def test_a_module_with_a_loss_is_checked_by_its_parameters():
     assert any("8 numbers in parameters" in note for note in report.notes)
 
 
+@pytest.mark.slow
 def test_is_reproducible_and_leaves_global_randomness_alone():
     x = normal(20)
     state = torch.get_rng_state()
@@ -275,12 +286,14 @@ def test_inputs_are_left_alone():
     assert x.grad is None
 
 
+@pytest.mark.slow
 def test_fourth_order():
     report = check(lambda x: x.exp().sum(), normal(2), order=4, vmap=False)
     assert report.ok, str(report)
     assert sum(e.order == 4 and e.quantity == "vs differences" for e in report.entries) == 16
 
 
+@pytest.mark.slow
 def test_derivative_that_vanishes_near_kinks():
     report = check(lambda x: F.max_pool2d(x, 2) ** 2, normal(1, 1, 6, 6), order=3, vmap=False)
     assert report.ok, str(report)
@@ -487,6 +500,7 @@ NOT_ACCUSED = {
 }
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", NOT_ACCUSED)
 def test_what_is_right_is_not_accused(name):
     f, inputs, options = NOT_ACCUSED[name]
@@ -528,6 +542,7 @@ class Lowered(torch.autograd.Function):
         return x_t @ w + x @ w_t
 
 
+@pytest.mark.slow
 def test_what_is_wrong_under_autocast_alone(monkeypatch):
     inputs = (normal(3, 4), normal(4, 2))
 

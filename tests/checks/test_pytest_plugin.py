@@ -154,6 +154,7 @@ def test_ini_values(run):
     run(ini=ini, conftest=STUB, test_ini=body).assert_outcomes(passed=1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "value"), [("order", "two"), ("vmap", "perhaps")])
 def test_ini_values_that_cannot_be_read(run, name, value):
     result = run(ini=f"[pytest]\nhodiff_{name} = {value}\n", test_ini="def test_all(hodiff_check):\n    pass\n")
@@ -164,6 +165,7 @@ def test_ini_values_that_cannot_be_read(run, name, value):
 WARNED = "def test_a(hodiff_check):\n    hodiff_check(None, None)\n    hodiff_check(None, None)\n"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("processes", [(), ("-p", "xdist", "-n", "1")])
 def test_warnings_are_listed_once_and_fail_nothing(run, processes):
     result = run(*processes, conftest=STUB, test_warned=WARNED)
@@ -180,6 +182,7 @@ def test_no_warning_no_section(run):
     assert "warnings of hodiff" not in result.stdout.str()
 
 
+@pytest.mark.slow
 def test_the_entry_point_loads_it_and_nothing_heavy(pytester, monkeypatch):
     """From a distribution made of what pyproject.toml declares."""
     tomllib = pytest.importorskip("tomllib")

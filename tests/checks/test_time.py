@@ -111,6 +111,7 @@ def test_what_torch_refuses_is_compared_once():
     assert count < 200
 
 
+@pytest.mark.slow
 def test_torch_functions_are_not_searched_for_what_torch_says_of_a_custom_one(monkeypatch):
     searched = []
     monkeypatch.setattr("hodiff.checks.modules.faults.culprits", lambda *_, **__: searched.append(1) or ())
@@ -120,6 +121,7 @@ def test_torch_functions_are_not_searched_for_what_torch_says_of_a_custom_one(mo
     assert searched
 
 
+@pytest.mark.slow
 def test_the_function_that_raises_is_found_among_those_that_do_not():
     def step(x):
         # Torch has no derivative of it by its first argument.
@@ -137,6 +139,7 @@ def test_a_function_that_raises_has_entries_of_every_order():
     assert {(k, "vs differences") for k in (1, 2, 3)} | {(2, "vs SciPy")} <= raised
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("seconds", [0.0, 1000.0])
 def test_differences_of_differences_have_a_budget_and_say_so(monkeypatch, seconds):
     monkeypatch.setattr(orders, "SECONDS", seconds)

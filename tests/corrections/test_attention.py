@@ -198,6 +198,7 @@ CHECKED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", some_at_once(CHECKED, ("hidden row", "dropout", "hidden rows of weights")))
 def test_all_routes_to_third_order(name):
@@ -207,6 +208,7 @@ def test_all_routes_to_third_order(name):
     hodiff.assert_differentiable(f, inputs, order=2 if drops else 3, vmap=not drops, scipy=False)
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_differentiated():
     q, k, v = normal(1, 2, 3, 2), normal(1, 2, 4, 2), normal(1, 2, 4, 1)
     hodiff.assert_differentiable(hodiff.corrected()(lambda m: attend(q, k, v, m)), normal(2, 3, 4), scipy=False)
@@ -297,6 +299,7 @@ def test_the_layer_leaves_its_fused_path_inside():
     assert not fused(hodiff.corrected())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "route",
     [hodiff.ROUTES[0], *(pytest.param(route, marks=pytest.mark.slow) for route in hodiff.ROUTES[1:3])],
@@ -313,6 +316,7 @@ def test_multi_head_attention_compiles(route):
     torch.testing.assert_close(compiled(x), product(x), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_compiled_inference_keeps_the_kernel():
     found = []
 

@@ -97,7 +97,7 @@ def _quiet():
     gc.collect()
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "in contexts"])
 def test_products_at_another_point_by_every_route(way):
     _, loss, formula, p, v = problem(way)
@@ -125,7 +125,7 @@ def _gradients(value, q):
     return dict(zip(q, first, strict=True)), dict(zip(q, second, strict=True))
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_of_torch_within_corrected(way, outside):
@@ -136,6 +136,7 @@ def test_gradients_of_torch_within_corrected(way, outside):
     assert_same(second, product(formula, p, slope))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", ["checkpoint", "segments", "nested", "in contexts"])
 def test_called_outside_and_differentiated_within(way):
     """Torch's own checkpoint, which runs its function again as it was run first."""
@@ -149,6 +150,7 @@ def test_called_outside_and_differentiated_within(way):
     assert_same(found, torch.func.grad(lambda p: by_formula(p, x).pow(3).sum())(own))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", ["checkpoint", "segments", "nested", "in contexts"])
 def test_derivatives_of_torch_at_another_point(way):
     """Torch's own rules, and yet not the module's own parameters."""
@@ -161,6 +163,7 @@ def test_derivatives_of_torch_at_another_point(way):
         assert_same(A @ v, expected)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_batch_norm_in_training(route):
     """Its running statistics are those of the first run by any route, and the product that of the formula."""
@@ -179,6 +182,7 @@ def test_batch_norm_in_training(route):
     torch.testing.assert_close(module.running_mean, 0.1 * x.mean(0))
 
 
+@pytest.mark.slow
 def test_everywhere_else_torch_runs():
     x = torch.ones(2, requires_grad=True)
     assert type(checkpoint(torch.sin, x, use_reentrant=False).grad_fn).__name__ == "SinBackward0"
@@ -188,6 +192,7 @@ def test_everywhere_else_torch_runs():
     assert type(checkpoint(torch.sin, x, use_reentrant=False).grad_fn).__name__ == "SinBackward0"
 
 
+@pytest.mark.slow
 def test_decorated_functions():
     try:
         decorate = checkpoint.__wrapped__(use_reentrant=False)
@@ -200,7 +205,7 @@ def test_decorated_functions():
         torch.testing.assert_close(hodiff.hvp(lambda x: f(x).pow(3).sum(), x, x, route=route), expected)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "call",
     [
@@ -220,6 +225,7 @@ def test_errors_are_those_of_torch(call):
         call(x)
 
 
+@pytest.mark.slow
 def test_a_context_of_ones_own_is_entered_again():
     seen = []
 
@@ -240,6 +246,7 @@ def test_a_context_of_ones_own_is_entered_again():
     assert seen == ["forward", "again"]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ["checkpoint", "reentrant", "in contexts"])
 def test_dropout_draws_as_without(way):
     block = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.LayerNorm(8), nn.Linear(8, 4)).to(D)
@@ -255,6 +262,7 @@ def test_dropout_draws_as_without(way):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.slow
 def test_autocast_is_that_of_the_call():
     block, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
     found = []
@@ -266,6 +274,7 @@ def test_autocast_is_that_of_the_call():
     assert torch.equal(*found)
 
 
+@pytest.mark.slow
 def test_memory_of_a_product_is_that_of_checkpointing():
     """Each block holds its input and cotangents, not what it computes between, when the gradient is recorded."""
     blocks = [nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(10))).to(D) for _ in range(4)]
@@ -288,6 +297,7 @@ def test_memory_of_a_product_is_that_of_checkpointing():
     assert held["plain"][1] > 80 * x.nbytes
 
 
+@pytest.mark.slow
 def test_gauss_newton_and_inner_loops():
     module, loss, formula, p, v = problem("checkpoint")
     x, target = torch.randn(6, 3, dtype=D), torch.randn(6, 2, dtype=D)
@@ -304,6 +314,7 @@ def test_gauss_newton_and_inner_loops():
     assert_same(after(loss), after(formula))
 
 
+@pytest.mark.slow
 def test_preflight_looks_into_them():
     module, *_ = problem("checkpoint")
     names = {use.name for use in hodiff.preflight(module, torch.randn(6, 3, dtype=D)).operators}
@@ -358,6 +369,7 @@ def by_a_leaf_if_need_be(x, w):
         return torch.autograd.grad((w @ y).sin(), y, create_graph=True)[0]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("forces", [by_a_leaf_of_its_own, by_its_input, by_what_it_computes, by_a_leaf_if_need_be])
 def test_gradients_taken_inside(forces):
     """Forces of a potential, as models of molecules take them, to second order."""
@@ -374,6 +386,7 @@ def test_gradients_taken_inside(forces):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_gradients_taken_inside_by_every_route(route):
     x, v = torch.tensor([0.5, -1.0], dtype=torch.float64), torch.tensor([1.0, 0.3], dtype=torch.float64)

@@ -251,7 +251,7 @@ def _against(f):
     return lambda x: (grad(f)(x) * V).sum()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("arrange", [at_once, in_batches])
 @pytest.mark.parametrize("name", CASES)
 def test_every_nesting(name, arrange):
@@ -455,6 +455,7 @@ def test_without_a_forward_pass(function):
         torch.testing.assert_close(derivatives, (X**3, 3 * X**2 * V, 6 * X * V**2))
 
 
+@pytest.mark.slow
 def test_what_check_says_of_torch_alone():
     (finding,) = hodiff.check(Cube, X, scipy=False, correct=False).findings
     assert finding.code == "HD114"

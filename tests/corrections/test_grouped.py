@@ -53,6 +53,7 @@ def test_products(name, route):
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_every_route_to_third_order():
     a, b, _ = CASES["rows"]
     hodiff.assert_differentiable(lambda a, b: grouped(a.sin(), b), (a, b), order=3, scipy=False)

@@ -123,7 +123,7 @@ WRONG = (
 FAST = (*WRONG, "scatter_reduce prod without self", "segment_reduce prod", "in place")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )

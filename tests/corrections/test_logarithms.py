@@ -23,6 +23,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", some_at_once(FUNCTIONS, ("logaddexp", "of one")))
 def test_every_route(name):
     f, inputs = FUNCTIONS[name]
@@ -89,6 +90,7 @@ def as_complex(f):
     return lambda *x: torch.view_as_real(f(*map(torch.view_as_complex, x))).sin()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_at_once(["logaddexp", "logcumsumexp"], ["logaddexp"]))
 def test_complex_numbers(name):
     f, inputs = {

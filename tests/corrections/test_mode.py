@@ -124,7 +124,7 @@ def test_under_vmap():
         torch.testing.assert_close(torch.func.vmap(torch.func.grad(along))(xs), expected, rtol=1e-10, atol=0)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_under_compile(route):
     torch.compiler.reset()
@@ -134,6 +134,7 @@ def test_under_compile(route):
     assert right(compiled(X))
 
 
+@pytest.mark.slow
 def test_compiled_inside_and_around():
     torch.compiler.reset()
 

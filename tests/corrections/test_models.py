@@ -56,7 +56,7 @@ def of_parameters(model, names, loss):
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 # The encoder says that it does not take its path for nested tensors.
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.filterwarnings("ignore:.*nested:UserWarning")
 def test_transformer_encoder(norm_first, training, padded):
     layer = nn.TransformerEncoderLayer(4, 2, 6, 0.0, "gelu", batch_first=True, norm_first=norm_first)
@@ -113,6 +113,7 @@ class LanguageModel(nn.Module):
         return self.head(output if lengths is None else output.data)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("lengths", [None, [5, 3]], ids=["padded", "packed"])
 def test_lstm_language_model(lengths):
     tokens = torch.randint(7, (2, 6))
@@ -147,6 +148,7 @@ def test_residual_block_with_batch_norm_in_training():
 TINY = {"vocab_size": 11, "num_hidden_layers": 1, "num_attention_heads": 2, "hidden_size": 4}
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["GPT2", "Bert"])
 def test_hugging_face(name):

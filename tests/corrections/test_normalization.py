@@ -208,6 +208,7 @@ NAMED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_at_once(NAMED, ("layer",)))
 def test_all_routes_to_third_order(name):
     """Groups and root mean squares, too, of which torch's own rules are right."""

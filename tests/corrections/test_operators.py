@@ -331,6 +331,7 @@ def test_programs_of_whole_models(name, program):
     torch.testing.assert_close(values[2], (expected * v).sum(), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_every_operator_with_a_rule_of_its_own_is_tried_above():
     """Those that share a function's arguments have its rule, whichever they are."""
     seen = set()

@@ -195,6 +195,7 @@ def test_under_vmap():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [torch.lstm, torch.gru])
 @pytest.mark.parametrize("route", some_at_once(hodiff.ROUTES[:3], hodiff.ROUTES[:1]))

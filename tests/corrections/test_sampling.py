@@ -42,6 +42,7 @@ def sampled(mode, padding, align_corners):
 ONE_OF_EACH = ((2, "bilinear", "zeros", False), (2, "bicubic", "border", True), (3, "bilinear", "reflection", False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", some_at_once(ONE_OF_EACH, ONE_OF_EACH[:1]))
 def test_every_route(options):
     dimensions, mode, padding, align_corners = options
@@ -245,6 +246,7 @@ def test_dropout_draws_torchs_numbers():
         assert torch.equal(torch.native_dropout(x, 0.4, False)[0], x)
 
 
+@pytest.mark.slow
 def test_dropout_in_every_route():
     def f(x):
         with torch.random.fork_rng():
@@ -271,7 +273,7 @@ def seeded(f):
     return again
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ALPHA)
 def test_alpha_dropout_by_every_route(name):
     f, shape = ALPHA[name]

@@ -67,7 +67,7 @@ CASES = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("name", CASES)
 def test_every_route(name):
     f, inputs = CASES[name]
@@ -84,6 +84,7 @@ def test_third_order_and_compiled(name):
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=3, scipy=False, vmap=False, compile=compile)
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "name",
     [

@@ -52,7 +52,7 @@ def test_each_number_alone(name, dtype):
                 assert_accurate(name, dtype, order, [point], y.detach())
 
 
-@pytest.mark.one_in(15)
+@pytest.mark.one_in(150)
 @DTYPES
 @pytest.mark.parametrize("name", TAILS)
 def test_all_numbers_by_every_route(name, dtype):

@@ -34,6 +34,7 @@ def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callab
     return torch.compile(function, fullgraph=True, backend=backend)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("route", some_at_once(["auto", *ROUTES], ["auto", ROUTES[1]]))
 def test_hvp(route: str) -> None:
@@ -58,6 +59,7 @@ def test_hvp_by_the_default_backend() -> None:
     torch.testing.assert_close(function(x, v, *args), hvp(case.function, x, v, *args))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["logistic_regression", pytest.param("nested", marks=pytest.mark.slow)])
 def test_dense(name: str) -> None:
     case = named(name)
@@ -111,6 +113,7 @@ def test_two_graphs_for_all_sizes(name: str) -> None:
         torch.testing.assert_close(found, SIZED[name](w, x))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
 def test_jacobian(mode: str) -> None:
     def function(x: Tensor) -> Tensor:
@@ -129,6 +132,7 @@ def test_compiled_function_inside() -> None:
     torch.testing.assert_close(hvp(model, x, v, *args), hvp(case.function, x, v, *args))
 
 
+@pytest.mark.slow
 def test_third_order_through_a_compiled_product() -> None:
     case = named("log_sum_exp")
     x, _ = case.inputs()
@@ -163,6 +167,7 @@ def test_an_output_that_does_not_depend_on_x(name: str, fullgraph: bool) -> None
         torch.compile(INDEPENDENT[name], backend="eager", fullgraph=fullgraph)(X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_directional_derivatives(order: int) -> None:
     def f(x: Tensor) -> Tensor:

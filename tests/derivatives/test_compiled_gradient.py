@@ -206,6 +206,7 @@ def test_autocast_and_default_dtype_are_other_graphs(uncompiled):
     assert not torch.equal(cast, plain)
 
 
+@pytest.mark.slow
 def test_state_that_takes_ever_new_values_stays_eager(uncompiled):
     module, x = Weighted(), torch.ones(3, dtype=D)
     gradient = hodiff.compile_gradient(module)

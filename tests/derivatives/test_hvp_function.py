@@ -19,6 +19,7 @@ def test_third_order_by_every_route():
     hodiff.assert_differentiable(lambda x, v: product(x, torch.cat([v, 2 * v])), inputs, order=3, scipy=False)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("f", [lambda x: (x**2).sum(), lambda x: (x**3).sum(), lambda x: x[0] * x[1]])
 def test_polynomials_whose_derivatives_end(f):
@@ -81,6 +82,7 @@ def test_memory_at_first_and_second_order():
         assert z.shape == y.shape
 
 
+@pytest.mark.slow
 def test_compiled():
     product = hvp_function(lambda x: torch.sin(x).prod())
     x, v = torch.randn(3, dtype=D), torch.randn(3, dtype=D)

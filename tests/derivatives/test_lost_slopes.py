@@ -879,6 +879,7 @@ EXACT = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.filterwarnings("ignore::hodiff.HodiffWarning")
 def test_right_slopes_whose_differences_are_poor_are_taken(name: str) -> None:
@@ -946,6 +947,7 @@ class Remembered(torch.autograd.Function):
         return g * one * x.cos(), None
 
 
+@pytest.mark.slow
 def test_a_step_leaves_no_graph_behind() -> None:
     x, held = torch.nn.Parameter(X.clone()), []
 

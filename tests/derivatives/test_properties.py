@@ -73,6 +73,7 @@ def close(actual: Tensor, expected: Tensor, factor: float = 1.0) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-11 * scale * factor)
 
 
+@pytest.mark.slow
 @given(problems(), st.floats(-3, 3), st.sampled_from(("auto", *ROUTES)))
 def test_linear_in_the_direction(problem: Any, scale: float, route: str) -> None:
     f, x, v, u = problem
@@ -88,6 +89,7 @@ def test_symmetric(problem: Any, route: str) -> None:
     close(left, ravel(v) @ ravel(hvp(f, x, u, route=route)), factor=ravel(x).numel() + 1)
 
 
+@pytest.mark.slow
 @given(problems())
 def test_routes_agree(problem: Any) -> None:
     f, x, v, _ = problem
@@ -110,6 +112,7 @@ def test_routes_agree_on_every_case(case: Any, seed: int) -> None:
         close(ravel(hvp(case.function, x, v, *args, route=route)), expected, factor=10)
 
 
+@pytest.mark.slow
 @given(problems(), st.sampled_from(("auto", *ROUTES)), st.sampled_from(("auto", None, 1, 2, 5)))
 def test_dense_forms_are_stacked_products(problem: Any, route: str, chunk_size: Any) -> None:
     f, x, _, _ = problem
@@ -130,6 +133,7 @@ def test_dense_forms_are_stacked_products(problem: Any, route: str, chunk_size: 
     close(torch.cat([torch.cat(squares[i * n : (i + 1) * n], dim=1) for i in range(n)]), expected)
 
 
+@pytest.mark.slow
 @given(problems())
 def test_second_directional_derivative_is_the_quadratic_form(problem: Any) -> None:
     f, x, v, _ = problem

@@ -96,7 +96,7 @@ def test_every_name_is_listed():
     assert_listed(public(hodiff) - elsewhere, ROWS, WITHOUT)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(21)
 @each(ROWS)
 def test_second_order(row):
     assert_second_order(row)

@@ -71,6 +71,7 @@ def test_all_together():
         torch.testing.assert_close(value, CASES[name][1](x), msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.slow
 def test_nested_transforms():
     inner = hodiff.jacobian(wave, mode="forward")
     outer = hodiff.jacobian(lambda x: inner(x).sum(0), mode="forward")

@@ -85,6 +85,7 @@ def test_chains_of_different_lengths_are_padded_without_weight():
     assert weights.tolist() == [[0.5, 0.5], [1, 0]]
 
 
+@pytest.mark.slow
 def test_mean_and_its_error():
     estimates = [spectral_density(A, samples=8, steps=10, generator=seeded(seed)).moment(2) for seed in range(60)]
     errors = torch.tensor([estimate.value for estimate in estimates]) - (EIGENVALUES**2).mean()
@@ -93,6 +94,7 @@ def test_mean_and_its_error():
     assert (errors.abs() < 2 * standard).double().mean() > 0.85
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("log", [False, True])
 def test_density_integrates_to_one_and_is_a_histogram_of_eigenvalues(log):
     density = spectral_density(A, samples=20, steps=60)
@@ -139,6 +141,7 @@ def test_integrate():
 SPD = symmetric(torch.logspace(0, -2, N, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("function", ["logdet", "effective_dimension"])
 @pytest.mark.parametrize("damping", [0.0, 0.1])

@@ -53,6 +53,7 @@ def test_standard_errors_cover(method, eigenvalues, least):
     assert 0.5 < standard_errors.square().mean().sqrt() / rms(errors) < 1.5
 
 
+@pytest.mark.slow
 def test_rates():
     # Eigenvalues 1, 1/2, 1/3, ... leave Hutch++ no more than its guarantee; all methods see the same.
     A = symmetric(torch.linspace(1, 2, 600, dtype=torch.float64))

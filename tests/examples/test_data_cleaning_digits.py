@@ -41,6 +41,7 @@ def test_wrong_labels_are_found(example: ModuleType, tmp_path: Path, capsys: pyt
     assert accuracy["right"][0] > accuracy["kept"][0]
 
 
+@pytest.mark.slow
 def test_a_wrong_hypergradient_is_reported(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*arguments: Any) -> Any:
         result = hodiff.meta.hypergradient(*arguments)

@@ -46,6 +46,7 @@ def test_sharpness_rises_to_two_over_the_rate_and_stays(tmp_path: Path, capsys: 
         assert after > 100
 
 
+@pytest.mark.slow
 def test_a_small_rate_does_not_get_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--rates", "0.05", "--steps", "10", "--images", "50", "--hidden", "4", "--no-progress"]
     EXAMPLE["main"]([*options, "--output", str(tmp_path / "edge.png")])

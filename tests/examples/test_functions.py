@@ -261,6 +261,7 @@ def test_lesson_states_itself(stem):
 SOON = {"01_square", "15_max", "20_triton", "32_logsumexp"}
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("stem", slow_but(SOON, LESSONS))
 def test_lesson_is_right(stem, capsys):
@@ -285,6 +286,7 @@ def no_claim(lesson, out):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stem", slow_but({"34_gradient_control"}, APPROXIMATE))
 def test_approximate_lesson_says_so(stem, capsys):
     lesson = load(stem)
@@ -298,6 +300,7 @@ def test_approximate_lesson_says_so(stem, capsys):
     CLAIMS[stem](lesson, out)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("stem", DEFECTS)
 def test_defect_is_named(stem, capsys):
@@ -342,6 +345,7 @@ def test_sigmoid_keeps_its_digits():
     torch.testing.assert_close(got, signs * (-x).exp(), rtol=1e-14, atol=0)
 
 
+@pytest.mark.slow
 def test_tanh_prints_what_it_loses(capsys):
     load("07_tanh").main()
     errors = re.findall(r"relative error (\S+)", capsys.readouterr().out)
@@ -349,6 +353,7 @@ def test_tanh_prints_what_it_loses(capsys):
     assert float(errors[-1]) == 1
 
 
+@pytest.mark.slow
 def test_relu_prints_the_kink(capsys):
     lesson = load("08_relu")
     lesson.main()
@@ -370,6 +375,7 @@ def test_power_is_right_at_zero(n):
     assert torch.equal(got, torch.where(torch.arange(5) == n, factorial, 0.0))
 
 
+@pytest.mark.slow
 def test_numpy_prints_the_missing_term(capsys):
     load("25_numpy_backward").main()
     x = torch.tensor(0.5)

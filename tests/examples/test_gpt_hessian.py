@@ -81,6 +81,7 @@ def test_a_short_run(example: ModuleType, tmp_path: Path, capsys: pytest.Capture
     assert costs[-1][1] < costs[-1][2]
 
 
+@pytest.mark.slow
 def test_eigenvalues_are_those_of_the_dense_hessian(example: ModuleType) -> None:
     torch.manual_seed(1)
     model = example.GPT(8, 4, heads=2, layers=1).double()

@@ -36,6 +36,7 @@ def potential(example: ModuleType) -> torch.nn.Module:
     return model
 
 
+@pytest.mark.slow
 def test_the_step_is_that_of_primitives(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = potential(example), atoms(example, 4)
     parameters = list(model.parameters())
@@ -68,6 +69,7 @@ def test_true_forces_are_the_closed_form(example: ModuleType) -> None:
     assert example.lennard_jones(x)[1].item() == pytest.approx(-1)
 
 
+@pytest.mark.slow
 def test_the_minimum_is_that_in_the_literature(example: ModuleType) -> None:
     """The pentagonal bipyramid of Hoare and Pal (1971)."""
     assert example.lennard_jones(example.find_minimum(8)).item() == pytest.approx(-16.505384, abs=1e-6)

@@ -12,6 +12,7 @@ from torch.func import functional_call, jacrev
 EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "natural_gradient.py"))
 
 
+@pytest.mark.slow
 def test_lower_loss_in_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
     EXAMPLE["main"](["--quick", "--no-progress"])
     text = capsys.readouterr().out

@@ -37,6 +37,7 @@ def test_the_integrator_is_as_good_as_the_counts() -> None:
     assert (found - EXAMPLE["exact"](EXAMPLE["TRUTH"])).abs().max() < 1e-3
 
 
+@pytest.mark.slow
 def test_covariance_is_that_of_scipy() -> None:
     """`curve_fit` makes its own Jacobian of SciPy's solution, by differences."""
     generator = torch.Generator().manual_seed(1)

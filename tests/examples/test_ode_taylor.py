@@ -26,6 +26,7 @@ def test_both_see_one_equation() -> None:
         np.testing.assert_allclose(EXAMPLE[torchs](0, y), EXAMPLE[numpys](0, y.tolist()), rtol=1e-14)
 
 
+@pytest.mark.slow
 def test_slopes_are_the_orders() -> None:
     problem = EXAMPLE["problems"](0.25)[0]
     for order, counts in ((2, (32, 64)), (4, (16, 32)), (8, (4, 8))):

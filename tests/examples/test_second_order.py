@@ -99,7 +99,7 @@ def test_every_example_is_listed() -> None:
         assert "assert_differentiable(" in (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CHECKS]
 )

@@ -31,6 +31,7 @@ def test_points_are_in_the_ball_and_the_solution_is_zero_on_the_sphere() -> None
         torch.testing.assert_close(u(sphere), torch.zeros(3, dtype=D))
 
 
+@pytest.mark.slow
 def test_one_draw_is_off_by_the_variance_and_two_are_not() -> None:
     """At the solution itself, where nothing but the bias is left."""
     equation = EXAMPLE["make_equation"](6, torch.Generator().manual_seed(0))

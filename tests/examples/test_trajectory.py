@@ -41,6 +41,7 @@ def test_both_derivatives_lead_to_the_same_way() -> None:
     assert len(ways[0][1]) == len(ways[1][1])
 
 
+@pytest.mark.slow
 def test_scipy_finds_no_less_effort() -> None:
     """SLSQP, with gradients alone, from a point beside."""
     problem = EXAMPLE["SwingUp"](13, 5.0)
@@ -79,6 +80,7 @@ def test_iterations_that_do_not_converge_say_so() -> None:
         EXAMPLE["newton"](problem, EXAMPLE["sparse"](problem), most=2)
 
 
+@pytest.mark.slow
 def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "trajectory.png"
     EXAMPLE["main"](["--quick", "--output", str(figure)])

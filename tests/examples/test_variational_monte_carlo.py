@@ -39,6 +39,7 @@ def test_eigenstates_have_one_local_energy_and_others_the_closed_form(name: str,
     torch.testing.assert_close(local_energy(EXAMPLE["OneParameter"](power, a), system.potential, x), other)
 
 
+@pytest.mark.slow
 def test_local_energy_of_helium_is_that_of_scipys_differences() -> None:
     state, x = helium(), points(1, 2)
     found = local_energy(state, SYSTEMS["helium"].potential, x)

@@ -63,6 +63,7 @@ def test_zero_modes_are_shifts_and_turns() -> None:
     assert EXAMPLE["compare"](13) < 1e-14
 
 
+@pytest.mark.slow
 def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "modes.png"
     EXAMPLE["main"](["--quick", "--output", str(figure)])

@@ -83,6 +83,7 @@ FIRST = first_of_each_family([case for case in EXACT if case.order > 2])
 SECOND = [case for case in EXACT if case.order == 2 or case in FIRST[1::3]]
 
 
+@pytest.mark.one_in(7)
 @others_slow(SECOND, soon=FIRST[1::3])
 def test_every_route_to_second_order(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=2, vmap=case.vmap, **case.check_options)
@@ -98,6 +99,7 @@ def test_every_route_to_third_order(case):
 COMPILED = first_of_each_family([case for case in EXACT if case.compile])
 
 
+@pytest.mark.slow
 @others_slow(COMPILED, soon=[case for case in COMPILED if case.name == "log_sigmoid"])
 def test_compiled(case):
     def of_intermediates(*inputs):
@@ -111,7 +113,7 @@ def test_compiled(case):
     assert not failed, failed
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @others_slow(
     [case for case in CASES if case.compile],
     soon=first_of_each_family([case for case in CASES if case.compile]),
@@ -152,7 +154,7 @@ def test_second_derivative_against_scipy(case):
     assert bool((gap <= allowed).all()), f"{float((gap - allowed).max()):.2e} beyond SciPy's own error"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @each(APPROXIMATE)
 def test_derivatives_are_the_surrogates(case):
     """Values of one function, derivatives of every order and route of another."""

@@ -150,7 +150,7 @@ def compiled_for_all_sizes(
         torch.testing.assert_close(found, with_gradients(function, values, parameters))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("case", selected(case for case in CASES if case.name not in WITHOUT))
 def test_functions(case: FunctionCase) -> None:
     if case.name in {"AttentionGradient", "group_norm"} and torch.__version__ < "2.13":

@@ -47,6 +47,7 @@ def test_torch_export(model, images):
     torch.testing.assert_close(program.module()(images), model(images))
 
 
+@pytest.mark.slow
 def test_onnx(model, images, tmp_path):
     path = tmp_path / "model.onnx"
     with warnings.catch_warnings():

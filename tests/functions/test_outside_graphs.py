@@ -26,6 +26,7 @@ def test_graphs_go_on_around_each(called_before):
         assert found.tolist() == [14 * factor] * 2
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_alive():
     torch.compile(made(2.0), backend="eager")(torch.ones(2))
     factor = torch.ones(3)

@@ -129,6 +129,7 @@ def test_results_share_no_memory_with_the_start():
     assert x0.all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # dynamo looks at what it resumes with
 def test_compiled_code_goes_on_around_it():
     f = torch.compile(lambda p: square_root(newton())(p).cos().sum(), backend="eager")
@@ -184,6 +185,7 @@ def test_neumann_terms_are_what_unrolling_the_last_steps_gives():
     torch.testing.assert_close(found, torch.autograd.grad(x, p)[0])
 
 
+@pytest.mark.slow
 def test_corrections_are_at_work():
     """torch's layer_norm is wrong in the third derivative by reverse mode, which the second of a minimum takes."""
 
@@ -239,7 +241,7 @@ MINIMIZERS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", MINIMIZERS)
 def test_solvers_for_minima(name):
     def objective(x, p):

@@ -30,7 +30,7 @@ def test_value(problem):
     torch.testing.assert_close(problem.function(*problem.inputs), problem.truth(*problem.inputs))
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(("problem", "order"), DEPTHS)
 def test_every_route_is_the_closed_forms(problem, order):
     ours, point = contracted(problem.function, problem.inputs)
@@ -42,7 +42,7 @@ def test_every_route_is_the_closed_forms(problem, order):
         torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7, msg=lambda text: f"{route}: {text}")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(15)
 @each
 def test_jacobians_and_hessians_of_torch(problem):
     argnums = tuple(range(len(problem.inputs)))
@@ -54,7 +54,7 @@ def test_jacobians_and_hessians_of_torch(problem):
         torch.testing.assert_close(ours, expected(*problem.inputs), rtol=1e-7, atol=1e-7)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(27)
 @each
 def test_vmap(problem):
     stacked = [torch.stack([x, x * 1.02, x * 1.04], -1) for x in problem.inputs]
@@ -79,6 +79,7 @@ def test_check_finds_nothing():
     hodiff.assert_differentiable(problem.function, problem.inputs, order=3)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", ["unsymmetric", "affine by picard", "system by gmres", "equality", "ridge by scipy"])
 def test_gradgradcheck(name):

@@ -152,6 +152,7 @@ def test_another_library_is_refused(run, spoil: Callable[[Path], None], reason: 
     assert "pip install" in warning
 
 
+@pytest.mark.slow
 @built
 def test_the_library_that_was_built_is_taken(run):
     found, end = run

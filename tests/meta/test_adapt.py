@@ -59,7 +59,7 @@ def leaves() -> list[Tensor]:
     return [each.clone().requires_grad_() for each in (START, SHIFT, rate)]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_derivatives_for_every_optimizer(optimizer: str) -> None:
     """In the start, what the loss closes over and the learning rate, backward, forward and to second order."""
@@ -70,7 +70,7 @@ def test_derivatives_for_every_optimizer(optimizer: str) -> None:
     assert gradgradcheck(adapted(optimizer, 2), leaves(), atol=1e-4)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("optimizer", some_at_once(["SGD", "Adam"], ["Adam"]))
 def test_derivatives_for_every_variant(optimizer: str, variant: str) -> None:
@@ -80,6 +80,7 @@ def test_derivatives_for_every_variant(optimizer: str, variant: str) -> None:
     torch.testing.assert_close(f(*leaves()), adapted(optimizer, 3)(*leaves()), rtol=1e-14, atol=1e-14)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("variant", ["plain", "mixed", "checkpointed", "checkpointed mixed"])
 def test_third_order(variant: str) -> None:
     """Against central differences of the second derivative of the loop written out."""
@@ -117,6 +118,7 @@ def test_check_of_the_meta_objective() -> None:
     )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_transforms(variant: str) -> None:
     f = adapted("Adam", 3, **VARIANTS[variant])
@@ -549,6 +551,7 @@ def test_infinite_loss_with_finite_gradients() -> None:
         adapt(lambda w, _: w.sum() + torch.inf, START, None, SGD(0.1), 2)
 
 
+@pytest.mark.slow
 def test_one_of_a_thousand_steps_is_flat_in_memory_when_nothing_is_recorded() -> None:
     counter = itertools.count()
     seen = []

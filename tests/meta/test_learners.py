@@ -306,6 +306,7 @@ def test_batch_norm_in_evaluation_uses_running_statistics() -> None:
     assert_same_step(MAML(module, mse, 0.1, 2), tasks(), reference(module, tasks()))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [{}, {"checkpoint": 1}, {"route": "forward-over-reverse"}])
 def test_dropout_with_a_generator_is_reproducible_and_replayed(options: dict[str, Any]) -> None:
     module = nn.Sequential(nn.Linear(2, 6), nn.Dropout(0.4), nn.Linear(6, 1)).double()
@@ -411,6 +412,7 @@ def test_imaml_says_when_it_does_not_converge() -> None:
     assert any("the solver's result does not solve the equation" in each for each in messages)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, {"checkpoint": 1}, {"route": "forward-over-reverse"}])
 def test_meta_steps_are_flat_in_memory(options: dict[str, Any]) -> None:

@@ -76,7 +76,7 @@ def test_every_name_is_listed():
     assert_listed(public(meta), ROWS, WITHOUT)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @each(ROWS)
 def test_second_order(row):
     assert_second_order(row)

@@ -50,6 +50,7 @@ def allowed(architecture):
     return 1e-4 if architecture.coarse else 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("architecture", each())
 def test_check_ends_in_a_true_verdict(architecture):
@@ -66,6 +67,7 @@ def test_preflight_says_the_same(architecture):
     assert previewed(made(architecture)).verdict.startswith(f"verdict: {architecture.verdict}")
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("architecture", each(measured=True))
 def test_products_by_every_route(architecture):

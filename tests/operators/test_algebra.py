@@ -251,7 +251,7 @@ def _operators() -> dict[str, LinearOperator]:
     }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", ["matrix", "jacobian", "hessian", "identity", "expression"])
 def test_products_are_differentiable_in_the_vector(name: str) -> None:
     A = _operators()[name]

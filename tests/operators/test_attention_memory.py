@@ -86,6 +86,7 @@ def test_the_formula_takes_quadratic_memory(compile):
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_compiled_products_are_those_of_the_formula(operator):
     x, weights, v = problem(40, torch.float64)

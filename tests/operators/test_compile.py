@@ -63,7 +63,7 @@ def test_forward_mode_inside(compilations: list[fx.GraphModule]) -> None:
 
 
 # Every operator for one model and every model for one operator at once, the other pairs with the slow tests.
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -88,7 +88,7 @@ def test_captured_graphs_equal_eager(kind: str, name: str, compilations: list[An
     assert len(compilations) == 4
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_serve_all_points(kind: str, compilations: list[Any]) -> None:
     p = problem("mlp")
@@ -115,7 +115,7 @@ def test_batches_of_one_shape_share_a_graph(compilations: list[Any]) -> None:
     assert len(compilations) == 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_see_what_functions_close_over(kind: str, compilations: list[Any]) -> None:
     """A hyperparameter, a mode and tensors that are other ones at the next point, as in a training loop."""
@@ -173,7 +173,7 @@ def test_blocks_of_parameters(compilations: list[Any]) -> None:
     assert len(compilations) == 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", ["reverse-over-reverse", "forward-over-reverse", "reverse-over-forward"])
 def test_routes(route: str, compilations: list[Any]) -> None:
     p = problem("mlp")
@@ -182,6 +182,7 @@ def test_routes(route: str, compilations: list[Any]) -> None:
     assert compilations
 
 
+@pytest.mark.slow
 def test_buffers_stay(compilations: list[Any]) -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double()
     x = {name: parameter.detach() for name, parameter in module.named_parameters()}

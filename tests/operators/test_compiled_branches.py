@@ -109,6 +109,7 @@ def test_each_way_has_its_graph(f: Callable[[Tensor], Tensor]) -> None:
     assert sum(ways) < len(POINTS)
 
 
+@pytest.mark.slow
 def test_too_many_ways_stay_eager() -> None:
     """Each number of positive elements is another way."""
     points = [torch.cat([torch.ones(count), -torch.ones(10 - count)]).to(D) for count in range(10)]
@@ -185,6 +186,7 @@ def test_writes_through_views_are_edges() -> None:
         assert found.tolist() == [3.0 * scale, 0.0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 def test_recurrent_layers(kind: Any, compilations: list[fx.GraphModule]) -> None:
     torch.manual_seed(0)
@@ -225,6 +227,7 @@ def test_containers_are_not_asked(compilations: list[fx.GraphModule]) -> None:
     assert compilations
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [tuple, dict])
 def test_constants_of_packages(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A method's coefficients are in its graph; what a package keeps in a dict may be the user's."""

@@ -109,7 +109,7 @@ def test_check_can_be_turned_off_and_is_made_once() -> None:
     assert len(calls) == 1
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("route", ["auto", *hodiff.ROUTES])
 def test_buffers_of_a_hessian_stay(route: str) -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
@@ -451,6 +451,7 @@ class Masked:
         return 2 * rows.T @ rows / 6
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("options", [{"cache": True}, {"cache": False}], ids=["kept", "made anew"])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_one_draw_of_masks(route, options):

@@ -89,6 +89,7 @@ def test_settings_change_nothing(settings: dict[str, Any]) -> None:
         close(A @ V[:, 0], expected[:, 0])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_routes(route: str) -> None:
     p = problem("mlp")
@@ -227,6 +228,7 @@ def test_lower_precision_stays_near_float64(dtype: torch.dtype, tolerance: float
     assert {leaf.dtype for leaf in product.values()} == {dtype}
 
 
+@pytest.mark.slow
 def test_sixteen_bit_batches_are_summed_in_float32() -> None:
     """A thousand products of 1 among bfloat16 numbers end at 256 if the sum is taken in bfloat16."""
     x = torch.ones(1, dtype=torch.bfloat16)

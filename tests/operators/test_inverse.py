@@ -88,6 +88,7 @@ def test_newton_step_in_pytrees() -> None:
     close(ravel(step), torch.linalg.solve(H, ravel(p.x)), 1e-8)
 
 
+@pytest.mark.slow
 def test_identities() -> None:
     p = problem("sequence")
     A = GaussNewtonOperator(p.model, p.loss.function, p.x, p.inputs, p.targets).damped(0.1)

@@ -75,6 +75,7 @@ OPERATORS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "first", "later"), [("hessian", 3.0, 2.2), ("gauss-newton", 2.3, 2.2)])
 def test_a_product_takes_few_gradients(name: str, first: float, later: float) -> None:
     """In the first product of a new operator the linearization is included, in later ones it lies there already."""
@@ -84,6 +85,7 @@ def test_a_product_takes_few_gradients(name: str, first: float, later: float) ->
     assert 0.5 < peak(lambda: A @ X) / floor < later
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [HessianOperator, GaussNewtonOperator])
 def test_products_of_the_benchmark_network(make: Any) -> None:
     objective = mlp()
@@ -102,6 +104,7 @@ def test_products_of_the_benchmark_network(make: Any) -> None:
     assert peak(lambda: A @ x) < 2.2 * floor
 
 
+@pytest.mark.slow
 def test_without_a_cache_one_batch_is_held_at_a_time() -> None:
     quarters = list(zip(INPUTS.chunk(8), TARGETS.chunk(8), strict=True))
     one = peak(lambda: OPERATORS["hessian"](data=quarters[:1], cache=False) @ X)
@@ -120,6 +123,7 @@ def test_budget_is_kept() -> None:
         assert 0 < held <= budget
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_fifty_products_leave_nothing_behind(name: str) -> None:
     A = OPERATORS[name](data=[(INPUTS[:64], TARGETS[:64])])
@@ -141,6 +145,7 @@ def test_fifty_products_leave_nothing_behind(name: str) -> None:
     assert after[-1] == after[0]
 
 
+@pytest.mark.slow
 def test_blocks_stay_within_their_chunks() -> None:
     A = OPERATORS["hessian"](data=[(INPUTS, TARGETS)], chunk_size=1)
     B = OPERATORS["hessian"](data=[(INPUTS, TARGETS)], chunk_size=None)

@@ -71,12 +71,14 @@ def equals_eager(kind: str, sizes: tuple[int, ...], **options: Any) -> None:
         torch.testing.assert_close(A @ V, B @ V, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_sizes_take_no_other_graph(kind: str, compilations: list[Any]) -> None:
     equals_eager(kind, (6, 11, 2, 40, 6), compile="dynamic")
     assert len(compilations) == 1
 
 
+@pytest.mark.slow
 def test_sizes_as_numbers_have_a_graph_each(compilations: list[Any]) -> None:
     A, B = (HessianOperator(divided, X, data=[batch(4), batch(7)], compile=each) for each in ("dynamic", False))
     v = torch.ones(A.shape[0]).double()
@@ -84,11 +86,13 @@ def test_sizes_as_numbers_have_a_graph_each(compilations: list[Any]) -> None:
     assert len(compilations) == 2
 
 
+@pytest.mark.slow
 def test_one_size_takes_one_graph_each_without_it(compilations: list[Any]) -> None:
     equals_eager("shapes", (6, 11), compile=True)
     assert len(compilations) == 4  # of a vector and of a block each
 
 
+@pytest.mark.slow
 def test_a_batch_of_one_takes_its_own(compilations: list[Any]) -> None:
     equals_eager("hessian", (6, 1, 9), compile="dynamic")
     assert 1 < len(compilations) <= 3
@@ -105,6 +109,7 @@ def test_a_function_of_one_size_has_a_graph_for_each(compilations: list[Any]) ->
         torch.testing.assert_close(A @ v, expected)
 
 
+@pytest.mark.slow
 def test_every_new_size_is_compared_with_eager(compilations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that is wrong from a second size on is not used there."""
     data = [batch(6), batch(11)]

@@ -26,6 +26,7 @@ def powell(x):
     return torch.stack([x[0] + 10 * x[1], 5**0.5 * (x[2] - x[3]), (x[1] - 2 * x[2]) ** 2, 10**0.5 * (x[0] - x[3]) ** 2])
 
 
+@pytest.mark.slow
 def test_fewer_jacobians_along_a_narrow_canyon():
     start = torch.tensor([-1.0, 1.0], dtype=D)
     bent = least_squares(canyon, start, method="lm-geodesic")

@@ -282,6 +282,7 @@ def test_transforms_are_referred_to_argmin():
         torch.func.vmap(lambda a: minimize(lambda x: bowl(x, a), START).x)(torch.zeros(2, 5, dtype=D))
 
 
+@pytest.mark.slow
 def test_compiled_code_leaves_the_graph():
     run = torch.compile(lambda x: minimize(bowl, 2 * x).x + 1, backend="eager")
     torch.testing.assert_close(run(START), torch.ones(5, dtype=D), atol=1e-4, rtol=0)

@@ -158,6 +158,7 @@ def test_from_where_the_hessian_is_indefinite():
     torch.testing.assert_close(found.x, torch.ones(40, dtype=D), rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_coloring_that_is_there():
     coloring = hodiff.sparse.color(hodiff.sparse.hessian_pattern(rosenbrock, START))
     for method in SPARSE:
@@ -177,6 +178,7 @@ def test_the_pattern_is_looked_for_once():
     assert len(calls) == found.nfev + found.nhev + 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [so.NonlinearConstraint, so.LinearConstraint])
 def test_sparse_constraints_and_bounds(kind):
     """The steps of dense Jacobians and Hessians."""

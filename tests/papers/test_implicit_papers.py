@@ -60,6 +60,7 @@ def test_meyer_graph_and_power_law(script: Script) -> None:
     assert meyer.rate([10, 20, 40], curve) == pytest.approx(-0.7)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("hidden", [0, 5])
 def test_lorraine_series_goes_to_the_slope_of_the_validation_loss(script: Script, hidden: int) -> None:
     lorraine = script("lorraine-2020")

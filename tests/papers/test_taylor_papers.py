@@ -60,6 +60,7 @@ def test_shi_multiples_of_what_vanishes_on_the_sphere(script: Script) -> None:
     assert linear < 1e-5 < 0.01 < constant
 
 
+@pytest.mark.slow
 def test_shi_both_estimators_are_exact_with_all_coordinates_and_unbiased_with_some(script: Script) -> None:
     shi = script("shi-2024-stde")
     problem = shi.TwoBody(6)

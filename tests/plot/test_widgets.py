@@ -46,6 +46,7 @@ def test_function_builder():
     assert picture(builder) != drawn
 
 
+@pytest.mark.slow
 def test_gradient_flow():
     view = widgets.GradientFlow()
     follows(view, x="1, 2, 3", f="(x * x).sum()", pick="sigmoids that vanish")
@@ -62,6 +63,7 @@ def test_straight_through_demo():
     follows(widgets.StraightThroughDemo(), quantizer="sign", surrogate="tanh", w1=0.5)
 
 
+@pytest.mark.slow
 def test_pictures_are_drawn_once_for_several_changes(monkeypatch):
     demo = widgets.StraightThroughDemo()
     drawn = []

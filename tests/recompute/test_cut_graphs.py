@@ -495,6 +495,7 @@ def test_adjoints_of_torchdiffeq() -> None:
         hodiff.hvp(lambda x: torchdiffeq.odeint_adjoint(Field(), x, times, method="rk4")[-1].sum(), X, V)
 
 
+@pytest.mark.slow
 def test_a_small_gradient_that_is_added_to_large_ones_is_refused() -> None:
     x = torch.linspace(-1, 1, 4_000_000, dtype=torch.float32)
     with pytest.raises(RouteError, match="is not linear in its cotangent"):

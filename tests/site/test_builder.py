@@ -158,6 +158,7 @@ def reference(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 def test_the_reference_has_signatures_and_sections(reference):
     text = reference["hodiff"]
     hvp = text.split(":::{py:function} hvp(")[1].split("\n:::")[0]

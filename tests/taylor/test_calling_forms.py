@@ -186,6 +186,7 @@ class Solved(torch.autograd.Function):
         return 3 * ctx.saved_tensors[0] ** 2 * cotangent
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("around", [nullcontext, torch.inference_mode])
 def test_a_forward_that_switches_derivatives_is_not_looked_into(mode, around):
@@ -273,7 +274,7 @@ COMPILED = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled(name):
     x = torch.rand(3, 4, dtype=D) + 0.2
@@ -386,6 +387,7 @@ def _with_a_break(x):
     return (y * y * y).exp().mean()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("f", [lambda x: x.softmax(0).square().sum(), lambda x: x.logsumexp(0) ** 2, _with_a_break])
 def test_a_compiler_breaks_no_graph_inside_of_f(f):
     # What follows a break would be called with other objects, and be wrong without a word.

@@ -79,7 +79,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_of_complex_values(name):
     assert_as_values(curves(lambda a, b: FUNCTIONS[name](z_of(a, b)), (A, B), 4, 3, size=0.15), 4, (2, 3))

@@ -1,5 +1,6 @@
 """Random compositions of elementary operators that broadcast, plain and collapsed, against nested forward mode."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +71,7 @@ def fitting(steps, pool):
     return found
 
 
+@pytest.mark.slow
 @given(
     shapes=st.tuples(SHAPE, SHAPE, SHAPE),
     both=st.booleans(),

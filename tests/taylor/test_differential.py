@@ -45,6 +45,7 @@ def test_fourth_powers_make_the_square_of_the_squared_length(n):
     torch.testing.assert_close(total, xi.square().sum(1) ** 2)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("n", "chunk_size"), [(2, None), (8, None), (8, 20)])
 def test_bilaplacian_of_a_function_without_a_rule(n, chunk_size):
     x = randn(n)
@@ -124,6 +125,7 @@ def test_operators_inside_transforms():
         torch.testing.assert_close(hodiff.laplacian(found)(x), -length * value(x))
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("operator", ["bilaplacian", "divergence", "hessian_diagonal", "partial"])
 def test_compiled_whole(operator):

@@ -91,6 +91,7 @@ LOOPS = {
 }
 
 
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("name", LOOPS)
 def test_an_inner_loop(name):
     """To order 3, and collapsed, as the loop written out."""
@@ -118,6 +119,7 @@ def assert_as_hessian(f, x=X):
     torch.testing.assert_close(hodiff.taylor.hessian_diagonal(f)(x), H.diagonal(), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("state", [False, True])
 def test_an_optimizer_with_a_state(state):
     def f(w):
@@ -174,6 +176,7 @@ def test_a_meta_objective_in_its_parameters(name):
     assert_as_hessian(lambda w: torch.func.functional_call(learner, {"module.w": w}, (TASKS,)))
 
 
+@pytest.mark.slow
 def test_a_meta_objective_in_what_its_loss_closes_over():
     assert_as_hessian(lambda w: LEARNERS["MAML"](lambda p, t: w.square().sum() * mse(p, t))(TASKS))
     for transform in (lambda f: hodiff.laplacian(f)(X), lambda f: jet(f, (X,), (TERMS,))):
@@ -266,6 +269,7 @@ def test_what_an_implicit_function_closes_over_is_refused(name, moving):
             transform()
 
 
+@pytest.mark.slow
 def test_constants_that_an_implicit_function_closes_over():
     """Closing over a detached value, one that f makes, or any value under no_grad is allowed."""
 

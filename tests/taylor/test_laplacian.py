@@ -120,6 +120,7 @@ def test_training_by_a_laplacian():
     torch.testing.assert_close(found, right)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_whole(backend):
     x = randn(5, 4)
@@ -128,6 +129,7 @@ def test_compiled_whole(backend):
     torch.testing.assert_close(compiled(x), exact_laplacian(x))
 
 
+@pytest.mark.slow
 def test_a_product_that_dynamo_turns_round_is_refused():
     W, x = randn(4, 4), randn(4, 4)
     turned = hodiff.laplacian(lambda x: (x @ W).sin(), batched=True)

@@ -94,6 +94,7 @@ def test_values_are_those_of_mpmath():
     np.testing.assert_allclose(found, right, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_lorenz_as_by_scipy():
     t = torch.linspace(0, 1.5, 4, dtype=D)
     found = odeint_taylor(lorenz, torch.tensor([1.0, 2.0, 3.0], dtype=D), t, **TIGHT)
@@ -107,6 +108,7 @@ def test_lorenz_as_by_scipy():
     np.testing.assert_allclose(found, right, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_kepler_keeps_its_energy():
     """Two periods of an ellipse end where they began, and no energy is lost on the way."""
     start = kepler_start(0.5)

@@ -191,6 +191,7 @@ def test_standard_error_is_that_of_the_terms():
     assert_same(found, terms.mean(), terms.std() / 6**0.5)
 
 
+@pytest.mark.slow
 def test_compiled_whole():
     found = hodiff.laplacian(lambda x: torch.sin(torch.matmul(x, K)), batched=True, randomised="rademacher", samples=8)
     compiled = torch.compile(lambda x: found(x), fullgraph=True, backend="eager")

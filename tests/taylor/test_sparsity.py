@@ -255,6 +255,7 @@ def test_trees_of_particles():
     torch.testing.assert_close(found[1]["each"], -nuclei.sin())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["layer", "attention", "distances", "determinant of rows", "wavefunction"])
 def test_derivatives_of_it_and_batches(name):
     f, _ = PROGRAMS[name]

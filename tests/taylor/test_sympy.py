@@ -63,7 +63,7 @@ def sympys(f):
 LONG = {"waves", "an angle", "logarithms", "a power", "saturation"}
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in FUNCTIONS]
 )

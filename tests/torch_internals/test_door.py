@@ -67,6 +67,7 @@ def test_no_private_name_outside_the_door() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_no_private_name_of_the_table_as_a_string() -> None:
     private = {part for name in NAMES for part in name.split(".") if part.startswith("_")}
     private |= {name for names in ATTRIBUTES.values() for name in names if name.startswith("_")}
@@ -80,6 +81,7 @@ def test_no_private_name_of_the_table_as_a_string() -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_no_class_overrides_or_reads_what_is_private_to_its_base_in_torch() -> None:
     # The door's own.
     assert set(overridden("hodiff")) == {"torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo"}

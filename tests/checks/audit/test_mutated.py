@@ -205,6 +205,7 @@ def test_findings_of_an_operator_shrink():
     assert any("torch.tensor([[0.0]], dtype=torch.float64)" in each["script"] for each in reply["findings"])
 
 
+@pytest.mark.slow
 def test_a_script_shows_what_is_amiss():
     layer_norm = operator(torch.nn.functional.layer_norm, matrix(2, 3), (3,))
     (base,) = samples("nn.functional.layer_norm", layer_norm, 1)

@@ -158,6 +158,7 @@ def test_a_wrong_function(file, capsys):
     assert "HD101" in out
 
 
+@pytest.mark.slow
 def test_options_reach_the_check(file, capsys):
     def quantities(*options):
         run("checked_functions:scaled", "--inputs", "randn(2)", "--json", "-", *options)
@@ -426,7 +427,7 @@ def test_help_lists_every_constructor(capsys):
 GUIDE = ROOT / "docs" / "guides" / "checking.md"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("command", re.findall(r"(?m)^\$ python -m hodiff (.*)$", GUIDE.read_text()))
 def test_commands_of_the_guide(command, tmp_path, capsys):
     arguments = [

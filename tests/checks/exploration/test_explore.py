@@ -19,6 +19,7 @@ def report():
     return check(WrongAtZero, X, explore=True, **BRIEF)
 
 
+@pytest.mark.slow
 def test_the_finding_says_under_which_condition(report):
     (finding,) = report.errors
     assert finding.condition == "where an element of input 0 is 0"
@@ -59,6 +60,7 @@ class Rectifier(SavesInputs):
     jvp = staticmethod(lambda ctx, t: t * (ctx.saved_tensors[0] > 0))
 
 
+@pytest.mark.slow
 def test_a_kink_counts_as_no_point():
     assert check(Rectifier, X, explore=True, **BRIEF).ok
 
@@ -72,6 +74,7 @@ def test_an_input_that_is_refused_counts_as_no_point():
     assert check(three_numbers, X, explore=True, **BRIEF).ok
 
 
+@pytest.mark.slow
 def test_what_raises_elsewhere_is_a_warning():
     class NeedsLength(Cube):
         @staticmethod

@@ -107,6 +107,7 @@ def test_integers_have_other_batches():
     }
 
 
+@pytest.mark.slow
 def test_the_module_stays_as_it_was():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).train()
     before = {name: each.clone() for name, each in model.state_dict().items()}

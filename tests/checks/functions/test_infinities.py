@@ -43,6 +43,7 @@ RIGHT = {
 }
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_functions(name):
     f, inputs = RIGHT[name]
@@ -64,6 +65,7 @@ def test_wrong_functions():
     assert report.codes == ("HD104",)
 
 
+@pytest.mark.slow
 def test_torch_alone_at_hidden_rows():
     """Of scores that are moved, and hidden by a mask."""
     f, inputs = (lambda x, m: torch._safe_softmax(x + m, -1)), (normal(3, 4), hidden())
@@ -83,6 +85,7 @@ class Attends(nn.Module):
         return self.attention(x, x, x, attn_mask=mask, need_weights=False)[0]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_modules(dropout):
     causal = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), -INF)
@@ -93,6 +96,7 @@ def test_modules(dropout):
     assert report.notes[1].startswith("14 numbers of the inputs are infinite")
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("f", [torch.sin, torch.tanh, lambda x: 2 * x])
 @pytest.mark.parametrize("still", [float("nan"), float("inf")])
 def test_what_comes_of_such_elements_is_left_aside(f, still):

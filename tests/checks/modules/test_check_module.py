@@ -43,7 +43,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right(name):
     make, inputs, options = RIGHT[name]
@@ -121,7 +121,7 @@ WRONG = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", WRONG)
 def test_names_the_submodule(name):
     make, inputs, options, submodule, inside, code, routes = WRONG[name]
@@ -135,6 +135,7 @@ def test_names_the_submodule(name):
     assert routes <= set(finding.route.split(", ")), str(report)
 
 
+@pytest.mark.slow
 def test_points_at_the_line_and_at_modules_alike():
     first = check_module(normalized(), X, correct=False).findings[0]
     assert first.location.startswith("normalization.py:")
@@ -143,6 +144,7 @@ def test_points_at_the_line_and_at_modules_alike():
     assert check_module(nn.Sequential(nn.Tanh(), Gate()), X).findings[0].location.startswith("modules_at_fault.py:")
 
 
+@pytest.mark.slow
 def test_names_what_is_executed_first_and_all_others_of_other_kinds():
     module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), Applied(CutSquare), nn.LayerNorm(4))
     report = check_module(module, X, correct=False)
@@ -162,6 +164,7 @@ UNSTEADY = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", UNSTEADY)
 def test_what_changes_from_call_to_call_is_put_back(name):
     make, submodule, word = UNSTEADY[name]
@@ -320,6 +323,7 @@ class Spectral(nn.Module):
         return torch.fft.irfft(torch.fft.rfft(x) * self.weight, n=4)
 
 
+@pytest.mark.slow
 def test_complex_parameters():
     report = check_module(nn.Sequential(Spectral(), nn.Tanh()), X)
     assert report.ok, str(report)
@@ -328,6 +332,7 @@ def test_complex_parameters():
     assert not wrong.ok
 
 
+@pytest.mark.slow
 def test_the_users_module_and_randomness_are_left_alone():
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     before, state, x = copy.deepcopy(module.state_dict()), torch.get_rng_state(), X.clone().requires_grad_()
@@ -456,7 +461,7 @@ class Cancels(nn.Module):
         return ((x + 1e6) - 1e6) ** 2
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", USUAL)
 def test_what_people_have_is_not_called_wrong(name):
     make, inputs, codes = USUAL[name]
@@ -466,6 +471,7 @@ def test_what_people_have_is_not_called_wrong(name):
     assert set(report.codes) == codes, str(report)
 
 
+@pytest.mark.slow
 def test_a_leaf_of_its_own():
     """Of the input it is a constant, so by the parameters alone nothing is cut."""
     report = hodiff.check(Forces(), X[:, :2], wrt="parameters")
@@ -481,6 +487,7 @@ def test_where_it_computes_in_float32_is_noted():
     assert "padding_idx" in hodiff.check(make(), inputs).notes[0]
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_in_float32_is_found():
     """Coarse comparisons see what is wrong by more than rounding."""
     module = nn.Sequential(nn.Linear(4, 3), Islands(), Applied(CutSquare))
@@ -490,7 +497,7 @@ def test_a_wrong_rule_in_float32_is_found():
 WRT = {"both": (29, 12), "parameters": (29, 0), "inputs": (0, 12)}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("wrt", WRT)
 def test_what_is_differentiated(wrt):
     module = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
@@ -515,6 +522,7 @@ class Compares(nn.Module):
         return points * self.scale.exp() * factor
 
 
+@pytest.mark.slow
 def test_inputs_that_must_not_move():
     report = hodiff.check(Compares(), (X, torch.tensor(2.0)), fixed=(0,))
     assert report.ok, str(report)
@@ -545,6 +553,7 @@ class Rounds(nn.Module):
         return F.linear(x, self.layer.weight + (self.layer.weight.round() - self.layer.weight).detach())
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("straight", [True, False])
 def test_a_quantizer_inside(straight):
@@ -623,6 +632,7 @@ NOTED = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NOTED)
 def test_what_is_noted(name):
     report = check_module(getattr(Unsteady, name)(), X)
@@ -646,6 +656,7 @@ def test_what_is_not_looked_into():
     assert "of the output, Opaque is not looked into" in report.notes[-1]
 
 
+@pytest.mark.slow
 def test_gradients_switched_off_for_good_leave_nothing_behind():
     class Off(nn.Linear):
         def forward(self, x):
@@ -744,6 +755,7 @@ def test_what_changes_gradients_without_an_operator(module, code, words):
     assert words in finding.cause
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a copy of a script
 def test_scripted_submodules():
     class Net(torch.nn.Module):
@@ -758,6 +770,7 @@ def test_scripted_submodules():
     assert hodiff.check(Net(), torch.randn(5, 3)).ok
 
 
+@pytest.mark.slow
 def test_backward_hooks_of_modules_are_noted():
     """They are what is amiss where reverse passes differ from all else."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
@@ -840,6 +853,7 @@ class Detaching(nn.Linear):
         return super().forward(x) * super().forward(x).detach()
 
 
+@pytest.mark.slow
 def test_a_remedy_that_was_taken_is_not_advised():
     advised = hodiff.check(Detaching(3, 3), torch.ones(2, 3)).findings[0].remedy
     assert "wrt=" in advised
@@ -863,6 +877,7 @@ def test_rounding_where_no_gradients_are_recorded_is_not_told():
     assert "torch.no_grad" in str(hodiff.check(model, torch.ones(2, 3)))
 
 
+@pytest.mark.slow
 def test_what_agrees_as_a_whole_is_not_searched(monkeypatch):
     seen = []
 

@@ -37,6 +37,7 @@ def test_hvp_keeps_the_structure_of_a_pytree():
     torch.testing.assert_close(value["b"], torch.tensor(4.0, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.floats(-6.0, 6.0), st.floats(-5.0, 5.0))
 def test_error_estimate_holds_over_scales(exponent, point):

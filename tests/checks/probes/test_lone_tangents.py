@@ -116,6 +116,7 @@ def brief(function):
     return check(function, (X, ROW), order=1, scipy=False)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [Affine, ByIterations])
 def test_a_jvp_that_expands_is_right_and_one_by_iterations(function):
     report = brief(function)
@@ -132,6 +133,7 @@ def test_integers_have_no_tangents():
     assert "HD102" in verdict(WrongOfAnIndex).codes
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("function", "code", "said"),
     [

@@ -92,6 +92,7 @@ def test_slopes_by_autograd_and_by_differences():
         assert not incoming.cut
 
 
+@pytest.mark.slow
 def test_location_is_the_line_at_fault():
     (finding,) = (f for f in check(HalfDetached, X).findings if f.code == "HD104")
     name, line = finding.location.rsplit(":", 1)
@@ -136,6 +137,7 @@ def test_settings_survive_a_rule_that_raises():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@pytest.mark.slow
 def test_randomness_in_rules_is_seeded_and_put_back():
     class Noisy(Square):
         @staticmethod

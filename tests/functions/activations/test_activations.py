@@ -92,6 +92,7 @@ class TestRectifiersAreLean:
         assert torch.autograd.grad(g.sum(), x, allow_unused=True, retain_graph=True) == (None,)
         assert torch.equal(torch.autograd.grad(g.sum(), cotangent)[0], g)
 
+    @pytest.mark.one_in(2)
     @pytest.mark.parametrize("f", [relu, lambda x: clipped_relu(x, 0.5)], ids=["relu", "clipped_relu"])
     def test_keeps_the_output_and_frees_the_input(self, f):
         leaf = torch.randn(5, requires_grad=True)

@@ -97,6 +97,7 @@ def test_infinities_have_flat_derivatives_and_nan_stays(name):
     assert bool(torch.stack([gradient, numbers, recorded])[:, 2].isnan().all())
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", SMOOTH)
 def test_is_right_by_every_route_to_third_order_and_batched(name):

@@ -220,7 +220,7 @@ def peak(step, f, length):
     return counted.most
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("step", [gradient_step, product_step, reverse_product_step])
 def test_memory_is_linear_in_the_length(step, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 2**15)

@@ -92,6 +92,7 @@ def test_transforms_inside_of_compiled_code(composition, name):
     assert_without_weights(graphs)
 
 
+@pytest.mark.slow
 def test_one_of_them():
     """The quick one."""
     test_transforms_inside_of_compiled_code(forward_over_reverse, "plain")
@@ -106,6 +107,7 @@ def assert_without_weights(graphs):
     assert all(each.numel() < 2 * LENGTH * KEYS for each in floats)
 
 
+@pytest.mark.slow
 def test_the_formulas_would_be_found_with_weights():
     """Else nothing above could fail."""
     graphs, backend = graphs_of()

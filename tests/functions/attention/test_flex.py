@@ -69,7 +69,7 @@ def assert_same(ours, expected, tolerance=1e-11):
         torch.testing.assert_close(x, y, rtol=0, atol=tolerance * max(1.0, float(y.detach().abs().max())))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_to_second_order(name, small_blocks):
     problem = PROBLEMS[name]
@@ -173,6 +173,7 @@ def test_memory_is_linear_in_the_length(name, step, monkeypatch):
     assert_linear(LONG[name], step, monkeypatch, 1024)
 
 
+@pytest.mark.slow
 def test_memory_of_a_product_is_linear(monkeypatch):
     assert_linear(LONG["learned bias"], product_step, monkeypatch, 512)
 
@@ -216,6 +217,7 @@ def test_keys_that_no_row_of_a_block_sees_are_passed_over(monkeypatch, small_blo
     assert sizes == [2, 4, 6]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["relative bias, shared heads", "blind rows, soft-cap"])
 def test_batches_of_vmap(name, small_blocks):
     problem = PROBLEMS[name]

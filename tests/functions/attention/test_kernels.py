@@ -75,6 +75,7 @@ def test_float32(options, calls):
     assert bool(calls) == fused.available()
 
 
+@pytest.mark.slow
 @built
 @settings(max_examples=10)
 @given(
@@ -223,6 +224,7 @@ def test_one_node_of_a_compiled_graph():
     assert len(graphs) == 1
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["value", "tangent", "gradient", "gradient_tangent"])
 def test_the_operator_is_one_of_torch_library(kind, dtype):

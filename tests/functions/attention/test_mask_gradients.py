@@ -78,6 +78,7 @@ def masks(draw, batch, heads, rows, keys):
     return mask
 
 
+@pytest.mark.slow
 @built
 @settings(max_examples=12)
 @given(st.data())

@@ -45,6 +45,7 @@ def test_value_gradient_and_product(is_causal, kind):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_any_order():
     inputs = normal(3, 2), normal(3, 2, seed=1), normal(3, 1, seed=2)
     hodiff.assert_differentiable(lambda *x: packed_attention(*x, [2, 1]), inputs, scipy=False)

@@ -242,6 +242,7 @@ def test_errors(call, message):
         call()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [lambda x: scale_gradient(x, 0.5), lambda x: scale_gradient(x, FACTOR)])
 def test_compiled_in_a_training_step_and_in_forward_mode(function):
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")

@@ -57,6 +57,7 @@ def test_the_result_may_be_changed_in_place():
     assert torch.equal(x, X)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_at_once(ESTIMATORS, ("sign_clipped",)))
 def test_compiled(name):
     """In a training step, in a transform, and in forward mode, where the compiler ignores jvp."""

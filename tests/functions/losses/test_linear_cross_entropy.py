@@ -112,7 +112,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_to_second_order_against_primitives(name, tiled, monkeypatch):
@@ -202,6 +202,7 @@ def test_leading_dimensions_and_one_sample(small_tiles):
     torch.testing.assert_close(one, losses[0, 1])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
 def test_samples_that_do_not_count_spread_nothing(tiled, monkeypatch):
     """Infinities and NaN in them change neither the value nor derivatives of others."""
@@ -419,7 +420,7 @@ def peak(step, f, samples, classes):
 STEPS = [gradient_step, reverse_product_step, forward_product_step, forward_inside_step, third_step]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 def test_memory_is_that_of_the_arguments(step, monkeypatch):
     monkeypatch.setattr(tiles, "WHOLE", 2**14)

@@ -32,7 +32,7 @@ def calls(monkeypatch):
     return found
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_by_every_route(name, by, calls, monkeypatch):
@@ -94,6 +94,7 @@ def test_what_the_kernels_do_not_take(tile):
     assert not cpu.takes(tile)
 
 
+@pytest.mark.slow
 @built
 def test_a_weight_and_features_are_left_as_they_were(monkeypatch):
     """The kernels write over logits, and products add to tensors in place."""

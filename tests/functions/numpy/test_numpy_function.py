@@ -62,6 +62,7 @@ def test_an_error_that_is_large_warns():
     assert abs(float(slope - 3 * (3 * x).cos())) < 10 * coarse.last_error
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs_and_constants():
     def f(x, n, y, scale=1.0):
         return scale * np.outer(x, y), x.sum() ** n, np.arange(n)
@@ -74,6 +75,7 @@ def test_several_inputs_and_outputs_and_constants():
     hodiff.assert_differentiable(lambda x, y: wrapped(x, 3, y, scale=2.0), (x, y), order=1, scipy=False)
 
 
+@pytest.mark.slow
 def test_ordinary_differential_equation():
     """The Lotka-Volterra cycle after some time, by its parameters, against torch's own steps."""
 
@@ -212,6 +214,7 @@ def test_code_cannot_change_its_inputs():
     assert torch.equal(x, torch.ones(2, dtype=D))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_inside_compiled_code():
     """It breaks the graph, and is right."""

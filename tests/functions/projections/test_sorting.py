@@ -102,6 +102,7 @@ def test_spearman_correlation_by_its_gradient():
     assert x.argsort().tolist() == target.argsort().tolist()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [soft_rank, soft_sort])
 def test_a_training_step_compiles(function):
     x, temperature = X.clone().requires_grad_(), torch.tensor(0.7, dtype=torch.float64, requires_grad=True)

@@ -151,6 +151,7 @@ def test_sophia_g(reduction):
         np.testing.assert_allclose(model.weight.detach().numpy(), w, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_sophia_g_estimates_the_diagonal_of_the_gauss_newton_matrix():
     torch.manual_seed(0)
     x = torch.randn(4, 2, dtype=D)

@@ -43,7 +43,7 @@ def given(case):
     return {"damping": 0.1} if kind is ho.NewtonCG and "damping" in names else {}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", TABLE)
 def test_disturbances_stay_small(name):
     case = TABLE[name]

@@ -51,6 +51,7 @@ def nobody_waits_afterwards():
     assert hodiff.optim.stochastic.watched_backward._taking.__len__() == 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["SophiaH", "SophiaG", "AdaHessian", "KFAC", "EKFAC"])
 def test_a_script_runs_with_one_line_changed(name):
     changed = SCRIPT.replace("torch.optim.Adam", f"hodiff.optim.{name}")
@@ -414,6 +415,7 @@ def resident_bytes():
         return 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["SophiaH", "HessianFree"])
 def test_memory_is_flat(name):
     before, after = tensors_after(TABLE[name], 30)

@@ -120,6 +120,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.slow
 def test_a_few_programs():
     for seed in range(8):
         assert_nothing_is_missing(seed)

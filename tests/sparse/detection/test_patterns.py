@@ -113,6 +113,7 @@ def test_known_patterns(name):
     assert (pattern == pattern.T).all()
 
 
+@pytest.mark.slow
 def test_a_pattern_is_one_for_all_x_and_smaller_at_one():
     def f(x):
         return (x[:3].relu() * x[3:]).sum() + torch.maximum(x[0], x[1]) ** 2 + x[torch.argsort(x)[:2]].prod()
@@ -333,6 +334,7 @@ OWN = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OWN)
 def test_functions_with_derivatives_of_their_own(name):
     """What their forward does, such as to round, says nothing of it."""
@@ -383,6 +385,7 @@ MATRIX[torch.arange(5), torch.arange(5)] = 1.0
 MATRIX[:, 8] = -2.0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:Sparse C")
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
 def test_constant_sparse_matrices_are_part_of_the_structure(layout):

@@ -27,6 +27,7 @@ def uncompiled(monkeypatch):
     return graphs
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_traced_ones_are_the_dense_ones(name, uncompiled):
     f, n = PROBLEMS[name]
@@ -143,6 +144,7 @@ IN_COMPILED_CODE = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", IN_COMPILED_CODE)
 def test_compiled_code_goes_on_around_them(name):
     f, x = IN_COMPILED_CODE[name], point(6)

@@ -47,6 +47,7 @@ def test_a_cutoff_potential(method):
     torch.testing.assert_close(found, dense, rtol=1e-11, atol=1e-10 * dense.abs().max().item())
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**31), st.sampled_from(METHODS))
 def test_random_symmetric_matrices_come_back(seed, method):
     """The Hessian of a quadratic form is its matrix, to the last bit for whole numbers."""
@@ -319,6 +320,7 @@ def test_several_arguments(compile, monkeypatch):
     assert torch.equal(hessian(f, argnums=(1, 0), compile=compile)(a, x).to_dense(), backwards)
 
 
+@pytest.mark.slow
 def test_threads_share_a_function():
     entries = hessian(rosenbrock, format="values")
     points = [point(30, seed) for seed in range(8)]
