@@ -4,8 +4,8 @@ $$ y = x^2, \qquad y' = 2x, \qquad y'' = 2 $$
 
 The square of lesson 1, only that it saves 2x instead of x, to spare backward a product. `setup_context` runs
 outside of the graph, so 2x has lost its x: the gradient is right, `torch.autograd.gradcheck` passes, and torch's second
-derivative is zero, silently, by every route. `hodiff.hvp` raises a `RouteError` that names `Square.backward`. The remedy is
-lesson 1 (save the input) or lesson 4 (make it an output).
+derivative is zero, silently, by every route. `hodiff.hvp` raises a `RouteError` that names `Square.backward`.
+The remedy is lesson 1 (save the input) or lesson 4 (make it an output).
 
     python examples/functions/22_constant_slope.py
 
