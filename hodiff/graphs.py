@@ -143,7 +143,7 @@ def nodes_from(nodes: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
 
 
 def held_outside(leaves: list[Tensor]) -> list[bool]:
-    """Return for each leaf of a graph whether other code holds it; otherwise nobody can differentiate by it."""
+    """Return for each leaf of a graph whether other code holds it; if not, nothing else can differentiate by it."""
     return [sys.getrefcount(leaves[i]) > _references_alone() for i in range(len(leaves))]
 
 
@@ -158,7 +158,7 @@ def _references_alone() -> int:
 def leaves_made_inside(
     outputs: Iterable[Any], again: Callable[[], Iterable[Any]], known: Collection[int] = ()
 ) -> list[Tensor]:
-    """Return leaves that a repeated call creates anew under its outputs, so that the graph above them is cut off."""
+    """Return leaves that each call creates under its outputs, which cut the outputs off from their inputs."""
     first = {id(leaf): leaf for leaf in _leaves(outputs) if id(leaf) not in known}
     # Leaves that the first run shares are closed over.
     return [leaf for leaf in _leaves(again()) if id(leaf) not in {*known, *first}] if first else []

@@ -144,7 +144,7 @@ class BoundFunction:
         return unflatten(self._joined(leaves), self.user_spec)
 
     def tangents(self, v: PyTree) -> tuple[Tensor, ...]:
-        """Return the leaves of a direction, which must match those of the differentiated arguments."""
+        """Return the leaves of a direction, which must match the differentiated arguments."""
         leaves = flatten_tangents(v, self._joined(self.leaves), self.user_spec, self.caller)
         return tuple(as_real(as_plain(leaf)) for leaf in leaves)
 

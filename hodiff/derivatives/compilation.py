@@ -18,7 +18,7 @@ from hodiff.errors import HodiffWarning
 from hodiff.kernels.matrix_products import exchange_products
 from hodiff.torch_internals.compilers.compilation import compile_captured
 
-# Relative error, by the precision of the inputs, beyond which two results count as different.
+# Relative error beyond which two results count as different, by their dtype.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 LOOSE = 5e-2
 

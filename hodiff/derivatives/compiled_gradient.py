@@ -21,7 +21,7 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
     $$ x \mapsto \nabla_x f(x, \cdot) $$
 
     The gradient is traced through autograd, so that forward and backward are fused, and matrix products run on
-    whichever of torch's CPU libraries is faster on this processor. A graph is compiled for each form of the arguments
+    the faster of torch's CPU libraries on this processor. A graph is compiled for each form of the arguments
     (shapes, dtypes, values that are not tensors), which takes seconds. Its first result is compared with the eager
     gradient. If they disagree, or the function cannot be traced, hodiff warns and runs that form eagerly. The result
     carries no graph.
@@ -30,7 +30,7 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
     the graph runs; another branch gets its own graph. There are at most 8 branches, or 2 if a float was read; further
     branches run eagerly, with a warning.
 
-    State that `f` reads besides its arguments (closures, globals, attributes of objects and modules, containers) is
+    Other state that `f` reads (closures, globals, attributes of objects and modules, containers) is
     compared in each call: tensors are inputs of the graph, and other numbers, flags or functions get their own graph.
     Beyond 16 such graphs, or if `f` changes such state itself, it runs eagerly, with a warning. The globals of
     installed packages count as constants.

@@ -39,8 +39,8 @@ def hessian(
         f: Function that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`.
         argnums: Which positional arguments to differentiate: an int, or a tuple of ints.
         has_aux: Whether `f` returns `(value, aux)`, aux a pytree of tensors.
-        route: One of `hodiff.ROUTES`, or "auto" as in `hodiff.hvp`. All but "reverse-over-reverse" evaluate `f` anew
-            for each group of directions.
+        route: One of `hodiff.ROUTES`, or "auto" as in `hodiff.hvp`. Routes other than "reverse-over-reverse"
+            evaluate `f` again for each group of directions.
         chunk_size: Directions in a group: a positive int, None for all at once, or "auto" for as many as keep the
             intermediate results of a group within 64 MiB on a CPU and 1 GiB on a GPU (never less than one). A
             result that carries a graph keeps every group's intermediates; call under `torch.no_grad()` to bound memory

@@ -40,14 +40,14 @@ class RoutedRows:
     """Hessian rows by `torch.func` transforms.
 
     "reverse-over-reverse" linearizes the gradient once and shares it among all directions. The other routes cannot
-    share a linearization in eager torch, so they compute the primal once for each group and would draw random numbers
-    anew; `randomness="same"` replays one draw.
+    share a linearization in eager torch, so they compute the primal once for each group, and would draw other random
+    numbers each time; `randomness="same"` replays one draw.
     """
 
     def __init__(self, function: BoundFunction, route: str, randomness: str):
         self.leaves = function.leaves
         self.randomness = randomness
-        # Routes that share nothing between groups evaluate the function anew for each group.
+        # Routes that share nothing between groups evaluate the function again for each group.
         self._draw = draw_of(function.leaves, *function.roots) if randomness == "same" and route != ROUTES[0] else None
         self.aux: PyTree = ()
         if route == ROUTES[0]:

@@ -155,7 +155,7 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
                 raise
             said[name] = error
             if isinstance(error, UnrecordedGradientError):
-                break  # the other routes use the rule for forward mode, of which nothing is known
+                break  # the other routes use the rule for forward mode, which was not checked
             continue
         if said and name in FORWARD_INSIDE:
             warnings.warn(

@@ -1,4 +1,4 @@
-"""The four second-order routes with value and gradient besides the product, from one evaluation of f."""
+"""The four second-order routes, returning value, gradient and product from one evaluation of f."""
 
 from __future__ import annotations
 

@@ -111,9 +111,9 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     $$ y = f(x, \theta), \qquad (\bar x, \bar\theta) = \bar y\, \frac{\partial f}{\partial (x, \theta)}
        \quad \text{with } f \text{ run again at } (x, \theta) $$
 
-    Between forward and backward only the arguments are stored (and those of the backward pass, if it is differentiated
-    in turn), at every order and by every route: inside `torch.func` transforms, `hodiff.hvp` and `hodiff.hessian`,
-    where `torch.utils.checkpoint` raises. Each further order runs `f` once more.
+    Between forward and backward only the arguments are stored (and the arguments of the backward pass, if it is
+    differentiated in turn). This holds at every order and by every route: inside `torch.func` transforms, `hodiff.hvp`
+    and `hodiff.hessian`, where `torch.utils.checkpoint` raises. Each further order runs `f` once more.
 
     Closed-over tensors are found in closure cells, defaults, `functools.partial`, attributes of objects and modules,
     lists, dicts and the globals that `f` names, and get their gradients. If `f` reaches a tensor that requires a

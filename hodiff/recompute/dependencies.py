@@ -1,4 +1,4 @@
-"""Everything that a callable reads besides its arguments, as a captured graph sees it: tensors, and other values.
+"""The state that a callable reads beyond its arguments, as a captured graph sees it: tensors, and other values.
 
 Tensors are inputs of a graph. Numbers, flags and called functions are part of the graph, so the graph is valid only
 while they do not change.

@@ -74,7 +74,7 @@ class _Input:
         self._plain = hooks is None
 
     def tensor(self) -> Tensor:
-        # Check only unpacked tensors: a saved-tensor hook may pack a tensor with another version.
+        # Check only tensors that are kept without hooks, because a hook may pack a tensor with another version.
         if self._plain and self._version is not None and version_of(self._packed) != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an "

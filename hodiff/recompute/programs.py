@@ -1,7 +1,7 @@
 """Programs that are run again instead of stored, and the Function that differentiates them.
 
-A program is a function of tensors. Its derivatives are programs that run it anew, so the graph of a derivative of any
-order holds the operands of programs, but no intermediate results.
+A program is a function of tensors. Its derivatives are programs that run it again, so the graph of a derivative of
+any order holds the operands of programs, but no intermediate results.
 """
 
 from __future__ import annotations

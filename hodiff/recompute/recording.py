@@ -86,7 +86,7 @@ class Recording(Generic[T]):
             own = set(map(id, self.operands))
             others = [leaf for leaf in leaves if id(leaf) not in own]
             leaves.clear()
-            # If the function created a leaf and dropped it, nobody can differentiate by the leaf.
+            # If the function created a leaf and dropped it, no code can differentiate with respect to the leaf.
             self.connected = any(held_outside(others))
         return once
 

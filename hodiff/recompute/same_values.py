@@ -40,7 +40,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def _lowered_eps(device: str) -> float:
-    """Return the rounding unit of the dtype that `torch.autocast` lowers to, by which kernels and rules may differ."""
+    """Return the rounding unit of the dtype of `torch.autocast`, within which kernels and rules may differ."""
     dtype = autocast_dtype(device)
     return 0.0 if dtype is None else torch.finfo(dtype).eps
 

@@ -127,7 +127,7 @@ def is_linear(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
             found = [_replayed(draw, slope_elsewhere, function, ctx, {}, each) for each in (probe, twice, zeros)]
         with outside_transforms():
             once, again, nothing = map(below_transforms, found)
-            # A gradient that backward adds may be small beside the others.
+            # A gradient that backward adds may be small beside the other gradients.
             added = bool((nothing.isfinite() & (nothing != 0)).any())
             return not added and not (again - 2 * once).norm() > 1e-3 * again.norm()
     except Exception:

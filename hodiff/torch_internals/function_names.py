@@ -1,4 +1,4 @@
-"""The names by which users call torch's functions."""
+"""Names of torch's functions in users' code."""
 
 from __future__ import annotations
 

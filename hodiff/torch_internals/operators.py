@@ -202,7 +202,7 @@ def overloads_of(packet: Any) -> list[Any]:
 
 
 def places_of(operator: Any) -> dict[str, Any]:
-    """Return the positional arguments of an operator, with defaults; `...` stands for no default."""
+    """Return the positional arguments of an operator, with defaults; `...` means no default."""
     return {
         each.name: each.default_value if each.has_default_value() else ...
         for each in operator._schema.arguments

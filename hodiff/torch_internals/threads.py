@@ -27,7 +27,7 @@ def _in_engine() -> bool:
 
 
 def _forget_other_threads() -> None:
-    """Replace the lock in a forked process, where the thread that held it does not exist."""
+    """Replace the lock in a forked process, where the thread that held the lock does not exist."""
     global _one_thread
     _one_thread = threading.RLock()
 

@@ -63,7 +63,7 @@ class Reads(EagerDispatchMode):
         return x.shape == y.shape and bool(self.number(aten.all.default(aten.eq.Tensor(x, y))))
 
     def places(self, mask: Tensor) -> Tensor:
-        """Indices of the nonzero elements; the graph computes them anew, and requires the same count."""
+        """Return the indices of nonzero elements; the graph computes them again, and requires the same count."""
         node, _ = node_of(mask)
         return indices(mask, self._known.asked(mask, node, lambda real: int(real.count_nonzero())), line_now())
 

@@ -67,7 +67,7 @@ def capture(
 
 
 def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
-    """Cut a graph along the edges from nodes that depend only on its first inputs to nodes that depend on the others.
+    """Cut a graph along the edges from nodes that depend only on its first inputs to nodes that depend on later ones.
 
     Args:
         traced: The graph.
@@ -77,7 +77,7 @@ def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
         Both halves; the first checks the numbers that the function read.
 
     Raises:
-        VectorReadError: If the function read numbers that depend on the other inputs.
+        VectorReadError: If the function read numbers that depend on later inputs.
     """
     nodes = list(traced.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]

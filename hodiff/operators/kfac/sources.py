@@ -152,7 +152,7 @@ MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def known_type(module: nn.Module) -> type[nn.Module] | None:
-    """Return the layer's class, or the base class of it, that is in the table; None if there is none."""
+    """Return the first class in the layer's method resolution order that is in the table, or None."""
     return next((each for each in type(module).__mro__ if each in KINDS), None)
 
 

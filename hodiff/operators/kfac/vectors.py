@@ -26,7 +26,7 @@ def inputs_of(
     argument: str = "model",
     remedy: str = f"keep examples first and places in dimensions of their own, or {REMEDY}",
 ) -> Tensor | None:
-    """Return inputs a, None if they are 1; raise if there are not `examples` examples, unless that is None."""
+    """Return inputs a, or None if they are 1; raise if their number of examples differs from `examples`."""
     lengths = {call.shape[0] for call in calls}
     if chunks:
         lengths = {sum(call.shape[0] for call in calls)}

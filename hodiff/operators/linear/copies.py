@@ -16,7 +16,7 @@ class Portable:
     _recorded: ClassVar[tuple[str, ...]] = ()
 
     def _restore(self) -> None:
-        """Set these attributes anew."""
+        """Record these attributes again."""
         raise NotImplementedError
 
     def _require_portable(self) -> None:

@@ -156,7 +156,7 @@ class EmpiricalFisherOperator(ModelLossOperator):
     of the outputs, whose loss must not depend on other examples (no batch norm in training mode). It uses the observed
     targets, and in general does not approximate the Fisher matrix away from a good fit.
 
-    M counts the factors of the likelihood over which the loss takes its mean, so that the scale is that of
+    M counts the factors of the likelihood over which the loss takes its mean, for the same scale as
     `FisherOperator`: classes or tokens, or numbers of the outputs for `mse_loss` and `binary_cross_entropy`. Targets
     that `cross_entropy` or `nll_loss` ignores, or weights by 0, are not factors. M is known for the functions and
     modules of torch and for `functools.partial` with keywords. For any other loss M is the number of examples N, so

@@ -52,8 +52,6 @@ class GaussNewtonOperator(ModelLossOperator):
 
 
 class _LossHessian:
-    """The Hessian of the loss with respect to the outputs."""
-
     def __init__(self, gradient: RecordedGradient):
         self._gradient = gradient
 

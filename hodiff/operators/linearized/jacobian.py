@@ -27,7 +27,7 @@ from hodiff.recompute.reachable import modules_in
 
 
 class JacobianOperator(Portable, LinearOperator):
-    r"""The Jacobian of a function at a point, given by its products and those of its transpose.
+    r"""The Jacobian of a function at a point, given by products with it and with its transpose.
 
     $$ A v = \frac{\partial f}{\partial x}(x)\, v, \qquad A^\top u $$
 

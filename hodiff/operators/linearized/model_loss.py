@@ -134,8 +134,6 @@ class ModelLossOperator(CurvatureOperator):
 
 
 class _RecordedModelLoss:
-    """The recorded Jacobian of the model, and the matrix on its outputs."""
-
     def __init__(self, model: RecordedModel, matrix: OutputMatrix):
         self._model = model
         self._matrix = matrix

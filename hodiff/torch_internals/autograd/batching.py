@@ -27,7 +27,7 @@ def call_batched(function: Any, call: Callable[..., Any], inputs: Sequence[Any])
     Args:
         function: The Function; none of its outputs is an input.
         call: Applies the Function below that level.
-        inputs: Its arguments, of which tensors may be batched.
+        inputs: The Function's arguments; tensors among them may be batched.
 
     Returns:
         The outputs, batched.

@@ -117,7 +117,7 @@ def without_ended_wrappers(tensor: Tensor) -> Tensor:
 
 
 def without_tangent(tensor: Any, level: int) -> Any:
-    """Wrap a tensor anew at a level of differentiation, without its tangent there; return other values unchanged."""
+    """Rewrap a tensor at a level of differentiation, without its tangent there; return other values unchanged."""
     if not isinstance(tensor, Tensor):
         return tensor
     if functorch.is_batchedtensor(tensor):
