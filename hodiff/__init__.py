@@ -22,7 +22,7 @@ from hodiff.errors import InputError as InputError
 from hodiff.errors import RouteError as RouteError
 from hodiff.functions import straight_through as straight_through
 
-# At once, as it stands in front of torch's transforms: those must not change while a compiler is reading them.
+# Imported at once, because it intercepts torch's transforms, which must not change while a compiler reads them.
 from hodiff.taylor import bilaplacian as bilaplacian
 from hodiff.taylor import directional_derivatives as directional_derivatives
 from hodiff.taylor import laplacian as laplacian
@@ -60,8 +60,8 @@ if _TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Imported on first use: authoring tells dynamo of its rules, and dynamo takes a second to import; operators take
-# SciPy; checks are for the few who check.
+# Imported on first use: authoring registers rules with dynamo, which takes a second to import; operators need SciPy;
+# checks are rarely used.
 _LATE = {
     "Finding": "hodiff.checks",
     "Report": "hodiff.checks",

@@ -15,10 +15,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: Those of the command line by default.
+        arguments: By default the arguments of the command line.
 
     Returns:
-        The exit status: 0 if all is right, 1 if something is not, 2 if the command could not be run.
+        The exit status: 0 if all checks pass, 1 if one fails, 2 if the command could not be run.
     """
     options = _parser().parse_args(arguments)
     try:

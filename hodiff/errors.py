@@ -11,19 +11,19 @@ class HodiffError(Exception):
 
 
 class InputError(HodiffError, ValueError):
-    """An argument is not what the function needs; the message names it and says what to pass instead."""
+    """An argument is not what the function needs; the message names the argument and says what to pass instead."""
 
 
 class RouteError(HodiffError, RuntimeError):
-    """A derivative does not exist by the asked route, or by any; the message lists what each route said."""
+    """A derivative does not exist by the requested route, or by any; the message lists the error of each route."""
 
 
 class ConvergenceError(HodiffError, RuntimeError):
-    """An iteration stopped before its tolerance, or what it was to solve is singular; the message has the residual.
+    """An iteration stopped before its tolerance, or its problem is singular; the message has the residual.
 
     Args:
         message: What did not converge, why, and what to do.
-        result: What the iteration had by then, where there is such a thing.
+        result: The state of the iteration, if it has one.
     """
 
     def __init__(self, message: str, result: Any = None):
@@ -40,7 +40,7 @@ class HodiffWarning(UserWarning):
 
 
 def levels_to_the_caller() -> int:
-    """Count the levels of the stack from the function that asks to the first one outside of hodiff and torch."""
+    """Count the levels of the stack from the calling function to the first one outside of hodiff and torch."""
     frame, level = inspect.currentframe(), 0
     while frame and frame.f_globals.get("__name__", "").partition(".")[0] in ("hodiff", "torch"):
         frame, level = frame.f_back, level + 1

@@ -1,4 +1,4 @@
-"""What an autograd graph tells before it is differentiated again."""
+"""Inspection of an autograd graph before it is differentiated again."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from hodiff.torch_internals.autograd.graph_nodes import (
 _ONCE = once_differentiable(lambda ctx: None).__code__
 
 
-# Operators whose gradient torch takes for a constant, by their nodes; where hodiff has a rule, it has not been asked.
+# Operators whose gradient torch treats as a constant, by their nodes; they occur only where hodiff's rule did not run.
 _CONSTANT_GRADIENTS = {"SparseCooTensorWithDimsAndTensorsBackward0": "torch.sparse_coo_tensor"}
 # Functions of hodiff that run rules of users, which may be wrong.
 _RUN_RULES_OF_USERS = ("hodiff.authoring.", "hodiff.recompute.")
-# The nodes met so far of operators with derivatives and of hodiff's Functions: nothing to look at twice.
+# Node types known to have correct derivatives, which are not inspected again.
 _TRUSTED: set[type] = set()
 
 
@@ -43,7 +43,7 @@ class Inspection(NamedTuple):
 
     Attributes:
         leaves: The leaves that gradients would accumulate into.
-        once: What has a gradient that is a constant, as a sentence; None if nothing has.
+        once: A sentence about a node whose gradient is a constant; None if there is none.
         functions: The nodes of Functions whose rules may lose the graph of the gradient.
     """
 
@@ -53,17 +53,17 @@ class Inspection(NamedTuple):
 
 
 def inspect_graph(output: Tensor, operands: Sequence[Tensor] = ()) -> Inspection:
-    """Walk over the graph of a tensor, and find its leaves and what its second derivatives may fail at.
+    """Walk over the graph of a tensor to find its leaves, and nodes whose second derivatives may fail.
 
     Args:
         output: The tensor.
-        operands: What it was computed from; where they come from is of no interest.
+        operands: Tensors from which it was computed; the graph beyond them is ignored.
 
     Returns:
-        What was found.
+        The inspection's result.
     """
-    # A Function marked once_differentiable, for one, hands out constants when differentiated under `create_graph`; its
-    # second derivative would be zero without a word, so whoever differentiates twice has to look for it.
+    # A Function marked once_differentiable, for example, returns constant gradients under `create_graph`. Its second
+    # derivative would silently be zero, so code that differentiates twice has to find such nodes.
     leaves = [output] if output.requires_grad and output.grad_fn is None else []
     once: str | None = None
     functions = []
@@ -78,7 +78,7 @@ def inspect_graph(output: Tensor, operands: Sequence[Tensor] = ()) -> Inspection
         function = function_of(node)
         written = written_function(function)
         if _is_trusted(node, written):
-            if written is function:  # else each call has a type of its own
+            if written is function:  # otherwise each call has its own type
                 _TRUSTED.add(type(node))
             continue
         if (
@@ -93,13 +93,13 @@ def inspect_graph(output: Tensor, operands: Sequence[Tensor] = ()) -> Inspection
 
 
 def lead_to(nodes: Iterable[Any], operands: Sequence[Tensor]) -> bool:
-    """Whether operands are in the graph of one of some nodes."""
+    """Whether any operand is in the graph of at least one of the nodes."""
     ends = {get_gradient_edge(each).node for each in operands if each.requires_grad}
     return not ends.isdisjoint(nodes_from(node for node in nodes if node is not None))
 
 
 def _is_trusted(node: Any, function: Any) -> bool:
-    """Whether the derivative of each node of a type is torch's or hodiff's own."""
+    """Whether the derivative of all nodes of this type is torch's or hodiff's own."""
     if function is not None:
         if function is BackwardHookFunction:  # an identity, which calls the backward hooks of a module
             return True
@@ -109,7 +109,7 @@ def _is_trusted(node: Any, function: Any) -> bool:
 
 
 def _constant_gradient(node: Any) -> str | None:
-    """That the gradient of a node is a constant to a second derivative, if it is."""
+    """Explain why the gradient of a node is a constant to a second derivative; None if it is not."""
     function = function_of(node)
     if lacks_kernel(node):
         return "an operator of a library has no autograd kernel, and torch takes zeros for its gradient"
@@ -125,12 +125,12 @@ def _constant_gradient(node: Any) -> str | None:
 
 
 def nodes_of(*outputs: Tensor | GradientEdge) -> Iterator[Any]:
-    """Every node of the graph that computed some tensors, or that leads to places in it, once."""
+    """Yield every node of the graph that computed some tensors, or that leads to gradient edges, once."""
     return nodes_from([each.grad_fn if isinstance(each, Tensor) else each.node for each in outputs])
 
 
 def nodes_from(nodes: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
-    """Some nodes of a graph and every node that they lead to, once; not those where it ends, and what is behind."""
+    """Yield nodes and every node that they lead to, once, except `ends` and the nodes only reachable through them."""
     stack = list(nodes)
     seen = set(ends)
     while stack:
@@ -143,13 +143,13 @@ def nodes_from(nodes: Iterable[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
 
 
 def held_outside(leaves: list[Tensor]) -> list[bool]:
-    """Of leaves that a graph leads to, which somebody else holds, too: nobody can differentiate by the others."""
+    """Return for each leaf of a graph whether other code holds it; if not, nothing else can differentiate by it."""
     return [sys.getrefcount(leaves[i]) > _references_alone() for i in range(len(leaves))]
 
 
 @cache
 def _references_alone() -> int:
-    """How many references there are to a leaf that its graph alone holds, from within a list."""
+    """Return the number of references to a leaf that only its graph and a list hold."""
     output = 2 * torch.zeros((), requires_grad=True)
     leaves = [node.variable for node in nodes_of(output) if hasattr(node, "variable")]
     return sys.getrefcount(leaves[0])
@@ -158,9 +158,9 @@ def _references_alone() -> int:
 def leaves_made_inside(
     outputs: Iterable[Any], again: Callable[[], Iterable[Any]], known: Collection[int] = ()
 ) -> list[Tensor]:
-    """The leaves under some outputs that the same call makes anew, which cut off what they were made of."""
+    """Return leaves that each call creates under its outputs, which cut the outputs off from their inputs."""
     first = {id(leaf): leaf for leaf in _leaves(outputs) if id(leaf) not in known}
-    # The others are closed over.
+    # Leaves that the first run shares are closed over.
     return [leaf for leaf in _leaves(again()) if id(leaf) not in {*known, *first}] if first else []
 
 
@@ -170,21 +170,21 @@ def _leaves(outputs: Iterable[Any]) -> list[Tensor]:
 
 
 def cotangent_bytes(*outputs: Tensor | GradientEdge) -> int:
-    """Bytes of all cotangents that meet in backward, one for each result; what backward holds at any time is less."""
+    """Return the bytes of the cotangents of all results in a graph; backward holds fewer at any time."""
     return sum(_bytes_of(result) for node in nodes_of(*outputs) for result in results_of(node))
 
 
 def _bytes_of(result: Any) -> int:
-    # Nested tensors have no shape, or one with a symbol in it.
+    # Nested tensors have no shape, or a shape with a symbol in it.
     return 0 if result.is_nested_tensor else math.prod(result.shape) * int(result.dtype.itemsize)
 
 
 def coarsest_eps(*outputs: Tensor | GradientEdge) -> float:
-    """The machine epsilon of the shortest floating-point dtype that took part, as under autocast; 0 without a graph."""
+    """Machine epsilon of the coarsest floating-point dtype in a graph, as under autocast; 0 without a graph."""
     dtypes = {result.dtype for node in nodes_of(*outputs) for result in results_of(node)}
     return max((torch.finfo(dtype).eps for dtype in dtypes if dtype.is_floating_point), default=0.0)
 
 
 def is_once_differentiable(function: type) -> bool:
-    """Whether the gradient of a Function is marked `once_differentiable`, also one that torch.func made of another."""
+    """Whether the gradient of a Function is marked `once_differentiable`, also if torch.func made it from another."""
     return any(getattr(rule, "__code__", None) is _ONCE for rule in backward_rules(function))

@@ -1,7 +1,7 @@
-"""The names of the routes: how reverse and forward passes are composed to a second derivative."""
+"""The names of the routes: compositions of reverse and forward passes to a second derivative."""
 
-# Reverse mode inside first: torch's own rules are right there for nearly every operator, while its forward rules for
-# layer_norm, batch_norm, solve, det and others are constants to a second derivative, silently.
+# Routes with reverse mode inside come first: torch's own rules are right there for nearly every operator. Its forward
+# rules for layer_norm, batch_norm, solve, det and others are silently constants to a second derivative.
 ROUTES = (
     "reverse-over-reverse",
     "forward-over-reverse",

@@ -1,4 +1,4 @@
-"""The user's function as hodiff differentiates it: flat leaves in, output and aux out."""
+"""A user's function as hodiff differentiates it: flat leaves in, output and aux out."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ R = TypeVar("R")
 
 @dataclass(eq=False)
 class BoundFunction:
-    """A function with its constants bound, seen as one of the real leaves it is differentiated in.
+    """A function with its constants bound, as a function of the real leaves that are differentiated.
 
-    Complex leaves are there by their parts, those that are `joined` before the function sees them. Leaves of subclasses
-    are plain tensors, which the function sees as they were given: `subclassed` holds those by their places.
+    Complex leaves are given as real and imaginary parts, and are joined (`joined`) before the function sees them.
+    Leaves of tensor subclasses are stored as plain tensors; `subclassed` holds the originals by position, and the
+    function is called with tensors of the original class.
     """
 
     caller: str
@@ -69,7 +70,7 @@ class BoundFunction:
 
     @at_another_point
     def __call__(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[PyTree, PyTree]:
-        """Evaluate at other leaves, in another mode than plain corrections; aux is `()` where there is none."""
+        """Evaluate at other leaves; `mode` replaces the default corrections, and aux is `()` without `has_aux`."""
         args, rest = list(self.args), self._joined(leaves)
         for place, given in self.subclassed.items():
             rest[place] = as_given(rest[place], given)
@@ -109,12 +110,12 @@ class BoundFunction:
         return result
 
     def scalar(self, leaves: Sequence[Tensor], mode: Corrections | None = None) -> tuple[Tensor, PyTree]:
-        """Evaluate a function that must return one real number."""
+        """Evaluate the function, and require one real number as its value."""
         value, aux = self(leaves, mode)
         return self.one_number(value), aux
 
     def one_number(self, value: Any) -> Tensor:
-        """What the function returned, refused if it is not one real number."""
+        """Return the function's value, or raise `InputError` if it is not one real number."""
         if not isinstance(value, Tensor) or stands_for_tensor(value):
             advice = "pass has_aux=True if it returns (value, aux)" if self.offers_aux else "return the value alone"
             hint = f"; {advice}" if isinstance(value, tuple) else ""
@@ -139,11 +140,11 @@ class BoundFunction:
         return tensors_in((others, self.kwargs))
 
     def unflatten(self, leaves: Sequence[Any]) -> PyTree:
-        """Leaves back in the structure that the user sees: of the one argument, or a tuple of several."""
+        """Return leaves in the user's structure: the one argument, or a tuple of several."""
         return unflatten(self._joined(leaves), self.user_spec)
 
     def tangents(self, v: PyTree) -> tuple[Tensor, ...]:
-        """The leaves of a direction, which must be like those of what is differentiated."""
+        """Return the leaves of a direction, which must match the differentiated arguments."""
         leaves = flatten_tangents(v, self._joined(self.leaves), self.user_spec, self.caller)
         return tuple(as_real(as_plain(leaf)) for leaf in leaves)
 
@@ -151,7 +152,7 @@ class BoundFunction:
         return list(map(as_complex, leaves, self.joined)) if any(self.joined) else list(leaves)
 
     def independent(self) -> InputError:
-        """The error for an output that autograd cannot trace back to the input."""
+        """Return the error for an output that autograd cannot trace back to the input."""
         return InputError(
             f"{self.caller}: the output does not depend on the differentiated argument: expected a differentiable "
             "path from it to the output; look for .detach(), .item(), NumPy code, torch.no_grad(), or parameters "
@@ -160,7 +161,7 @@ class BoundFunction:
 
 
 def require_argnums(caller: str, argnums: Any) -> tuple[int, ...]:
-    """The positions of what is differentiated; anything but whole numbers is refused."""
+    """Return `argnums` as a tuple of positions; raise `InputError` if it has anything but ints."""
     positions = argnums if isinstance(argnums, tuple) else (argnums,)
     if not all(map(is_int, positions)):
         raise InputError(
@@ -189,13 +190,13 @@ def bind(
         caller: The public function, for error messages.
         f: The user's function.
         args: Its positional arguments.
-        kwargs: Its keyword arguments, constants all.
+        kwargs: Its keyword arguments, all constants.
         argnums: Which positional arguments are differentiated.
         has_aux: Whether `f` returns `(output, aux)`; None where the caller has no such option.
         name: What error messages call the differentiated argument; by default its position.
-        correct: Whether hodiff's rules take the place of torch's wrong and missing ones.
-        complex_too: Whether complex leaves are differentiated, too, by their parts.
-        jagged_too: Whether jagged leaves are.
+        correct: Whether hodiff's rules replace torch's wrong and missing ones.
+        complex_too: Whether complex leaves are supported, by their real and imaginary parts.
+        jagged_too: Whether jagged nested leaves are supported.
 
     Returns:
         The bound function.
@@ -236,7 +237,7 @@ def bind(
 
 
 def leave_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
-    """Run under `torch.no_grad()` what is called under `torch.inference_mode()`, where autograd records nothing."""
+    """Decorate a function to run under `torch.no_grad()` instead of `torch.inference_mode()`, which records nothing."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -249,7 +250,7 @@ def leave_inference_mode(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def at_the_boundary(function: Callable[P, R]) -> Callable[P, R]:
-    """As `leave_inference_mode`, and let what stands for a tensor, also where it is closed over, take the call."""
+    """Act as `leave_inference_mode` does, and let tensor-like objects take over the call, also closed-over ones."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Graphs of differentiated functions: captured for a form of the arguments, compiled, and compared with eager."""
+"""Compilation of captured graphs, keys for the form of their arguments, and comparison with eager results."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from hodiff.errors import HodiffWarning
 from hodiff.kernels.matrix_products import exchange_products
 from hodiff.torch_internals.compilers.compilation import compile_captured
 
-# Relative error beyond which two ways to compute the same are taken for two functions, by the inputs' precision.
+# Relative error beyond which two results count as different, by their dtype.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}
 LOOSE = 5e-2
 
-# Seconds after which somebody who waits is told for what.
+# Seconds after which a waiting user is told the reason.
 PATIENCE = 2.0
 
 Compiled = Callable[..., Sequence[Tensor]]
 
 
 def compile_graph(graph: fx.GraphModule, inputs: Sequence[Tensor], *, caller: str, relayout: bool = True) -> Compiled:
-    """Compile a graph that nothing differentiates any more, for inputs of this form; the graph is changed."""
+    """Compile a graph that nothing differentiates further, for inputs of this form; the graph is changed."""
     exchange_products(graph)
     operators = sum(node.op == "call_function" for node in graph.graph.nodes)
     with said_if_long(f"{caller}: compiling {operators} operators, once for arguments of this form ..."):
-        # `relayout` lets the compiler lay images out with their channels last for the sake of convolutions.
+        # `relayout` lets the compiler choose channels-last layouts, which speed up convolutions.
         return compile_captured(graph, inputs, None if relayout else {"layout_optimization": False})
 
 
 @contextmanager
 def said_if_long(what: str) -> Iterator[None]:
-    """Tell on a terminal what takes long."""
+    """Write a message to the terminal if the block takes long."""
     if not sys.stderr.isatty():
         yield
         return
@@ -53,11 +53,11 @@ def said_if_long(what: str) -> Iterator[None]:
 
 
 class Arguments:
-    """Arguments as a captured graph sees them: tensors, which are its inputs, and all else, which is part of it.
+    """Arguments as a captured graph sees them: tensors, which are its inputs, and other values, which are part of it.
 
     Attributes:
         tensors: The tensors.
-        form: What a graph depends on, to be used as a key.
+        form: Everything that a graph depends on, as a hashable key.
     """
 
     def __init__(self, args: Any):
@@ -67,7 +67,7 @@ class Arguments:
         self.form = (self._spec, tuple(map(_form, self._values)))
 
     def form_without(self, places: Mapping[int, int]) -> Any:
-        """The form without sizes: a dimension of a tensor, by the position of that one; strides follow from sizes."""
+        """Return the form without some sizes (`places` maps tensor positions to dimensions) and without strides."""
         values = list(self.form[1])
         for i, dim in places.items():
             shape, _, dtype, device = values[self._places[i]]
@@ -75,7 +75,7 @@ class Arguments:
         return self.form[0], tuple(values)
 
     def filled(self, tensors: Sequence[Tensor]) -> Any:
-        """The arguments with other tensors in them."""
+        """Return the arguments with other tensors in them."""
         filled = list(self._values)
         for place, tensor in zip(self._places, tensors, strict=True):
             filled[place] = tensor
@@ -83,7 +83,7 @@ class Arguments:
 
 
 def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[bool, float]:
-    """Whether two computations agree to what their dtype allows, and their relative distance."""
+    """Whether two results agree to the precision of their dtype, and their relative distance."""
     pairs = [_where_numbers(a.double(), b.double()) for a, b in zip(found, expected, strict=True)]
     difference = sum(float((a - b).square().sum()) for a, b in pairs)
     size = sum(float(b.square().sum()) for _, b in pairs)
@@ -92,13 +92,13 @@ def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> tuple[bool, fl
 
 
 def _where_numbers(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both, with 0 where both are NaN, or the same infinity."""
+    """Return both tensors, with 0 where both are NaN or the same infinity."""
     same = ~b.isfinite() & ((a == b) | (a.isnan() & b.isnan()))
     return a.masked_fill(same, 0.0), b.masked_fill(same, 0.0)
 
 
 def warn_of_failure(caller: str, problem: Exception | float) -> None:
-    """Say that something stays eager, for what the compiler said or for how far its result was off."""
+    """Warn that a function stays eager, with the compiler's error or the distance of the compiled result."""
     if isinstance(problem, Exception):
         what = f"could not be compiled: {explained(problem)}"
     else:

@@ -1,4 +1,4 @@
-"""Derivatives computed by compiled graphs, one for each form of the arguments and of what the function reads."""
+"""Derivatives by compiled graphs, one for each form of the arguments and of the state that the function reads."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 
 class CompiledCalls:
-    """Runs a computation by a graph that was compiled for arguments of this form, and compared with eager once.
+    """Computes results by a graph that is compiled for the form of the arguments, and compared with eager once.
 
     Args:
         caller: The public function, for messages.
-        what: What is computed, for warnings.
+        what: The name of the result, for warnings.
     """
 
     def __init__(self, caller: str, what: str):
@@ -30,7 +30,7 @@ class CompiledCalls:
         self._graphs: GraphsByForm[_Graph] = GraphsByForm(f"{caller}: f")
 
     def require_plain(self, remedy: str) -> None:
-        """Refuse a call inside of a transform."""
+        """Raise if the call is inside of a transform."""
         if not only_reverse_mode():
             raise InputError(
                 f"{self._caller}: expected a call outside of torch.func transforms, forward mode and torch.compile, "
@@ -40,15 +40,15 @@ class CompiledCalls:
     def __call__(
         self, f: Callable[..., Any], compute: Callable[..., Sequence[Tensor]], args: tuple[Any, ...]
     ) -> Sequence[Tensor]:
-        """Tensors without a graph.
+        """Compute tensors without a graph.
 
         Args:
-            f: The user's function, which is looked at for what it closes over.
-            compute: What is compiled, of `args`.
+            f: The user's function, whose closures and globals are inspected.
+            compute: The function of `args` to compile.
             args: Pytrees.
 
         Returns:
-            What `compute` returns.
+            The result of `compute`.
         """
         arguments = Arguments(args)
 
@@ -78,7 +78,7 @@ class CompiledCalls:
         except HodiffError:
             raise
         except Exception as error:
-            # Whatever the compiler could not do, eager autograd can.
+            # Eager autograd works whatever the compiler fails at.
             warn_of_failure(self._what, error)
             return None
         same, gap = agree(found, expected)
@@ -89,10 +89,10 @@ class CompiledCalls:
 
 
 class _Graph:
-    """A compiled computation, and what compares the numbers that it branches on.
+    """A compiled computation, and the checks of the numbers that it branches on.
 
     Args:
-        traced: The computation as it was traced.
+        traced: The traced computation.
         tensors: Its inputs.
         caller: The public function, for messages.
     """
@@ -103,7 +103,7 @@ class _Graph:
         self._run = compile_graph(traced, [tensors[i] for i in self._used], caller=caller)
 
     def __call__(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The results, or `OtherBranchError`."""
+        """Return the results, or raise `OtherBranchError`."""
         if self._conditions is not None:
             self._conditions(*tensors)
         return self._run(*(tensors[i] for i in self._used))

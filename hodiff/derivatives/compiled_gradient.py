@@ -16,24 +16,24 @@ from hodiff.errors import InputError
 
 
 def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: bool = True) -> Callable[..., PyTree]:
-    r"""Function that computes the gradient of a scalar function by one compiled graph.
+    r"""Build a function that computes the gradient of a scalar function by one compiled graph.
 
     $$ x \mapsto \nabla_x f(x, \cdot) $$
 
-    The gradient is traced through autograd, so that forward and backward are fused together, and its matrix products
-    run on whichever of torch's CPU libraries is faster on this processor. A graph is made for each form of the
-    arguments (shapes, dtypes, values of what is no tensor), which takes seconds, and its first result is compared with
-    the eager gradient. Where they disagree, or the function cannot be traced, a warning says so and that form stays
-    eager. The result carries no graph.
+    The gradient is traced through autograd, so that forward and backward are fused, and matrix products run on
+    the faster of torch's CPU libraries on this processor. A graph is compiled for each form of the arguments
+    (shapes, dtypes, values that are not tensors), which takes seconds. Its first result is compared with the eager
+    gradient. If they disagree, or the function cannot be traced, hodiff warns and runs that form eagerly. The result
+    carries no graph.
 
     Numbers of tensors that the function reads, as in `if x.sum() > 0` or `x[mask]`, are compared in each call before
-    its graph runs; another way has a graph of its own. There are at most 8, or 2 where a float was read; further ways
-    are eager, with a warning.
+    the graph runs; another branch gets its own graph. There are at most 8 branches, or 2 if a float was read; further
+    branches run eagerly, with a warning.
 
-    What `f` reads besides its arguments (closures, globals, attributes of objects and modules, containers) is looked
-    at in each call: tensors are inputs of the graph, and other numbers, flags or functions have a graph of their own.
-    Beyond 16 of these, or where `f` changes such state itself, it stays eager, with a warning. The globals of installed
-    packages are taken for constants.
+    Other state that `f` reads (closures, globals, attributes of objects and modules, containers) is
+    compared in each call: tensors are inputs of the graph, and other numbers, flags or functions get their own graph.
+    Beyond 16 such graphs, or if `f` changes such state itself, it runs eagerly, with a warning. The globals of
+    installed packages count as constants.
 
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape ().

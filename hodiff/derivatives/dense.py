@@ -28,7 +28,7 @@ def hessian(
     progress: bool = False,
     correct: bool = True,
 ) -> Callable[..., PyTree]:
-    r"""Function that computes the dense Hessian of a scalar function; a drop-in for `torch.func.hessian`.
+    r"""Build a function that computes the dense Hessian of a scalar function; a drop-in for `torch.func.hessian`.
 
     $$ H_{ij} = \frac{\partial^2 f}{\partial x_i\, \partial x_j} $$
 
@@ -39,22 +39,22 @@ def hessian(
         f: Function that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`.
         argnums: Which positional arguments to differentiate: an int, or a tuple of ints.
         has_aux: Whether `f` returns `(value, aux)`, aux a pytree of tensors.
-        route: One of `hodiff.ROUTES`, or "auto" as in `hodiff.hvp`. All but "reverse-over-reverse" evaluate `f` anew
-            for each group of directions.
-        chunk_size: Directions a group: a positive int, None for all at once, or "auto" for as many as keep the
+        route: One of `hodiff.ROUTES`, or "auto" as in `hodiff.hvp`. Routes other than "reverse-over-reverse"
+            evaluate `f` again for each group of directions.
+        chunk_size: Directions in a group: a positive int, None for all at once, or "auto" for as many as keep the
             intermediate results of a group within 64 MiB on a CPU and 1 GiB on a GPU (never less than one). A
             result that carries a graph keeps every group's intermediates; call under `torch.no_grad()` to bound memory
             when `f` closes over tensors that require gradients.
-        randomness: What random operations in `f` mean where a route evaluates `f` several times: "error", or "same" to
-            share one draw among all directions, of torch's, NumPy's and Python's generators and of those that `f`
-            holds. A function that returns another value the next time is refused in either case.
+        randomness: How to treat random operations in `f` if a route evaluates `f` several times: "error", or "same" to
+            share one draw among all directions. "same" covers the generators of torch, NumPy and Python and those that
+            `f` holds. A function that returns another value the next time is refused in either case.
         progress: Whether to show a progress bar over the directions.
         correct: As in `hodiff.hvp`.
 
     Returns:
         Function of the arguments of `f`. For a tensor `x` it returns a tensor of shape `(*x.shape, *x.shape)`; for
         pytrees, a tree of trees whose entry `[i][j]` has shape `(*x_i.shape, *x_j.shape)` and the dtype of `x_i`;
-        with `has_aux`, the pair of that and aux. It raises what `hodiff.hvp` raises.
+        with `has_aux`, the pair of that and aux. It raises the same errors as `hodiff.hvp`.
 
     Raises:
         InputError: If the route, chunk size or randomness is unknown.
@@ -126,7 +126,7 @@ def hessian_matrix(
     progress: bool = False,
     correct: bool = True,
 ) -> Tensor | tuple[Tensor, PyTree]:
-    r"""The dense Hessian of a scalar function as one matrix, the leaves of `x` flattened in pytree order.
+    r"""Compute the dense Hessian of a scalar function as one matrix, with the leaves of `x` flattened in pytree order.
 
     $$ H = \nabla^2 f(x) \in \mathbb{R}^{n \times n}, \qquad H = H^\top \text{ to the last bit} $$
 
@@ -146,8 +146,8 @@ def hessian_matrix(
         Tensor of shape `(n, n)` in the dtype that the leaves promote to; with `has_aux`, the pair of it and aux.
 
     Raises:
-        InputError: If an argument is not what it should be, as for `hodiff.hvp`.
-        RouteError: If torch does not implement the route, or for "auto" any.
+        InputError: If an argument is invalid, as for `hodiff.hvp`.
+        RouteError: If torch does not implement the route, or with "auto" any route.
 
     Example:
         >>> import torch, hodiff
@@ -169,7 +169,7 @@ def hessian_matrix(
 def validate_options(
     caller: str, argnums: Any, route: str, chunk_size: int | str | None, randomness: str, progress: bool
 ) -> None:
-    """Refuse options that no dense derivative takes."""
+    """Raise if an option of a dense derivative is invalid."""
     require_argnums(caller, argnums)
     validate_route(route, caller)
     require_chunk_size(caller, "chunk_size", chunk_size)

@@ -26,11 +26,11 @@ def hessian_diagonal(
     progress: bool = False,
     correct: bool = True,
 ) -> Callable[..., PyTree]:
-    r"""Function that computes the exact diagonal of the Hessian of a scalar function.
+    r"""Build a function that computes the exact diagonal of the Hessian of a scalar function.
 
     $$ d_i = \frac{\partial^2 f}{\partial x_i^2} $$
 
-    It takes as many products as there are coordinates, in groups, and never stores more than one group of rows.
+    It needs one product for each coordinate, computes them in groups, and stores at most one group of rows.
 
     Args:
         f: Function that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`.
@@ -44,7 +44,7 @@ def hessian_diagonal(
 
     Returns:
         Function of the arguments of `f` that returns the diagonal in the structure of the differentiated argument, or
-        with `has_aux` the pair of it and aux. It raises what `hodiff.hvp` raises.
+        with `has_aux` the pair of it and aux. It raises the same errors as `hodiff.hvp`.
 
     Raises:
         InputError: If the route, chunk size or randomness is unknown.

@@ -1,4 +1,4 @@
-"""Directional derivatives by forward mode inside of forward mode, which shares nothing with series."""
+"""Directional derivatives by nested forward mode, which shares no code with Taylor series."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hodiff.derivatives.transforms import push
 def nested_directional_derivatives(
     f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, order: int, correct: bool = True
 ) -> tuple[PyTree, ...]:
-    """`hodiff.directional_derivatives` by nested forward mode: 2^k in time and memory, and nothing that it refuses."""
+    """Compute `hodiff.directional_derivatives` by nested forward mode: 2^k in time and memory, but for any function."""
     function = bind("directional_derivatives", f, (x, *args), name="x", correct=correct, complex_too=True)
     tangents = function.tangents(v)
 
     def tower(height: int) -> Callable[[Leaves], tuple[tuple[PyTree, ...], PyTree]]:
-        """Value and derivatives up to an order, as a function that the next order differentiates."""
+        """Return the value and derivatives up to an order, as a function that the next order differentiates."""
         if height == 0:
             return lambda leaves: ((function(leaves)[0],), ())
 
@@ -35,13 +35,13 @@ def nested_directional_derivatives(
         return taller
 
     found = follow("forward", "directional_derivatives", lambda _: tower(order)(function.leaves)[0])
-    # The value may be any tensor that f knows.
+    # The value may be any tensor that f reads.
     return ordinary_tree(found, (*tensors_in(found[0]), *function.leaves, *tangents))
 
 
 def _moving(tangents: Leaves, leaves: Leaves) -> Leaves:
-    """The tangents with derivatives of zero by the leaves, where torch would make zeros of its own."""
-    # Those have no memory, and a third forward pass that is traced writes into them: "more than one element of the
+    """Return the tangents with zero derivatives with respect to the leaves, where torch would make its own zeros."""
+    # Torch's zeros have no memory, and a traced third forward pass writes into them: "more than one element of the
     # written-to tensor refers to a single memory location".
     pairs = zip(leaves, tangents, strict=True)
     return tuple(torch.where(torch.zeros_like(x, dtype=torch.bool), x, v) for x, v in pairs)

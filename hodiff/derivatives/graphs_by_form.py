@@ -1,4 +1,4 @@
-"""Captured graphs of one function, each for a form of its arguments and of all else that the function reads."""
+"""Captured graphs of one function, by the form of its arguments and of the state that it reads."""
 
 from __future__ import annotations
 
@@ -24,35 +24,35 @@ E = TypeVar("E")
 G = TypeVar("G")
 R = TypeVar("R")
 
-# How many graphs are made for arguments of one form: state that takes ever new values is not worth compiling for.
+# Most graphs for arguments of one form: compilation does not pay if the state keeps changing.
 MOST = 16
-# How many where the function branches on numbers of tensors; and where it takes a float, which hardly comes again.
+# Most graphs if the function branches on numbers of tensors, and if it reads a float, which rarely repeats.
 MOST_BRANCHES = 8
 MOST_FLOATS = 2
 
 
-# Whether anything is ever captured in this process.
+# Non-empty once something may be captured in this process.
 _MADE: list[bool] = []
 
 
 def while_nothing_is_captured() -> AbstractContextManager[object]:
-    """Where a function is run that another thread may be capturing: it would find placeholders in its closures."""
+    """Return a context that waits for captures in other threads, which leave placeholders in closures."""
     return one_thread_at_a_time() if _MADE else nullcontext()
 
 
 @dataclass
 class _Branches(Generic[G]):
-    """The graphs of one form, each of other branches, the last used in front, and whether more are made."""
+    """The graphs of one form by branch, the last used first; `closed` stops further captures."""
 
     graphs: list[G] = field(default_factory=list)
     closed: bool = False
 
 
 class GraphsByForm(Generic[G]):
-    """Finds the graph for arguments, or has it made.
+    """Finds the captured graph for given arguments, or captures it.
 
     Args:
-        caller: What is compiled, for warnings.
+        caller: The name of the compiled function, for warnings.
     """
 
     def __init__(self, caller: str):
@@ -73,23 +73,23 @@ class GraphsByForm(Generic[G]):
         capture: Callable[[Dependencies, E], G | None],
         use: Callable[[G, tuple[Tensor, ...]], R],
     ) -> R | None:
-        """What the graph gives, or None where there is none.
+        """Run the graph for the arguments, capturing it if needed; return None if there is no graph.
 
         Args:
-            roots: The functions that the graph is made of.
+            roots: The functions that the graph is captured from.
             arguments: Their arguments.
-            eager: Computes without a graph what the graph is compared with.
-            capture: Makes the graph of the tensors of the arguments and of those that the functions close over.
+            eager: Computes the expected result without a graph.
+            capture: Makes the graph from the tensors of the arguments and those that the functions close over.
             use: Runs a graph on its inputs: tensors of the arguments, then those closed over. It raises
-                `OtherBranchError` where the graph is one of other branches.
+                `OtherBranchError` if the graph is for another branch.
 
         Returns:
-            What `use` returned.
+            The result of `use`.
         """
         tried: list[G] = []
         other: OtherBranchError | None = None
         while True:
-            # While a graph is captured, others would find its placeholders in what the functions close over.
+            # During a capture, other threads would find its placeholders in the closures of the functions.
             with one_thread_at_a_time():
                 branches, inputs = self._find(roots, arguments)
                 left = _without(branches.graphs, tried)
@@ -118,7 +118,7 @@ class GraphsByForm(Generic[G]):
     def _current(self, roots: tuple[Any, ...]) -> Dependencies:
         if self._last is None or not all(map(is_, self._roots, roots)) or not self._last.hold():
             self._last, self._roots = Dependencies(*roots), roots
-            # Long forms are compared here alone.
+            # Forms are long, so they are compared only here, and known by a number elsewhere.
             self._number = self._numbers.setdefault(self._last.form, len(self._numbers))
         return self._last
 
@@ -135,7 +135,7 @@ class GraphsByForm(Generic[G]):
             branches.closed = True
             return branches, inputs
         with untouched_buffers(self._current(roots).modules):
-            # A first run may set up what later ones find.
+            # A first run may create state that later runs find.
             expected = eager()
             settled, _ = self._find(roots, arguments)
             if settled is branches or not (settled.graphs or settled.closed):

@@ -1,4 +1,4 @@
-"""The blocks of a dense Hessian, one of each mirrored pair, from rows in groups."""
+"""The blocks of a dense Hessian, one for each mirrored pair, computed from groups of rows."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _TILE = 512
 
 @dataclass(frozen=True)
 class Blocks:
-    """One block of each mirrored pair.
+    """Blocks of a Hessian, one for each mirrored pair.
 
     Attributes:
         parts: Blocks (n_i, n_j) by the positions of their leaves.
-        whole: The (n, n) matrix that the parts are views of, where they are; mirrored places are not filled yet.
+        whole: The (n, n) matrix if the parts are views of one; mirrored blocks are not filled yet.
     """
 
     parts: dict[tuple[int, int], Tensor]
     whole: Tensor | None = None
 
     def __getitem__(self, position: tuple[int, int]) -> Tensor:
-        """The block (n_i, n_j), computed or mirrored."""
+        """Return the block (n_i, n_j), computed or mirrored."""
         i, j = position
         return self.parts[i, j] if (i, j) in self.parts else self.parts[j, i].mT
 
     def matrix(self, leaves: Sequence[Tensor]) -> Tensor:
-        """The blocks as one matrix (n, n)."""
+        """Return the blocks as one matrix (n, n)."""
         if self.whole is None:
             count = range(len(leaves))
             return torch.cat([torch.cat([self[i, j] for j in count], 1) for i in count])
@@ -61,8 +61,8 @@ def hessian_blocks(
     *,
     joined: bool = False,
 ) -> tuple[Blocks, PyTree]:
-    """One block of each mirrored pair, and aux: rows of the smaller leaf, so that directions are few."""
-    # Where one matrix is wanted in the end (`joined`), the blocks are written into it at once where possible.
+    """Compute one block of each mirrored pair, and aux; rows belong to the smaller leaf, for fewer directions."""
+    # If one matrix is wanted in the end (`joined`), the blocks are written into it directly where possible.
 
     def assemble(name: str) -> tuple[Blocks, PyTree]:
         linearized = LinearizedHessian(function, name, chunk_size=chunk_size, randomness=randomness, progress=progress)
@@ -72,11 +72,11 @@ def hessian_blocks(
 
 
 def symmetric_blocks(linearized: LinearizedHessian, joined: bool) -> Blocks:
-    """The blocks of a Hessian that is linearized already, those on the diagonal symmetric."""
+    """Compute the blocks of a linearized Hessian, with symmetric diagonal blocks."""
     leaves = linearized.function.leaves
     order = list(range(len(leaves)))
     if not linearized.traced:
-        # In a graph sizes may be symbols, which have no order.
+        # Sizes may be symbols in a graph, which cannot be sorted.
         order.sort(key=lambda i: leaves[i].numel())
     plan = [(index, order[position:]) for position, index in enumerate(order)]
     if linearized.plain:
@@ -93,13 +93,13 @@ def symmetric_blocks(linearized: LinearizedHessian, joined: bool) -> Blocks:
 
 
 def _spans(leaves: Sequence[Tensor]) -> list[slice]:
-    """Where each leaf lies among all numbers."""
+    """Return the slice of each leaf in the flat vector of all numbers."""
     stops = list(accumulate((leaf.numel() for leaf in leaves), initial=0))
     return [slice(start, stop) for start, stop in pairwise(stops)]
 
 
 def _places(leaves: Sequence[Tensor], plan: Plan, joined: bool) -> Blocks:
-    """Empty blocks, apart or within one matrix."""
+    """Allocate empty blocks, separate or as views of one matrix."""
     if joined and len({leaf.dtype for leaf in leaves}) == 1:
         spans = _spans(leaves)
         whole = leaves[0].new_empty((spans[-1].stop, spans[-1].stop))
@@ -110,7 +110,7 @@ def _places(leaves: Sequence[Tensor], plan: Plan, joined: bool) -> Blocks:
 
 
 def _fill(linearized: LinearizedHessian, plan: Plan, parts: dict[tuple[int, int], Tensor]) -> None:
-    """Write every group into its place: no second copy of the matrix exists at any time."""
+    """Write every group into its block, so that no second copy of the matrix exists at any time."""
     wanted_by = dict(plan)
     for i, start, stop, rows in linearized.groups(plan):
         for j, row in zip(wanted_by[i], rows, strict=True):
@@ -119,7 +119,7 @@ def _fill(linearized: LinearizedHessian, plan: Plan, parts: dict[tuple[int, int]
 
 
 def _stack(linearized: LinearizedHessian, plan: Plan) -> dict[tuple[int, int], Tensor]:
-    """The same without writing in place, for surroundings that differentiate or batch what happens here."""
+    """Compute the blocks without in-place writes, for callers that differentiate or batch this code."""
     leaves = linearized.function.leaves
     parts: dict[tuple[int, int], list[Tensor]] = {(i, j): [] for i, wanted in plan for j in wanted}
     wanted_by = dict(plan)
@@ -133,7 +133,7 @@ def _stack(linearized: LinearizedHessian, plan: Plan) -> dict[tuple[int, int], T
 
 
 def _symmetrize_in_place(square: Tensor) -> tuple[float, float]:
-    """Average a block with its transpose, tile by tile; the largest difference of the two, and the largest entry."""
+    """Average a block with its transpose, tile by tile; return their largest difference and the largest entry."""
     if square.is_meta:
         return 0.0, 0.0
     found = fused.average_with_transpose(square)
@@ -154,13 +154,13 @@ def _symmetrize_in_place(square: Tensor) -> tuple[float, float]:
 
 
 def _largest(tensor: Tensor) -> Tensor:
-    """Largest magnitude; a vector norm takes four times as long."""
+    """Return the largest magnitude; a vector norm takes four times as long."""
     low, high = tensor.aminmax()
     return torch.maximum(-low, high)
 
 
 def _warn_of_asymmetry(linearized: LinearizedHessian, gaps: dict[int, tuple[float, float]]) -> None:
-    """Warn of blocks whose two halves differ by more than rounding, of the matrix or of the function's value."""
+    """Warn of blocks whose two halves differ by more than rounding, relative to the matrix or the function's value."""
     function = linearized.function
     largest = max(size for _, size in gaps.values())
     for index, (gap, _) in gaps.items():

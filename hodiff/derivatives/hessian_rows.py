@@ -1,4 +1,4 @@
-"""A Hessian at a point as something that yields rows for groups of directions, by any route."""
+"""Rows of a Hessian at a point, for groups of directions and any route."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ NARROW_FROM = 32
 
 
 class RowSource(Protocol):
-    """What a dense Hessian is assembled from."""
+    """Source of the rows from which a dense Hessian is assembled."""
 
     aux: PyTree
 
     def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
-        """Rows for directions `basis` (k, *leaf shape) in one leaf, for the wanted leaves; None is zero."""
+        """Compute rows for directions `basis` (k, *leaf shape) in one leaf, for the wanted leaves; None is zero."""
 
 
 class RoutedRows:
-    """Rows by `torch.func` transforms.
+    """Hessian rows by `torch.func` transforms.
 
-    "reverse-over-reverse" linearizes the gradient once and shares it among all directions. The other routes have no
-    such point to stop at in eager torch, so they compute the primal once a group, and random numbers would be drawn
-    anew there: `randomness="same"` replays one draw.
+    "reverse-over-reverse" linearizes the gradient once and shares it among all directions. The other routes cannot
+    share a linearization in eager torch, so they compute the primal once for each group, and would draw other random
+    numbers each time; `randomness="same"` replays one draw.
     """
 
     def __init__(self, function: BoundFunction, route: str, randomness: str):
         self.leaves = function.leaves
         self.randomness = randomness
-        # What shares nothing between groups evaluates the function anew for each.
+        # Routes that share nothing between groups evaluate the function again for each group.
         self._draw = draw_of(function.leaves, *function.roots) if randomness == "same" and route != ROUTES[0] else None
         self.aux: PyTree = ()
         if route == ROUTES[0]:
@@ -73,13 +73,13 @@ class RoutedRows:
 
 
 class LinearizedHessian:
-    """Rows of a Hessian in groups, from one linearization of the gradient where the route allows.
+    """Rows of a Hessian in groups, from a single linearization of the gradient if the route allows it.
 
     Attributes:
-        source: Where the rows come from.
+        source: The source of the rows.
         plain: Whether no transform surrounds the call, so that results may be written in place.
-        magnitude: Size of the function's value, where it is known.
-        eps: Machine epsilon of the coarsest dtype at work, where it is known.
+        magnitude: Size of the function's value, if known.
+        eps: Machine epsilon of the coarsest dtype used, if known.
 
     Args:
         function: The function.
@@ -87,7 +87,7 @@ class LinearizedHessian:
         chunk_size: A validated chunk size.
         randomness: "error" or "same".
         progress: Whether to show a progress bar.
-        recorded: The function's gradient, if it is there already and the route is "reverse-over-reverse".
+        recorded: The function's recorded gradient, if available and the route is "reverse-over-reverse".
     """
 
     magnitude = eps = 0.0
@@ -108,7 +108,7 @@ class LinearizedHessian:
         self.source: RowSource
         self.traced = torch.compiler.is_compiling()
         if self.traced:
-            # A graph holds the loop over groups unrolled; one group keeps it small.
+            # A graph unrolls the loop over groups; a single group keeps it small.
             self.chunk_size = None if chunk_size == "auto" else chunk_size
             self.plain = False
             self.source = RoutedRows(function, route, randomness)
@@ -120,10 +120,10 @@ class LinearizedHessian:
         with ByteCount() as count:
             self.source = RoutedRows(function, route, randomness)
             if route != ROUTES[0]:
-                # Nothing is computed ahead on these routes; a gradient has the intermediates of their primal.
+                # These routes compute nothing ahead; a gradient has the same intermediates as their primal.
                 gradient(function.scalar)(function.leaves)
         self.plain = False
-        # A pullback holds a cotangent for each intermediate result and, at its widest, about as much again in flight.
+        # A pullback holds a cotangent for each intermediate result, and at its peak about as much again.
         self.bytes_each = 2 * count.bytes
 
     def _take(self, recorded: RecordedGradient) -> None:
@@ -134,10 +134,10 @@ class LinearizedHessian:
         self.bytes_each = recorded.bytes_each
 
     def groups(self, plan: Sequence[tuple[int, Sequence[int]]]) -> Iterator[tuple[int, int, int, tuple[Tensor, ...]]]:
-        """Rows for all unit directions of the planned leaves.
+        """Yield rows for all unit directions of the planned leaves.
 
         Args:
-            plan: Pairs of a leaf whose unit directions to push, and the leaves wanted in their rows.
+            plan: Pairs of a leaf whose unit directions are used, and the leaves wanted in their rows.
 
         Yields:
             Leaf, first and last direction, and rows (k, *shape) for each wanted leaf.
@@ -154,7 +154,7 @@ class LinearizedHessian:
                 leaf.numel(), resolve_chunk_size(self.chunk_size, leaf.numel(), bytes_each, leaf.device)
             ):
                 basis = one_hot_rows(start, stop, leaf)
-                # A dispatch mode costs each operator some microseconds, which only wide groups win back.
+                # A dispatch mode costs some microseconds for each operator, which pays only for wide groups.
                 few = self.traced or stop - start < NARROW_FROM
                 with nullcontext() if few else NarrowKernels(UnitRows(basis, start)):
                     rows = self.source.rows(index, basis, wanted)

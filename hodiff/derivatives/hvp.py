@@ -27,34 +27,34 @@ def hvp(
     has_aux: bool = False,
     correct: bool = True,
 ) -> PyTree:
-    r"""Hessian-vector product of a scalar function, without the Hessian.
+    r"""Compute the Hessian-vector product of a scalar function, without the Hessian.
 
     $$ H v = \nabla^2 f(x)\, v = \left.\frac{d}{dt} \nabla f(x + t v)\right|_{t=0} $$
 
-    The result can be differentiated again (in `x`, `v`, `args` and tensors that `f` closes over), works under every
-    `torch.func` transform, `torch.compile(fullgraph=True)` and `torch.no_grad()`, and carries no graph when nothing
-    that went in requires a gradient.
+    The result can be differentiated again (in `x`, `v`, `args` and tensors that `f` closes over). It works under every
+    `torch.func` transform, `torch.compile(fullgraph=True)` and `torch.no_grad()`, and carries no graph if no input
+    requires a gradient.
 
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`. It is
-            evaluated once (by "forward-over-forward" once a group of coordinates), as an ordinary forward pass: dropout
-            is drawn once, batch norm in training mode updates its buffers once. If it calls a custom Function, it is
-            evaluated again the 1st, 2nd, 4th, 8th, ... time to check the Function's slope, with the same buffers and
-            random numbers.
+            evaluated once (by "forward-over-forward" once for each group of coordinates), as an ordinary forward pass:
+            dropout is drawn once, batch norm in training mode updates its buffers once. If it calls a custom Function,
+            the 1st, 2nd, 4th, 8th, ... call evaluates it again to check the Function's gradient, with the same buffers
+            and random numbers.
         x: Where to differentiate: a tensor or a pytree of floating-point tensors. Complex ones are differentiated by
             real and imaginary part: with $z = a + ib$ and $v = s + it$ the product is that in $(a, b)$ with $(s, t)$,
             its first half plus i times its second, as torch's gradients are (those of `jax.grad` are conjugate).
             Elements that share memory, as after `expand` or `unfold`, count as numbers of their own.
         v: The direction, with the structure, shapes, dtypes and devices of `x`.
         *args: Further arguments of `f`, taken as constants.
-        route: One of `hodiff.ROUTES`, or "auto": "reverse-over-reverse", the fastest or within a few percent of it on
-            every network we measured and the one where torch's own rules are right most often, and the next of
-            `hodiff.ROUTES` where it does not exist. With `correct=False` the two with forward mode inside are silently
-            wrong where torch's forward rules are: `layer_norm`, `batch_norm`, `solve`, `det` and others; "auto" takes
-            them last, and warns.
+        route: One of `hodiff.ROUTES`, or "auto". "auto" tries "reverse-over-reverse" first: it was the fastest or
+            within a few percent of it on every network we measured, and torch's own rules are right most often there.
+            If it does not exist, "auto" tries the next of `hodiff.ROUTES`. With `correct=False` the two routes with
+            forward mode inside are silently wrong if torch's forward rules are: `layer_norm`, `batch_norm`, `solve`,
+            `det` and others; "auto" tries them last, and warns.
         has_aux: Whether `f` returns `(value, aux)`, aux a pytree of tensors.
-        correct: Whether hodiff's rules take the place of torch's where those are wrong or missing, as within
-            `hodiff.corrected()`; else the derivatives are torch's own.
+        correct: Whether hodiff's rules replace torch's wrong and missing rules, as within `hodiff.corrected()`; if
+            not, the derivatives are torch's own.
 
     Returns:
         The product, with the structure of `x`; with `has_aux`, the pair (product, aux). A leaf that `f` ignores gets
@@ -63,7 +63,7 @@ def hvp(
     Raises:
         InputError: If `f` does not return one real number or does not depend on `x`, if a leaf of `x` cannot be
             differentiated, if `v` does not match `x`, or if the route is unknown.
-        RouteError: If torch does not implement the route, or for "auto" any; the message lists what each said.
+        RouteError: If torch does not implement the route, or with "auto" any route; the message has each error.
 
     Example:
         >>> import torch, hodiff

@@ -1,4 +1,4 @@
-"""The Hessian-vector product itself as a Function of the point and the direction."""
+"""The Hessian-vector product as a Function of the point and the direction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
-# By position among the operands of f; what is not named does not move.
+# Tangents by position among the operands of f; operands without a tangent are constant.
 Direction = dict[int, Tensor]
 
 
@@ -30,10 +30,10 @@ def hvp_function(f: Callable[..., Any]) -> Callable[..., Any]:
     $$ h(x, v) = \nabla^2 f(x)\, v, \qquad
        \bar v = \nabla^2 f(x)\, \bar h, \qquad \bar x = \nabla^3 f(x)[v, \bar h] $$
 
-    The node holds the arguments and what `f` closes over, by reference, and nothing of what is computed between;
-    `hodiff.hvp` itself would leave the graph of a gradient and of its derivative. As higher derivatives are symmetric,
-    the derivative of a product by its direction is again a product, at every order. Tensors that `f` closes over get
-    their gradients, as in `checkpoint`.
+    The node stores references to the arguments and to what `f` closes over, but no intermediate results; `hodiff.hvp`
+    itself would store the graph of a gradient and of its derivative. As higher derivatives are symmetric, the
+    derivative of a product with respect to its direction is again a product, at every order. Tensors that `f` closes
+    over get their gradients, as in `checkpoint`.
 
     Args:
         f: Function `f(x, *args)` that returns a floating-point tensor of shape `()`; `x` is a tensor or a pytree.
@@ -79,7 +79,7 @@ class _SymmetricDerivative(Program):
 
     Attributes:
         call: The function.
-        moving: For each direction, the positions in z that it moves.
+        moving: For each direction, the positions in z of its components.
         wanted: The positions in z of the outputs.
     """
 
@@ -87,7 +87,7 @@ class _SymmetricDerivative(Program):
         self.call, self.moving, self.wanted, self.name = call, [list(each) for each in moving], list(wanted), call.name
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Compute by `hodiff.hvp`, and beyond second order by reverse passes one in another."""
+        """Compute the derivative by `hodiff.hvp`, or beyond second order by nested reverse passes."""
         point, directions = self._split(inputs)
         if len(directions) > 1:
             gradient = _gradient(partial(_directional, self._value, directions), point, self.wanted, inputs)
@@ -103,7 +103,7 @@ class _SymmetricDerivative(Program):
         return tuple(product[i] for i in self.wanted)
 
     def pull(self, inputs: Tensors, cotangents: Sequence[Tensor | None], needed: Sequence[int]) -> list[Tensor | None]:
-        """By symmetry a direction and the cotangent change places, and the point has one direction more."""
+        """Pull a cotangent back: by symmetry it replaces each direction, and is one more direction for the point."""
         point, directions = self._split(inputs)
         cotangent = {i: u for i, u in zip(self.wanted, cotangents, strict=True) if u is not None}
         found: dict[int, Tensor] = {}
@@ -115,7 +115,7 @@ class _SymmetricDerivative(Program):
         return [found.get(i) for i in needed]
 
     def push(self, inputs: Tensors, tangents: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        """A product rule: the tangent of a direction takes its place, that of the point is one direction more."""
+        """Apply the product rule: a tangent replaces its direction, and the point's tangent is one more direction."""
         point, directions = self._split(inputs)
         moved = {i: t for i, t in enumerate(tangents[: len(point)]) if t is not None}
         terms = [self._derivative(point, [*directions, moved], self.wanted)] if moved else []
@@ -138,7 +138,7 @@ class _SymmetricDerivative(Program):
         point: Tensors,
         directions: Sequence[Direction],
     ) -> None:
-        """Add the gradients by those inputs from `start` on that are needed; input `start + j` moves `positions[j]`."""
+        """Add the gradients of needed inputs from `start` on; input `start + j` belongs to operand `positions[j]`."""
         wanted = {start + j: position for j, position in enumerate(positions) if start + j in needed}
         if wanted:
             outputs = self._derivative(point, directions, list(wanted.values()))
@@ -165,7 +165,7 @@ class _SymmetricDerivative(Program):
 
 
 def _directional(f: Callable[[Tensors], Tensor], directions: Sequence[Direction], point: Tensors) -> Tensor:
-    """The derivative along all directions."""
+    """Return the derivative along all directions."""
     if not directions:
         return f(point)
     *earlier, last = directions
@@ -174,7 +174,7 @@ def _directional(f: Callable[[Tensors], Tensor], directions: Sequence[Direction]
 
 
 def _gradient(f: Callable[[Tensors], Tensor], point: Tensors, wanted: Sequence[int], others: Tensors) -> Direction:
-    """Gradients by some operands in reverse mode, where torch is right most often; `others` may be differentiated."""
+    """Compute gradients of some operands by reverse mode, which is right most often; `others` may need a graph."""
     if in_transform():
         return torch.func.grad(lambda moved: f(_moved(point, moved)))({i: point[i] for i in wanted})
     recording = Recording(

@@ -1,4 +1,4 @@
-"""Jacobians, with the mode picked from the shapes."""
+"""Jacobians, with the mode chosen from the shapes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hodiff.recompute.reachable import draw_of
 
 MODES = ("reverse", "forward")
 
-# A tangent costs twice a cotangent in eager torch, so that forward mode has to save directions before it pays; and it
-# computes the primal again, at what it costs to call operators with duals under vmap, 60 microseconds each and more. In
-# that time a pullback goes through half a megabyte of results, or twenty times as much of what products read.
+# A tangent costs twice a cotangent in eager torch, so forward mode must save directions to pay. It also computes
+# the primal again, at 60 microseconds or more for each operator called with duals under vmap. In that time a
+# pullback processes half a megabyte of results, or twenty times as many bytes that products read.
 _FORWARD_PAYS_BELOW = 0.5
 _BYTES_IN_A_CALL, _READ_IN_A_BYTE = 500_000, 20
 
@@ -43,7 +43,7 @@ def jacobian(
     progress: bool = False,
     correct: bool = True,
 ) -> Callable[..., PyTree]:
-    r"""Function that computes the Jacobian of a function; results as those of `torch.func.jacrev`.
+    r"""Build a function that computes the Jacobian of a function; it returns what `torch.func.jacrev` returns.
 
     $$ J_{ij} = \frac{\partial f_i}{\partial x_j} $$
 
@@ -51,10 +51,10 @@ def jacobian(
         f: Function that returns a tensor or a pytree of tensors, or `(output, aux)` with `has_aux`.
         argnums: Which positional arguments to differentiate: an int, or a tuple of ints.
         mode: "reverse" pulls one cotangent back for each output number, from one recorded primal; "forward" pushes one
-            tangent for each input number, with the primal computed once a group; "auto" takes forward mode where the
-            inputs number less than half the outputs, by so many that it pays for the primal, which many small operators
-            make dear; and the other mode where torch does not implement the first.
-        chunk_size: Directions a group, as in `hodiff.hessian`.
+            tangent for each input number, and computes the primal once for each group. "auto" chooses forward mode if
+            the inputs number less than half the outputs, and the saved directions outweigh the cost of the primal,
+            which is high for many small operators. If torch does not implement the chosen mode, "auto" uses the other.
+        chunk_size: Directions in a group, as in `hodiff.hessian`.
         has_aux: Whether `f` returns `(output, aux)`, aux a pytree of tensors.
         randomness: As in `hodiff.hessian`; matters in forward mode only.
         progress: Whether to show a progress bar over the directions.
@@ -101,7 +101,7 @@ def jacobian(
 
 
 class _Linearized:
-    """A function's output at a point with its pullback, and either way to its Jacobian's blocks."""
+    """A function's output at a point with its pullback, and methods that compute its Jacobian's blocks."""
 
     def __init__(self, function: BoundFunction, randomness: str):
         # Forward mode evaluates the function again for each group.
@@ -149,13 +149,13 @@ class _Linearized:
 
     @property
     def forward_pays(self) -> bool:
-        """Whether the directions that forward mode saves are worth more than its calls."""
+        """Whether the directions that forward mode saves outweigh its calls."""
         inputs = sum(leaf.numel() for leaf in self.function.leaves)
         outputs = sum(output.numel() for output in self.outputs)
         return (outputs - inputs / _FORWARD_PAYS_BELOW) * self._work > self._bytes_for_calls
 
     def by_reverse(self, chunk_size: int | str | None, randomness: str, progress: bool) -> list[list[Tensor]]:
-        """Rows: unit cotangents of each output, pulled back to every leaf."""
+        """Compute rows: unit cotangents of each output, pulled back to every leaf."""
         leaves = self.function.leaves
 
         def pulled(index: int) -> Callable[[Tensor], Leaves]:
@@ -176,7 +176,7 @@ class _Linearized:
         ]
 
     def by_forward(self, chunk_size: int | str | None, randomness: str, progress: bool) -> list[list[Tensor]]:
-        """Columns: unit tangents of each leaf, pushed to every output."""
+        """Compute columns: unit tangents of each leaf, pushed to every output."""
         leaves = self.function.leaves
 
         def pushed(index: int) -> Callable[[Tensor], list[Tensor]]:
@@ -206,7 +206,7 @@ class _Linearized:
         randomness: str,
         progress: bool,
     ) -> list[list[list[Tensor]]]:
-        """Unit directions of every source in groups; entry [source][target] lists what came out, group by group."""
+        """Map unit directions of every source, in groups; entry [source][target] lists the results, group by group."""
         redraws = sources is self.function.leaves
         parts: list[list[list[Tensor]]] = [[[] for _ in targets] for _ in sources]
         if self.traced:

@@ -1,4 +1,4 @@
-"""What users are told once of a function: that its gradient is not its derivative, or that its dtype has few digits."""
+"""Warnings, once for each function, that its gradient is not its derivative or that its dtype has few digits."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ from hodiff.torch_internals.autograd.graph_nodes import BackwardHookFunction, fu
 from hodiff.torch_internals.autograd.recording import in_fx_trace
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
-# A difference by less, relative, is rounding or a kink nearby.
+# Smaller relative differences may be rounding or a nearby kink.
 _CLEAR = 0.02
-# By how much numbers move, relative to the size of their tensor.
+# Step of the finite differences, relative to the size of each tensor.
 _STEP = 2e-2
 
-# What takes a tensor out of the graph.
+# Calls that take a tensor out of the graph.
 _DATA: Any = Tensor.data
 _CUTS = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.numpy, Tensor.item, Tensor.tolist, _DATA.__get__}
 _CUTS |= {Tensor.__float__, Tensor.__int__, torch.tensor, Tensor.new_tensor}
 # A hook may change the gradient.
 _CUTS |= {Tensor.register_hook}
-# What does so unless it is given one tensor.
+# Calls that do so unless their first argument is a tensor.
 _COLLECTS = {torch.as_tensor, torch.asarray}
-# What reads no numbers, or hands them on.
+# Calls that read no numbers of a tensor, or pass it on.
 _READS = {"__get__", "__set__", "size", "dim", "numel", "stride", "requires_grad_", "is_floating_point"}
 
 _asked: set[int] = set()
 
 
 class Watch:
-    """Looks for the first call that takes what is differentiated out of the graph.
+    """Finds the first call that takes a differentiated tensor out of the graph.
 
     Attributes:
-        cut: The line; empty where there is none.
+        cut: The line of the call, or "".
     """
 
     def __init__(self) -> None:
         self.cut = ""
 
     def __call__(self, func: Any, args: Any) -> None:
-        """See a call."""
-        # A Function's own calls, in which tangents are off, are none.
+        """Record the line of a call that leaves the graph."""
+        # Skip calls inside a Function, where tangents are off.
         cuts = func in _CUTS or (func in _COLLECTS and not any(isinstance(each, Tensor) for each in args[:1]))
         if self.cut or not tangents_are_on() or not (cuts or not torch.is_grad_enabled()):
             return
@@ -64,7 +64,7 @@ class Watch:
 
 
 def is_asked(f: Callable[..., Any]) -> bool:
-    """Whether a function of this code, which closes over such modules, was looked at."""
+    """Whether a function with this code, and closing over modules of these types, was examined already."""
     return _key(f) in _asked
 
 
@@ -89,15 +89,15 @@ def warn_once(
     result: Any,
     cut: str,
 ) -> None:
-    """Warn of 16-bit numbers, and of a function that left the graph if differences of its values tell another gradient.
+    """Warn of 16-bit numbers, and of a function that leaves the graph if finite differences disagree with its gradient.
 
     Args:
         caller: The public function, for the message.
         f: The user's function.
-        evaluate: Gives its result at other leaves.
+        evaluate: Computes the function's result at other leaves.
         leaves: The point.
-        result: What it returned.
-        cut: The line where it left the graph, if a `Watch` saw one.
+        result: The function's result at the point.
+        cut: The line where the function left the graph, if a `Watch` recorded one.
     """
     if in_fx_trace() or any(map(is_wrapped, leaves)):
         return
@@ -123,10 +123,10 @@ def warn_once(
             try:
                 told = _compare(evaluate, leaves)
             finally:
-                # What the function keeps elsewhere for its backward is that of the point again; hooks on it are not.
+                # Restore the state that the function keeps for its backward to the point's; hooks are not restored.
                 evaluate([leaf.detach().requires_grad_() for leaf in leaves])
     except Exception:
-        # It may be called in one way alone, or once.
+        # The function may accept only one kind of call, or only one call.
         return
     if told is not None:
         warnings.warn(
@@ -149,7 +149,7 @@ def _custom_functions(result: Any) -> Iterator[type]:
 
 
 def _compare(evaluate: Callable[[Sequence[Tensor]], Any], leaves: Sequence[Tensor]) -> tuple[float, float] | None:
-    """The slope along a direction by autograd and by differences; None where they agree, or cannot be told."""
+    """Return the derivative along a direction by autograd and by differences, or None if they agree or are unclear."""
     generator = torch.Generator().manual_seed(0)
     points = [leaf.detach().requires_grad_() for leaf in leaves]
     moves = [_direction(leaf, generator) for leaf in points]
@@ -166,9 +166,9 @@ def _compare(evaluate: Callable[[Sequence[Tensor]], Any], leaves: Sequence[Tenso
         value = number(points)
         gradient = torch.autograd.grad(value, points, allow_unused=True)
     own = sum(float((g.double() * m.double()).sum()) for g, m in zip(gradient, moves, strict=True) if g is not None)
-    # Recorded as the function was, which may register hooks.
+    # The function may register hooks, which need a recorded graph.
     with torch.enable_grad():
-        # What depends on its history, or draws from another generator, has no differences.
+        # A function that depends on its history, or draws from another generator, has no differences.
         if float(number(points).detach()) != float(value.detach()):
             return None
         wide, narrow = (

@@ -1,8 +1,8 @@
 r"""The four second-order routes as compositions of `torch.func` transforms.
 
-For scalar $f$ and directions $v$, each computes $\nabla^2 f(x)\, v$ (Griewank & Walther, *Evaluating Derivatives*,
-2nd ed., ch. 5): reverse mode pulls cotangents back, forward mode pushes tangents on, and "X-over-Y" applies X to what
-Y computes.
+For scalar $f$ and directions $v$, each route computes $\nabla^2 f(x)\, v$ (Griewank & Walther, *Evaluating
+Derivatives*, 2nd ed., ch. 5). Reverse mode pulls cotangents back, forward mode pushes tangents forward, and
+"X-over-Y" applies X to the result of Y.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def reverse_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
 
 
 def forward_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Leaves, PyTree]:
-    """Push every unit vector through the directional derivative: n passes where the other routes take one."""
+    """Push every unit vector through the directional derivative: n passes instead of one."""
     _, _, product, aux = push_unit_vectors(f, primals, tangents)
     return product, aux
 
 
 def push_unit_vectors(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tuple[Tensor, Leaves, Leaves, PyTree]:
-    """Value, gradient, product and aux: a pass has an entry of the gradient beside one of the product."""
+    """Compute value, gradient, product and aux; each pass yields an entry of the gradient and one of the product."""
     draw, f = draw_of(f.leaves, *f.roots), steady(f)
     bytes_each, value, aux = _size_of_tangents(f, primals)
 
@@ -72,10 +72,10 @@ def push_unit_vectors(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tu
     try:
         return value, *along_all(filled=False), aux
     except RuntimeError as error:
-        # A tangent that is zero, or of no batch, has no memory to change in place, unless it is given as zeros.
+        # A zero or unbatched tangent has no memory to write to in place, unless it is passed as zeros.
         if not says(error, Wording.CHANGES_ZERO, Wording.CHANGES_UNBATCHED):
             draw.rewind()
-            _slope(f, tangents)(primals)  # whose error says more than that of a batch
+            _slope(f, tangents)(primals)  # its error says more than the error of a batch
             raise
     return value, *along_all(filled=True), aux
 
@@ -83,14 +83,14 @@ def push_unit_vectors(f: BoundFunction, primals: Leaves, tangents: Leaves) -> tu
 def _along(
     f: BoundFunction, primals: Leaves, tangents: Leaves, index: int, *, filled: bool
 ) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """The first derivative along a direction of one leaf, and the second along the tangents and it."""
+    """Build a function of a direction in one leaf: its first derivative, and its second along the tangents too."""
 
     def along(direction: Tensor) -> tuple[Tensor, Tensor]:
         directions = tuple(direction if i == index else torch.zeros_like(p) for i, p in enumerate(primals))
         if not filled:
             first, second = push(_value_and_slope(f, tangents), (primals,), (directions,))[1]
             return first, second
-        # Of the batch, into which all will be written.
+        # Batched zeros, so that in-place operators can write into them.
         zero = torch.zeros_like(direction).sum()
         zeros = tuple(torch.zeros_like(each) + zero.to(each) for each in tangents)
         directions = tuple(direction if i == index else each for i, each in enumerate(zeros))
@@ -102,7 +102,7 @@ def _along(
 
 
 def _value_and_slope(f: BoundFunction, tangents: Leaves) -> Callable[[Leaves], tuple[tuple[Tensor, Tensor], PyTree]]:
-    """The value with the directional derivative, and aux, as a function of the point."""
+    """Build a function of the point that returns value and directional derivative, and aux."""
 
     def value_and_slope(point: Leaves) -> tuple[tuple[Tensor, Tensor], PyTree]:
         value, tangent, aux = push(guard_forward(f), (point,), (tangents,))
@@ -112,7 +112,7 @@ def _value_and_slope(f: BoundFunction, tangents: Leaves) -> Callable[[Leaves], t
 
 
 def _slope(f: BoundFunction, tangents: Leaves) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
-    """The directional derivative, and aux, as a function of the point."""
+    """Build a function of the point that returns the directional derivative, and aux."""
 
     def slope(point: Leaves) -> tuple[Tensor, PyTree]:
         _, tangent, aux = push(guard_forward(f), (point,), (tangents,))
@@ -122,10 +122,10 @@ def _slope(f: BoundFunction, tangents: Leaves) -> Callable[[Leaves], tuple[Tenso
 
 
 def _size_of_tangents(f: BoundFunction, primals: Leaves) -> tuple[int, Tensor, PyTree]:
-    """Bytes of a directional derivative, each of which has a tangent for each unit vector; value and aux."""
+    """Return the bytes of a directional derivative's intermediate results for one unit vector, the value, and aux."""
     if torch.compiler.is_compiling():
         return 0, *f.scalar(primals)
-    # Of the function alone: watched in forward mode, torch refuses what is in place, and may end the process.
+    # Count without forward mode: there torch refuses in-place operators under a mode, and may end the process.
     with ByteCount() as count:
         value, aux = f.scalar(primals)
     return 2 * count.bytes, value, aux
@@ -140,7 +140,7 @@ PRODUCTS: dict[str, Callable[[BoundFunction, Leaves, Leaves], tuple[Leaves, PyTr
 
 
 def guard_reverse(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
-    """The function as the innermost reverse pass sees it, refusing what that pass would silently take for zero."""
+    """Wrap the function for the innermost reverse pass, and raise if that pass would silently return zero."""
 
     def checked(point: Leaves) -> tuple[Tensor, PyTree]:
         value, aux = f.scalar(point)
@@ -157,7 +157,7 @@ def guard_reverse(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]
 
 
 def guard_forward(f: BoundFunction) -> Callable[[Leaves], tuple[Tensor, PyTree]]:
-    """The same for the innermost forward pass."""
+    """Wrap the function for the innermost forward pass, and raise if its value has no tangent."""
 
     def checked(point: Leaves) -> tuple[Tensor, PyTree]:
         value, aux = f.scalar(point)

@@ -1,4 +1,4 @@
-"""Reverse-over-reverse by torch.autograd itself: record the gradient once, pull any number of cotangents back."""
+"""Reverse-over-reverse by `torch.autograd`: record the gradient once, then pull back any number of cotangents."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class RecordedGradient:
 
     Args:
         function: The function, bound at its point.
-        tangents: What products will be taken with, where a graph of theirs may be asked for.
+        tangents: The vectors of the products, if products may need a graph in them.
         numbers: Whether the gradient's numbers are wanted.
-        recording: What `recorded_value` made of the function, if it ran already.
+        recording: The result of `recorded_value`, if it ran already.
 
     Attributes:
         value: The function's value.
         aux: The function's auxiliary output.
-        gradient: With `numbers`, the gradient by each leaf; else empty, as its memory outlives the recording.
+        gradient: With `numbers`, the gradient of each leaf; else empty, as its memory outlives the recording.
         primals: The leaves as the function saw them.
-        edges: Where the graph computed the gradient by each leaf; None where it is constant.
-        connected: Whether products carry a graph of their own, because something outside may differentiate them.
+        edges: Graph edges of the gradient of each leaf; None if the gradient is constant.
+        connected: Whether products carry a graph, because outside code may differentiate them.
     """
 
     gradient: tuple[Tensor, ...] = ()
@@ -60,7 +60,7 @@ class RecordedGradient:
             raise function.independent()
         self.edges = tuple(None if g is None or not g.requires_grad else get_gradient_edge(g) for g in gradient)
         if numbers:
-            # By a leaf that the function ignores there is no gradient, and its zeros have no graph.
+            # A leaf that the function ignores has no gradient, and its zeros have no graph.
             filled = [torch.zeros_like(p) if g is None else g for p, g in zip(self.primals, gradient, strict=True)]
             self.gradient = tuple(g if self.connected else g.detach() for g in filled)
         self.value = value if numbers and self.connected else value.detach()
@@ -68,21 +68,21 @@ class RecordedGradient:
 
     @property
     def live_edges(self) -> list[GradientEdge]:
-        """Those of the gradient that are not constant."""
+        """Graph edges of the gradients that are not constant."""
         return [edge for edge in self.edges if edge is not None]
 
     @property
     def bytes_each(self) -> int:
-        """Bytes of one product's intermediate results: a cotangent for each result, and as much in flight."""
+        """Bytes of one product's intermediate results: a cotangent for each result, and as much again in flight."""
         return 2 * cotangent_bytes(*self.live_edges)
 
     @property
     def eps(self) -> float:
-        """Machine epsilon of the coarsest dtype that the gradient was computed in."""
+        """Machine epsilon of the coarsest dtype in which the gradient was computed."""
         return coarsest_eps(*self.live_edges)
 
     def product(self, tangents: Sequence[Tensor], *, keep: bool = False) -> tuple[Tensor, ...]:
-        """The product `H v`; without `keep` it frees the graph, so ask for nothing after it."""
+        """Compute the product `H v`; without `keep` the graph is freed, so this must be the last product."""
         live = [v for edge, v in zip(self.edges, tangents, strict=True) if edge is not None]
         products = self._pull(self.live_edges, live, self.primals, retain_graph=keep)
         return tuple(
@@ -90,7 +90,7 @@ class RecordedGradient:
         )
 
     def products(self, tangents: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Products with many vectors at once: `tangents` are (k, *leaf shape), and so is the result."""
+        """Compute products with k vectors at once; `tangents` and the results have shapes (k, *leaf shape)."""
         live = [v for edge, v in zip(self.edges, tangents, strict=True) if edge is not None]
         if not live:
             return tuple(map(torch.zeros_like, tangents))
@@ -98,7 +98,7 @@ class RecordedGradient:
         return tuple(torch.zeros_like(v) if row is None else row for v, row in zip(tangents, rows, strict=True))
 
     def rows(self, index: int, basis: Tensor, wanted: Sequence[int]) -> tuple[Tensor | None, ...]:
-        """Rows of the Hessian: `basis` (k, *leaf shape) pulled back from one leaf's gradient to the wanted leaves."""
+        """Pull `basis` (k, *leaf shape) back from one leaf's gradient to the wanted leaves: rows of the Hessian."""
         edge = self.edges[index]
         primals = [self.primals[i] for i in wanted]
         return (None,) * len(primals) if edge is None else self._batched([edge], [basis], primals)
@@ -131,7 +131,7 @@ class RecordedGradient:
 def recorded_value(
     function: BoundFunction, tangents: Sequence[Tensor] = (), *, many: bool = False
 ) -> Recording[tuple[Tensor, PyTree]]:
-    """Value and aux with their graph, of which a gradient can be recorded; `many` as in `Corrections`."""
+    """Record value and aux with a graph whose gradient can be recorded; `many` is as in `Corrections`."""
     mode = Corrections(lean=True, many=many)
     others = (*function.constants(), *tangents)
     return Recording(lambda primals: function.scalar(primals, mode), function.leaves, others, roots=function.roots)
@@ -139,7 +139,7 @@ def recorded_value(
 
 G = TypeVar("G", bound="Tensor | None")
 
-# Why a pullback that runs for one cotangent does not run for a batch.
+# Errors of a pullback that works for one cotangent but not for a batch.
 _ONE_BY_ONE = (
     Wording.BATCHING,
     Wording.SPARSE,
@@ -153,15 +153,15 @@ _ONE_BY_ONE = (
 def pull_batch(
     pull: Callable[..., Sequence[G]], cotangents: Sequence[Tensor], *, randomness: str = "error"
 ) -> tuple[G, ...]:
-    """Run a pullback for each row of its cotangents, all rows together where torch can.
+    """Run a pullback for each row of its cotangents, for all rows together if torch can.
 
     Args:
-        pull: Maps one row of each to gradients; None stands for zero, and whether it does must not depend on the row.
+        pull: Maps one row of each cotangent to gradients; None means zero, which must not depend on the row.
         cotangents: Tensors (k, ...).
         randomness: As in `torch.func.vmap`.
 
     Returns:
-        What `pull` returned, each (k, ...).
+        The results of `pull`, with shapes (k, ...).
 
     Raises:
         RuntimeError: If the pullback raises for another reason than a missing batching rule.

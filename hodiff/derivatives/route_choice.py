@@ -1,4 +1,4 @@
-"""The choice of a route: the one that is named, or for "auto" the first that torch implements."""
+"""The choice of a route: the named route, or for "auto" the first that torch implements."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ T = TypeVar("T")
 
 
 def validate_route(route: str, caller: str) -> None:
-    """Refuse a name that is no route."""
+    """Raise if a route's name is unknown."""
     if route not in ("auto", *ROUTES):
         known = ", ".join(repr(name) for name in ("auto", *ROUTES))
         raise InputError(f"{caller}: unknown route {route!r}; expected one of {known}.")
 
 
-# Where a derivative is unavailable, and a user can do more about it than torch's words say.
+# Errors for missing derivatives for which torch's message lacks the remedy.
 _EXPLAINED = {
     Wording.RANDOM: "the function draws random numbers, and this way would draw anew for each group of "
     "directions; call model.eval(), pass randomness='same' to share one draw, or use the route "
@@ -56,7 +56,7 @@ _EXPLAINED = {
     "hodiff.functions.flex_attention",
 }
 
-# What these mean inside of a transform; elsewhere they are the user's own errors.
+# Inside of a transform these errors mean a missing derivative; elsewhere they are the user's own errors.
 _UNRECORDED = (Wording.NO_GRAPH, Wording.NOT_IN_GRAPH)
 _WHY_UNRECORDED = (
     "the function takes a gradient by a tensor that it closes over, of which transforms record nothing; pass that "
@@ -69,12 +69,12 @@ _NO_JVP_IN_BATCH = (
 
 
 def unavailable(error: Exception) -> bool:
-    """Whether an exception says that torch lacks the derivative on this route; the user's own never does."""
+    """Whether an exception means that torch lacks the derivative on this route; user errors never do."""
     if isinstance(error, UnrecordedGradientError):
         return True
     if isinstance(error, HodiffError) or raised_by_user(error):
         return False
-    if isinstance(error, (AssertionError, KeyError)):  # so dynamo fails inside a transform, and a Function in a batch
+    if isinstance(error, (AssertionError, KeyError)):  # of dynamo inside a transform, and of a Function in a batch
         return says(error, Wording.HIGHER_ORDER, Wording.NO_JVP_IN_BATCH)
     if isinstance(error, AttributeError):
         return says(error, Wording.JAGGED)
@@ -84,7 +84,7 @@ def unavailable(error: Exception) -> bool:
 
 
 def takes_unrecorded(error: Exception) -> bool:
-    """Whether a function takes a gradient of what nothing has recorded."""
+    """Whether the error says that a function takes a gradient with respect to something that was not recorded."""
     return isinstance(error, RuntimeError) and says(error, *_UNRECORDED)
 
 
@@ -93,7 +93,7 @@ def _unrecorded(error: Exception, route: str) -> bool:
 
 
 def _explanation(error: Exception) -> str | None:
-    """Return the remedy for an error that torch's message does not explain; None for others."""
+    """Return the remedy for an error whose message lacks one, or None."""
     if says(error, Wording.NO_JVP_IN_BATCH):
         return f"{function_at_fault(error) or 'a Function'}: {_NO_JVP_IN_BATCH}"
     return next((explanation for words, explanation in _EXPLAINED.items() if says(error, words)), None)
@@ -114,32 +114,32 @@ _CHECK = "hodiff.check says which operator is at fault, hodiff.functions has man
 
 @contextmanager
 def refused(caller: str, remedy: str = _CHECK) -> Iterator[None]:
-    """Say in one way, a `RouteError`, what torch says in many where a derivative is missing."""
+    """Turn the many errors that torch raises for a missing derivative into a `RouteError`."""
     try:
         yield
     except Exception as error:
         if not unavailable(error):
             raise
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        # What is explained has a remedy of its own.
+        # Explained errors include their own remedy.
         said = _explanation(error) or f"{reason}; {remedy}"
         raise RouteError(f"{caller}: torch does not implement this derivative: {said}.") from error
 
 
 def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence[str] = ROUTES) -> T:
-    """Run one attempt by the named route; for "auto", by the first route of the order that torch implements.
+    """Run an attempt by the named route; for "auto", by the first route of `order` that torch implements.
 
     Args:
         route: A route, or "auto".
         caller: The public function, for the error message.
-        attempt: What to do, given a route's name.
+        attempt: A function of a route's name.
         order: The routes that "auto" tries, in this order.
 
     Returns:
-        What the attempt returned.
+        The result of the attempt.
 
     Raises:
-        RouteError: If the route, or under "auto" every route, is not implemented.
+        RouteError: If the route, or with "auto" every route, is not implemented.
     """
     candidates = order if route == "auto" else (route,)
     if torch.compiler.is_compiling():
@@ -149,13 +149,13 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
         try:
             result = attempt(name)
         except Exception as error:
-            # Where one route is missing, another may lose the derivative on its way.
+            # Once a route has failed, a later one may lose the derivative on its way.
             lost = bool(said) and isinstance(error, InputError)
             if not unavailable(error) and not _unrecorded(error, name) and not lost:
                 raise
             said[name] = error
             if isinstance(error, UnrecordedGradientError):
-                break  # nothing is known of the rule for forward mode, by which the other routes go
+                break  # the other routes use the rule for forward mode, which was not checked
             continue
         if said and name in FORWARD_INSIDE:
             warnings.warn(
@@ -167,7 +167,7 @@ def follow(route: str, caller: str, attempt: Callable[[str], T], order: Sequence
             )
         return result
     listing = "\n".join(f"  {name}: {_reason(error)}" for name, error in said.items())
-    # Those without a choice follow one route.
+    # Callers without a choice have a single route.
     remedy = "" if route == "auto" or caller == "directional_derivatives" else '\n"auto" tries the others.'
     raise RouteError(f"{caller}: torch does not implement this derivative.\n{listing}{remedy}") from next(
         iter(said.values())

@@ -1,4 +1,4 @@
-"""Functions that are evaluated several times for one result, and must be the same function each time."""
+"""Functions that are evaluated several times for one result, and must return the same value each time."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hodiff.torch_internals.autograd.recording import in_fx_trace
 
 
 def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundFunction:
-    """The function, which raises where it returns something else than the first time; the list gets what that was."""
+    """Wrap a function to raise if its result differs from the first one, whose numbers are added to `first`."""
     if torch.compiler.is_compiling() or in_fx_trace():
         return function
     seen = [] if first is None else first
     modules = list(named_modules(function.f))
 
     def f(*args: Any, **kwargs: Any) -> Any:
-        # Buffers move once.
+        # Buffers are updated only by the first evaluation.
         with untouched(modules) if seen else attributes_put_back(modules):
             result = function.f(*args, **kwargs)
         is_pair = function.has_aux and isinstance(result, tuple)
@@ -41,7 +41,7 @@ def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundF
 
 @contextmanager
 def leaving_no_trace(f: Callable[..., Any]) -> Iterator[None]:
-    """Where a transform evaluates a function, whose modules are not to keep the transform's tensors."""
+    """Return a context for a transform's call of a function, whose modules must not keep the transform's tensors."""
     modules = list(named_modules(f))
     with attributes_put_back(modules), buffers_unwrapped(modules):
         yield

@@ -1,4 +1,4 @@
-"""`torch.func` transforms of functions that return `(output, aux)`, with the types that torch leaves open."""
+"""`torch.func` transforms of functions that return `(output, aux)`, with the types that torch does not declare."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hodiff.torch_internals.autograd.graph_nodes import lacks_kernel
 
 
 def push(f: Callable[..., Any], primals: tuple[PyTree, ...], tangents: tuple[PyTree, ...]) -> tuple[Any, Any, PyTree]:
-    """Output, tangent and aux: forward mode, with the tangent in the dtypes of the output."""
+    """Compute output, tangent and aux by forward mode, with the tangent in the dtypes of the output."""
     if not torch.compiler.is_compiling():
         load_forward_rules()
     output, tangent, aux = forward_pass(f, primals, tangents, has_aux=True)
@@ -28,7 +28,7 @@ def push(f: Callable[..., Any], primals: tuple[PyTree, ...], tangents: tuple[PyT
 
 
 def pull(f: Callable[..., Any], *primals: PyTree) -> tuple[Any, Callable[[Any], tuple[Any, ...]], PyTree]:
-    """Output, pullback and aux: reverse mode."""
+    """Compute output, pullback and aux by reverse mode."""
     try:
         result: Any = torch.func.vjp(f, *primals, has_aux=True)
     except Exception as error:
@@ -42,12 +42,12 @@ def pull(f: Callable[..., Any], *primals: PyTree) -> tuple[Any, Callable[[Any], 
 
 
 def _recorded_pull(f: Callable[..., Any], primals: tuple[PyTree, ...]) -> Any:
-    """The same by `torch.autograd`, which takes Functions without setup_context; None where it takes zeros for some."""
+    """Pull by `torch.autograd`, for Functions without setup_context; None if it would drop a gradient."""
     leaves, spec = pytree.tree_flatten(primals)
 
     recording = Recording(lambda operands: f(*pytree.tree_unflatten(operands, spec)), leaves, roots=(f,))
     output, aux = recording.result
-    # What the function closes over may be differentiated as well.
+    # Tensors that the function closes over may be differentiated, too.
     constant = [recording.inspect(each) for each in pytree.tree_leaves(output)]
     if any(map(lacks_kernel, nodes_of(*pytree.tree_leaves(output)))) or (recording.connected and any(constant)):
         return None
@@ -63,5 +63,5 @@ def _recorded_pull(f: Callable[..., Any], primals: tuple[PyTree, ...]) -> Any:
 
 
 def gradient(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Function that returns gradient and aux."""
+    """Build a function that returns the gradient and aux."""
     return torch.func.grad(f, has_aux=True)

@@ -1,4 +1,4 @@
-"""Value, gradient and Hessian-vector product together, for the price of the product."""
+"""Value, gradient and Hessian-vector product together, for the cost of the product."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def value_grad_hvp(
     has_aux: bool = False,
     correct: bool = True,
 ) -> tuple[Any, ...]:
-    r"""Value, gradient and Hessian-vector product of a scalar function, from one evaluation of it.
+    r"""Compute value, gradient and Hessian-vector product of a scalar function from one evaluation of it.
 
     $$ f(x), \qquad \nabla f(x), \qquad \nabla^2 f(x)\, v $$
 
-    A Newton or trust-region step asks for all three; `hodiff.hvp` computes the first two on its way and drops them.
-    Results can be differentiated again and work under transforms, as those of `hodiff.hvp` do.
+    A Newton or trust-region step needs all three; `hodiff.hvp` computes the first two as well, but drops them.
+    Results can be differentiated again and work under transforms, as for `hodiff.hvp`.
 
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape `()`, or `(value, aux)` with `has_aux`. It is evaluated
@@ -44,17 +44,17 @@ def value_grad_hvp(
         *args: Further arguments of `f`, taken as constants.
         route: One of `hodiff.ROUTES`, or "auto", as in `hodiff.hvp`.
         has_aux: Whether `f` returns `(value, aux)`, aux a pytree of tensors.
-        correct: Whether hodiff's rules take the place of torch's where those are wrong or missing, as within
-            `hodiff.corrected()`; else the derivatives are torch's own.
+        correct: Whether hodiff's rules replace torch's wrong and missing rules, as within `hodiff.corrected()`; if
+            not, the derivatives are torch's own.
 
     Returns:
-        The triple (value, gradient, product): value of shape `()`, the others with the structure of `x`, zeros for a
-        leaf that `f` ignores. With `has_aux`, (value, gradient, product, aux).
+        The triple (value, gradient, product): value of shape `()`, gradient and product with the structure of `x`,
+        zeros for a leaf that `f` ignores. With `has_aux`, (value, gradient, product, aux).
 
     Raises:
         InputError: If `f` does not return one real number or does not depend on `x`, if a leaf of `x` cannot be
             differentiated, if `v` does not match `x`, or if the route is unknown.
-        RouteError: If torch does not implement the route, or for "auto" any; the message lists what each said.
+        RouteError: If torch does not implement the route, or with "auto" any route; the message has each error.
 
     Example:
         >>> import torch, hodiff
@@ -77,7 +77,7 @@ def grad_and_hvp(
     has_aux: bool = False,
     correct: bool = True,
 ) -> tuple[Any, ...]:
-    r"""Gradient and Hessian-vector product of a scalar function, from one evaluation of it.
+    r"""Compute gradient and Hessian-vector product of a scalar function from one evaluation of it.
 
     $$ \nabla f(x), \qquad \nabla^2 f(x)\, v $$
 
@@ -90,7 +90,7 @@ def grad_and_hvp(
         *args: Further arguments of `f`, taken as constants.
         route: One of `hodiff.ROUTES`, or "auto", as in `hodiff.hvp`.
         has_aux: Whether `f` returns `(value, aux)`, aux a pytree of tensors.
-        correct: Whether hodiff's rules take the place of torch's, as in `hodiff.hvp`.
+        correct: Whether hodiff's rules replace torch's, as in `hodiff.hvp`.
 
     Returns:
         The pair (gradient, product), both with the structure of `x`; with `has_aux`, (gradient, product, aux).

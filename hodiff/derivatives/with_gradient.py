@@ -1,4 +1,4 @@
-"""The four second-order routes with what they know besides the product: value and gradient, by one run of f."""
+"""The four second-order routes, returning value, gradient and product from one evaluation of f."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def forward_over_reverse(f: BoundFunction, primals: Leaves, tangents: Leaves) ->
 
 
 def reverse_over_forward(f: BoundFunction, primals: Leaves, tangents: Leaves) -> SecondOrder:
-    """Take the gradient of the directional derivative by the point, and by the direction, in which it is linear."""
+    """Take the gradient of the directional derivative with respect to the point and to the direction."""
 
     def slope(both: tuple[Leaves, Leaves]) -> tuple[Tensor, Any]:
         point, direction = both
@@ -49,7 +49,7 @@ SECOND_ORDER: dict[str, Callable[[BoundFunction, Leaves, Leaves], SecondOrder]] 
 
 
 def _with_value(f: Callable[[Leaves], tuple[Tensor, PyTree]]) -> Callable[[Leaves], tuple[Tensor, Any]]:
-    """The function with its value beside aux, where a transform hands it on."""
+    """Return the function with its value as part of aux, which a transform passes on."""
 
     def valued(point: Leaves) -> tuple[Tensor, Any]:
         value, aux = f(point)

@@ -1,1 +1,1 @@
-"""Computations that are run again instead of remembered."""
+"""Recomputation of results instead of storing them."""

@@ -1,4 +1,4 @@
-"""Recompute instead of store, for derivatives of every order."""
+"""Checkpoints, which recompute intermediate results instead of storing them, for derivatives of every order."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _STORED: ContextVar[bool] = ContextVar("stored", default=False)
 
 
 class CallProgram(Program):
-    """A call of a function, seen as a program of the tensors it was given and of those it closes over.
+    """A call of a function as a program of its tensor arguments and of the tensors that it closes over.
 
-    The first run sees the world as it is; each later run sees the same random numbers, autocast and buffers again.
+    Runs after the first one see the random numbers, autocast state and buffers of the first run.
 
     Attributes:
-        inputs: What to apply the program to, until `take_inputs` hands it over.
+        inputs: The program's operands, until `take_inputs` returns them.
     """
 
     def __init__(self, name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]):
@@ -52,7 +52,7 @@ class CallProgram(Program):
         self.name, self.function = name, f
 
     def take_inputs(self) -> list[Tensor]:
-        """Hand over the operands; they are not kept here, where autograd would not see them."""
+        """Return the operands, and drop the references to them here, where autograd would not see them."""
         inputs, self._inputs = self._inputs, []
         return inputs
 
@@ -82,11 +82,11 @@ class CallProgram(Program):
 
     @property
     def leaves_tensors(self) -> bool:
-        """Whether the first run left tensors in places that others may read."""
+        """Whether the first run left tensors in places that other code may read."""
         return bool(self._closed_over.left)
 
     def leaves_what_is_differentiated(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether they depend on inputs that are differentiated, by a run that records."""
+        """Whether tensors that the function leaves behind depend on differentiated inputs, by a recorded run."""
         if not autograd_records() or any(is_batched(each) for each in inputs):
             return True  # nothing would be recorded; or a run without the batch is another one
         differentiated = [is_differentiable(each) and not is_constant(each) for each in inputs]
@@ -98,7 +98,7 @@ class CallProgram(Program):
         return self._closed_over.still_required
 
     def structured(self, outputs: Iterable[Tensor]) -> Any:
-        """Outputs in the structure that the function returned, after a run."""
+        """Return outputs in the structure of the function's result, after a run."""
         tensors = iter(outputs)
         leaves = [next(tensors) if each else c for each, c in zip(self._is_output, self._output, strict=True)]
         return pytree.tree_unflatten(leaves, self._output_spec)
@@ -106,22 +106,22 @@ class CallProgram(Program):
 
 @overridable_in_trees
 def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    r"""Call a function and keep nothing of what it computes: derivatives run it again.
+    r"""Call a function without storing its intermediate results: derivatives run the function again.
 
     $$ y = f(x, \theta), \qquad (\bar x, \bar\theta) = \bar y\, \frac{\partial f}{\partial (x, \theta)}
        \quad \text{with } f \text{ run again at } (x, \theta) $$
 
-    Between forward and backward only the arguments are held (and those of the backward pass, if that is differentiated
-    in turn), at every order and by every route: inside `torch.func` transforms, `hodiff.hvp` and `hodiff.hessian`,
-    where `torch.utils.checkpoint` raises. Each further order runs `f` once more.
+    Between forward and backward only the arguments are stored (and the arguments of the backward pass, if it is
+    differentiated in turn). This holds at every order and by every route: inside `torch.func` transforms, `hodiff.hvp`
+    and `hodiff.hessian`, where `torch.utils.checkpoint` raises. Each further order runs `f` once more.
 
     Closed-over tensors are found in closure cells, defaults, `functools.partial`, attributes of objects and modules,
-    lists, dicts and the globals that `f` names, and get their gradients; other ways to reach a tensor that requires a
-    gradient raise. Later runs see random numbers, generators, autocast, buffers, rebound loop variables and the numbers
-    and switches that `f` reads, such as a module's `training`, as the first did, and leave no trace. `f` must return
-    what it computes; a tensor that it leaves elsewhere, and that derivatives would go through, raises.
+    lists, dicts and the globals that `f` names, and get their gradients. If `f` reaches a tensor that requires a
+    gradient in another way, the call raises. Later runs see the same random numbers, generators, autocast, buffers,
+    rebound loop variables, and numbers and switches that `f` reads, such as a module's `training`; they have no side
+    effects. `f` must return its results; if it stores a differentiated tensor elsewhere, the call raises.
 
-    Under `torch.compile` the call is `f(*args, **kwargs)`: the compiler decides itself what to recompute.
+    Under `torch.compile` the call is `f(*args, **kwargs)`: the compiler decides what to recompute.
 
     Args:
         f: Function, or module, of pytrees of tensors and other values; it returns a pytree.
@@ -129,11 +129,11 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         **kwargs: Its keyword arguments.
 
     Returns:
-        What `f` returns.
+        The result of `f`.
 
     Raises:
-        InputError: If `f` is not callable, depends on a tensor that cannot be found, or leaves one behind; in backward,
-            if what `f` reads has changed and cannot be put back.
+        InputError: If `f` is not callable, depends on a tensor that cannot be found, or stores one elsewhere; in
+            backward, if state that `f` reads has changed and cannot be restored.
 
     Example:
         >>> import torch
@@ -151,23 +151,23 @@ def checkpoint(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @overridable_in_trees
 def checkpoint_sequential(functions: nn.Sequential | Iterable[Callable[..., Any]], segments: int, *args: Any) -> Any:
-    r"""Call functions one after another, and keep only what passes between segments of them.
+    r"""Call functions one after another, and store only the tensors between segments.
 
     $$ y = (f_n \circ \dots \circ f_1)(x), \qquad \text{held: every } \lceil n / s \rceil \text{-th intermediate} $$
 
-    With $s \approx \sqrt n$ segments, memory grows as $\sqrt n$ at the price of one more forward pass. See
-    `checkpoint`; unlike in torch, the last segment is one too, as it would be held at second order.
+    With $s \approx \sqrt n$ segments, memory grows as $\sqrt n$ at the cost of one more forward pass. See `checkpoint`.
+    Unlike in torch, the last segment is checkpointed too, because second derivatives would store its results.
 
     Args:
-        functions: An `nn.Sequential`, or functions, each of the output of the one before.
+        functions: An `nn.Sequential`, or functions, each called with the result of the one before.
         segments: Number of segments $s$, from 1 to the number of functions.
         *args: Arguments of the first function.
 
     Returns:
-        What the last function returns.
+        The result of the last function.
 
     Raises:
-        InputError: If there are no functions, one is not callable, or `segments` does not fit.
+        InputError: If there are no functions, one is not callable, or `segments` is out of range.
 
     Example:
         >>> import torch
@@ -190,8 +190,6 @@ def checkpoint_sequential(functions: nn.Sequential | Iterable[Callable[..., Any]
 
 
 class _Chain:
-    """Functions one after another."""
-
     def __init__(self, functions: list[Callable[..., Any]]):
         self.functions = functions
 
@@ -203,7 +201,7 @@ class _Chain:
 
 @contextmanager
 def stored_instead() -> Iterator[None]:
-    """Let checkpoints be plain calls for a while, for those who look at what a graph records."""
+    """Make checkpoints plain calls within the context, for code that inspects what a graph records."""
     token = _STORED.set(True)
     try:
         yield
@@ -212,11 +210,11 @@ def stored_instead() -> Iterator[None]:
 
 
 def checkpointed(name: str, f: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """See `checkpoint`; the name is that of the public function, for errors."""
+    """Call `f` as `checkpoint` does; `name` is the public function in error messages."""
     require_callable(name, f=f)
     if torch.compiler.is_compiling() or not may_be_differentiated() or _STORED.get():
         return f(*args, **kwargs)
-    # Other threads may exchange what f closes over, and draw random numbers that the first run is to draw.
+    # Other threads may replace closed-over tensors, and draw random numbers that the first run is to draw.
     with one_thread_at_a_time():
         call = CallProgram(name, f, args, kwargs)
         inputs = call.take_inputs()

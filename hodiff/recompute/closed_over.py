@@ -1,6 +1,6 @@
-"""The tensors that a callable reads without being given them, and other tensors put in their place.
+"""Discovery of the tensors that a callable closes over, and their replacement during a run.
 
-A Function differentiates nothing but its operands; what a callable closes over becomes an operand by being found.
+A Function differentiates only its operands, so closed-over tensors must be found to become operands.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.modules import RunningNorm, buffers_by_name
 from hodiff.torch_internals.tensors import version_of
 
-# The type of functions under `functools.cache` and `functools.lru_cache`.
+# The type of functions decorated by `functools.cache` or `functools.lru_cache`.
 LRU_CACHE = type(cache(len))
 
 
 @dataclass(frozen=True)
 class _Reference:
-    """Stands for the tensor at a position."""
+    """A placeholder for the tensor at a position."""
 
     index: int
 
 
 @dataclass
 class Slot:
-    """A place that can be read and written, and what it held when it was found, with references for tensors."""
+    """A place that can be read and written, and its content when it was found, with references for tensors."""
 
     get: Callable[[], Any]
     set: Callable[[Any], None]
@@ -46,13 +46,13 @@ class Slot:
 
 
 class _Buffer:
-    """A module's buffer as it was before the first run, kept if that run changes it."""
+    """A module's buffer as it was before the first run, kept if the first run changes it."""
 
     def __init__(self, owner: MutableMapping[str, Any], name: str, silent: bool):
         self.owner, self.name, self.silent = owner, name, silent
         self.tensor: Tensor = owner[name]
         self.version = version_of(self.tensor)
-        # A copy made inside a transform would end with it, before the last run.
+        # A copy made inside a transform would end with the transform, before the last run.
         with outside_transforms() if in_transform() else nullcontext():
             self.before = self.tensor.clone()
 
@@ -62,16 +62,16 @@ class _Buffer:
 
 
 class ClosedOver:
-    """What a callable closes over.
+    """The tensors, values and generators that a callable closes over.
 
     Args:
-        name: Who asks, for errors.
-        *roots: The callable, and whatever else it is given.
+        name: The calling function, for errors.
+        *roots: The callable and its arguments that are not tensors.
 
     Attributes:
-        left: After the first run, how to get the tensors that it has left in places, from where they may be used.
-        still_required: After a later run, whether one of them requires a gradient there.
-        generators: Generators of random numbers among it, of torch, NumPy and Python.
+        left: After the first run, functions that read the tensors which it left in places that other code may read.
+        still_required: After a later run, whether such a tensor requires a gradient.
+        generators: Closed-over random generators of torch, NumPy and Python.
     """
 
     def __init__(self, name: str, *roots: Any):
@@ -85,25 +85,25 @@ class ClosedOver:
         self._ran = False
         self.left: list[Callable[[], Any]] = []
         self.still_required = False
-        # Containers in which modules keep what nobody else reads.
+        # Containers of torch's modules that no other code reads.
         self._inner: set[int] = set()
         self._walk(roots)
 
     def take(self) -> list[Tensor]:
-        """Hand over the tensors, in the order in which `filled` wants them; they are not kept here."""
+        """Return the tensors, in the order that `filled` expects, and drop the references here."""
         tensors, self._tensors = self._tensors, []
         self._index = {}
         return tensors
 
     @contextmanager
     def filled(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Put tensors in the places of those that were found, for the time of one run.
+        """Replace the closed-over tensors during one run.
 
-        The first run is the one whose side effects stay: what it rebinds stays bound and buffers that it updates stay
-        updated. Later runs start from the same buffers, numbers and switches, and leave no trace.
+        The side effects of the first run remain: rebound variables and updated buffers. Later runs start from the same
+        buffers, numbers and switches as the first, and have no side effects.
 
         Args:
-            tensors: One for each that `take` gave.
+            tensors: One tensor for each that `take` returned.
 
         Yields:
             Nothing.
@@ -122,7 +122,7 @@ class ClosedOver:
                 placed = filled_in(slot.content, tensors)
                 try:
                     replaced.append((slot, slot.get(), placed))
-                except (AttributeError, LookupError, ValueError):  # of objects, containers and cells
+                except (AttributeError, LookupError, ValueError):  # objects, containers and cells
                     raise changed_since(self._name, "a tensor in it that is not in its place") from None
                 slot.set(placed)
             if first:
@@ -160,12 +160,12 @@ class ClosedOver:
                 if snapshot:
                     self._values.keep_array(held)
                 content = referenced(held, self._tensors, self._index)
-                # Cells are kept whatever they hold: a loop may have bound them anew by the time of the next run.
+                # Cells are kept whatever they hold, because a loop may have rebound them by the next run.
                 if snapshot or content is not held:
                     self._slots.append(Slot(get, set_, content))
 
     def _refuse_cached(self, function: Any) -> None:
-        """Refuse a memoized function of tensors: later runs would get the tensors of the first one from its cache."""
+        """Raise for a memoized function of tensors, whose cache would return tensors of the first run."""
         held: list[Tensor] = []
         for value in reachable(function.__wrapped__):
             for get, _, _ in places(value):
@@ -175,13 +175,13 @@ class ClosedOver:
                 raise hidden_tensor(self._name, tensor)
 
     def _is_inner(self, slot: Slot) -> bool:
-        """Whether nobody but a module reads what is in a place, or hooks write it anew before each call."""
+        """Whether only a module reads the content of a place, or hooks rewrite it before each call."""
         container = getattr(getattr(slot.get, "func", None), "__self__", None)
         hooked = isinstance(container, dict) and bool(container.get("_forward_pre_hooks"))
         return hooked or id(container) in self._inner
 
     def _keep_buffers(self, module: nn.Module) -> None:
-        # torch.batch_norm updates its running statistics without counting it as a change.
+        # torch.batch_norm updates its running statistics without increasing their version.
         silent = isinstance(module, RunningNorm)
         for name, tensor in (buffers := buffers_by_name(module)).items():
             if isinstance(tensor, Tensor) and is_constant(tensor) and not tensor.is_inference():
@@ -190,15 +190,15 @@ class ClosedOver:
 
 
 def referenced(value: Any, tensors: list[Tensor], index: dict[int, int]) -> Any:
-    """The value with references in place of tensors, which join the others; itself where it has none.
+    """Replace tensors in a value by references, and collect the tensors; return the value itself if it has none.
 
     Args:
-        value: What a place holds.
+        value: The content of a place.
         tensors: The tensors found so far.
-        index: Their positions by identity; a negative one is of a tensor to leave in its place.
+        index: Their positions by identity; a tensor with a negative position is not replaced.
 
     Returns:
-        What `filled_in` takes.
+        A value for `filled_in`.
     """
     if isinstance(value, Tensor):
         position = index.setdefault(id(value), len(tensors))
@@ -220,12 +220,12 @@ def _requires_gradient(value: Any, own: Set[int]) -> bool:
 
 
 def is_constant(tensor: Tensor) -> bool:
-    """Whether no derivative can run through a tensor: it is no part of a graph, a transform or a dual number."""
+    """Whether no derivative can pass through a tensor: it has no graph, transform or tangent."""
     return not (tensor.requires_grad or is_wrapped(tensor) or has_tangent(tensor))
 
 
 def filled_in(content: Any, tensors: Sequence[Tensor]) -> Any:
-    """The value with tensors in place of the references."""
+    """Return a value with tensors instead of references."""
     if isinstance(content, _Reference):
         return tensors[content.index]
     if isinstance(content, tuple):

@@ -1,4 +1,4 @@
-"""What objects hold: read to tell one state from another, and read again to see whether it is still there."""
+"""The contents of objects: read to distinguish states, and read again to see whether they have changed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import torch
 from hodiff.recompute.reachable import cells_of, is_users, named_in, slot_names
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 
-# What is told apart by its value, in words or as it is.
+# Constants that are identified by their representation, by their value, or by identity.
 _NUMBERS = (bool, int, float, complex, type(None), np.generic)
 _HASHED = (str, bytes, torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format)
 _SINGLE = (Enum, ModuleType, BuiltinFunctionType, CodeType, torch.Generator, OpOverload, OpOverloadPacket)
-# Objects of these modules have state that says nothing of a computation, and changes all the time.
+# The state of these modules' objects does not affect computations, and changes all the time.
 _OPAQUE = {"logging", "threading", "_thread", "_weakref", "weakref", "typing", "io", "_io", "tqdm"}
 _MISSING = object()
 CONTAINERS = (dict, list, tuple, set, frozenset, deque)
@@ -30,7 +30,7 @@ Reader = Callable[[], Iterable[Any]]
 
 
 class Same:
-    """Stands for an object itself in a key; holds it, so that its identity is not used again."""
+    """A key for an object by identity; it holds the object, so that its id is not reused."""
 
     __slots__ = ("value",)
 
@@ -45,18 +45,18 @@ class Same:
 
 
 class Contents:
-    """Places, and which objects were in them.
+    """Places, and the objects that they held.
 
     Args:
         containers: Dicts and lists.
-        readers: What reads further places.
-        arrays: NumPy arrays, of which the numbers count.
+        readers: Functions that read further places.
+        arrays: NumPy arrays, which are compared by their numbers.
     """
 
     def __init__(
         self, containers: Sequence[Any], readers: Sequence[Reader], arrays: Sequence[np.ndarray[Any, Any]] = ()
     ):
-        # Asked at each call of what was compiled, so without a loop of Python's over the many dicts of modules.
+        # `hold` runs at each call of compiled code, so it avoids a Python loop over the many dicts of modules.
         filled = [each for each in containers if elements(each)]
         self._dicts = [each for each in filled if isinstance(each, dict)]
         self._lists = [(kind_of(each), each) for each in filled if not isinstance(each, dict)]
@@ -66,7 +66,7 @@ class Contents:
         self._arrays = [(each, _numbers(each)) for each in arrays]
 
     def hold(self) -> bool:
-        """Whether the same objects are still there."""
+        """Whether all places still hold the same objects."""
         if any(kind.__len__(each) for kind, each in self._empty):
             return False
         now = self._read()
@@ -86,19 +86,19 @@ class Contents:
 
 
 def kind_of(container: Any) -> Any:
-    """Which of Python's containers it is, or a subclass of."""
+    """Return the container type of Python that a container is an instance of."""
     return next(kind for kind in CONTAINERS if isinstance(container, kind))
 
 
 def elements(container: Any) -> list[Any]:
-    """What a container holds; not as a subclass shows it, which may make it anew, or import a module for it."""
+    """Return a container's elements, bypassing overrides of a subclass, which may create elements or import modules."""
     if isinstance(container, dict):
         return [*dict.keys(container), *dict.values(container)]
     return [*kind_of(container).__iter__(container)]
 
 
 def constant_form(value: Any) -> Any:
-    """What tells a constant apart from others; None for what holds other objects."""
+    """Return a key that identifies a constant; None for values that hold other objects."""
     if isinstance(value, _SINGLE):
         return Same(value)
     if isinstance(value, _NUMBERS):
@@ -111,7 +111,7 @@ def constant_form(value: Any) -> Any:
 
 
 def content_of(value: Any) -> tuple[Any, list[Any], list[Reader], list[Any]]:
-    """What kind of object it is; what holds its content, containers and readers; and the objects to look into."""
+    """Return an object's kind, the containers and readers of its content, and the objects inside it."""
     if isinstance(value, np.ndarray):
         return ("array", Same(value) if value.dtype.hasobject else _numbers(value)), [], [], []
     if isinstance(value, FunctionType):
@@ -139,7 +139,7 @@ def _object(value: Any) -> tuple[Any, list[Any], list[Reader], list[Any]]:
         parts += readers[-1]()
     attributes = getattr(value, "__dict__", None)
     if isinstance(attributes, dict):
-        parts.append(attributes)  # a dict, which is a container itself
+        parts.append(attributes)  # a dict, which is itself a container
     names = list(slot_names(type(value)))
     if names:
         readers.append(lambda: [getattr(value, name, _MISSING) for name in names])
@@ -162,7 +162,7 @@ def _function(function: FunctionType) -> tuple[Any, list[Any], list[Reader], lis
         parts.append(vars(function))
     if is_users(function.__globals__.get("__name__", "")):
         names = sorted(set(named_in(function.__code__)))
-        # `settings.scale` names an attribute of another file of the user's.
+        # `settings.scale` refers to an attribute of another module of the user's.
         modules = [
             each
             for each in map(function.__globals__.get, names)
@@ -182,7 +182,7 @@ def _class(cls: type) -> tuple[Any, list[Any], list[Reader], list[Any]]:
 
 
 def _beneath(attribute: Any) -> Any:
-    """The function of a static method, a class method or a property."""
+    """Return the function of a static method, a class method or a property."""
     if isinstance(attribute, property):
         return attribute.fget
     return attribute.__func__ if isinstance(attribute, (staticmethod, classmethod)) else attribute
@@ -195,7 +195,7 @@ def _looked_up(space: Any, names: Sequence[str]) -> list[Any]:
 def _in_cell(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # not bound yet, or no more
+    except ValueError:  # not bound yet, or no longer
         return _MISSING
 
 

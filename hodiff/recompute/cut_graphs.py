@@ -1,4 +1,4 @@
-"""Custom Functions whose backward loses the graph of the gradient, found while a gradient is recorded."""
+"""Detection of custom Functions whose backward loses the graph of the gradient, while a gradient is recorded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hodiff.torch_internals.autograd.graph_nodes import backward_rules, describe
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.wording import Wording, says
 
-# What users call in place of Functions of other libraries that compute their gradient outside of the graph.
+# Replacements for Functions of other libraries that compute their gradient outside of the graph.
 _INSTEAD = {
     "OdeintAdjointMethod": "call torchdiffeq.odeint in place of odeint_adjoint",
     "CheckpointFunction": "call hodiff.functions.checkpoint",
@@ -39,17 +39,17 @@ _REMEDY = (
 
 
 class UnrecordedGradientError(RouteError, NotImplementedError):
-    """The backward of a Function computes outside of the graph, so that further derivatives would be zero."""
+    """The backward of a Function computes outside of the graph, so further derivatives would be zero."""
 
 
 class Suspect(NamedTuple):
-    """A node of a Function whose backward may take for a constant what depends on the point.
+    """A node of a Function whose backward may treat values that depend on the point as constants.
 
     Attributes:
-        position: Where the node stands among all that were watched.
+        position: Index of the node among all watched nodes.
         node: The node.
-        cotangents: What its backward was given.
-        linear: Whether the Function is linear as far as its graph tells.
+        cotangents: The cotangents of its backward.
+        linear: Whether the Function is linear according to its graph.
         constants: Whether it keeps tensors without a graph.
     """
 
@@ -61,29 +61,29 @@ class Suspect(NamedTuple):
 
     @property
     def parents(self) -> list[Any]:
-        """The nodes that its gradients go to."""
+        """The nodes that receive its gradients."""
         return [parent for parent, _ in self.node.next_functions]
 
 
 @contextmanager
 def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: bool = True) -> Iterator[list[Suspect]]:
-    """Raise if one of some Functions' nodes, run inside with cotangents that are recorded, loses them.
+    """Raise if a watched Function, run inside the context with recorded cotangents, loses them.
 
-    A gradient is linear in its cotangent. Where the cotangent requires a gradient and what backward returns does not,
-    and is not zero, the graph is cut, whatever the function is.
+    A gradient is linear in its cotangent. If the cotangent requires a gradient, and backward returns a nonzero gradient
+    that does not, the graph is cut, whatever the function is.
 
     Args:
         nodes: The nodes of a graph that belong to Functions.
-        operands: What the gradient is taken by; gradients of anything else are of no interest.
-        curved: Whether the gradient is differentiated by the operands, and not by its cotangents alone.
+        operands: The tensors to differentiate with respect to; other gradients are ignored.
+        curved: Whether the gradient is differentiated with respect to the operands, not only its cotangents.
 
     Yields:
-        A list that holds afterwards the Functions that may have lost a part of their slope.
+        A list that holds, after the context, the Functions that may have lost a part of their gradient's graph.
 
     Raises:
-        UnrecordedGradientError: If a backward loses its cotangent, or a part of its slope by what it keeps, or is not
-            linear.
-        RuntimeError: What torch raises otherwise.
+        UnrecordedGradientError: If a backward loses its cotangent, loses the dependence on tensors that it keeps, or
+            is not linear.
+        RuntimeError: Other errors of torch.
     """
     cut: list[tuple[Any, list[Any]]] = []
     zeros: list[tuple[Any, list[Any]]] = []
@@ -94,7 +94,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
     try:
         yield suspects
     except RuntimeError as error:
-        # An array of NumPy can be made of a constant alone.
+        # NumPy can convert only constants, so the rule that raised leaves the graph.
         guilty = _running(nodes, error) if says(error, Wording.NO_NUMBERS) else None
         if guilty is None:
             raise
@@ -109,10 +109,10 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
         if not leading.isdisjoint(parents):
             raise UnrecordedGradientError(_told(node))
     for node, sources in zeros:
-        # What is upstream of a cotangent was recorded by this gradient.
+        # The graph above a cotangent was recorded by this gradient.
         if lead_to(sources, operands):
             raise UnrecordedGradientError(_of_zeros(described_backward(node)))
-    # All nodes of a Function are due together: counted one by one, a place in a loop could be skipped for ever.
+    # All nodes of a Function are due together; with separate counts a call in a loop might never be checked.
     for_what = "graph" if curved else "cotangents"
     keys = {each.position: (function_of(each.node), (for_what, *form_of(each.node))) for each in suspects}
     due = {key: SCHEDULE.is_due(*key) for key in set(keys.values())}
@@ -121,7 +121,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
         return tensor.requires_grad and get_gradient_edge(tensor).node in leading
 
     for each in suspects:
-        # With constants a slope at other arguments is that of no point.
+        # With kept constants, a gradient at other arguments belongs to no point.
         function, key = keys[each.position]
         if not due[function, key]:
             continue
@@ -132,7 +132,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
             SCHEDULE.begin_again(function, key)
             backward = described_backward(each.node)
             raise UnrecordedGradientError(lost_slope(backward, linear=each.linear) if linear else _nonlinear(backward))
-    # With several outputs, one may be the slope itself, and backward may ignore its cotangent.
+    # With several outputs, one may be the gradient itself, and backward may ignore its cotangent.
     suspects[:] = [
         each
         for each in suspects
@@ -142,7 +142,7 @@ def refusing_cuts(nodes: Sequence[Any], operands: Sequence[Tensor], *, curved: b
 
 
 def _keeps_others(node: Any, of_point: Callable[[Tensor], bool]) -> bool:
-    """Whether a Function keeps tensors that may be differentiated by and do not depend on the point."""
+    """Whether a Function keeps tensors that require a gradient and do not depend on the point."""
     return any(each.requires_grad and not of_point(each) for each in kept_tensors(node).values())
 
 
@@ -162,8 +162,8 @@ def _note(
     unrecorded = [i for i, each in enumerate(gradients) if each is not None and not each.requires_grad]
     recorded = [each for each in gradients if each is not None and each.requires_grad]
     cut = [i for i in unrecorded if _is_nonzero(gradients[i])]
-    # Zeros may be those of the cotangent; and a gradient beside others may be a constant that the Function adds, as
-    # those of auxiliary losses do.
+    # Zeros may result from a zero cotangent; and a gradient next to recorded ones may be a constant that the Function
+    # adds, such as for auxiliary losses.
     if unrecorded and (recorded or not cut):
         cut = unrecorded if _is_cut_at_ones(node, cotangents, varies=bool(recorded)) else []
         if not cut and not recorded and any(map(_is_nonzero, _gradients_at(node, cotangents, 1.0))):
@@ -171,7 +171,7 @@ def _note(
             zeros.append((node, sources))
     if cut:
         lost.append((node, [node.next_functions[i][0] for i in cut]))
-    elif getattr(getattr(node, "call", None), "holds_anywhere", True):  # of hodiff.custom_vjp and its like
+    elif getattr(getattr(node, "call", None), "holds_anywhere", True):  # set by hodiff.custom_vjp and others
         linear = _seems_linear(node, recorded, cotangents, forward)
         suspects.append(Suspect(position, node, tuple(cotangents), linear, keeps_numbers(node)))
 
@@ -179,8 +179,8 @@ def _note(
 def _seems_linear(
     node: Any, gradients: Sequence[Tensor], cotangents: Sequence[Any], forward: Callable[[], set[Any]]
 ) -> bool:
-    """Whether gradients depend on cotangents alone, and backward has numbers from which it could have a slope."""
-    # A tensor without a gradient among the arguments may be a factor that whoever calls has detached.
+    """Whether gradients depend only on cotangents, while backward has numbers that may vary with the point."""
+    # An argument without a gradient may be a factor that the caller has detached.
     if any(parent is None for parent, _ in node.next_functions):
         return False
     seen = {get_gradient_edge(each).node for each in cotangents if each is not None and each.requires_grad}
@@ -197,7 +197,7 @@ def _seems_linear(
 
 
 def _keeps_numbers(node: Any) -> bool:
-    # Those in C++ do not show them.
+    # Functions in C++ do not show what they keep.
     return function_of(node) is None or keeps_numbers(node) or any(map(has_derivatives, kept_tensors(node).values()))
 
 
@@ -224,7 +224,7 @@ def _is_nonzero(tensor: Tensor) -> bool:
 
 
 def _leading(nodes: Iterable[Any], operands: Sequence[Tensor]) -> set[Any]:
-    """The nodes in the graph of some nodes that lead to operands."""
+    """Return the nodes in the graph of some nodes that lead to operands."""
     followers: dict[Any, list[Any]] = {}
     for node in nodes_from(nodes):
         for parent, _ in node.next_functions:
@@ -252,7 +252,7 @@ def refuse_cuts_of(output: Tensor, nodes: Sequence[Any], operands: Sequence[Tens
     if not nodes or not operands:
         return
     output = output if output.layout is torch.strided else output.to_dense()
-    # Leaves cannot be made inside of a transform; this seed is a part of the graph by a branch that is not taken.
+    # Leaves cannot be made inside of a transform; this seed is in the graph through a branch that is never chosen.
     ones = torch.ones_like(output)
     seed = torch.where(ones.real > 0, ones, output)
     with refusing_cuts(nodes, operands):
@@ -260,7 +260,7 @@ def refuse_cuts_of(output: Tensor, nodes: Sequence[Any], operands: Sequence[Tens
 
 
 def _running(nodes: Sequence[Any], error: BaseException) -> Any:
-    """The node whose rule raised an exception."""
+    """Return the node whose rule raised an exception, or None."""
     codes = {
         code: node
         for node in nodes
@@ -275,7 +275,7 @@ def _running(nodes: Sequence[Any], error: BaseException) -> Any:
 
 
 def lost_slope(backward: str, *, linear: bool, instead: str = _REMEDY) -> str:
-    """Message for a backward whose slope depends on arguments, and is, or contains, a constant in the graph."""
+    """Return the message for a backward whose gradient varies with the point, but is partly constant in the graph."""
     what = "its slope for a constant" if linear else "a part of its slope for a constant"
     return (
         f"{backward} takes {what} (a tensor that forward computed and kept, .detach(), .data, NumPy or a kernel), but "
@@ -299,7 +299,7 @@ def _nonlinear(backward: str) -> str:
 
 
 def unrecorded(rule: str, instead: str = _REMEDY) -> str:
-    """Message for a rule of a Function that leaves the graph."""
+    """Return the message for a rule of a Function that leaves the graph."""
     return (
         f"{rule} records nothing of what it computes (torch.no_grad, .detach(), .data, NumPy or a kernel), so that its "
         f"own derivative would be zero without a word; {instead}"

@@ -1,7 +1,7 @@
-"""All that a callable reads without being given it, as a graph that is made of it sees that: tensors, and the rest.
+"""The state that a callable reads beyond its arguments, as a captured graph sees it: tensors, and other values.
 
-A graph takes tensors as inputs. Numbers, flags and which function is called are part of it, so it holds only for as
-long as these are what they were.
+Tensors are inputs of a graph. Numbers, flags and called functions are part of the graph, so the graph is valid only
+while they do not change.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Form = tuple[Any, ...]
 
 
 class Dependencies:
-    """What callables depend on, as it is when this is made.
+    """The dependencies of callables at the time of construction.
 
     Attributes:
-        tensors: Each tensor among it, once, in the order in which `filled` wants them.
-        form: Of two that are equal, one graph serves both, given the tensors of either.
-        changed: Whether a run within `filled` left something else than it found.
+        tensors: The tensors among the dependencies, once each, in the order that `filled` expects.
+        form: A key; equal forms can share a graph, each with its own tensors.
+        changed: Whether a run within `filled` has changed any dependency.
     """
 
     def __init__(self, *roots: Any):
@@ -35,7 +35,7 @@ class Dependencies:
         self.changed = False
         self._index: dict[int, int] = {}
         self._slots: list[Slot] = []
-        # References keep identities from being used again.
+        # References keep the ids of objects from being reused.
         self._objects: list[Any] = []
         self._containers: list[Any] = []
         self._readers: list[Reader] = []
@@ -45,15 +45,15 @@ class Dependencies:
         self._forms = list(map(form_of, self.tensors))
 
     def hold(self) -> bool:
-        """Whether all is as it was, objects by identity: then the form is the same, and so are the tensors."""
+        """Whether nothing has changed, by identity of objects, so that form and tensors are still valid."""
         return self._contents.hold() and self._forms == list(map(form_of, self.tensors))
 
     @contextmanager
     def filled(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Put tensors in the places of those that were found for a while; afterwards all is as it was before.
+        """Replace the tensors within the context, and restore all dependencies afterwards.
 
         Args:
-            tensors: One for each of `tensors`.
+            tensors: One tensor for each of `self.tensors`.
 
         Yields:
             Nothing.
@@ -72,7 +72,7 @@ class Dependencies:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """The modules among it."""
+        """The modules among the dependencies."""
         return [each for each in self._objects if isinstance(each, nn.Module)]
 
     def _walk(self, roots: Sequence[Any]) -> Iterator[Any]:
@@ -109,7 +109,7 @@ def _copied(container: Any) -> Any:
 
 
 def _refill(container: Any, content: Any) -> bool:
-    """Give a container the elements back that it had, and say whether they were others."""
+    """Restore a container's elements, and return whether they had changed."""
     if _alike(container, content):
         return False
     changed = not _alike(_read_by_others(container), _read_by_others(content), depth=3)
@@ -119,14 +119,14 @@ def _refill(container: Any, content: Any) -> bool:
 
 
 def _read_by_others(container: Any) -> Any:
-    """A container without what is made anew before it is read."""
+    """Return a container without entries that are recomputed before they are read."""
     if isinstance(container, dict):
         return {name: dict.get(container, name) for name in dict.keys(container) if name not in MADE_OF_PARAMETERS}
     return container
 
 
 def _alike(one: Any, other: Any, depth: int = 1) -> bool:
-    """Whether two containers hold the same objects, or down to a depth containers of the same."""
+    """Whether two containers hold the same objects, or down to a depth, containers of the same objects."""
     now, then = elements(one), elements(other)
     if isinstance(one, (set, frozenset)):  # a copy has another order
         now, then = sorted(now, key=id), sorted(then, key=id)
@@ -137,5 +137,5 @@ def _alike(one: Any, other: Any, depth: int = 1) -> bool:
 
 
 def form_of(tensor: Tensor) -> Form:
-    """What a graph depends on of a tensor that is its input."""
+    """Return the properties of an input tensor that a graph depends on."""
     return tensor.shape, tensor.stride(), tensor.dtype, tensor.device

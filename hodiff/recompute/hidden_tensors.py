@@ -1,4 +1,4 @@
-"""Tensors that a callable reaches by a way that nobody found: their derivatives would be lost, so they raise."""
+"""Errors for tensors that a callable reaches in ways that discovery misses, so that their derivatives would be lost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is
 
 
 class RefuseForeign(TorchFunctionMode):
-    """Raises where an operator meets a tensor of a transform that does not run there: torch may crash, or be wrong.
+    """Raises if an operator gets a tensor of a transform that is not running, because torch may crash or be wrong.
 
     Args:
-        error: The error for such a tensor.
-        constants: Tensors of these transforms that are known to be constant; operators get what they wrap.
+        error: Returns the error for such a tensor.
+        constants: Wrapped tensors that are known to be constant; operators get the tensors inside instead.
     """
 
     def __init__(self, error: Callable[[Tensor], Exception], constants: Sequence[Tensor] = ()):
@@ -41,7 +41,7 @@ class RefuseForeign(TorchFunctionMode):
 
 
 def hidden_tensor(name: str, what: Tensor | str) -> InputError:
-    """The error for a tensor whose derivative would be lost."""
+    """Return the error for a tensor whose derivative would be lost."""
     what = f"one of shape {tuple(what.shape)}" if isinstance(what, Tensor) else what
     return InputError(
         f"{name}: f: expected every tensor that f differentiates to be an argument, a parameter of its module or "

@@ -1,4 +1,4 @@
-"""An intermediate result that the graph of reverse mode does not keep, but computes again when it is asked for."""
+"""Intermediate results that the graph of reverse mode does not store, but recomputes when needed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hodiff.torch_internals.tensors import version_of
 
 
 def can_forget() -> bool:
-    """Whether plain reverse mode records here, and nothing else is at work: what `forget_between` works in."""
+    """Whether only plain reverse mode records here, as `forget_between` requires."""
     return torch.is_grad_enabled() and only_reverse_mode() and not in_jit_trace()
 
 
 def forget_between(
     inner: Callable[..., Tensor], inputs: Sequence[Tensor | None], outer: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Compute `outer(inner(*inputs))`, keeping the inputs for backward in place of what lies between."""
-    # The result of `inner` stays what it is in the graph, so that derivatives of all orders pass through the one node
-    # of `inner`; only its numbers go. A backward pass that is itself recorded computes them once and keeps them.
+    """Compute `outer(inner(*inputs))`, storing the inputs for backward instead of the intermediate result."""
+    # The result of `inner` remains in the graph, so that derivatives of all orders pass through its node; only its
+    # values are dropped. A recorded backward pass recomputes the values once and keeps them.
     recipe = _Recipe(inner, inputs)
     between = inner(*inputs)
     place = between.data_ptr()
@@ -41,7 +41,7 @@ def _unpack(packed: Any) -> Tensor:
 
 
 class _Recipe:
-    """How to compute a tensor again, which it refuses to do from inputs that have changed."""
+    """A recipe to recompute a tensor, which raises if the inputs have changed."""
 
     def __init__(self, compute: Callable[..., Tensor], inputs: Sequence[Tensor | None]):
         self._compute = compute
@@ -49,7 +49,7 @@ class _Recipe:
         self._kept: Tensor | None = None
 
     def value(self) -> Tensor:
-        """The tensor, kept from now on if a further backward pass may follow."""
+        """Return the tensor, and keep it if a further backward pass may follow."""
         if self._kept is not None:
             return self._kept
         inputs = [None if each is None else each.tensor() for each in self._inputs]
@@ -62,10 +62,10 @@ class _Recipe:
 
 
 class _Input:
-    """A tensor that a graph holds, by way of the hooks that the caller set for such tensors."""
+    """A tensor stored for backward through the saved-tensor hooks that were active."""
 
     def __init__(self, tensor: Tensor):
-        # Tensors made in inference mode count no versions, and torch saves none of them either.
+        # Tensors made in inference mode have no version, and torch does not save them either.
         self._version = None if tensor.is_inference() else version_of(tensor)
         hooks = saved_tensor_hooks()
         self._unpack: Callable[[Any], Tensor]
@@ -74,7 +74,7 @@ class _Input:
         self._plain = hooks is None
 
     def tensor(self) -> Tensor:
-        # Only what was kept as it is: a saved-tensor hook may pack something of another version.
+        # Check only tensors that are kept without hooks, because a hook may pack a tensor with another version.
         if self._plain and self._version is not None and version_of(self._packed) != self._version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: an "

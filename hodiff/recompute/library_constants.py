@@ -1,4 +1,4 @@
-"""Tensors that installed packages hold as constants, such as the coefficients of a method."""
+"""Constant tensors of installed packages, such as the coefficients of a method."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hodiff.recompute.reachable import LIBRARIES, is_users
 
 
 def is_library_constant(tensor: Tensor) -> bool:
-    """Whether a package has a tensor among its globals, itself or in a tuple or list; dicts may hold the user's."""
+    """Whether a package holds a tensor among its globals, directly or in a tuple (also of lists)."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in LIBRARIES or name == "__main__" or is_users(name):
             continue

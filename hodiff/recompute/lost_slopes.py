@@ -1,7 +1,7 @@
-"""Functions whose backward takes for a constant what depends on the point.
+"""Detection of Functions whose backward treats values that depend on the point as constants.
 
-A backward that multiplies by a number, such as one that forward computed and kept, records its cotangent and not the
-point; one that also reads arguments records a part. Whether the number is a constant, only other points show.
+A backward that multiplies by a number that forward computed and kept records its cotangent and not the point; if it
+also reads arguments, it records a part. Only evaluation at other points shows whether the number is a constant.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Run(Protocol):
     """A recorded run of a function.
 
     Attributes:
-        functions: The nodes of the Functions that it recorded. Before torch 2.13 they are invalid once it is freed.
+        functions: The nodes of its Functions. Before torch 2.13 they become invalid once the run is freed.
         operands: The leaves as the function saw them.
     """
 
@@ -55,22 +55,22 @@ class Run(Protocol):
 # Runs a function at other leaves, with the same random numbers and modes.
 RunAt = Callable[[Sequence[Tensor]], Run]
 
-# Counts the calls of each Function by the code of the function that calls it.
+# Counts the calls of each Function, separately for each calling function's code.
 _SCHEDULE = Schedule()
 
-# The key in the metadata of a node under which the operands of its Function are kept.
+# The metadata key of a node for the operands of its Function.
 _OPERANDS = "hodiff.operands"
 
 
 def is_due(f: Any, nodes: Iterable[Any]) -> bool:
-    """Whether the Functions of some nodes are looked at: at the 1st, 2nd, 4th, 8th time that one is met and so on.
+    """Whether Functions of some nodes are checked: at the 1st, 2nd, 4th, 8th, ... call of each Function.
 
     Args:
         f: The user's function that called them.
-        nodes: Their nodes.
+        nodes: The nodes of the Functions.
 
     Returns:
-        Whether one of them is due.
+        Whether at least one Function is due.
     """
     return _SCHEDULE.is_due(_code(f), *set(map(_key, nodes))) and not in_fx_trace()
 
@@ -78,24 +78,24 @@ def is_due(f: Any, nodes: Iterable[Any]) -> bool:
 def refuse_lost_slopes(
     f: Any, leaves: Sequence[Tensor], suspects: Sequence[Suspect], run_at: RunAt, *, connected: bool
 ) -> list[Tensor]:
-    """Compare the slopes of Functions at neighbouring points with the graph that their backward records.
+    """Compare gradients of Functions at neighbouring points with the graph that their backward records.
 
-    Each Function is called by itself with what the user's function gave to it, so that what was detached before is a
-    constant. Of those in C++, whose arguments cannot be seen, the user's function is run at other points.
+    Each Function is called separately with the operands from the user's function, so that detached operands are
+    constants. The arguments of C++ Functions cannot be seen, so the user's function is run at other points for them.
 
     Args:
         f: The user's function that called them.
-        leaves: Its point.
-        suspects: What may take for a constant what depends on the point.
-        run_at: Runs it at other points.
-        connected: Whether derivatives may be differentiated by tensors that are not in the point.
+        leaves: The point.
+        suspects: Functions that may treat values that depend on the point as constants.
+        run_at: Runs the user's function at other points.
+        connected: Whether derivatives may be differentiated with respect to tensors outside of the point.
 
     Returns:
-        Zeros whose derivative by such tensors raises an error, for Functions that would lose it.
+        Zeros whose derivative with respect to such tensors raises, for Functions that would lose it.
 
     Raises:
-        UnrecordedGradientError: If a slope is seen to depend smoothly on what its backward takes for a constant; jumps,
-            and numbers that differ in any case, are no evidence.
+        UnrecordedGradientError: If a gradient depends smoothly on a value that its backward treats as a constant;
+            jumps, and values that differ in every run, are not evidence.
     """
     if not suspects:
         return []
@@ -115,7 +115,7 @@ def noting_operands(owner: Any) -> Iterator[None]:
     """Keep the operands of Functions in their nodes, so that `refuse_noted_slopes` needs no further run.
 
     Args:
-        owner: An object whose 1st, 2nd, 4th, 8th, ... use of this context keeps operands; the others keep none.
+        owner: An object whose 1st, 2nd, 4th, 8th, ... use of this context keeps operands; other uses keep nothing.
     """
     if not _SCHEDULE.is_due(owner, _OPERANDS):
         yield
@@ -125,7 +125,7 @@ def noting_operands(owner: Any) -> Iterator[None]:
         try:
             node.metadata[_OPERANDS] = ref(owner), [_reference(each) for each in operands]
         except TypeError:
-            # Collections have no weak references, and a strong one may keep the node itself alive.
+            # Collections do not support weak references, and a strong reference may keep the node itself alive.
             return
 
     with watching_operands(keep):
@@ -133,13 +133,13 @@ def noting_operands(owner: Any) -> Iterator[None]:
 
 
 def refuse_noted_slopes(suspects: Sequence[Suspect]) -> None:
-    """Compare the slopes of Functions whose operands `noting_operands` kept with the graph that backward records.
+    """Compare gradients of Functions whose operands `noting_operands` kept with the graph that backward records.
 
     Args:
-        suspects: Functions that may take for a constant what depends on the point.
+        suspects: Functions that may treat values that depend on the point as constants.
 
     Raises:
-        UnrecordedGradientError: If a slope depends smoothly on what its backward takes for a constant.
+        UnrecordedGradientError: If a gradient depends smoothly on a value that its backward treats as a constant.
     """
 
     def begin_again(lost: Suspect) -> None:
@@ -150,11 +150,11 @@ def refuse_noted_slopes(suspects: Sequence[Suspect]) -> None:
 
 
 def _refuse(find: Callable[[], Suspect | None], begin_again: Callable[[Suspect], None]) -> None:
-    """Raise for the suspect that a search finds, and check it the next time again."""
+    """Raise for the suspect that a search finds, and schedule it for the next check."""
     try:
         lost = find()
     except Exception:
-        # The function need not take other points, and its own errors at them are of no interest.
+        # The function may not accept other points, so its errors at them are ignored.
         return
     if lost is not None:
         begin_again(lost)
@@ -162,7 +162,7 @@ def _refuse(find: Callable[[], Suspect | None], begin_again: Callable[[Suspect],
 
 
 def _loses_noted(suspect: Suspect) -> bool:
-    """Whether a suspect loses a slope, by the operands in its node; False if there are none."""
+    """Whether a suspect loses a part of its gradient, by the operands in its node; False if there are none."""
     _, references = suspect.node.metadata.get(_OPERANDS, (None, ()))
     operands = [refer() for refer in references]
     freed = any(each is None and isinstance(refer, ref) for each, refer in zip(operands, references, strict=True))
@@ -183,7 +183,7 @@ def _reference(value: Any) -> Callable[[], Any]:
 
 
 class _Refusal(torch.autograd.Function):
-    """Zero, whose derivative by some tensors raises an error."""
+    """Zero, whose derivative with respect to some tensors raises an error."""
 
     @staticmethod
     def forward(ctx: Any, message: str, *tensors: Tensor) -> Tensor:
@@ -201,7 +201,7 @@ def _lost(
     run_at: RunAt,
     by_others: list[tuple[Suspect, Tensor]] | None,
 ) -> Suspect | None:
-    """Return the first suspect that loses a slope by the leaves, and gather those that lose one by other tensors."""
+    """Return the first suspect that loses a derivative by the leaves; collect those that lose one by other tensors."""
     operands: dict[Any, Sequence[Any]] = {}
     with watching_operands(operands.__setitem__):
         run = run_at(leaves)
@@ -229,7 +229,7 @@ def _depends(operand: Tensor, leaves: Sequence[Tensor]) -> bool:
 
 
 def _detached(operands: Sequence[Any], kept: Iterable[bool]) -> list[Any]:
-    """Detach operands of a Function, save those that are to be kept."""
+    """Detach operands of a Function, except those in `kept`."""
     return [
         each.detach() if isinstance(each, Tensor) and not keep else each
         for each, keep in zip(operands, kept, strict=True)
@@ -239,7 +239,7 @@ def _detached(operands: Sequence[Any], kept: Iterable[bool]) -> list[Any]:
 def _lost_near(
     run_at: RunAt, leaves: Sequence[Tensor], suspects: Sequence[Suspect], offset: float
 ) -> Iterator[Suspect]:
-    """Yield the suspects whose slope, a constant in the graph, varies near a point at a distance from the leaves."""
+    """Yield suspects whose gradient is constant in the graph, but varies near a point at a distance from the leaves."""
     if not suspects:
         return
     seed = torch.Generator().manual_seed(0)
@@ -252,7 +252,7 @@ def _lost_near(
 
     def slopes(step: int) -> list[Tensor]:
         run = run_at([x + step * h for x, h in zip(centre, steps, strict=True)])
-        with torch.no_grad():  # one that can be differentiated may compute in another way
+        with torch.no_grad():  # a rule that records may compute in another way
             nodes = _nodes_of(run, suspects)
             return [slope_at(node, probe) for node, probe in zip(nodes, probes, strict=True)]
 

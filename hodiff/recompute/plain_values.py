@@ -1,4 +1,4 @@
-"""The numbers, switches and objects that a callable reads, put back to what they were for the time of a later run."""
+"""The numbers, switches and objects that a callable reads, restored to their first values during later runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _MISSING = object()
 
 
 class PlainValues:
-    """What is no tensor in the places that a callable can reach: a module's `training`, the entries of a list.
+    """Values other than tensors in the places that a callable can reach: a module's `training`, entries of a list.
 
-    Of NumPy arrays a checksum is kept. Tensors are not kept here, where autograd would not see them.
+    For NumPy arrays a checksum is kept. Tensors are not kept here, because autograd would not see them.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class PlainValues:
         self._arrays: list[tuple[np.ndarray, int]] = []
 
     def keep(self, value: Any) -> None:
-        """Remember what an object holds."""
+        """Remember the values in an object."""
         if isinstance(value, dict):
             self._dicts.append((value, self._plain(value.items()), set(value)))
         elif isinstance(value, list):
@@ -45,7 +45,7 @@ class PlainValues:
                 self._dicts.append((held, plain, None))
 
     def keep_array(self, value: Any) -> None:
-        """Remember the numbers of a NumPy array."""
+        """Remember the checksum of a NumPy array."""
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             self._arrays.append((value, _checksum(value)))
 
@@ -60,7 +60,7 @@ class PlainValues:
         return plain
 
     def left(self, inner: Set[int]) -> Iterator[Callable[[], Any]]:
-        """How to get the tensors that a run has left where there were none, but not in these containers."""
+        """Yield functions that read tensors which a run left in new places, except in the containers `inner`."""
         for held, plain, keys in self._dicts:
             if id(held) in inner:
                 continue
@@ -75,11 +75,11 @@ class PlainValues:
 
     @contextmanager
     def restored(self, name: str) -> Iterator[None]:
-        """Put them back for a while; afterwards they are what they were before. Refuses what cannot be put back."""
+        """Restore the first values within the context; raise for values that cannot be restored."""
         for array, checksum in self._arrays:
             if _checksum(array) != checksum:
                 raise changed_since(name, "a NumPy array whose numbers changed")
-        # What was there before the later run: in place of plain values, beyond the first keys, and in longer lists.
+        # State before the later run: plain values, entries beyond the first keys, and tails of longer lists.
         undo: list[tuple[Any, Any, Any]] = []
         tails: list[tuple[list[Any], list[Any]]] = []
         for items, _, length in self._lists:
@@ -101,7 +101,7 @@ class PlainValues:
                     held[key] = value
 
     def _as_first(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Put everything as the first run found it; yields what was there instead."""
+        """Restore everything to what the first run found; yield what was there instead."""
         for held, plain, keys in self._dicts:
             yield from _put_back(held, plain)
             if keys is not None and len(held) > len(keys):
@@ -113,7 +113,7 @@ class PlainValues:
 
 
 def _put_back(held: Any, plain: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """Put values where others are now; yields what to put there afterwards."""
+    """Put values back; yield the values that they replace."""
     if isinstance(held, dict) and all(map(is_, map(held.get, plain), plain.values())):
         return
     for key, value in plain.items():
@@ -124,7 +124,7 @@ def _put_back(held: Any, plain: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]
 
 
 def holds_tensors(value: Any) -> bool:
-    """Whether a value is, or holds as a list or dict does, tensors that derivatives may go through."""
+    """Whether a value is, or contains, tensors that derivatives may pass through."""
     tensors = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
     return any(each.is_floating_point() or each.is_complex() for each in tensors)
 
@@ -134,7 +134,7 @@ def _checksum(array: np.ndarray) -> int:
 
 
 def changed_since(name: str, what: str) -> InputError:
-    """The error for what a later run needs as it was, and cannot have."""
+    """Return the error for a value that has changed since the first run and cannot be restored."""
     return InputError(
         f"{name}: f: expected what f reads to stay as it is until the last derivative is taken, as f runs again there, "
         f"got {what}; pass it as an argument, or a copy."

@@ -1,7 +1,7 @@
-"""Programs that are run again instead of remembered, and the one Function that differentiates them.
+"""Programs that are run again instead of stored, and the Function that differentiates them.
 
-A program is a function of tensors. Its derivatives are programs again, which run it anew, so the graph of a derivative
-of any order holds the operands of programs and nothing of what is computed between.
+A program is a function of tensors. Its derivatives are programs that run it again, so the graph of a derivative of
+any order holds the operands of programs, but no intermediate results.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ Tensors = Sequence[Tensor]
 class Program:
     """A function of tensors that can be run any number of times.
 
-    A subclass gives `run`. It may give `pull` and `push` too, where the derivatives have a shorter form.
+    A subclass defines `run`. It may define `pull` and `push` too, if its derivatives have a shorter form.
 
     Attributes:
-        name: The public function that made it, for errors.
-        function: The user's function that it runs, where there is one.
+        name: The public function that made the program, for errors.
+        function: The user's function that the program runs, if any.
     """
 
     name = "program"
@@ -47,7 +47,7 @@ class Program:
         raise NotImplementedError
 
     def pull(self, inputs: Tensors, cotangents: Sequence[Tensor | None], needed: Sequence[int]) -> list[Tensor | None]:
-        """Gradients by the inputs at the positions `needed`, as the output of another program."""
+        """Compute gradients by the inputs at the positions `needed`, as the output of another program."""
         defined = [i for i, each in enumerate(cotangents) if each is not None]
         pullback = Pullback(self, len(inputs), needed, defined)
         pullback.watched = torch.is_grad_enabled() and not in_transform() and self.function is not None
@@ -56,14 +56,14 @@ class Program:
         return [by_position.get(i) for i in needed]
 
     def push(self, inputs: Tensors, tangents: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-        """Tangents of all floating-point outputs, as the output of another program."""
+        """Compute tangents of all floating-point outputs, as the output of another program."""
         moving = [i for i, each in enumerate(tangents) if each is not None]
         pushforward = Pushforward(self, len(inputs), moving)
         return Checkpoint.call(pushforward, *inputs, *(each for each in tangents if each is not None))
 
 
 class Checkpoint(AnyOrderFunction):
-    """The Function behind `checkpoint` and all that stands on programs. Saves the operands of the program."""
+    """The Function behind `checkpoint` and all other programs. It saves the operands of the program."""
 
     @staticmethod
     def forward(program: Program, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -72,14 +72,14 @@ class Checkpoint(AnyOrderFunction):
             plain, dims = without_batches(inputs)
             return with_batches(Checkpoint.forward(BatchedProgram(program, dims, "same"), *plain))
         constants = [each.detach() for each in inputs]
-        # Recording is on, yet nothing that is known requires a gradient: what is recorded was overlooked.
+        # Nothing known requires a gradient here, so anything recorded comes from an operand that was overlooked.
         with torch.enable_grad(), set_tangents(True):
             try:
                 outputs = program.run(*constants)
-            except RuntimeError as error:  # of a gradient that the program takes
+            except RuntimeError as error:  # the program takes a gradient itself
                 if not says(error, Wording.NO_GRAPH):
                     raise
-                any_recorded = any(each.requires_grad for each in inputs)  # transforms do not say by which
+                any_recorded = any(each.requires_grad for each in inputs)  # transforms do not show by which
                 for each, given in zip(constants, inputs, strict=True):
                     each.requires_grad_(is_differentiable(each) and (given.requires_grad or not any_recorded))
                 outputs = program.run(*constants)
@@ -88,7 +88,7 @@ class Checkpoint(AnyOrderFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep the program and its operands."""
+        """Save the program and its operands."""
         ctx.program, *operands = inputs
         ctx.save_for_backward(*operands)
         ctx.save_for_forward(*operands)
@@ -98,7 +98,7 @@ class Checkpoint(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Pull back through another run."""
+        """Pull cotangents back by another run."""
         gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         cotangents = tuple(c if d else None for c, d in zip(cotangents, ctx.differentiable, strict=True))
         needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
@@ -110,7 +110,7 @@ class Checkpoint(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Push forward through another run."""
+        """Push tangents forward by another run."""
         pushed = iter(ctx.program.push(ctx.saved_tensors, tangents))
         return tuple(next(pushed) if each else None for each in ctx.differentiable)
 
@@ -126,28 +126,28 @@ class BatchedProgram(Program):
 
     def __init__(self, base: Program, in_dims: Sequence[int | None], randomness: str):
         self.base, self.in_dims, self.name = base, tuple(in_dims), base.name
-        # Where the point is the same for all, so are the random numbers that were drawn there.
+        # If the point is the same for the whole batch, so are the random numbers that were drawn there.
         shared = isinstance(base, _Derivative) and all(dim is None for dim in self.in_dims[: base.count])
         self.randomness = "same" if shared else randomness
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Run the base under vmap; the outputs are batched in front."""
+        """Run the base program under vmap, with the batch as the first dimension of the outputs."""
         return torch.func.vmap(self.base.run, in_dims=self.in_dims, randomness=self.randomness)(*inputs)
 
 
 class _Derivative(Program):
-    """A program of the operands of another, `count` of them, and of directions."""
+    """A program whose inputs are `count` operands of another program, and then directions."""
 
     def __init__(self, base: Program, count: int):
         self.base, self.count, self.name = base, count, base.name
 
 
 class Pullback(_Derivative):
-    """Gradients of a program by the inputs `needed`, given cotangents of the outputs `defined`.
+    """Gradients of a program with respect to the inputs `needed`, given cotangents of the outputs `defined`.
 
     Attributes:
-        used: After a run, the positions of the inputs that the outputs depend on; of those are the gradients.
-        watched: Whether the first run refuses Functions that take their slope for a constant.
+        used: After a run, the positions of the inputs that have gradients, because the outputs depend on them.
+        watched: Whether the first run raises for Functions that treat their gradient as a constant.
     """
 
     watched = False
@@ -158,7 +158,7 @@ class Pullback(_Derivative):
         self._ran = False
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Record a run and pull back."""
+        """Record a run and pull the cotangents back."""
         point, cotangents = inputs[: self.count], inputs[self.count :]
 
         def restricted(*moving: Tensor) -> tuple[Tensor, ...]:
@@ -167,7 +167,7 @@ class Pullback(_Derivative):
 
         moving = [point[i] for i in self.needed]
         gradients: Sequence[Tensor | None]
-        # In inference mode torch.func records all the same.
+        # torch.func records in inference mode, too.
         if in_transform() or not autograd_records():
             gradients = torch.func.vjp(restricted, *moving)[1](cotangents)
         else:
@@ -177,7 +177,7 @@ class Pullback(_Derivative):
             if self.watched and not self._ran:
                 self._refuse_lost_slopes(recording.result, restricted, moving, cotangents)
             gradients = recording.gradients(recording.result, cotangents)
-        if not self._ran:  # Later runs return as many, whether by torch.func, which knows no None, or not.
+        if not self._ran:  # Later runs return as many gradients, also by torch.func, which returns no None.
             self.used = [i for i, each in zip(self.needed, gradients, strict=True) if each is not None]
             self._ran = True
         return tuple(
@@ -189,13 +189,13 @@ class Pullback(_Derivative):
     def _refuse_lost_slopes(
         self, outputs: Tensors, restricted: Callable[..., Tensors], moving: Tensors, cotangents: Tensors
     ) -> None:
-        """Refuse Functions of the program that take their slope for a constant, in any run that records."""
+        """Raise for Functions of the program that treat their gradient as a constant, by a recorded run."""
         function = self.base.function
         if not is_due(function, [node for each in outputs for node in inspect_graph(each).functions]):
             return
 
         aside = Recording(lambda operands: restricted(*operands), [each.detach() for each in moving], roots=(function,))
-        with suppress(NotImplementedError):  # which the second derivative will raise
+        with suppress(NotImplementedError):  # the second derivative will raise it
             aside.gradients(aside.result, cotangents, graph=True)
         aside.refuse_lost_slopes()
 
@@ -208,7 +208,7 @@ class Pushforward(_Derivative):
         self.moving = list(moving)
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Push forward."""
+        """Push the tangents forward."""
         point, tangents = inputs[: self.count], inputs[self.count :]
 
         def restricted(*moving: Tensor) -> tuple[Tensor, ...]:
@@ -224,7 +224,7 @@ class Pushforward(_Derivative):
 
 
 def _users_function(program: Program) -> Any:
-    """The user's function behind a program and its derivatives."""
+    """Return the user's function behind a program and its derivatives."""
     while isinstance(program, (BatchedProgram, _Derivative)):
         program = program.base
     return program.function
@@ -250,11 +250,11 @@ def is_differentiable(tensor: Tensor) -> bool:
 
 
 def _require_operands(program: Program, outputs: Tensors, operands: Tensors) -> None:
-    """Refuse a program that depends on what is no operand of it: that derivative would be lost."""
+    """Raise if a program depends on tensors that are not its operands, because their derivatives would be lost."""
     if any(map(has_tangent, outputs)):
         raise hidden_tensor(program.name, "a dual number")
     others = _other_leaves(outputs, operands)
-    # Leaves that the program makes itself, for gradients that it takes, are others each time.
+    # Leaves that the program creates itself, to take gradients, are new in each run.
     again = {id(each) for each in _other_leaves(program.run(*operands), operands)} if others else ()
     for leaf in others:
         if id(leaf) in again:

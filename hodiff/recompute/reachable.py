@@ -1,4 +1,4 @@
-"""What a callable closes over: the objects that it can reach, and the places in them where tensors sit."""
+"""The objects that a callable can reach, and the places in these objects that hold tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.randomness import RandomState, is_generator
 
-# Globals of their functions hold nothing of the user's.
+# Globals of these modules' functions hold nothing of the user's.
 LIBRARIES = {"torch", "hodiff", "numpy", "scipy", "functools", "builtins"}
 _ATOMS = (
     str,
@@ -37,15 +37,14 @@ _ATOMS = (
 )
 _INSTALLED = {"site-packages", "dist-packages"}
 _EMPTY = CellType()
-# How to read what is in a place, how to put something there, and whether it is to be kept whatever it holds: a
-# closure's cell may be bound anew by a loop.
+# Getter and setter of a place, and whether to keep the place whatever it holds: a loop may rebind a closure's cell.
 Place = tuple[Callable[[], Any], Callable[[Any], None], bool]
 
 
-# Tensor's own check of instances runs in Python, and this is asked of all that a module holds.
+# Tensor's own instance check runs in Python, and this check runs for every value that a module holds.
 @lru_cache(maxsize=1024)
 def is_tensor(kind: type) -> bool:
-    """Whether a type is one of tensors."""
+    """Whether a type is a tensor type."""
     return issubclass(kind, Tensor)
 
 
@@ -56,7 +55,7 @@ def is_atom(kind: type) -> bool:
 
 
 def reachable(*roots: Any) -> Iterator[Any]:
-    """Each object that a callable can reach and that may hold a tensor, once; tensors are not among them."""
+    """Yield each object that a callable can reach and that may hold a tensor, once; tensors are not yielded."""
     seen: dict[int, Any] = {}
     stack = list(roots)
     while stack:
@@ -64,7 +63,7 @@ def reachable(*roots: Any) -> Iterator[Any]:
         kind: Any = type(value)
         if is_atom(kind) or is_tensor(kind) or id(value) in seen or (kind is dict and _is_namespace(value)):
             continue
-        # The reference keeps the identity from being used again.
+        # The reference keeps the id from being reused.
         seen[id(value)] = value
         yield value
         if not isinstance(value, torch.Generator):
@@ -73,13 +72,13 @@ def reachable(*roots: Any) -> Iterator[Any]:
 
 
 def modules_in(*roots: Any) -> list[nn.Module]:
-    """The modules that callables close over, outermost first."""
+    """Return the modules that callables close over, outermost first."""
     return [value for value in reachable(*roots) if isinstance(value, nn.Module)]
 
 
 def named_tensors(value: Any, depth: int = 3) -> Iterator[tuple[str, Tensor]]:
-    """The tensors that a callable takes by name: from cells, arguments of a partial, `self`, a module's parameters."""
-    # Not all that is reachable: this is asked at each call, and what objects and namespaces hold need not be used.
+    """Yield tensors that a callable uses by name: from cells, partial arguments, `self`, parameters of a module."""
+    # This runs at each call, so it skips further objects and namespaces, whose contents may be unused.
     if depth == 0:
         return
     if isinstance(value, partial):
@@ -103,13 +102,13 @@ def named_tensors(value: Any, depth: int = 3) -> Iterator[tuple[str, Tensor]]:
 
 
 def draw_of(tensors: Iterable[Tensor], *roots: Any) -> RandomState:
-    """The states of all generators that a callable may draw from."""
+    """Return the states of all generators that a callable may draw from."""
     generators = () if torch.compiler.is_compiling() else filter(is_generator, reachable(*roots))
     return RandomState(tensors, generators, foreign=True)
 
 
 def named_modules(value: Any, depth: int = 3) -> Iterator[nn.Module]:
-    """The modules that a callable takes by name: from cells, globals, arguments of a partial, `self`."""
+    """Yield modules that a callable uses by name: from cells, globals, arguments of a partial, `self`."""
     if isinstance(value, nn.Module):
         yield from value.modules()
     if depth == 0 or not isinstance(value, (partial, MethodType, FunctionType)):
@@ -126,12 +125,12 @@ def named_modules(value: Any, depth: int = 3) -> Iterator[nn.Module]:
 
 
 def names_tensors(value: Any) -> bool:
-    """Whether `named_tensors` has anything to look at."""
+    """Whether `named_tensors` may find anything in a value."""
     return isinstance(value, (partial, MethodType, nn.Module)) or bool(getattr(value, "__closure__", None))
 
 
 def places(value: Any) -> Iterator[Place]:
-    """The places in an object where tensors can be exchanged, and whether to keep each whatever it holds."""
+    """Yield the places in an object where tensors can be replaced, and whether to keep each whatever it holds."""
     if isinstance(value, FunctionType):
         for _, cell in cells_of(value):
             yield partial(getattr, cell, "cell_contents"), partial(setattr, cell, "cell_contents"), True
@@ -141,7 +140,7 @@ def places(value: Any) -> Iterator[Place]:
     elif isinstance(value, partial):
         yield (lambda: value.args), partial(_set_partial_arguments, value), False
     elif isinstance(value, dict):
-        # Not as a subclass looks them up, which may import a module for each.
+        # A subclass's own lookup may import a module for each key.
         yield from _entries(value, list(dict.keys(value)))
     elif isinstance(value, list):
         yield from _entries(value, range(len(value)))
@@ -152,14 +151,14 @@ def places(value: Any) -> Iterator[Place]:
 
 
 def names_of_globals(function: FunctionType) -> list[str]:
-    """The globals that a user's function names."""
+    """Return the globals that a user's function names."""
     held = function.__globals__
     return [] if _is_library(held) else [name for name in named_in(function.__code__) if name in held]
 
 
 @cache
 def is_users(module: str) -> bool:
-    """Whether a module is the user's: no part of Python, nor an installed package, whose globals are its own matter."""
+    """Whether a module belongs to the user, and not to Python or an installed package, whose globals are ignored."""
     root = module.partition(".")[0]
     if root in LIBRARIES or root in sys.stdlib_module_names:
         return False
@@ -167,7 +166,7 @@ def is_users(module: str) -> bool:
     installed = (sysconfig.get_path(kind) for kind in ("purelib", "platlib"))
     return file is None or not (
         any(Path(file).is_relative_to(folder) for folder in installed)
-        # Those of the system, of the user and of other environments on the path.
+        # Packages of the system, of the user, or of other environments on the path.
         or _INSTALLED & set(Path(file).parts)
     )
 
@@ -177,7 +176,7 @@ def _is_library(namespace: dict[str, Any]) -> bool:
 
 
 def _is_namespace(held: dict[Any, Any]) -> bool:
-    """Whether a dictionary is the namespace of a module, which leads to all that the program has loaded."""
+    """Whether a dictionary is the namespace of a module, which leads to everything that is loaded."""
     name = held.get("__name__")
     return isinstance(name, str) and getattr(sys.modules.get(name), "__dict__", None) is held
 
@@ -191,7 +190,7 @@ def _entries(container: Any, keys: Sequence[Any]) -> Iterator[Place]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """Further objects that an object holds."""
+    """Yield further objects that an object holds."""
     if isinstance(value, FunctionType):
         yield value.__kwdefaults__
     elif isinstance(value, MethodType):
@@ -206,14 +205,14 @@ def _parts(value: Any) -> Iterator[Any]:
     if isinstance(attributes, dict):
         yield attributes
     if is_users(type(value).__module__):
-        # Methods name globals, too.
+        # Methods may name globals, too.
         for cls in type(value).__mro__:
             if is_users(cls.__module__):
                 yield from (each for each in vars(cls).values() if isinstance(each, FunctionType))
 
 
 def named_in(code: CodeType) -> Iterator[str]:
-    """Names that the code, and the functions defined in it, may look up among the globals."""
+    """Yield names that the code, and the functions defined in it, may look up among the globals."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -221,14 +220,14 @@ def named_in(code: CodeType) -> Iterator[str]:
 
 
 def slot_names(cls: type) -> Iterator[str]:
-    """Names of the attributes for which the class and its bases have slots."""
+    """Yield the names of the slots of a class and its bases."""
     for base in cls.__mro__:
         names = base.__dict__.get("__slots__", ())
         yield from (name for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__"))
 
 
 def cells_of(function: FunctionType) -> Iterator[tuple[str, CellType]]:
-    """The variables that a function closes over, save those that are not bound yet."""
+    """Yield the variables that a function closes over, except those not bound yet."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         if cell != _EMPTY:
             yield name, cell

@@ -1,7 +1,7 @@
-"""A function's graph as `torch.autograd` itself records it, and gradients by what went into the function.
+"""A function's graph recorded by `torch.autograd`, and gradients with respect to the function's operands.
 
-Less overhead than `torch.func.vjp`, and it takes what that refuses: modules that update buffers in place, saved-tensor
-hooks, Functions without `setup_context`. For use where no transform of `torch.func` is at work.
+It has less overhead than `torch.func.vjp`, and supports what `torch.func` refuses: modules that update buffers in
+place, saved-tensor hooks, Functions without `setup_context`. Use it where no `torch.func` transform is active.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ T = TypeVar("T")
 
 
 class Recording(Generic[T]):
-    """One run of a function at a point, recorded.
+    """A recorded run of a function at a point.
 
     Args:
         f: The function, of a tuple of tensors.
-        point: Where it is run.
-        others: Further tensors by which gradients may be differentiated.
+        point: The operands.
+        others: Further tensors with respect to which gradients may be differentiated.
         roots: The user's function, then its arguments. Further runs restore the modules and generators in them.
 
     Attributes:
-        operands: The point as the function saw it: aliases, apart from the same tensors where it closes over them.
-        result: What the function returned.
-        connected: Whether gradients carry a graph, because something outside may differentiate them.
-        suspects: The Functions that may take for a constant what depends on the point.
-        functions: The nodes of Functions that `inspect` found; None before it was asked.
+        operands: The point as the function saw it: aliases, distinct from the same tensors that it closes over.
+        result: The function's result.
+        connected: Whether gradients carry a graph, because outside code may differentiate them.
+        suspects: Functions that may treat values that depend on the point as constants.
+        functions: The nodes of Functions that `inspect` found; None before the first call of it.
     """
 
     suspects: Sequence[Suspect] = ()
@@ -78,7 +78,7 @@ class Recording(Generic[T]):
             raise switched_off("requires_grad_")
 
     def inspect(self, output: Tensor) -> str | None:
-        """Say what in the graph has a constant for a gradient, and be connected if it leads to other tensors."""
+        """Return what in the graph has a constant gradient, or None; become connected if the graph has other leaves."""
         leaves, once, functions = inspect_graph(output, self.operands)
         self.functions = [*(self.functions or ()), *functions]
         self._inspected = [*self._inspected, output]
@@ -86,7 +86,7 @@ class Recording(Generic[T]):
             own = set(map(id, self.operands))
             others = [leaf for leaf in leaves if id(leaf) not in own]
             leaves.clear()
-            # A leaf that the function made and let go is no one's to differentiate by.
+            # If the function created a leaf and dropped it, no code can differentiate with respect to the leaf.
             self.connected = any(held_outside(others))
         return once
 
@@ -99,18 +99,18 @@ class Recording(Generic[T]):
         keep: bool = False,
         curved: bool | None = None,
     ) -> tuple[Tensor | None, ...]:
-        """Pull cotangents (ones) back to the operands.
+        """Pull cotangents (by default ones) back to the operands.
 
         Args:
-            outputs: What the function returned.
-            cotangents: One for each of them.
-            graph: Whether the gradients carry a graph; by default where connected.
-            keep: Whether the recording is for further pullbacks.
-            curved: Whether gradients are differentiated by the point, and not by the cotangents alone; by default where
-                connected.
+            outputs: Tensors from the function's result.
+            cotangents: A cotangent for each output.
+            graph: Whether the gradients carry a graph; by default if connected.
+            keep: Whether the graph is kept for further pullbacks.
+            curved: Whether gradients are differentiated with respect to the point, not only the cotangents; by default
+                if connected.
 
         Returns:
-            The gradients; None where nothing leads to an operand.
+            The gradients; None for an operand that the outputs do not depend on.
 
         Raises:
             NotImplementedError: If a gradient with a graph would lose a part of it.
@@ -128,7 +128,7 @@ class Recording(Generic[T]):
                     raise NotImplementedError(f"{once}, so its derivative is not recorded")
         if graph and self.functions:
             return self._watched_gradients(outputs, cotangents, self.connected if curved is None else curved)
-        # Without recording, results of a subclass of Tensor would be cast to it by a view that cuts the graph.
+        # Without grad mode, a subclass of Tensor is created through a view that cuts the graph.
         with torch.set_grad_enabled(graph or torch.is_grad_enabled()):
             return torch.autograd.grad(
                 outputs,
@@ -142,14 +142,14 @@ class Recording(Generic[T]):
     def _watched_gradients(
         self, outputs: Sequence[Tensor], cotangents: Sequence[Tensor] | None, curved: bool
     ) -> tuple[Tensor | None, ...]:
-        """Gradients with a graph, refused where a Function loses it."""
+        """Compute gradients with a graph; raise if a Function loses it."""
         cotangents = [torch.ones_like(each) for each in outputs] if cotangents is None else cotangents
-        # A pullback may run inside of a `vmap` over its cotangents, where no leaf can be made.
+        # A pullback may run inside of a `vmap` over its cotangents, where no leaf can be created.
         batched = in_transform() and not any(map(is_wrapped, outputs))
         with outside_transforms() if batched else nullcontext():
             given = map(torch.ones_like, outputs) if batched else cotangents
-            # What is linear in a cotangent shows that it is recorded by leading to it, also where the function is
-            # linear.
+            # The graph of a recorded gradient leads to its cotangent, even if the function is linear, so cotangents
+            # must require gradients.
             seeds = [each if each.requires_grad else each.detach().requires_grad_() for each in given]
             with refusing_cuts(self.functions or (), self.operands, curved=curved) as suspects, torch.enable_grad():
                 gradients = torch.autograd.grad(outputs, self.operands, seeds, create_graph=True, allow_unused=True)
@@ -163,12 +163,12 @@ class Recording(Generic[T]):
                     outputs, self.operands, cotangents, create_graph=True, allow_unused=True
                 )
             for zero in refusals:
-                # A factor is in derivatives of any order.
+                # A factor, because it stays in derivatives of any order.
                 gradients = tuple(each if each is None else each * (1 + zero) for each in gradients)
         return gradients
 
     def refuse_lost_slopes(self) -> Sequence[Tensor]:
-        """Raise if a Function that the last gradients went through loses its slope; see `lost_slopes`."""
+        """Raise if a Function in the last gradients loses a part of its gradient's graph; see `lost_slopes`."""
         f, connected = self._roots[0], self.connected
         return refuse_lost_slopes(f, self._point, self.suspects, self._run_at, connected=connected)
 
@@ -190,7 +190,7 @@ class Recording(Generic[T]):
 
 
 class FoundRecording(Recording[T]):
-    """What somebody else recorded on leaves of autograd; nothing outside is taken to differentiate it."""
+    """A graph that other code recorded on leaves of autograd; it counts as not connected."""
 
     def __init__(self, leaves: Sequence[Tensor], result: T):
         self._outside = self.connected = False
@@ -198,13 +198,13 @@ class FoundRecording(Recording[T]):
         self.operands, self.result = tuple(leaves), result
 
     def refuse_lost_slopes(self) -> Sequence[Tensor]:
-        """Raise likewise, judging by the operands that `noting_operands` kept."""
+        """Raise as in `Recording`, by the operands that `noting_operands` kept."""
         refuse_noted_slopes(self.suspects)
         return ()
 
 
 def switched_off(name: str) -> RouteError:
-    """The error of a function that makes a constant of what it is differentiated by."""
+    """Return the error for a function that turns a differentiated argument into a constant."""
     return RouteError(
         f"{name}: expected a function that leaves requires_grad of its arguments on, got one that switches it off for "
         "an argument by which it is differentiated, so that the derivative would be 0 without a word; take that line "

@@ -1,4 +1,4 @@
-"""Whether evaluations of one function return the same values."""
+"""Comparison of the values of several evaluations of one function."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def numbers_in(values: Any) -> list[Tensor]:
 
 
 def require_same(caller: str, first: Sequence[Tensor], again: Sequence[Tensor]) -> None:
-    """Raise where a further evaluation of a function returns other values than the first one."""
+    """Raise if a further evaluation of a function returns other values than the first one."""
     with outside_transforms():
         for one, other in zip(first, again, strict=False):
-            # Tensors of other kinds need not have numbers.
+            # Tensors of other types need not have numbers.
             if type(other) is Tensor and not same(one, other):
                 raise _unsteady(caller, one, other)
 
 
 def same(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same number up to the rounding of sums in another order."""
+    """Whether two tensors are equal up to the rounding of sums in another order."""
     if one.shape != other.shape or not one.is_floating_point():
         return one.shape == other.shape
     # Sums of many threads may round differently from run to run.
@@ -40,13 +40,13 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 
 def _lowered_eps(device: str) -> float:
-    """A unit of rounding of what `torch.autocast` lowers to, by which kernels and the rules for them may differ."""
+    """Return the rounding unit of the dtype of `torch.autocast`, within which kernels and rules may differ."""
     dtype = autocast_dtype(device)
     return 0.0 if dtype is None else torch.finfo(dtype).eps
 
 
 def difference(one: Tensor, other: Tensor) -> str:
-    """How two tensors of one shape differ, in words."""
+    """Describe how two tensors of one shape differ."""
     if one.numel() == 1:
         return f"{one.item():.6g} and {other.item():.6g}, {abs(one.item() - other.item()):.1e} apart"
     return f"outputs that differ by up to {(one - other).abs().max().item():.2g}"

@@ -1,4 +1,4 @@
-"""Whether the graph of a Function's slope has what differences of the slope have."""
+"""Comparison of the graph of a Function's gradient with finite differences of the gradient."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.transforms import outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, first_row
 
-# The precision of what has 16 bits or fewer.
+# Precisions coarser than this belong to 16 bits or fewer.
 _FEW_DIGITS = 1e-4
-# Along how many random directions.
+# Number of random directions of a comparison.
 _DIRECTIONS = 3
-# Where slopes are compared besides the point itself, at which an even one is flat.
+# Distances from the point at which gradients are compared; an even function is flat at the point itself.
 OFFSETS = (0.0, 0.03)
 
 
 def loses_recorded(
     function: Any, ctx: Any, cotangents: Sequence[Any], among: Callable[[Tensor], bool] = lambda _: True
 ) -> bool:
-    """Whether backward takes for a constant its cotangent, or what a Function keeps with a graph, such as an argument.
+    """Whether backward treats its cotangent, or a tensor that it keeps with a graph, as a constant.
 
     Args:
         function: The Function.
         ctx: Its context, or its node.
-        cotangents: What its backward was given.
-        among: Which of the kept tensors are asked about.
+        cotangents: The cotangents that its backward was given.
+        among: Selects the kept tensors to compare.
 
     Returns:
-        Whether the graph of the slope lacks what differences of it have; False where that is not known.
+        Whether the graph of the gradient lacks a finite difference of it; False if unknown.
     """
     if not can_run_again(function):
         return False
@@ -61,23 +61,23 @@ def loses_recorded(
 
 
 def loses_operands(function: Any, ctx: Any, operands: Sequence[Any], cotangents: Sequence[Any]) -> bool:
-    """Whether backward takes for a constant what depends on the operands, such as a number that forward computed.
+    """Whether backward treats values that depend on the operands, such as a number computed in forward, as constants.
 
     Args:
-        function: The Function, which is called anew.
+        function: The Function, which is called again.
         ctx: Its context, or its node.
-        operands: What it was called with, perhaps inside of transforms.
-        cotangents: What its backward was given.
+        operands: The operands of its call, perhaps inside of transforms.
+        cotangents: The cotangents that its backward was given.
 
     Returns:
-        Whether the graph of the slope lacks what differences of it have; False where that is not known.
+        Whether the graph of the gradient lacks a finite difference of it; False if unknown.
     """
     if not can_run_again(function):
         return False
     with torch.enable_grad():
         moving = [i for i, each in enumerate(operands) if _moves(each)]
 
-    # A Function may write into what it is given.
+    # A Function may modify modules and generators among its operands.
     modules = [module for each in operands for module in named_modules(each)]
     draw = draw_of((), *operands)
 
@@ -97,7 +97,7 @@ def loses_operands(function: Any, ctx: Any, operands: Sequence[Any], cotangents:
 
 @contextmanager
 def _attributes_kept(function: Any) -> Iterator[None]:
-    """Put back what a Function keeps on its class, so that a backward which is still to run finds its own."""
+    """Restore the attributes of a Function's class, so that a pending backward finds its own."""
     before = dict(vars(function))
     try:
         yield
@@ -108,7 +108,7 @@ def _attributes_kept(function: Any) -> Iterator[None]:
 
 
 def _moves(value: Any) -> bool:
-    """Whether a value may be differentiated by; differences of 16-bit numbers have no digits."""
+    """Whether a value may be differentiated by; 16-bit numbers are too coarse for differences."""
     return has_derivatives(value) and value.dtype.itemsize >= 4 and carry_derivatives([value])
 
 
@@ -127,11 +127,11 @@ def is_linear(function: Any, ctx: Any, cotangents: Sequence[Any]) -> bool:
             found = [_replayed(draw, slope_elsewhere, function, ctx, {}, each) for each in (probe, twice, zeros)]
         with outside_transforms():
             once, again, nothing = map(below_transforms, found)
-            # A gradient that is added may be small beside the others.
+            # A gradient that backward adds may be small beside the other gradients.
             added = bool((nothing.isfinite() & (nothing != 0)).any())
             return not added and not (again - 2 * once).norm() > 1e-3 * again.norm()
     except Exception:
-        # A backward need not take others, and its own errors at them are of no interest.
+        # A backward may not accept other cotangents, so its errors at them are ignored.
         return True
 
 
@@ -146,19 +146,19 @@ def _loses(
     cotangents: Sequence[Any],
     precision: float = 0.0,
 ) -> bool:
-    """Compare the graph of a slope with its differences by the points, and by the cotangents.
+    """Compare the graph of a gradient with its differences along the points, and along the cotangents.
 
     Args:
-        slope_of: The slope, of points and cotangents.
+        slope_of: The gradient, as a function of points and cotangents.
         points: The points.
         cotangents: The cotangents.
-        precision: The relative precision of what the Function keeps.
+        precision: The relative precision of values that the Function keeps.
 
     Returns:
         Whether they differ.
     """
     given = list(filter(has_derivatives, cotangents))
-    # Differences of 16-bit numbers have no digits.
+    # 16-bit numbers are too coarse for differences.
     if not points or any(each.dtype.itemsize < 4 for each in given):
         return False
     seed = torch.Generator().manual_seed(0)
@@ -172,9 +172,9 @@ def _loses(
             return slope_of(numbers[: len(points)], [next(rest) if has_derivatives(each) else each for each in probe])
 
     def loses_at(moved: Sequence[Tensor], *, by_points: bool) -> bool | None:
-        """None where backward, or the Function, raises: it need not take other points."""
+        """Whether the gradient differs from its graph; None if backward or the Function raises at other points."""
         centre = [each.detach().requires_grad_() for each in (*moved, *filter(has_derivatives, probe))]
-        # What is kept may be of another precision than what matters.
+        # Kept values may have another precision than the operands.
         for eps in sorted({own, max(own, precision)}):
             steps = [
                 step if (i < len(points)) is by_points else torch.zeros_like(step)
@@ -192,14 +192,14 @@ def _loses(
     if None in verdicts and True not in verdicts:
         # The point may lie on the edge of the domain.
         verdicts.append(loses_at([0.75 * x.detach() for x in points], by_points=True))
-    # By cotangents a slope is linear, so that one place will do.
+    # A gradient is linear in its cotangents, so one point is enough.
     return True in verdicts or loses_at(aside[0], by_points=False) is True
 
 
 def _differs(
     slope_at_place: Callable[[Sequence[Tensor]], Tensor], centre: Sequence[Tensor], steps: Sequence[Tensor], eps: float
 ) -> bool:
-    """Whether a slope varies smoothly along steps, and otherwise than its graph says."""
+    """Whether a gradient varies smoothly along steps, in a way that its graph does not show."""
     aside = [
         [(x.detach() + s * h).requires_grad_() for x, h in zip(centre, steps, strict=True)]
         for s in (-1, 0, 1, -0.5, 0.5)
@@ -208,15 +208,15 @@ def _differs(
         slopes = [slope_at_place(each) for each in (centre, *aside)]
         if any(each.shape != slopes[0].shape for each in slopes):
             return False
-        # As where a mask is infinite.
+        # Some numbers may be infinite, as in a mask.
         finite = torch.stack([each.detach() for each in slopes]).isfinite().all(0)
         slope, before, again, after, *near = slopes if bool(finite.all()) else [each[finite] for each in slopes]
         before, again, after, near = before.detach(), again.detach(), after.detach(), [each.detach() for each in near]
         change, half = after - before, near[1] - near[0]
-        # What is kept in 16 bits has few digits.
+        # Kept 16-bit values have few digits.
         rounding, share = (0.5 * eps**0.5, 0.25) if eps > _FEW_DIGITS else (64 * eps, 0.1)
         smooth = varies_smoothly(before, slope.detach(), again, after, share)
-        # A jump at the very point, such as that of a sign at 0, does not become smaller.
+        # A jump at the very point, such as of a sign at 0, does not shrink with the step.
         smooth = smooth and bool((2 * half - change).norm() < share * change.norm())
         # A change of a few units in the last place is rounding.
         smooth = smooth and bool(change.norm() > rounding * before.norm()) and _is_normal(half, steps)
@@ -224,7 +224,7 @@ def _differs(
 
 
 def varies_smoothly(before: Tensor, here: Tensor, again: Tensor, after: Tensor, share: float = 0.1) -> bool:
-    """Whether numbers change, but for a share, as much to one side as to the other, as rounding and jumps do not."""
+    """Whether numbers change about as much to one side as to the other, unlike rounding and jumps."""
     if not before.shape == here.shape == again.shape == after.shape:
         return False
     change, bend, noise = after - before, after + before - 2 * here, again - here
@@ -235,10 +235,10 @@ def varies_smoothly(before: Tensor, here: Tensor, again: Tensor, after: Tensor, 
 def _has_difference(
     difference: Tensor, coarser: Tensor, slope: Tensor, points: Sequence[Tensor], steps: Sequence[Tensor]
 ) -> bool:
-    """Whether the graph of a slope has its difference, within an error estimated by a coarser difference."""
+    """Whether the graph of a gradient has its difference, within an error estimated by a coarser difference."""
     tolerance = float(1e-3 * difference.norm() + 10 * (difference - coarser).norm())
     generator = torch.Generator().manual_seed(0)
-    # A random direction sees what is lost as large as it is.
+    # A random direction shows a lost part at its full size.
     for _ in range(_DIRECTIONS):
         along = torch.randn(difference.shape, generator=generator, device="cpu").to(difference)
         pulled: Sequence[Tensor | None] = [None] * len(points)
@@ -251,14 +251,14 @@ def _has_difference(
 
 
 def _is_normal(difference: Tensor, steps: Sequence[Tensor]) -> bool:
-    """Whether the derivative is large enough for full precision; a smaller one is rounded, rightly, to 0."""
+    """Whether the derivative is large enough for full precision; a smaller one is rightly rounded to 0."""
     tiny = max(torch.finfo(each.dtype).tiny for each in steps)
     longest = max(float(each.abs().max()) for each in steps)
     return float(difference.abs().max()) > tiny * longest / torch.finfo(torch.float64).eps
 
 
 def steps_at(points: Sequence[Tensor], seed: torch.Generator, eps: float = 0.0) -> list[Tensor]:
-    """Random steps by which differences of slopes are taken, for a relative precision that is at least `eps`."""
+    """Return random steps for differences of gradients, for a relative precision of at least `eps`."""
     directions = [normal_like(x, seed) for x in points]
     if eps > _FEW_DIGITS:  # a short step would be lost in rounding
         directions = [each.sgn() for each in directions]
@@ -267,13 +267,13 @@ def steps_at(points: Sequence[Tensor], seed: torch.Generator, eps: float = 0.0) 
 
 
 def size_of(tensor: Tensor) -> Tensor:
-    """The size of each number, at least 1; 0 for those that are not finite, which stay where they are."""
+    """Return the size of each number, at least 1; 0 for numbers that are not finite, which then do not move."""
     size = 1 + tensor.detach().abs()
     return torch.where(size.isfinite(), size, 0)
 
 
 def normal_like(tensor: Any, seed: torch.Generator) -> Any:
-    """Random numbers in the form of a tensor; what has no derivatives stays as it is."""
+    """Return random numbers in the form of a tensor; values without derivatives are returned unchanged."""
     if not has_derivatives(tensor):
         return tensor
     return torch.randn(tensor.shape, generator=seed, dtype=tensor.dtype, device="cpu").to(tensor.device)

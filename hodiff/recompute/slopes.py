@@ -1,6 +1,6 @@
-"""The slope of a Function: the gradients that its backward returns for a cotangent, at the tensors that it keeps.
+"""The gradients that a Function's backward returns for a cotangent, as a function of the tensors that it keeps.
 
-A backward is a function of its cotangent and of what the Function keeps, so that it can be evaluated at other numbers.
+A backward is a function of its cotangent and of the values that the Function keeps, so it can run at other values.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from hodiff.torch_internals.autograd.recording import in_fx_trace
 
 Kept = Mapping[Any, Tensor]
 
-# Objects that are looked into at most: rules may name the whole program.
+# Most objects that are searched: rules may name the whole program.
 _MANY = 1000
-# Whether the rules of a Function find numbers elsewhere than on their context.
+# Whether a Function's rules read numbers from outside of their context.
 _READS_ELSEWHERE: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
 
 class Schedule:
-    """The times at which something is looked at: the 1st, 2nd, 4th, 8th time that it is met and so on."""
+    """A schedule of checks: at the 1st, 2nd, 4th, 8th, ... occurrence of a key."""
 
     def __init__(self) -> None:
         self._met: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()
 
     def is_due(self, owner: Any, *keys: Any) -> bool:
-        """Count keys of an owner, and say whether one of them is due; without an owner they always are."""
+        """Count occurrences of an owner's keys, and return whether a key is due; always True without an owner."""
         if owner is None:
             return True
         met = self._met.get(owner)
@@ -53,7 +53,7 @@ class Schedule:
         return due
 
     def begin_again(self, owner: Any, key: Any) -> None:
-        """Make what was found to be wrong due the next time, too."""
+        """Make a key that failed its check due at the next occurrence."""
         if owner is not None:
             self._met[owner].pop(key, None)
 
@@ -63,14 +63,14 @@ SCHEDULE = Schedule()
 
 
 def form_of(node: Any) -> tuple[Any, ...]:
-    """Return what a Function was called for: which gradients, in which dtypes, with which flags on its context."""
+    """Return the properties of a Function's call: needed gradients, dtypes of results, flags on its context."""
     flags = [(name, each) for name, each in getattr(node, "__dict__", {}).items() if type(each) is bool]
     dtypes = [result.dtype for result in results_of(node)]
     return tuple(getattr(node, "needs_input_grad", ())), tuple(dtypes), tuple(sorted(flags))
 
 
 def kept_tensors(node: Any) -> dict[int | str, Tensor]:
-    """The tensors that a Function saved, by place, and those on its context, by attribute."""
+    """Return the tensors that a Function saved, by index, and those on its context, by attribute."""
     try:
         saved = getattr(node, "saved_tensors", None) or ()
     except RuntimeError:  # a checkpoint recomputes them once
@@ -80,13 +80,13 @@ def kept_tensors(node: Any) -> dict[int | str, Tensor]:
 
 
 def keeps_numbers(node: Any) -> bool:
-    """Whether a Function keeps numbers without a graph: on its context, or where its rules find them elsewhere."""
+    """Whether a Function keeps numbers without a graph: on its context, or where its rules read them."""
     function = function_of(node)
     return any(True for _ in precisions(node)) or (function is not None and reads_elsewhere(function))
 
 
 def precisions(node: Any) -> Iterator[float]:
-    """The relative precision of each number, or collection of numbers, that a Function keeps without a graph."""
+    """Yield the relative precision of each number, or array, that a Function keeps without a graph."""
     for value in numbers_on(node):
         if not isinstance(value, Tensor):
             yield float(np.finfo(np.asarray(value).dtype).eps)
@@ -95,7 +95,7 @@ def precisions(node: Any) -> Iterator[float]:
 
 
 def numbers_on(node: Any) -> Iterator[Any]:
-    """The tensors, arrays and numbers that a Function keeps on its context, in any object."""
+    """Yield the tensors, arrays and numbers on a Function's context, and inside objects there."""
     yield from _numbers_in([*kept_tensors(node).values(), *getattr(node, "__dict__", {}).values()])
 
 
@@ -110,8 +110,8 @@ def reads_elsewhere(function: Any) -> bool:
 
 
 def _numbers_in(roots: Iterable[Any], *, classes: bool = False) -> Iterator[Any]:
-    """The tensors, arrays and numbers that have derivatives, in some values and in what they hold."""
-    # An object's class leads to the globals of all its methods, which takes too long to look at in each gradient.
+    """Yield floating-point tensors, arrays and numbers among some values and inside of them."""
+    # An object's class leads to the globals of all its methods, a search too slow for each gradient.
     stack = list(roots)
     seen: dict[int, Any] = {}
     while stack and len(seen) < _MANY:
@@ -123,7 +123,7 @@ def _numbers_in(roots: Iterable[Any], *, classes: bool = False) -> Iterator[Any]
             if np.asarray(value).dtype.kind in "fc":
                 yield value
         elif id(value) not in seen and (classes or not isinstance(value, type)):
-            # The reference keeps the identity from being used again.
+            # The reference keeps the id from being reused.
             seen[id(value)] = value
             stack.extend(_held_by(value))
 
@@ -141,7 +141,7 @@ def _held_by(value: Any) -> Iterable[Any]:
 
 
 class _Elsewhere:
-    """The context of a Function, with other tensors in the place of some that it keeps."""
+    """The context of a Function, with some of the tensors that it keeps replaced."""
 
     def __init__(self, node: Any, kept: Kept):
         self.__dict__.update(_node=node, _kept=kept, **{k: each for k, each in kept.items() if isinstance(k, str)})
@@ -155,12 +155,12 @@ class _Elsewhere:
 
 
 def slope_at(node: Any, cotangents: Sequence[Any], called_as: Any = None) -> Tensor:
-    """Run the backward of a node, and flatten the gradients that it, or a call before, was to give."""
+    """Run the backward of a node, and flatten the gradients needed by it, or by an earlier call `called_as`."""
     return _flattened(called_as or node, getattr(node, "apply", node)(*materialized(node, cotangents)))
 
 
 def materialized(node: Any, cotangents: Sequence[Any]) -> list[Any]:
-    """Zeros for the outputs of a node that nobody uses, as torch itself gives to backward."""
+    """Fill in zeros for unused outputs of a node, as torch does before it calls backward."""
     results = results_of(node)
     if len(results) != len(cotangents):
         return list(cotangents)
@@ -171,7 +171,7 @@ def materialized(node: Any, cotangents: Sequence[Any]) -> list[Any]:
 
 
 def slope_elsewhere(function: Any, ctx: Any, kept: Kept, cotangents: Sequence[Any]) -> Tensor:
-    """Run a backward with other tensors in the place of some that the Function keeps, and flatten what is needed."""
+    """Run a backward with some of the tensors that the Function keeps replaced, and flatten the needed gradients."""
     pulled = next(backward_rules(function))(_Elsewhere(ctx, kept), *materialized(ctx, cotangents))
     return _flattened(ctx, pulled)
 
@@ -183,7 +183,7 @@ def _flattened(node: Any, pulled: Any) -> Tensor:
 
 
 def flat(tensors: Iterable[Any]) -> Tensor:
-    """Real numbers of all tensors among some values, as one vector."""
+    """Concatenate the real numbers of all tensors among some values to one vector."""
     numbers = [as_real(each).double().flatten() for each in tensors_among(tensors)]
     return torch.cat(numbers) if numbers else torch.zeros(1)
 
@@ -199,18 +199,18 @@ def has_derivatives(value: Any) -> bool:
 
 
 def can_run_again(function: Any) -> bool:
-    """Whether a Function and its rules may be called once more, without a trace that would have it."""
+    """Whether a Function and its rules may be called once more, without an active trace that would record the call."""
     if function is None or in_fx_trace() or torch.compiler.is_compiling() or in_dual_level():
         return False
-    # Programs look themselves, as do rules inside of transforms, which torch wraps; and a rule that calls `backward`
-    # adds to gradients of others.
+    # Programs are checked by their own code, and so are rules inside of transforms, which torch wraps. A rule that
+    # calls `backward` would accumulate into gradients of others.
     own = function.__module__.startswith(("hodiff.recompute.", "torch.")) and not operator_of(function)
     rule = next(backward_rules(function), None)
     return not own and rule is not None and not _calls_backward(rule)
 
 
 def _calls_backward(rule: Any) -> bool:
-    """Whether a rule calls `backward` of a tensor, and not that of the Function it inherits from."""
+    """Whether a rule calls `backward` of a tensor, and not only of the Function that it inherits from."""
     code = getattr(rule, "__code__", None)
     if code is None or "backward" not in code.co_names:
         return False

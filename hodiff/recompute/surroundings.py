@@ -1,4 +1,4 @@
-"""What a computation sees of torch's global state, to compute the same again later."""
+"""The parts of torch's global state that a computation reads, saved to repeat the computation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.torch_internals.interception import active_function_modes, in_functi
 
 
 class Surroundings:
-    """Random number generators, autocast and `TorchFunctionMode`s, as they are when this is made."""
+    """Random number generators, autocast and `TorchFunctionMode`s at the time of construction."""
 
     def __init__(self, tensors: Collection[Tensor], generators: Iterable[Any] = ()):
         self._random = RandomState(tensors, generators)
@@ -26,12 +26,12 @@ class Surroundings:
         self._modes: list[TorchFunctionMode] = list(active_function_modes())
 
     def modes_restored(self) -> AbstractContextManager[None]:
-        """Return to the modes alone: torch leaves them where it calls a Function inside of a transform."""
+        """Restore only the modes, because torch leaves them when it calls a Function inside of a transform."""
         return in_function_modes(self._modes)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Return to them for a while; afterwards everything is as it was."""
+        """Restore the state within the context."""
         with ExitStack() as stack:
             stack.enter_context(self.modes_restored())
             for kind, enabled, dtype in self._autocast:
@@ -41,7 +41,7 @@ class Surroundings:
 
 
 def settings(tensors: Collection[Tensor]) -> tuple[Any, ...]:
-    """What decides beside functions and their arguments what is computed: default dtype, autocast, modes."""
+    """Return the global settings that affect a computation: default dtype, autocast, modes."""
     kinds = sorted({"cpu", *(device.type for device in accelerators(tensors))})
     return (
         torch.get_default_dtype(),

@@ -1,1 +1,1 @@
-"""The only door to torch's private names: one function a question; what it uses of torch stands in `names`."""
+"""The only access to torch's private names, by one function for each question; `names` lists the names."""

@@ -1,4 +1,4 @@
-"""Calls of `torch.utils.checkpoint.checkpoint`, which is a function of Python that no mode sees."""
+"""Interception of `torch.utils.checkpoint.checkpoint`, a Python function whose calls no mode sees."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Call = Callable[..., Any]
 
 
 def reroute_checkpoints(route: Callable[..., Any]) -> None:
-    """Let every call go to `route`, by whatever name the function was imported; torch's own is its first argument.
+    """Redirect every call to `route`, whatever name was imported; torch's own function is the first argument.
 
-    What users call only keeps dynamo away from the function proper, and for that looks for a stand-in on it. In a
-    torch that does so no more nothing is rerouted.
+    The public function only keeps dynamo away from the inner one, and reads an attribute of it that holds a disabled
+    copy. This attribute is set here. If a version of torch does not read it, nothing is redirected.
     """
     proper: Any = getattr(checkpoint, "__wrapped__", None)
     if proper is None or "__dynamo_disable" not in checkpoint.__code__.co_consts:
@@ -38,7 +38,7 @@ def reroute_checkpoints(route: Callable[..., Any]) -> None:
 
 
 def _reroute_decorated(proper: Call, call: Call) -> None:
-    """Let functions that torch from 2.15 on decorates as checkpoints go the same way."""
+    """Redirect functions that are decorated as checkpoints, which torch supports from 2.15 on."""
     try:
         decorated = proper(use_reentrant=False)(_reroute_decorated)
     except TypeError:  # an older torch

@@ -1,4 +1,4 @@
-"""Operators that a library has defined."""
+"""Operators that libraries define, and their derivative rules."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from torch.utils import _pytree as pytree
 from hodiff.torch_internals.autograd.graph_nodes import function_of
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 
-# torch's own have forward rules, or say that they have none; hodiff's are called inside of Functions.
+# torch's operators have forward rules or raise; hodiff's are called inside of Functions.
 _TRUSTED = {"aten", "prim", "prims", "hodiff"}
 
 
 def operator_in(function: Any) -> Any:
-    """The library's operator that a function is, if it is one that torch's forward mode may take for a constant."""
+    """Return a function's library operator, if torch's forward mode may treat it as a constant; otherwise None."""
     function = operator_of(function)
     if function is None:
         return None
-    # Asked first: torch calls some of its own where an exception would end the process.
+    # Check this first: torch calls some of its operators where an exception would end the process.
     if function.namespace in _TRUSTED:
         return None
-    # One that is made of others is differentiated as they are.
+    # An operator composed of others is differentiated through them.
     composite = torch._C._dispatch_has_kernel_for_dispatch_key(function.name(), "CompositeImplicitAutograd")
     return None if composite else function
 
 
 def loses_tangents(function: Any) -> bool:
-    """Whether a function is an operator that torch's forward mode takes for a constant without a word."""
+    """Whether a function is an operator that torch's forward mode silently treats as a constant."""
     return operator_in(function) is not None
 
 
 def operator_of(function: Any) -> OpOverload | None:
-    """The operator that a function of `torch.ops`, or of `torch.library.custom_op`, is; None if it is none."""
+    """Return the operator of a function of `torch.ops`, or of `torch.library.custom_op`; None for other functions."""
     if isinstance(function, CustomOpDef):
         function = function._opoverload
     if isinstance(function, OpOverloadPacket):
@@ -53,7 +53,7 @@ class OperatorRule:
     Attributes:
         operator: The operator.
         given: The rule for cotangents, `backward(ctx, *cotangents)`, as it was registered.
-        given_context: What saves for it, `setup_context(ctx, inputs, output)`; None where nothing does.
+        given_context: The registered `setup_context(ctx, inputs, output)`, which saves for the rule, or None.
     """
 
     operator: OpOverload
@@ -61,13 +61,13 @@ class OperatorRule:
     given_context: Callable[..., Any] | None
 
     def backward(self, context: Any, cotangents: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The cotangents of all arguments by position; those by keyword alone have none."""
+        """Return the cotangents of all arguments by position; keyword-only arguments have None."""
         found = self.given(context, *cotangents)
         found = found if isinstance(found, tuple) else (found,)
         return *found, *(None for _ in _keyword_only(self.operator))
 
     def setup_context(self, context: Any, args: tuple[Any, ...], output: Any) -> None:
-        """Save what the rule asks for, of all arguments by position."""
+        """Call the registered `setup_context` with all arguments by position."""
         if self.given_context is None:
             return
         by_keyword = _keyword_only(self.operator)
@@ -77,11 +77,11 @@ class OperatorRule:
 
 
 def rule_of(operator: OpOverload, args: Sequence[Any] | None = None) -> OperatorRule | None:
-    """The rule that `register_autograd` was given for an operator; None if there is none.
+    """Return the rule that was registered for an operator by `register_autograd`, or None.
 
     Args:
         operator: The operator.
-        args: Arguments that it takes. A rule that was registered for an operator of others is found by a call alone.
+        args: Example arguments. Rules of operators not made by `custom_op` can only be found by a call.
 
     Returns:
         The rule.
@@ -99,30 +99,30 @@ def rule_of(operator: OpOverload, args: Sequence[Any] | None = None) -> Operator
 
 
 def rule_in(function: Any) -> OperatorRule | None:
-    """The rule behind a Function that torch made for an operator of torch.library; None if it is no such Function."""
+    """Return the rule behind a Function that torch made for a torch.library operator; None for other Functions."""
     if not getattr(function, "__name__", "").startswith("GeneratedBackwardFor_"):
         return None
     found = inspect.getclosurevars(function.backward).nonlocals
-    # Of an operator with lists of tensors, what torch made is wrapped once more.
+    # For an operator with lists of tensors, torch wraps its Function once more.
     found = inspect.getclosurevars(found["orig_backward"]).nonlocals if "orig_backward" in found else found
     return _rule(found["op"], found["info"]) if {"op", "info"} <= found.keys() else None
 
 
 def call_by_position(operator: OpOverload, args: Sequence[Any]) -> Any:
-    """An operator of all its arguments by position."""
+    """Call an operator with all its arguments by position."""
     by_keyword = _keyword_only(operator)
     count = len(args) - len(by_keyword)
     return operator(*args[:count], **dict(zip(by_keyword, args[count:], strict=True)))
 
 
 def with_defaults(operator: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments by position, with those at the end that have their default and that torch therefore leaves out."""
+    """Append the defaults of trailing arguments, which torch leaves out."""
     rest = operator._schema.arguments[len(args) :]
     return *args, *(each.default_value for each in rest if each.has_default_value())
 
 
 def signature_of(operator: OpOverload) -> inspect.Signature:
-    """The arguments of an operator, each with a position."""
+    """Return the signature of an operator with all arguments by position."""
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Signature([
         inspect.Parameter(
@@ -152,7 +152,7 @@ def _keyword_only(operator: OpOverload) -> list[str]:
 
 
 def formula_of(operator: OpOverload) -> OperatorRule | None:
-    """The rule of an operator of `torch.library.custom_op`, if it was given one."""
+    """Return the rule of an operator of `torch.library.custom_op`, or None."""
     definition = _definition(operator)
     return None if definition is None else _rule(operator, definition)
 
@@ -162,13 +162,13 @@ def _definition(operator: OpOverload) -> CustomOpDef | None:
 
 
 def has_autograd_kernel(operator: Any) -> bool:
-    """Whether an operator says itself what its derivative is, on some device."""
+    """Whether an operator has its own autograd kernel, on some device."""
     keys = ("Autograd", "AutogradCPU", "AutogradCUDA")
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key) for key in keys)
 
 
 def is_defined_in_python(operator: Any) -> bool:
-    """Whether `torch.library.custom_op` made an operator, which raises in reverse mode without a formula."""
+    """Whether an operator was made by `torch.library.custom_op`; without a formula it raises in reverse mode."""
     return _definition(operator) is not None
 
 
@@ -179,7 +179,7 @@ def has_formula(function: Any) -> bool:
 
 
 def placed_arguments(operator: Any, args: Sequence[Any], kwargs: Any) -> tuple[Any, ...]:
-    """All arguments of a call by position, as `call_by_position` takes them."""
+    """Return all arguments of a call by position, as `call_by_position` takes them."""
     schema = operator._schema
     named = {each.name: kwargs[each.name] for each in schema.arguments if each.name in kwargs}
     names = [each.name for each in schema.arguments[len(args) :]]

@@ -1,4 +1,4 @@
-"""Calls of torch's `flex_attention`, which is a function of Python that no mode sees."""
+"""Interception of torch's `flex_attention`, a Python function whose calls no mode sees."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch.overrides import handle_torch_function
 from hodiff.torch_internals.interception import active_function_modes
 from hodiff.torch_internals.tensors import stands_for_tensor
 
-# The operator that torch's function calls once it has looked at its arguments; modes do see it.
+# The operator that torch's function calls after checking its arguments; modes see it.
 flex_operator = torch.ops.higher_order.flex_attention
 torch_flex_attention = room.flex_attention
 
 _in_modes: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
-# The modes that want to see the calls.
+# The modes that intercept the calls.
 _takers: list[type] = []
 
 
 def offer_flex_attention_to(mode: type) -> None:
-    """Let a class of modes, and what stands for tensors, see calls of the function, by whatever name it was imported.
+    """Let a class of modes, and tensor-like objects, see calls of the function, whatever name was imported.
 
-    In what dynamo traces they see the operator instead. There torch's function refuses gradients on a CPU, which the
-    operator of the mode need not; so it is not asked where a mode is active.
+    In code traced by dynamo, modes see the operator instead. There torch's function refuses gradients on a CPU, which
+    the mode's operator may support, so that check is skipped if a mode is active.
     """
     if not _takers:
         _offer()
@@ -61,7 +61,7 @@ def _calls(*args: Any, _call: Any, **kwargs: Any) -> Any:
 def _allow_gradients_in_graphs() -> None:
     try:
         require = room._validate_device
-    except AttributeError:  # another torch, which then refuses them
+    except AttributeError:  # another version of torch, which refuses gradients
         return
 
     def require_device(*args: Any) -> None:

@@ -1,4 +1,4 @@
-"""The names by which users call torch's functions."""
+"""Names of torch's functions in users' code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.overrides import resolve_name
 
 
 def function_name(function: Any) -> str:
-    """A function as users write it, without `torch.` in front."""
+    """Return a function's name as users write it, without the prefix `torch.`."""
     name = str(resolve_name(function) or getattr(function, "__name__", None) or function).removeprefix("torch.")
-    # Those of torch itself stand in a class, whose name begins with a line.
+    # Functions of torch itself are in a class whose name begins with an underscore.
     return name.partition(".")[2] if name.startswith("_") and "." in name else name

@@ -1,4 +1,4 @@
-"""Operators on lists of tensors, in the order and with the arguments of those on one."""
+"""Operators on lists of tensors, with the order and arguments of the operators on one tensor."""
 
 from __future__ import annotations
 

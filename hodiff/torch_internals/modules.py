@@ -1,4 +1,4 @@
-"""What modules of `torch.nn` hold behind their public attributes."""
+"""Private attributes of `torch.nn` modules."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
 
-# The base of all norms with running statistics, and of all dropouts.
+# The base classes of all norms with running statistics, and of all dropouts.
 RunningNorm = _NormBase
 Dropout = _DropoutNd
-# Attributes that a recurrent layer makes anew whenever one of its parameters is set, and reads no others of.
+# Attributes that a recurrent layer recomputes whenever one of its parameters is set.
 MADE_OF_PARAMETERS = {"_flat_weights", "_flat_weight_refs"}
 
 
 class _ScriptTable(MutableMapping[str, Any]):
-    """The parameters or buffers of a scripted module, which torch shows by a few methods of a dict alone."""
+    """The parameters or buffers of a scripted module as a mapping; torch provides only some methods of a dict."""
 
     def __init__(self, own: Any):
         self._own = own
@@ -45,18 +45,18 @@ def _table(own: Any) -> MutableMapping[str, Any]:
 
 
 def buffers_by_name(module: nn.Module) -> MutableMapping[str, Tensor | None]:
-    """The dict that holds a module's own buffers, to read and to write."""
+    """Return the dict of a module's own buffers, to read and to write."""
     return _table(module._buffers)
 
 
 def parametrized_weights_are_kept() -> bool:
-    """Whether `torch.nn.utils.parametrize.cached` is active, by which a weight is computed once, at whatever point."""
+    """Whether `torch.nn.utils.parametrize.cached` is active, which computes each weight once, at any point."""
     return parametrize._cache_enabled > 0
 
 
 @contextmanager
 def parametrized_anew() -> Iterator[None]:
-    """Forget for a while what it has kept, and that it is active."""
+    """Disable the cache of `parametrize` within the context, and hide its values."""
     held = parametrize._cache_enabled, parametrize._cache
     parametrize._cache_enabled, parametrize._cache = 0, {}
     try:
@@ -66,13 +66,13 @@ def parametrized_anew() -> Iterator[None]:
 
 
 def padding_of_both_sides(convolution: Any) -> list[int]:
-    """A convolution's padding as `torch.nn.functional.pad` takes it."""
+    """Return a convolution's padding as `torch.nn.functional.pad` takes it."""
     padding: list[int] = convolution._reversed_padding_repeated_twice
     return padding
 
 
 def attributes_of(module: nn.Module) -> dict[str, Any]:
-    """What a module holds besides parameters, buffers and submodules, which others may exchange for a while."""
+    """Return the attributes of a module other than parameters, buffers and submodules, which others may replace."""
     attributes = vars(module).copy()
     for name in ("_parameters", "_buffers", "_modules"):
         attributes.pop(name, None)
@@ -80,10 +80,10 @@ def attributes_of(module: nn.Module) -> dict[str, Any]:
 
 
 def has_backward_hooks(module: nn.Module) -> bool:
-    """Whether hooks change or read the gradients of a module's outputs or inputs."""
+    """Whether a module has backward hooks, which change or read gradients of its outputs or inputs."""
     return bool(module._backward_hooks or module._backward_pre_hooks)
 
 
 def tables_of(module: nn.Module) -> tuple[MutableMapping[str, Any], MutableMapping[str, Any]]:
-    """The module's own parameters and buffers by name, as it looks them up."""
+    """Return the module's own parameters and buffers by name, as the module looks them up."""
     return _table(module._parameters), _table(module._buffers)

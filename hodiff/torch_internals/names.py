@@ -1,8 +1,8 @@
-"""Every private name of torch that this folder uses: what to look at when there is a new torch."""
+"""All private names of torch that this package uses, to check with each new version of torch."""
 
 from __future__ import annotations
 
-# What is reached from the package; the last parts may look public, as all that is below a private one is private.
+# Names below the package; last parts may look public, but everything below a private name is private.
 NAMES = (
     "torch.Tensor._is_view",
     "torch.Tensor._is_zerotensor",
@@ -230,17 +230,17 @@ NAMES = (
     "torch.utils._pytree._broadcast_to_and_flatten",
 )
 
-# Those that came late, and the version that brought them; without them hodiff does less.
+# Names missing from older versions, and the version that added them; without them hodiff does less.
 SINCE = {"torch._higher_order_ops.utils._hop_compile_and_call": "2.12"}
 
-# What is asked of a value, by what the value is.
+# Private attributes, by the kind of object.
 ATTRIBUTES = {
     "tensor": ("_backward_hooks", "_base", "_post_accumulate_grad_hooks", "_version"),
     "storage": ("_cdata",),
     "optimizer": ("_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"),
     "module": ("_backward_hooks", "_backward_pre_hooks", "_buffers", "_parameters"),
     "convolution": ("_reversed_padding_repeated_twice",),
-    # And what follows `_saved_`: one for each thing that it keeps.
+    # Also the names that follow `_saved_`, one for each saved value.
     "node of an operator": ("_input_metadata", "_saved_", "_sequence_nr"),
     "node of a Function": ("_forward_cls", "_input_metadata"),
     "operator": ("_can_decompose", "_schema"),

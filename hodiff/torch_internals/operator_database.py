@@ -1,4 +1,4 @@
-"""Torch's database of operators with samples for each, made for its own tests."""
+"""Torch's database of operators with sample inputs, made for its own tests."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import torch
 
 
 def operator_database(wrapper: Callable[..., Any], seed_all: Callable[[int], None]) -> list[Any]:
-    """The `OpInfo` entries, with functions in place of those by which the database seeds around calls and samples."""
+    """Return the `OpInfo` entries, after replacing the functions that seed around calls and samples."""
     from torch.testing._internal import common_methods_invocations as definitions
     from torch.testing._internal import common_utils
     from torch.testing._internal.opinfo import core
 
     definitions.wrapper_set_seed = wrapper
     common_utils.set_rng_seed = lambda seed=common_utils.SEED: seed_all(seed)
-    # Whatever makes samples looks for the unittest that wants them, in the source of everything that is under way.
+    # Sample functions would search the source of all running code for the unittest that called them.
     common_utils.extract_test_fn = core.extract_test_fn = lambda: None
     return list(definitions.op_db)
 
 
 def parameter_names(op: Any) -> tuple[str, ...]:
-    """What an operator calls its arguments, in order: by its signature or, for a builtin, its first overload."""
+    """Return an operator's argument names, in order: from its signature or, for a builtin, its first overload."""
     try:
         return tuple(inspect.signature(op.op).parameters)
     except (TypeError, ValueError):

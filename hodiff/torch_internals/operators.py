@@ -12,34 +12,34 @@ import torch.nn.functional as F
 from torch import Tensor, _ops
 from torch._decomp import decomposition_table
 
-# An operator for one signature, and all of one name.
+# An operator for one signature, and all operators of one name.
 OpOverload = _ops.OpOverload
 OpOverloadPacket = _ops.OpOverloadPacket
 
 Kernel = Callable[..., Any]
 
-# What else `index_put` is in graphs, out of place and in place.
+# Other names of `index_put` in graphs, out of place and in place.
 INDEX_PUT_OPERATORS = ("_unsafe_index_put", "_index_put_impl_")
 
-# Gradients that torch computes by a kernel of their own.
+# Gradients for which torch has separate kernels.
 softmax_gradient: Kernel = torch.ops.aten._softmax_backward_data.default
 log_softmax_gradient: Kernel = torch.ops.aten._log_softmax_backward_data.default
 distances_gradient: Kernel = torch.ops.aten._cdist_backward
 
-# torch's functions as they were, also where a package has put a wrapper in the place of one.
+# torch's original functions, also if a package has replaced one by a wrapper.
 built_in_functions: Any = torch._VF
 
-# `torch.cdist` with the kernel's number of a way to compute, which the public function does not let through.
+# `torch.cdist` with the number of the kernel's method, which the public function does not accept.
 distances: Kernel = torch._VF.cdist  # type: ignore[attr-defined]
 normalized_by_batches: Kernel = torch.ops.aten._native_batch_norm_legit.default
 
-# What reads the one number of a tensor.
+# The operator that reads the number in a tensor.
 number: Kernel = torch.ops.aten._local_scalar_dense.default
 
-# What makes zeros that have no memory, as tangents of what does not move.
+# The operator that makes zeros without memory, as tangents of constants.
 zeros_without_memory: Kernel = torch.ops.aten._efficientzerotensor.default
 
-# What public functions call, which a mode that corrects operators has to know.
+# Functions that public functions call, which a mode that corrects operators has to know.
 native_batch_norm: Kernel = torch._native_batch_norm_legit
 batch_norm_with_update: Kernel = torch.ops.aten._batch_norm_with_update
 pack_padded_sequence: Kernel = torch._pack_padded_sequence
@@ -115,28 +115,28 @@ _FOREACH: tuple[Kernel, ...] = (
 
 
 def foreach_by_name() -> dict[str, Kernel]:
-    """The operators on lists of tensors, by what each does with one."""
+    """Return the operators on lists of tensors, by the name of the operator on one tensor."""
     return {each.__name__.split("_", 2)[2]: each for each in _FOREACH}
 
 
 def schema_of(operator: Any) -> Any:
-    """The name and the arguments of an operator, with those that it writes to."""
+    """Return an operator's schema: its name and arguments, with those that it writes to."""
     return operator._schema
 
 
 def plain_name(operator: Any) -> str:
-    """An operator's name without underscores at its ends, and with its namespace if it is none of torch's own."""
+    """Return an operator's name without underscores at the ends, with a namespace if it is not torch's own."""
     namespace, _, name = operator._schema.name.partition("::")
     return name.strip("_") if namespace == "aten" else f"{namespace}::{name.strip('_')}"
 
 
 def writes(operator: Any) -> bool:
-    """Whether an operator writes to what it is given."""
+    """Whether an operator writes to its arguments."""
     return isinstance(operator, OpOverload) and bool(operator._schema.is_mutable)
 
 
 def arguments_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The arguments of a call by name, with those left to their defaults; and which are written to."""
+    """Return the arguments of a call by name, with defaults, and the names of the arguments that are written to."""
     declared = operator._schema.arguments
     found: dict[str, Any] = {each.name: each.default_value for each in declared if each.has_default_value()}
     found |= {each.name: value for each, value in zip(declared, args, strict=False)} | dict(kwargs)
@@ -145,7 +145,7 @@ def arguments_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 
 def decomposition_of(operator: Any) -> Kernel | None:
-    """What torch says an operator is made of, if it does."""
+    """Return torch's decomposition of an operator, or None."""
     found: Kernel | None = None if getattr(operator, "is_view", False) else decomposition_table.get(operator)
     if found is None and hasattr(operator, "prim_impl_aten"):
         found = operator.prim_impl_aten
@@ -161,7 +161,7 @@ def has_onednn_products() -> bool:
 
 @contextmanager
 def without_onednn() -> Iterator[None]:
-    """Let torch's own kernels run in place of oneDNN's; unlike the public switch it says nothing of TF32."""
+    """Run torch's own kernels instead of oneDNN's; unlike the public switch it does not affect TF32."""
     before = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
@@ -171,38 +171,38 @@ def without_onednn() -> Iterator[None]:
 
 
 def onednn_product(a: Tensor, b: Tensor) -> Tensor:
-    """`a @ b` for float32 matrices on a CPU, by oneDNN; nothing differentiates it."""
+    """Compute `a @ b` for float32 matrices on a CPU, by oneDNN, without a derivative."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
     return product
 
 
 def operator_named(name: str) -> Any:
-    """All overloads of one of torch's own operators, by its plain name; None where this torch has none."""
+    """Return all overloads of one of torch's own operators by its plain name; None if this torch has none."""
     found = getattr(torch.ops.aten, name, None) or getattr(torch.ops.aten, f"_{name}", None)
     return found if isinstance(found, OpOverloadPacket) else None
 
 
 def builtins_named(name: str) -> list[Any]:
-    """The compiled functions that take what the operator of their name takes, as those in Python need not."""
+    """Return the compiled functions of an operator's name, which take the operator's arguments."""
     found = [getattr(module, name, None) for module in (torch, torch._C._nn)]
     return [each for each in found if isinstance(each, BuiltinFunctionType)]
 
 
 def function_of_operator(operator: Any) -> str:
-    """What an operator's function is called, such as linalg.det for aten.linalg_det.default; "" for what is none."""
+    """Return the name of an operator's function, such as linalg.det for aten.linalg_det.default; "" if unknown."""
     name = operator.__name__.split(".")[0] if isinstance(operator, OpOverload) else ""
     space, _, rest = name.partition("_")
     return f"{space}.{rest}" if space in {"linalg", "special", "fft"} else name
 
 
 def overloads_of(packet: Any) -> list[Any]:
-    """The operators of one name that return what they compute; the others write it into arguments."""
+    """Return the operators of one name that return their results, and do not write them into arguments."""
     overloads = [getattr(packet, name) for name in packet.overloads()]
     return [each for each in overloads if not any(argument.is_out for argument in each._schema.arguments)]
 
 
 def places_of(operator: Any) -> dict[str, Any]:
-    """What an operator takes by position, with defaults; `...` stands for none."""
+    """Return the positional arguments of an operator, with defaults; `...` means no default."""
     return {
         each.name: each.default_value if each.has_default_value() else ...
         for each in operator._schema.arguments
@@ -211,12 +211,12 @@ def places_of(operator: Any) -> dict[str, Any]:
 
 
 def names_of(operator: Any) -> list[str]:
-    """What the arguments of an operator are called, those by keyword included."""
+    """Return the names of an operator's arguments, including keyword arguments."""
     return [each.name for each in operator._schema.arguments]
 
 
 def number_places(packet: Any) -> dict[int | str, str]:
-    """The names of real numbers that an operator takes, by place and by name; without those that may be tensors."""
+    """Names of an operator's real-number arguments, by position and name, without those that may be tensors."""
     kinds: dict[tuple[int | str, str], set[str]] = {}
     for each in overloads_of(packet):
         for i, argument in enumerate(each._schema.arguments):

@@ -1,4 +1,4 @@
-"""How torch words what it lacks or refuses: the messages that hodiff tells apart, each by the pattern that finds it."""
+"""Patterns of torch's messages for missing or refused features, which hodiff distinguishes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from enum import Enum
 
 
 class Wording(Enum):
-    """What torch says, as a pattern whose letters may be of either case, and what it means to the reader."""
+    """A message of torch: a case-insensitive pattern, and its meaning for the reader."""
 
-    # A derivative that does not exist.
+    # Missing derivatives.
     NOT_IMPLEMENTED = (r"not (yet )?implemented", "an operator lacks the derivative that is asked for")
     NOT_SUPPORTED = (r"not (currently )?support|n't (yet )?support", "a way to differentiate does not go there")
     NO_REVERSE_RULE = (r"derivative for .* is not implemented", "an operator lacks a rule for reverse mode")
@@ -32,7 +32,7 @@ class Wording(Enum):
         "an operator that takes functions, such as torch.cond, is inside a transform",
     )
 
-    # A Function with a part missing.
+    # Functions with a missing part.
     ONCE_DIFFERENTIABLE = (r"once_differentiable", "its gradient is marked as a constant to further derivatives")
     NO_SETUP_CONTEXT = (r"must override the setup_context", "torch.func needs forward without ctx")
     NO_RULE = (r"must implement (the jvp|either the backward or vjp)", "it has no rule for this mode")
@@ -54,7 +54,7 @@ class Wording(Enum):
     )
     RANDOM = (r"randomness error mode", "random numbers under vmap, which was not told what to do with them")
 
-    # Tensors that cannot be what the code wants.
+    # Unsupported tensors.
     SPARSE = (
         r"Sparse \w+ tensors do not have|unsupported for Sparse\w* tensors|expected sparse coordinate tensor layout",
         "a sparse tensor comes where torch only knows dense ones, or only some sparse ones",
@@ -98,7 +98,7 @@ class Wording(Enum):
         "a second pass through compiled code, whose first one gave its memory away",
     )
 
-    # Warnings in which torch speaks of itself.
+    # Warnings about torch's own internals.
     BATCHES_BY_LOOP = (r"performance drop", "an operator without a batching rule runs in a loop, slow and right")
     OUTPUT_RESIZED = (r"An output with one or more elements was resized", "that loop writes into another shape")
     TORCHSCRIPT = (r"torch\.jit\.script", "rules of forward mode are loaded by a deprecated helper, on first use")
@@ -109,7 +109,7 @@ class Wording(Enum):
         self.meaning = meaning
 
 
-# That a derivative does not exist by some route, as opposed to a mistake in the user's function.
+# Messages that a derivative does not exist by some route, as opposed to a mistake in the user's function.
 UNAVAILABLE = (
     Wording.NOT_IMPLEMENTED,
     Wording.NOT_SUPPORTED,
@@ -127,17 +127,17 @@ UNAVAILABLE = (
     Wording.WRAPPER_WITHOUT_MEMORY,
     Wording.HIGHER_ORDER,
 )
-# In what a user calls compiled code, so that its graph has all derivatives.
+# The context in which a user calls compiled code to get a graph with all derivatives.
 EAGER_STANCE = 'with torch.compiler.set_stance("force_eager"):'
-# Warnings that would pass for defects of the code that runs.
+# Warnings that could be mistaken for defects of the running code.
 OF_TORCH_ITSELF = (Wording.BATCHES_BY_LOOP, Wording.OUTPUT_RESIZED, Wording.TORCHSCRIPT, Wording.FUNCTION_MADE)
 
 
 def pattern_of(*wordings: Wording) -> str:
-    """The regular expression that finds any of them."""
+    """Return a regular expression that matches any of the messages."""
     return "|".join(each.pattern for each in wordings)
 
 
 def says(said: object, *wordings: Wording) -> bool:
-    """Whether an exception or a text says any of them."""
+    """Whether an exception or a text contains any of the messages."""
     return re.search(pattern_of(*wordings), str(said)) is not None

@@ -1,1 +1,1 @@
-"""How a function becomes a graph: traced once, with the numbers that it read on the way as conditions in the graph."""
+"""Capture of functions as graphs: traced once, with the numbers that a function reads as conditions in the graph."""

@@ -1,4 +1,4 @@
-"""Operators that stand in a captured graph where the function read numbers: they refuse those of another branch."""
+"""Operators in captured graphs that raise if a number that the function read leads to another branch."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _LIBRARY = torch.library.Library("hodiff", "FRAGMENT")
 
 
 class OtherBranchError(Exception):
-    """A graph was run with numbers that would have taken the function elsewhere.
+    """A graph was run with numbers for which the function would take another branch.
 
     Args:
-        where: The line that read them.
-        known: What the graph was made for.
-        found: What is there now.
+        where: The line that read the number.
+        known: The value that the graph was made for.
+        found: The value now.
     """
 
     def __init__(self, where: str, known: Any, found: Any):
@@ -28,7 +28,7 @@ class OtherBranchError(Exception):
 
 def _require(x: Tensor, number: Any, where: str) -> None:
     found = x.item()
-    # NaN is what it was, although it equals nothing.
+    # NaN equals nothing, but matches NaN here.
     if found != number and not (found != found and number != number):
         raise OtherBranchError(where, number, found)
 
@@ -51,10 +51,10 @@ _LIBRARY.impl(
     "Meta",
 )
 
-# `require(x, number, where)` goes on only where the one element of x is that number.
+# `require(x, number, where)` raises unless the one element of x is that number.
 require = torch.ops.hodiff.require.default
-# `indices(mask, count, where)` is `mask.nonzero()`, and goes on only where that has so many rows.
+# `indices(mask, count, where)` is `mask.nonzero()`, and raises unless it has `count` rows.
 indices = torch.ops.hodiff.indices.default
 
-# Whatever comes of them, a graph without them would run where it must not.
+# Dead code elimination must keep them although nothing uses their results.
 CONDITIONS = tuple(map(has_side_effect, (require, indices)))

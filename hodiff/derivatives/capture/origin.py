@@ -1,4 +1,4 @@
-"""The user's line at which something happened."""
+"""Source lines of the user at which an operator ran or an exception was raised."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from types import FrameType
 
 from hodiff.torch_internals.interception import MODULES_BELOW, MODULES_OF_CONTROL_FLOW
 
-# What runs between a user's line and torch.
+# Packages whose frames lie between a user's line and torch.
 _BETWEEN = {"torch", "hodiff"} | sys.stdlib_module_names
-# What sees operators, and stands between them and their caller.
+# Modules that intercept operators, between them and their caller.
 _WATCHING = (
     "hodiff.corrections.mode",
     "hodiff.derivatives.capture.origin",
@@ -24,7 +24,7 @@ _WATCHING = (
 
 
 def line_now() -> str:
-    """The innermost line outside of torch and hodiff that is running; empty where there is none."""
+    """Return the innermost running line outside of torch and hodiff, or "" if there is none."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         if _is_users(frame):
@@ -34,7 +34,7 @@ def line_now() -> str:
 
 
 def called_by_library() -> bool:
-    """Whether torch's own Python, or a correction, called the operator that runs; not to take a branch for a user."""
+    """Whether torch's own Python or a correction called the running operator; such calls must not decide branches."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and str(frame.f_globals.get("__name__")).startswith(_WATCHING):
         frame = frame.f_back
@@ -45,7 +45,7 @@ def called_by_library() -> bool:
 
 
 def line_of(error: BaseException) -> str:
-    """The innermost such line that an exception came through."""
+    """Return the innermost line outside of torch and hodiff that an exception passed through, or ""."""
     lines = [_told(frame, number) for frame, number in _passed(error) if _is_users(frame)]
     return lines[-1] if lines else ""
 
@@ -58,7 +58,7 @@ def _passed(error: BaseException) -> Iterator[tuple[FrameType, int]]:
 
 
 def _is_users(frame: FrameType) -> bool:
-    # What torch makes of text is in no module, and what is run as a script has the name of one of Python's.
+    # Code that torch generates has no module, and a script's module has the name of one of Python's.
     name = str(frame.f_globals.get("__name__", "torch"))
     return name == "__main__" or name.partition(".")[0] not in _BETWEEN
 

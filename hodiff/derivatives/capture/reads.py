@@ -1,4 +1,4 @@
-"""Numbers that a function reads while it is traced: answered from what was traced so far, and kept as conditions."""
+"""Reads of tensor values during a trace: answered by evaluating the graph so far, and kept as conditions."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ aten = torch.ops.aten
 
 
 class Reads(EagerDispatchMode):
-    """Lets a traced function read numbers, and writes into the graph that they have to be the same again.
+    """A mode that lets a traced function read numbers, and writes conditions on these numbers into the graph.
 
     Args:
-        inputs: The real tensors that stand behind those without data.
+        inputs: The real tensors that the inputs without data represent.
     """
 
     supports_higher_order_operators = True
@@ -36,7 +36,7 @@ class Reads(EagerDispatchMode):
         self._known = _Computed(inputs)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Answer what asks for numbers, and pass all else on to the tracer."""
+        """Answer operators that read numbers, and pass all others on to the tracer."""
         kwargs = kwargs or {}
         answer = _ANSWERS.get(func)
         if answer is not None:
@@ -46,7 +46,7 @@ class Reads(EagerDispatchMode):
         return func(*args, **kwargs)
 
     def number(self, x: Tensor) -> Any:
-        """The one element of a tensor."""
+        """Return the one element of a tensor."""
         node, constant = node_of(x)
         if constant:
             return number_of(x)
@@ -63,12 +63,12 @@ class Reads(EagerDispatchMode):
         return x.shape == y.shape and bool(self.number(aten.all.default(aten.eq.Tensor(x, y))))
 
     def places(self, mask: Tensor) -> Tensor:
-        """Where a tensor is not zero; the graph finds that anew, and requires as many."""
+        """Return the indices of nonzero elements; the graph computes them again, and requires the same count."""
         node, _ = node_of(mask)
         return indices(mask, self._known.asked(mask, node, lambda real: int(real.count_nonzero())), line_now())
 
     def picked(self, x: Tensor, index: Sequence[Tensor | None]) -> Tensor:
-        """`x[index]`, where masks are among the index."""
+        """Compute `x[index]`, where `index` may contain masks."""
         whole: list[Tensor | None] = []
         for each in index:
             masks = each is not None and each.dim() and each.dtype in (torch.bool, torch.uint8)
@@ -76,21 +76,21 @@ class Reads(EagerDispatchMode):
         return aten.index.Tensor(x, whole)
 
     def selected(self, x: Tensor, mask: Tensor) -> Tensor:
-        """`x.masked_select(mask)`."""
+        """Compute `x.masked_select(mask)`."""
         x, mask = torch.broadcast_tensors(x, mask)
         return self.picked(x, [mask])
 
     def repeated(self, repeats: Tensor, *, output_size: int | None = None) -> Tensor:
-        """Each place as many times as `repeats` says there."""
+        """Return the index of each place, as many times as `repeats` says there."""
         size = int(self.number(repeats.sum())) if output_size is None else output_size
         return aten.repeat_interleave.Tensor(repeats, output_size=size)
 
     def zeros(self, *args: Any, **options: Any) -> Tensor:
-        """Zeros with memory, in place of those without, which compiled code would read."""
+        """Return zeros with memory instead of zeros without, which compiled code would read."""
         return aten.zeros.default(*args, **options)
 
 
-# What is asked of numbers, or of memory, and who answers.
+# Operators that read numbers or memory, and the methods that answer them.
 _ANSWERS: dict[Any, Callable[..., Any]] = {
     number_of: Reads.number,
     aten.item.default: Reads.number,  # in inference mode
@@ -105,19 +105,19 @@ _ANSWERS: dict[Any, Callable[..., Any]] = {
 
 
 class _Computed:
-    """The numbers of a graph that is being made, each operator of which runs once, in order, when one is asked."""
+    """Values of the graph that is being made; its operators run once, in order, when a value is first needed."""
 
     def __init__(self, inputs: Sequence[Tensor]):
         self._inputs = iter(inputs)
         self._values: dict[fx.Node, Any] = {}
 
     def asked(self, x: Tensor, node: fx.Node | None, question: Callable[[Tensor], T]) -> T:
-        """What is asked of the numbers of a tensor."""
+        """Apply a question to the value of a traced tensor."""
         if node is None:
             raise HiddenTensorError(x)
         graph, root = graph_so_far()
         with outside_of_trace():
-            # All there are, in order: some write into what others made.
+            # Evaluate all nodes in order, because some write into the results of others.
             for each in list(graph.nodes)[len(self._values) :]:
                 self._values[each] = self._value(each, root)
             return question(self._values[node])

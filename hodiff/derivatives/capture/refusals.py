@@ -1,4 +1,4 @@
-"""Why a function cannot be captured as a graph, in words."""
+"""Errors for functions that cannot be captured as a graph, and their explanations."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from hodiff.torch_internals.wording import Wording, says
 
 
 class CaptureError(Exception):
-    """A function that a graph would not be right for; the message says why and what to do."""
+    """A graph of the function would be wrong; the message says why and what to do."""
 
 
 class HiddenTensorError(CaptureError):
-    """A graph reads a tensor that is no input of it.
+    """A graph reads a tensor that is not one of its inputs.
 
     Args:
         tensor: The tensor.
-        where: The line that reads it, if it is known.
+        where: The line that reads it, if known.
     """
 
     def __init__(self, tensor: Tensor, where: str = ""):
@@ -36,7 +36,7 @@ def _has_numbers(tensor: Tensor) -> bool:
 
 
 class RandomNumbersError(CaptureError):
-    """A function draws random numbers, which a graph would draw otherwise."""
+    """A function draws random numbers, and a graph would draw different ones."""
 
     def __init__(self, operator: str):
         super().__init__(
@@ -46,13 +46,13 @@ class RandomNumbersError(CaptureError):
 
 
 class VectorReadError(CaptureError):
-    """A product branches on the vector, in which it is then not linear."""
+    """A product branches on the vector, so that it is not linear in it."""
 
     def __init__(self, where: str):
         super().__init__(f"{where} reads numbers of what depends on the vector, which is another one in each product")
 
 
-# What torch says of a trace that went wrong, what that means, and the remedy.
+# Conditions on torch's error for a failed trace, with its meaning and remedy.
 _MEANINGS = (
     (
         lambda error: type(error).__name__ == "FakeTensorDeviceMismatchError" and "meta" in str(error),
@@ -73,7 +73,7 @@ _MEANINGS = (
 
 
 def explained(error: Exception) -> str:
-    """Why a capture failed, at which line of the user's, and what to do."""
+    """Explain why a capture failed, at which line of the user's code, and what to do."""
     said = (str(error).strip().splitlines() or [""])[0][:200]
     if isinstance(error, CaptureError):
         cause = str(error)

@@ -1,4 +1,4 @@
-"""One trace of a function of tensors, as a graph of operators that change nothing in place."""
+"""Traces of functions of tensors, as graphs of operators that change nothing in place."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from hodiff.torch_internals.operators import writes
 def trace(
     function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], sizes: OpenSizes | None = None
 ) -> fx.GraphModule:
-    """The graph of a function at its inputs, for all inputs of this form that take it the same way.
+    """Trace a function as a graph, valid for all inputs of this form that take the same branches.
 
     Args:
         function: Function of tensors.
-        inputs: Real ones, whose numbers are looked at where the function reads some.
-        sizes: Which of their sizes are left open.
+        inputs: Real tensors, whose numbers are used where the function reads some.
+        sizes: Which of their sizes are left open (symbolic).
 
     Returns:
-        The graph; where it reads numbers that are others, it raises `OtherBranchError`.
+        The graph; it raises `OtherBranchError` if the numbers that it reads differ.
 
     Raises:
-        CaptureError: If a graph would not be right.
-        HiddenTensorError: If it would read a tensor that nobody looks at; the message says at which line.
-        Exception: Whatever torch raises where it cannot trace.
+        CaptureError: If a graph would be wrong.
+        HiddenTensorError: If it would read a tensor that is not an input; the message has the line.
+        Exception: Any error of torch's tracer.
     """
 
     def reading(*tensors: Tensor) -> Sequence[Tensor]:
         with Reads(inputs), uncompiled_in_traces():
             return function(*tensors)
 
-    # One that is given twice would be one input.
+    # A tensor that is passed twice would become a single input.
     inputs = [each.detach() for each in inputs]
-    # Tensors without data stand for the real ones, so that what looks at numbers unasked fails, and is not captured.
+    # Tensors without data replace the real ones, so that unexpected reads of numbers fail instead of being captured.
     mode: Literal["fake", "symbolic"] = "fake" if sizes is None else "symbolic"
     stand_ins = inputs if sizes is None else sizes.stand_ins
     traced = make_fx(reading, tracing_mode=mode, _allow_non_fake_inputs=True)(*stand_ins)
@@ -58,19 +58,19 @@ def trace(
         raise HiddenTensorError(error.tensor, _line_that_reads(error.tensor, reading, stand_ins, mode)) from None
     traced.graph.eliminate_dead_code()
     if any(writes(node.target) for node in traced.graph.nodes):
-        # What is written through a view is no edge of the graph.
+        # The graph has no edge for a write through a view.
         traced = make_fx(functionalize(traced), tracing_mode=mode, _allow_non_fake_inputs=True)(*stand_ins)
         traced.graph.eliminate_dead_code()
     for node in traced.graph.nodes:
         if node.target is torch.ops.aten.view.default:
-            # Strides of a kernel's result may be others than were foreseen.
+            # A kernel's result may have other strides than the trace predicted.
             node.target = torch.ops.aten.reshape.default
     traced.recompile()
     return traced
 
 
 class _Watch(EagerDispatchMode):
-    """Notes the user's line of the first operator that takes a tensor."""
+    """A mode that notes the user's line of the first operator that takes a tensor."""
 
     supports_higher_order_operators = True
 
@@ -80,7 +80,7 @@ class _Watch(EagerDispatchMode):
         self.line = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at the operands, and run the operator."""
+        """Note the line if the tensor is among the operands, and run the operator."""
         plain = [each for each in pytree.tree_leaves((args, kwargs)) if type(each) in (Tensor, nn.Parameter)]
         if not self.line and any((each.data_ptr(), each.shape) == self.place for each in plain):
             self.line = line_now()
@@ -90,7 +90,7 @@ class _Watch(EagerDispatchMode):
 def _line_that_reads(
     tensor: Tensor, function: Callable[..., Any], inputs: Sequence[Tensor], mode: Literal["fake", "symbolic"]
 ) -> str:
-    """The user's line that reads a tensor in a trace, which is made once more for that."""
+    """Return the user's line that reads a tensor in a trace, by tracing again."""
     watch = _Watch(tensor)
 
     def watched(*tensors: Tensor) -> Any:
@@ -100,20 +100,20 @@ def _line_that_reads(
     try:
         make_fx(watched, tracing_mode=mode, _allow_non_fake_inputs=True)(*inputs)
     except Exception:
-        # The line is a help alone.
+        # The line only helps the reader of the message, so a failed trace does not matter.
         return watch.line
     return watch.line
 
 
 def take_conditions(traced: fx.GraphModule) -> fx.GraphModule | None:
-    """Move what compares the numbers that a function read into a graph of its own; None where it read none."""
+    """Move the checks of numbers that a function read into a graph of their own; None if it read none."""
     conditions = [node for node in traced.graph.nodes if node.target in CONDITIONS]
     if not conditions:
         return None
     alone = fx.GraphModule(traced, copy.deepcopy(traced.graph))
     alone.graph.output_node().args = ((),)
     for node in reversed(alone.graph.nodes):
-        if writes(node.target) and not node.users:  # to buffers, which are updated once
+        if writes(node.target) and not node.users:  # buffers are updated only once
             alone.graph.erase_node(node)
     alone.graph.eliminate_dead_code()
     alone.recompile()
@@ -126,7 +126,7 @@ def take_conditions(traced: fx.GraphModule) -> fx.GraphModule | None:
 
 
 def drop_unused(graph: fx.GraphModule) -> list[int]:
-    """Take the inputs that nothing is made of out of a graph, and say which are left."""
+    """Remove unused inputs from a graph, and return the positions of those left."""
     inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
     for node in inputs:
         if not node.users:
@@ -136,9 +136,9 @@ def drop_unused(graph: fx.GraphModule) -> list[int]:
 
 
 def _refuse_hidden(graph: fx.GraphModule) -> None:
-    """Refuse a graph with a tensor that came from somewhere else than its inputs and its own constants."""
+    """Raise if a graph holds a tensor that is neither an input nor a constant of its own."""
     for value in _constants(graph):
-        # Globals of packages are taken for constants.
+        # Globals of packages count as constants.
         if not is_library_constant(value):
             raise HiddenTensorError(value)
 

@@ -1,4 +1,4 @@
-"""The graphs of one captured product: the half that depends on the point, and the linear half, compiled for blocks."""
+"""The graphs of one captured product: a half that depends on the point, and a linear half, compiled for blocks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hodiff.derivatives.compilation import Compiled, agree, compile_graph, warn_
 from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, stand_ins, widen
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
-# Vectors go one after the other where that takes less than this part of the time of all together.
+# Vectors are processed one by one if that takes less than this fraction of the time of the whole block.
 CLEARLY = 0.9
-# By how much compiling the graph of one vector may shorten it.
+# Largest expected speedup from compiling the graph of one vector.
 GAIN = 5.0
-# Of how many calls the shortest counts, where ways are timed.
+# Number of calls that are timed; the shortest counts.
 REPEATS = 2
-# Units of rounding, beside the size of other products, that a product of rounding alone may have.
+# Largest size of a product that is only rounding, in units of rounding of a typical product.
 SOME = 100.0
 
 _NUMBERS = itertools.count()
@@ -30,14 +30,14 @@ Way = Callable[[Leaves, Leaves], Sequence[Tensor]]
 
 
 class Graphs:
-    """The halves of a product, of which the linear one is compiled for each width of a block when that is asked for.
+    """The halves of a product; the linear half is compiled for a block width when it is first needed.
 
     Args:
         caller: The operator, for warnings.
         halves: The captured product.
 
     Attributes:
-        number: Another one for each capture.
+        number: A different number for each capture.
     """
 
     def __init__(self, caller: str, halves: SplitGraph):
@@ -47,11 +47,11 @@ class Graphs:
         self.number = next(_NUMBERS)
 
     def residuals(self, constants: Leaves) -> Leaves:
-        """Run the half that depends on the point; `OtherBranchError` where it belongs to other branches."""
+        """Run the half that depends on the point; raise `OtherBranchError` if the graph is for other branches."""
         return tuple(self._halves.point(*constants))
 
     def serve(self, constants: Leaves, vector: Leaves, expected: Sequence[Tensor]) -> bool:
-        """Whether they are right for constants of other sizes, of which every way was compared with eager."""
+        """Whether all graphs are right for constants of other sizes, by comparison with `expected`."""
         if not self._halves.serves(constants, tuple(v[0] for v in vector)):
             return False
         try:
@@ -63,30 +63,30 @@ class Graphs:
         except OtherBranchError:
             raise
         except Exception:
-            # Another graph is made, whatever is amiss with this one.
+            # On any error another graph is made instead.
             return False
         return all(agree(each, expected)[0] for each in found)
 
     def run(self, residuals: Leaves, group: Leaves, width: int) -> Sequence[Tensor]:
-        """Run the compiled linear half for the vectors of a group, leaves (k, *shape), by the way for `width`."""
+        """Run the compiled linear half for the vectors of a group, leaves (k, *shape), by the graph for `width`."""
         if width not in self._ways:
             full = _filled_up(group, width)
             with one_thread_at_a_time():
                 self._ways[width] = self._narrow(residuals, full) if width == 1 else self._wide(residuals, full)
         way, count = self._ways[width], group[0].shape[0]
-        # A graph for all together takes a group that is filled up with zeros; others take no more than there are.
+        # A graph for a whole block needs groups filled up with zeros; the other ways accept fewer vectors.
         if count == width or way == self._one_by_one:
             return way(residuals, group)
         return [each[:count] for each in way(residuals, _filled_up(group, width))]
 
     def uncompiled(self, residuals: Leaves, group: Leaves) -> Sequence[Tensor]:
-        """Run the linear half as it was captured, for one vector after the other."""
+        """Run the captured linear half uncompiled, for one vector after another."""
         rows = [self._halves.linear(*residuals, *(v[i] for v in group)) for i in range(group[0].shape[0])]
         return [torch.stack(column) for column in zip(*rows, strict=True)]
 
     def _narrow(self, residuals: Leaves, group: Leaves) -> Way:
         def compiled() -> Way:
-            # Compiling changes a graph, and others are made from this one: a copy is compiled.
+            # Compilation changes a graph, and other graphs are made from this one, so compile a copy.
             graph = fx.GraphModule({}, copy.deepcopy(self._halves.linear.graph))
             run = self._compile(graph, [*residuals, *(v[0] for v in group)])
             return lambda residuals, group: [each[None] for each in run(*residuals, *(v[0] for v in group))]
@@ -94,7 +94,7 @@ class Graphs:
         return self._verified(compiled, residuals, group, "the product")[0] or self.uncompiled
 
     def _wide(self, residuals: Leaves, group: Leaves) -> Way:
-        """The graph for a group, or that for one vector after the other, where this is faster or all that works."""
+        """Return the graph for a group, or the one-by-one graph if it is faster or the only one that works."""
         if self._halves.sizes is not None:
             # Torch's batching rules would fix the open sizes.
             return self._one_by_one
@@ -106,7 +106,7 @@ class Graphs:
         way, apart = self._verified(compiled, residuals, group, "the product with a block")
         if way is None:
             return self._one_by_one
-        # On a CPU convolutions of many vectors may take longer than those of one after the other.
+        # On a CPU, batched convolutions of many vectors may take longer than one after another.
         if group[0].device.type != "cpu":
             return way
         together = _timed(way, residuals, group)[0]
@@ -122,12 +122,12 @@ class Graphs:
     def _verified(
         self, make: Callable[[], Way], residuals: Leaves, group: Leaves, what: str
     ) -> tuple[Way | None, float]:
-        """A compiled way, None where it failed or differs from what was captured; and the time of the latter."""
+        """Return a compiled way, or None if it failed or disagrees with the captured graph, and the graph's time."""
         try:
             way = make()
             found = way(residuals, group)
         except Exception as error:
-            # What was captured runs, whatever the compiler could not do.
+            # The captured graph runs whatever the compiler fails at.
             warn_of_failure(f"{self.caller}: {what}", error)
             return None, 0.0
         seconds, expected = _timed(self.uncompiled, residuals, group)
@@ -140,7 +140,7 @@ class Graphs:
     def _is_rounding(
         self, way: Way, residuals: Leaves, group: Leaves, found: Sequence[Tensor], expected: Sequence[Tensor]
     ) -> bool:
-        """Whether both are zero but for rounding, beside products with other vectors, which have to agree."""
+        """Whether both results are only rounding, relative to products with random vectors, which must agree."""
         generator = torch.Generator().manual_seed(0)
         others = tuple(torch.randn(v.shape, generator=generator, dtype=torch.float64).to(v) for v in group)
         typical = self.uncompiled(residuals, others)
@@ -151,9 +151,9 @@ class Graphs:
         return max(_length(found), _length(expected)) <= SOME * rounding * length
 
     def _compile(self, graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Compiled:
-        # On a CPU residuals would be laid out anew by each product, which takes longer than convolutions win by it.
+        # On a CPU every product would convert the layout of the residuals, which costs more than convolutions gain.
         relayout = inputs[-1].device.type != "cpu"
-        # Code for open sizes is made of what stands for the inputs.
+        # Code for open sizes is compiled from the symbolic inputs of the trace.
         given = inputs if self._halves.sizes is None else stand_ins(graph)
         return compile_graph(graph, given, caller=self.caller, relayout=relayout)
 
@@ -164,7 +164,7 @@ def _filled_up(group: Leaves, width: int) -> Leaves:
 
 
 def _length(tensors: Sequence[Tensor]) -> float:
-    """The Euclidean norm of all together."""
+    """Return the Euclidean norm of all tensors together."""
     return float(torch.stack([each.double().norm() for each in tensors]).norm())
 
 

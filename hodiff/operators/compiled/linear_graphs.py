@@ -1,4 +1,4 @@
-"""A product captured as one graph, cut in two: what depends on the point alone, and the rest, linear in the vector."""
+"""A captured product cut in two graphs: one that depends on the point alone, and one that is linear in the vector."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class SplitGraph:
     Attributes:
         point: The first half.
         linear: The second half.
-        residuals: How many they are: tensors, and numbers that are made of open sizes.
-        sizes: Those that were left open, if any.
+        residuals: Number of residuals: tensors, and numbers computed from open sizes.
+        sizes: The sizes that were left open, if any.
     """
 
     point: fx.GraphModule
@@ -38,7 +38,7 @@ class SplitGraph:
     sizes: OpenSizes | None = None
 
     def serves(self, constants: Leaves, tangents: Leaves) -> bool:
-        """Whether it is right for inputs of other sizes."""
+        """Whether the graph is right for inputs of other sizes."""
         return self.sizes is not None and self.sizes.hold((*constants, *tangents))
 
 
@@ -52,9 +52,9 @@ def capture(
 
     Args:
         product: The product.
-        constants: What does not change from product to product.
-        tangents: What it is multiplied with.
-        places: A dimension of a constant by its position, where the graph has to serve other sizes, too.
+        constants: Inputs that do not change from product to product.
+        tangents: The vector that is multiplied.
+        places: Dimension left open for each constant, by its position, if the graph has to support other sizes.
 
     Returns:
         The halves; the sizes are open as far as the function allows it.
@@ -67,17 +67,17 @@ def capture(
 
 
 def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
-    """Cut a graph along the edges from what depends on its first inputs alone to what depends on the others.
+    """Cut a graph along the edges from nodes that depend only on its first inputs to nodes that depend on later ones.
 
     Args:
         traced: The graph.
-        constants: How many of its inputs are the first ones.
+        constants: The number of first inputs.
 
     Returns:
-        Both halves, the first of which compares what the function read.
+        Both halves; the first checks the numbers that the function read.
 
     Raises:
-        VectorReadError: If it read numbers that depend on the others.
+        VectorReadError: If the function read numbers that depend on later inputs.
     """
     nodes = list(traced.graph.nodes)
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -112,9 +112,9 @@ def split(traced: fx.GraphModule, constants: int) -> SplitGraph:
 
 
 def widen(linear: fx.GraphModule, residuals: Leaves, tangents: Leaves) -> fx.GraphModule:
-    """The linear half for k vectors at once, leaves (k, *shape), from the half for one."""
+    """Vectorize the linear half for one vector to k vectors at once, leaves (k, *shape)."""
     constant = len(residuals)
-    # Some of torch's formulas write in place, for which there are no batching rules.
+    # Some of torch's formulas write in place, and have no batching rules.
     linear = make_fx(functionalize(linear), tracing_mode="fake")(*residuals, *(v[0] for v in tangents))
 
     def wide(*inputs: Any) -> Any:
@@ -126,12 +126,12 @@ def widen(linear: fx.GraphModule, residuals: Leaves, tangents: Leaves) -> fx.Gra
 
 
 def stand_ins(graph: fx.GraphModule) -> list[Any]:
-    """What stood for the inputs of a graph while it was traced."""
+    """Return the values that represented a graph's inputs while it was traced."""
     return [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
 
 
 def _fold_shared_factors(graph: fx.GraphModule) -> None:
-    """Replace a batch of narrow products with one shared factor by one product, which the libraries do far faster."""
+    """Replace a batch of narrow products that share a factor by one product, which libraries compute far faster."""
     aten = torch.ops.aten
     for node in list(graph.graph.nodes):
         if node.op != "call_function" or node.target is not aten.bmm.default:
@@ -142,7 +142,7 @@ def _fold_shared_factors(graph: fx.GraphModule) -> None:
             continue
         with graph.graph.inserting_before(node):
             call = graph.graph.call_function
-            # (a V_j)^T = V_j^T a^T for all j: the rows of all V_j^T stand one below the other.
+            # (a V_j)^T = V_j^T a^T for all j: stack the rows of all V_j^T.
             rows = call(aten.reshape.default, (call(aten.permute.default, (right, [0, 2, 1])), [k * columns, inner]))
             matrix = call(aten.permute.default, (call(aten.select.int, (left, 0, 0)), [1, 0]))
             product = call(aten.reshape.default, (call(aten.mm.default, (rows, matrix)), [k, columns, -1]))
@@ -155,6 +155,6 @@ def _fold_shared_factors(graph: fx.GraphModule) -> None:
 
 
 def _is_shared(node: Any) -> bool:
-    """Whether the node holds one matrix k times."""
+    """Whether the node is one matrix, expanded k times."""
     value = node.meta["val"]
     return bool(value.shape[0] > 1 and value.stride(0) == 0)

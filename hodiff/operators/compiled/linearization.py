@@ -14,33 +14,32 @@ from hodiff.operators.compiled.linear_graphs import Leaves
 from hodiff.operators.data.determinism import read_and_changed
 from hodiff.torch_internals.tensors import version_of
 
-# How many vectors one compiled call multiplies, and up to how many that are left it does so: few graphs serve blocks of
-# every width.
+# Pairs of the number of vectors in one compiled call, and the most remaining vectors for which it is used. A few
+# graphs then suffice for blocks of every width.
 WIDTHS = ((1, 1), (8, 32), (64, 2**63))
 
 
 class CompiledLinearization:
-    """The residuals at a point, and the compiled graphs that make products of them; some are what the graphs read."""
+    """Residuals at a point, computed from the tensors `read`, and the compiled graphs that multiply with them."""
 
     def __init__(self, graphs: Graphs, residuals: Leaves, read: Leaves):
         self._graphs = graphs
         self._residuals = residuals
         self.bytes_each = 0
-        # Another function has another graph.
+        # Another function has another graph, so the graph's number serves as the value to compare.
         self.value: Leaves = (torch.tensor(float(graphs.number)),)
-        # Views share storages, each of which counts once.
-        # Others are sizes, or have no memory that could be counted.
+        # Views share storages, and each storage counts once. Residuals that are sizes or have no strides are skipped.
         tensors = [each for each in residuals if isinstance(each, Tensor) and has_strides(each)]
         storages = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
         self.nbytes = sum(storages.values())
-        # Others are of the old values, and beside them a new one would make a product of neither.
+        # Residuals may share memory with tensors that the graph read; if one of these changes, products would be wrong.
         dense = (each for each in read if has_strides(each) and not each.is_inference())
         kept = (each for each in dense if each.untyped_storage().data_ptr() in storages)
         sparse = (each for each in read if not has_strides(each) and any(each is one for one in residuals))
         self._kept = [(each, version_of(each)) for each in (*kept, *sparse)]
 
     def products(self, tangents: Leaves) -> Leaves:
-        """Products with k vectors, leaves (k, *shape)."""
+        """Compute products with k vectors, leaves (k, *shape)."""
         if any(version_of(each) != version for each, version in self._kept):
             raise read_and_changed(self._graphs.caller)
         k, start = tangents[0].shape[0], 0

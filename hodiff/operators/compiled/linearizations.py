@@ -24,21 +24,21 @@ Product = Callable[[Leaves, Leaves, tuple[Any, ...]], Sequence[Tensor]]
 
 
 class CompiledLinearizations:
-    """Linearizes one operator by compiled graphs, which are captured once for each form of what they depend on.
+    """Linearizes one operator by compiled graphs, which are captured once for each form of their dependencies.
 
     Args:
         caller: The operator, for warnings.
-        dynamic: Whether a graph serves other sizes of the batch, as far as the function allows it.
+        dynamic: Whether one graph supports other batch sizes, as far as the function allows it.
     """
 
     def __init__(self, caller: str, *, dynamic: bool = False):
         self.caller = caller
         self.dynamic = dynamic
         self._graphs: GraphsByForm[Graphs] = GraphsByForm(f"{caller}: f")
-        # Of open sizes, by what else a graph depends on.
+        # Graphs with open sizes, by everything else that they depend on.
         self._open: dict[Any, list[Graphs]] = {}
 
-    # Compiled code belongs to its process, and to the functions that it was made of.
+    # Compiled code belongs to its process and to its functions, so it is not pickled or copied.
     def __getstate__(self) -> dict[str, Any]:
         return {"caller": self.caller, "dynamic": self.dynamic}
 
@@ -53,7 +53,7 @@ class CompiledLinearizations:
         args: tuple[Any, ...],
         eager: Callable[[], Any],
     ) -> CompiledLinearization | None:
-        """The linearization by captured graphs; None where that failed or differed from eager, which is warned of."""
+        """Linearize by captured graphs; return None, with a warning, if that failed or differed from eager."""
         arguments = Arguments((leaves, args))
 
         def compared() -> tuple[Leaves, Leaves]:
@@ -106,7 +106,7 @@ class CompiledLinearizations:
         except HodiffError:
             raise
         except Exception as error:
-            # Eager products work, whatever could not be traced.
+            # Eager products work whatever could not be traced.
             warn_of_failure(f"{self.caller}: the product", error)
             return None
         same, gap = agree(found, expected)
@@ -128,13 +128,13 @@ class CompiledLinearizations:
             except CaptureError:
                 raise
             except Exception:
-                # What cannot be traced with open sizes may be with given ones.
+                # A trace may fail with open sizes and work with fixed ones.
                 return capture(product, constants, tangents)
         return capture(product, constants, tangents)
 
 
 def _batch_places(tensors: Leaves, point: int) -> dict[int, int]:
-    """The first dimensions of what follows the point, as far as they are as long as that of the first with any."""
+    """First dimensions after the point that equal the first batch size, as {tensor index: 0}; {} for small batches."""
     rows = next((each.shape[0] for each in tensors[point:] if each.dim()), 0)
     if rows < LEAST:
         return {}

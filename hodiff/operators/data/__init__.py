@@ -1,1 +1,1 @@
-"""What an operator is taken at and summed over: the point, batches, ranks; and that none of them changes."""
+"""The data of an operator: its point, batches and ranks, and checks that they do not change."""

@@ -1,4 +1,4 @@
-"""The batches that an operator sums over: their sizes, their weights, and whether they are the same on every pass."""
+"""The batches that an operator sums over: their sizes, their weights, and a check that every pass has the same."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Fingerprint = tuple[tuple[torch.Size, float], ...]
 
 @dataclass(frozen=True)
 class Size:
-    r"""The size of a batch, or of several.
+    r"""The size of a batch, or the total size of several batches.
 
     A matrix of mean losses is $A / D$, with A the sum over examples. A matrix of products of two gradients of mean
-    losses is $M A / D^2$, which is the first one for M = D.
+    losses is $M A / D^2$, which equals $A / D$ for M = D.
 
     Attributes:
         divisor: The number D by which the loss divides.
@@ -40,13 +40,13 @@ class Size:
     @property
     def weight(self) -> float:
         """The factor $D^2 / M$ between the matrix and the sum over examples."""
-        # The quotient comes first: it is exactly 1 where both numbers are equal.
+        # Divide first: the quotient is exactly 1 if both numbers are equal.
         return self.divisor / self.factors * self.divisor
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, with its place in the data."""
+    """One batch, with its position in the data."""
 
     index: int
     content: PyTree
@@ -54,13 +54,13 @@ class Batch:
 
 
 class Batches:
-    """Iterates over an operator's data: the same batches in the same order each time, or says what changed.
+    """Iterates over an operator's data, and raises if a pass has other batches, or another order, than the first.
 
     Args:
         caller: The operator, for error messages.
         data: An iterable of batches that can be iterated again, or None for none.
-        reduction: "mean" or "sum": what the function does over a batch.
-        batch_size: Tells how many examples a batch holds; by default `known_size`, or the first tensor's length.
+        reduction: "mean" or "sum": how the function reduces over a batch.
+        batch_size: Returns the number of examples of a batch; by default `known_size`, or the first tensor's length.
         progress: Whether passes show a progress bar.
     """
 
@@ -77,11 +77,11 @@ class Batches:
         self.reduction = reduction
         self.progress = progress
         self._batch_size = batch_size
-        # Whether the user says by what the means over batches are divided.
+        # Whether the user gave the divisors of the means over batches.
         self.told = batch_size is not None and data is not None and reduction == "mean"
-        # Where nobody was told, what an operator knows of its loss; None for examples.
+        # Divisor that an operator knows from its loss, used if the user gave none; None to count examples.
         self.known_size: Callable[[PyTree], float | None] | None = None
-        # Of a pass that came to its end.
+        # Fingerprints of the first completed pass.
         self._known: list[Fingerprint] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -89,11 +89,11 @@ class Batches:
         if self.data is None:
             yield Batch(0, None, Size(1.0, 1.0))
             return
-        # Each pass keeps its own count, as several threads may be at theirs.
+        # Each pass counts separately, as several threads may iterate at once.
         known, seen = self._known, list[Fingerprint]()
-        # A DataLoader says how long it is, a generator function does not.
+        # A DataLoader has a length, a generator function has none.
         length = len(self.data) if isinstance(self.data, Sized) else None
-        # Not tqdm(self.data), which asks for two iterators a pass: a DataLoader would start its workers twice.
+        # Not tqdm(self.data), which asks for two iterators in a pass: a DataLoader would start its workers twice.
         with tqdm(total=length, unit=" batches", leave=False, disable=not self.progress) as bar:
             for index, content in enumerate(self.data):
                 seen.append(fingerprint(content))
@@ -108,22 +108,22 @@ class Batches:
         self._known = seen
 
     def over(self, data: Iterable[PyTree] | None) -> Batches:
-        """The same of other data."""
+        """Return batches of other data with the same settings."""
         other = copy.copy(self)
         other.data = data
         other.restart()
         return other
 
     def restart(self) -> None:
-        """Take the next pass for the first."""
+        """Treat the next pass as the first."""
         self._known = None
 
     def empty(self) -> InputError:
-        """What to raise where no rank has a batch."""
+        """Return the error for data without a batch on any rank."""
         return InputError(f"{self.caller}: data: expected at least one batch, got none; check the DataLoader.")
 
     def with_factors(self, size: Size, factors: float | None) -> Size:
-        """The size of a batch with another number of factors than its divisor, unless that is None."""
+        """Return the size of a batch with `factors` factors, or unchanged if that is None."""
         if factors is None or self.data is None or self.reduction == "sum":
             return size
         return Size(size.divisor, self._positive(factors))
@@ -174,7 +174,7 @@ class Batches:
 
 
 def require_reduction(caller: str, argument: str, value: Any) -> None:
-    """Refuse another reduction than those of torch's losses."""
+    """Raise if a reduction is neither "mean" nor "sum"."""
     if value not in REDUCTIONS:
         raise InputError(
             f"{caller}: {argument}: expected one of {', '.join(map(repr, REDUCTIONS))}, got {value!r}; "
@@ -183,7 +183,7 @@ def require_reduction(caller: str, argument: str, value: Any) -> None:
 
 
 def require_data(caller: str, argument: str, value: Any) -> None:
-    """Refuse what cannot be walked once a product."""
+    """Raise if data is not an iterable that can be iterated once for each product."""
     if value is not None and not isinstance(value, Iterable):
         raise InputError(
             f"{caller}: {argument}: expected an iterable of batches, got {describe(value)}; "
@@ -197,7 +197,7 @@ def require_data(caller: str, argument: str, value: Any) -> None:
 
 
 def require_batch_size(caller: str, argument: str, value: Any) -> None:
-    """Refuse what does not tell the size of any batch."""
+    """Raise if `batch_size` is neither None nor callable."""
     if value is not None and not callable(value):
         raise InputError(
             f"{caller}: {argument}: expected a function of a batch or None, got {describe(value)}; "
@@ -206,17 +206,17 @@ def require_batch_size(caller: str, argument: str, value: Any) -> None:
 
 
 def fingerprint(content: PyTree) -> Fingerprint:
-    """Shapes and sums of a batch's tensors, by which it is recognised."""
+    """Compute shapes and weighted sums of a batch's tensors, to recognise the batch."""
     return tuple((tensor.shape, _sum(tensor)) for tensor in tensors_in(content))
 
 
 def _sum(tensor: Tensor) -> float:
-    # Weights that grow along the tensor tell a batch from the same examples in another order.
+    # Weights that grow along the tensor make the sum depend on the order of the examples.
     if tensor.layout != torch.strided:
         tensor = (tensor.coalesce() if tensor.layout == torch.sparse_coo else tensor).values()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
-    # NaN marks missing numbers, and would differ from itself.
+    # NaN marks missing numbers, but would not equal itself.
     flat = tensor.detach().reshape(-1).double().nan_to_num(nan=-1.0, posinf=2.0, neginf=-2.0)
     if flat.is_meta:
         return 0.0

@@ -1,4 +1,4 @@
-"""Whether a function gives the same value twice, and if not, why."""
+"""Checks that a function returns the same value each time, with the likely cause if it does not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 def require_deterministic(
     caller: str, value: Callable[[], Tensor], leaves: Sequence[Tensor], modules: Sequence[nn.Module]
 ) -> None:
-    """Refuse a function that gives another value the second time, and name the cause."""
+    """Raise if a function returns another value the second time, and name the cause."""
     if any(leaf.is_meta for leaf in leaves):
         return  # There are no numbers to compare.
     state = RandomState(leaves)
@@ -62,29 +62,29 @@ def _drops(module: nn.Module) -> bool:
 
 
 def _has_state(module: nn.Module) -> bool:
-    """Whether a module has numbers that training may move: running statistics, vectors of power iteration."""
+    """Whether a module has numbers that training may change: running statistics, vectors of power iteration."""
     buffers = buffers_by_name(module).values()
     return isinstance(module, RunningNorm) or any(b is not None and b.is_floating_point() for b in buffers)
 
 
 @dataclass(frozen=True)
 class Mark:
-    """What a tensor's numbers come to, by which they are known again: sums, and how much these may differ."""
+    """A fingerprint of tensors: weighted sums of their numbers, and the tolerances of the sums."""
 
     sums: tuple[float, ...]
     tolerances: tuple[float, ...]
 
     def agrees(self, other: Mark) -> bool:
-        """Whether the numbers may be the same."""
+        """Whether two marks agree within the tolerances."""
         return len(self.sums) == len(other.sums) and all(
-            # NaN and infinity are known again by their like.
+            # Non-finite sums cannot be compared, and count as equal.
             abs(one - two) <= tolerance or not (math.isfinite(one) or math.isfinite(two))
             for one, two, tolerance in zip(self.sums, other.sums, self.tolerances, strict=True)
         )
 
 
 def mark_of(tensors: Sequence[Tensor]) -> Mark:
-    """Sums with weights that grow along a tensor, which tell numbers from the same ones in another order."""
+    """Compute sums with weights that grow along a tensor, so that they depend on the order of its numbers."""
     sums, tolerances = [], []
     for tensor in tensors:
         if tensor.is_meta:
@@ -97,7 +97,7 @@ def mark_of(tensors: Sequence[Tensor]) -> Mark:
 
 
 def another_function(caller: str, index: int) -> InputError:
-    """The error for a function that is not any more what it was in the pass before."""
+    """Return the error for a function whose value differs from the previous pass."""
     return InputError(
         f"{caller}: f: expected the same value on every pass, got another one on batch {index} than before; every "
         "product would belong to another matrix. Look for random numbers, for model.train() and model.eval(), and for "
@@ -106,7 +106,7 @@ def another_function(caller: str, index: int) -> InputError:
 
 
 def read_unchanged(method: Callable[P, R]) -> Callable[P, R]:
-    """Say in one way that what a recorded graph keeps was changed in place."""
+    """Decorate a method to raise `InputError` if a tensor of a recorded graph was changed in place."""
 
     @functools.wraps(method)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -122,7 +122,7 @@ def read_unchanged(method: Callable[P, R]) -> Callable[P, R]:
 
 
 def read_and_changed(caller: str, said: str = "") -> InputError:
-    """The error for a tensor that f read and that is another one now."""
+    """Return the error for a tensor that f read and that was changed since."""
     return InputError(
         f"{caller}: f: expected the tensors that it read when it was linearized, got one that was changed in place "
         f"since, as by an optimizer's step or by f itself; make another operator, use A.at(x), or let f read "

@@ -13,7 +13,7 @@ from hodiff.operators.data.batches import Size
 
 
 def require_group(caller: str, argument: str, process_group: Any) -> None:
-    """Refuse a process group where `torch.distributed` is not there or not initialised."""
+    """Raise if a process group is unusable, or `torch.distributed` is not available or not initialised."""
     if process_group is None:
         return
     if not dist.is_available() or not dist.is_initialized():
@@ -29,12 +29,12 @@ def require_group(caller: str, argument: str, process_group: Any) -> None:
 
 
 def size_of(process_group: Any) -> int:
-    """How many ranks a group has; 1 for None."""
+    """Return the number of ranks of a group; 1 for None."""
     return 1 if process_group is None else dist.get_world_size(process_group)
 
 
 def rank_in(process_group: Any) -> int:
-    """This process's rank in a group; 0 for None."""
+    """Return this process's rank in a group; 0 for None."""
     return 0 if process_group is None else dist.get_rank(process_group)
 
 

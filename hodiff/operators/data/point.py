@@ -1,4 +1,4 @@
-"""The tensors that an operator was made with, watched for changes: they are the caller's, and in the graph."""
+"""The tensors of an operator's point, watched for changes: they belong to the caller, and to its graph."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from torch import Tensor
 from hodiff.errors import InputError
 from hodiff.torch_internals.tensors import version_of
 
-# Numbers of each tensor that are looked at, spread over all of it: enough for a step of an optimizer.
+# How many numbers of each tensor are compared, spread over all of it: enough to notice an optimizer step.
 SAMPLE = 64
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Point:
-    """The leaves of a point, and what they were.
+    """The leaves of a point, with a record of their values.
 
-    A version counts changes in place, save those by way of `.data`; some numbers are compared for these. A copy of all
-    would take as much memory as the parameters.
+    Version counters record changes in place, except those through `.data`, for which some numbers are compared. A copy
+    of all numbers would take as much memory as the parameters.
 
     Args:
         leaves: The tensors.
@@ -36,7 +36,7 @@ class Point:
                 self._samples.setdefault(leaf.device, []).append(_sample(leaf))
         self._before = [torch.cat(samples) for samples in self._samples.values()]
 
-    # A copy's tensors begin at a version of their own.
+    # A copy's tensors start with new version counters.
     def __getstate__(self) -> dict[str, tuple[Tensor, ...]]:
         return {"leaves": self.leaves}
 
@@ -44,8 +44,8 @@ class Point:
         self.__init__(**state)  # type: ignore[misc]
 
     def require_unchanged(self, caller: str) -> None:
-        """Refuse to go on at a point that is another one: a product would be of neither."""
-        # What is kept belongs to the old values, what is computed anew would belong to the new ones.
+        """Raise if the point has changed: products would mix old and new values."""
+        # Kept results belong to the old values, newly computed ones would belong to the new values.
         if [version_of(leaf) for leaf in self.leaves] != self._versions or not all(
             torch.equal(torch.cat(samples), before)
             for samples, before in zip(self._samples.values(), self._before, strict=True)
@@ -57,10 +57,10 @@ class Point:
 
 
 def _sample(leaf: Tensor) -> Tensor:
-    """Some of the leaf's numbers as they lie in its memory, as integers: NaN would differ from itself."""
+    """Return some numbers of a leaf in memory order, as integers, because NaN would differ from itself."""
     bits = leaf.detach().resolve_conj().resolve_neg().view(_BITS[leaf.dtype.itemsize])
     if bits.is_contiguous():
         return bits.view(-1)[:: max(1, math.ceil(leaf.numel() / SAMPLE))]
-    # In dense memory the strides, in falling order, are those of a contiguous tensor.
+    # In dense memory, sorting the dimensions by falling strides gives a contiguous tensor.
     order = sorted(range(bits.dim()), key=bits.stride().__getitem__, reverse=True)
     return _sample(leaf.permute(order)) if leaf.permute(order).is_contiguous() else bits.flatten()[:0]

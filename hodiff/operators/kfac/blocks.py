@@ -1,4 +1,4 @@
-r"""Blocks $B \otimes A$ and $(Q_B \otimes Q_A) \Lambda (Q_B \otimes Q_A)^\top$, one a group, and what is known of them.
+r"""Blocks $B \otimes A$ and $(Q_B \otimes Q_A) \Lambda (Q_B \otimes Q_A)^\top$, one for each group, in closed form.
 
 A factor is a stack of symmetric matrices (groups, n, n), or of diagonals (groups, n). Vectors are matrices V,
 (k, groups, p, q), on which a block acts as $B V A$.
@@ -20,10 +20,10 @@ from hodiff.operators.kfac.layouts import Layout
 
 @dataclass(frozen=True, eq=False)
 class EigenBlock:
-    r"""A block by its eigenvectors and eigenvalues.
+    r"""A block given by its eigenvectors and eigenvalues.
 
     Attributes:
-        layout: Where its numbers lie.
+        layout: The positions of the block's numbers in the leaves.
         left: $Q_B$, (groups, p, p), or None for the identity.
         right: $Q_A$, (groups, q, q), or None for the identity.
         values: The diagonal of $\Lambda$, (groups, p, q).
@@ -35,17 +35,17 @@ class EigenBlock:
     values: Tensor
 
     def to_basis(self, V: Tensor) -> Tensor:
-        """Coordinates in the eigenvectors."""
+        """Return the coordinates of a vector in the eigenvectors."""
         V = V if self.left is None else self.left.mT @ V
         return V if self.right is None else V @ self.right
 
     def from_basis(self, V: Tensor) -> Tensor:
-        """The vector with these coordinates."""
+        """Return the vector with given coordinates in the eigenvectors."""
         V = V if self.left is None else self.left @ V
         return V if self.right is None else V @ self.right.mT
 
     def multiply(self, V: Tensor) -> Tensor:
-        """The product."""
+        """Compute the product of the block with V."""
         return self.from_basis(self.values * self.to_basis(V))
 
     def trace(self) -> Tensor:
@@ -53,33 +53,33 @@ class EigenBlock:
         return self.values.sum()
 
     def squared_norm(self) -> Tensor:
-        """The sum of their squares."""
+        """The sum of the squared eigenvalues."""
         return self.values.square().sum()
 
     def diagonal(self) -> Tensor:
-        """The diagonal, (groups, p, q)."""
+        """The diagonal of the block, (groups, p, q)."""
         rows = self.values if self.left is None else self.left.square() @ self.values
         return rows if self.right is None else rows @ self.right.square().mT
 
     @property
     def eigen(self) -> EigenBlock:
-        """Itself."""
+        """The block itself."""
         return self
 
     def converted(self, conversion: Callable[[Tensor], Tensor]) -> EigenBlock:
-        """The same of another dtype, or on another device."""
+        """Return the block in another dtype, or on another device."""
         left, right = (None if each is None else conversion(each) for each in (self.left, self.right))
         return EigenBlock(self.layout, left, right, conversion(self.values))
 
 
 @dataclass(frozen=True, eq=False)
 class KroneckerBlock:
-    """A block by its factors.
+    """A block given by its Kronecker factors.
 
     Attributes:
-        layout: Where its numbers lie.
+        layout: The positions of the block's numbers in the leaves.
         A: The factor of the inputs, (groups, q, q) or (groups, q).
-        B: That of the gradients, (groups, p, p) or (groups, p).
+        B: The factor of the gradients, (groups, p, p) or (groups, p).
     """
 
     layout: Layout
@@ -87,7 +87,7 @@ class KroneckerBlock:
     B: Tensor
 
     def multiply(self, V: Tensor) -> Tensor:
-        """The product."""
+        """Compute the product of the block with V."""
         return between(*self._aligned, V)
 
     def trace(self) -> Tensor:
@@ -99,7 +99,7 @@ class KroneckerBlock:
         return (self.A.square().flatten(1).sum(1) * self.B.square().flatten(1).sum(1)).sum()
 
     def diagonal(self) -> Tensor:
-        """The diagonal, (groups, p, q)."""
+        """The diagonal of the block, (groups, p, q)."""
         return diagonal_of(self.B)[:, :, None] * diagonal_of(self.A)[:, None, :]
 
     @cached_property
@@ -113,7 +113,7 @@ class KroneckerBlock:
 
     @cached_property
     def eigen(self) -> EigenBlock:
-        """The same by its eigenvectors."""
+        """The block in terms of its eigenvectors."""
         (b, left), (a, right) = self.spectra
         return EigenBlock(self.layout, left, right, b[:, :, None] * a[:, None, :])
 
@@ -128,19 +128,19 @@ class KroneckerBlock:
 Block = KroneckerBlock | EigenBlock
 
 
-# To multiples of how many numbers BLAS likes rows to be padded, and from which size on that is worth a copy.
+# BLAS is fast if rows are padded to multiples of the first number; a copy pays from the second size on.
 _ALIGNMENT, _WORTH = 16, 64
 
 
 def aligned(factor: Tensor) -> Tensor:
-    """A stack of matrices padded with zeros: rows of 785, for 784 inputs and a bias, cost a third more."""
+    """Pad a stack of matrices with zeros: rows of 785, for 784 inputs and a bias, cost a third more."""
     n = factor.shape[-1]
     padding = -n % _ALIGNMENT if factor.dim() == 3 and n >= _WORTH else 0
     return F.pad(factor, (0, padding, 0, padding)) if padding else factor
 
 
 def between(B: Tensor, A: Tensor, V: Tensor) -> Tensor:
-    """The product $B V A$ of matrices (k, groups, p, q) with factors that may be padded."""
+    """Compute the product $B V A$ of matrices (k, groups, p, q) with factors that may be padded."""
     p, q = V.shape[-2:]
     padding = 0, A.shape[-1] - q, 0, B.shape[-1] - p
     if any(padding):
@@ -151,18 +151,18 @@ def between(B: Tensor, A: Tensor, V: Tensor) -> Tensor:
 
 
 def balance(a: Tensor, b: Tensor) -> Tensor:
-    r"""$\pi$: the root of the mean eigenvalues' ratio, by which both factors are damped alike; of a factor 0, 1."""
+    r"""Return $\pi$, the root of the ratio of mean eigenvalues, to damp both factors equally; 1 for a zero factor."""
     ratio = (a / b).sqrt()
     return torch.where(ratio.isfinite() & (ratio > 0), ratio, torch.ones_like(ratio))
 
 
 def diagonal_of(factor: Tensor) -> Tensor:
-    """The diagonals of a factor, (groups, n)."""
+    """Return the diagonals of a factor, (groups, n)."""
     return factor if factor.dim() == 2 else factor.diagonal(dim1=-2, dim2=-1)
 
 
 def spectrum(factor: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Eigenvalues (groups, n), none below zero, which a factor has by rounding only, and eigenvectors."""
+    """Return eigenvalues (groups, n), with negative rounding errors set to 0, and eigenvectors (None if diagonal)."""
     if factor.dim() == 2:
         return factor, None
     values, vectors = symmetric_eigen(factor)
@@ -170,13 +170,13 @@ def spectrum(factor: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def symmetric_eigen(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and eigenvectors, also where `torch.linalg.eigh` does not converge on finite numbers."""
+    """Compute eigenvalues and eigenvectors, also if `torch.linalg.eigh` fails to converge on finite numbers."""
     try:
         return torch.linalg.eigh(matrix)
     except torch.linalg.LinAlgError:
         if not bool(matrix.isfinite().all()):
             raise
-    # On a GPU and in 32 bits another algorithm runs than on the CPU in 64 bits, and NumPy has one of its own.
+    # The algorithm on a GPU or in 32 bits differs from that on the CPU in 64 bits, and NumPy has its own.
     precise = matrix.cpu().double()
     try:
         values, vectors = torch.linalg.eigh(precise)

@@ -1,4 +1,4 @@
-"""Calls of layers, and whether those of one layer share examples."""
+"""Calls of layers, and a test whether the calls of one layer process separate chunks of examples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Call:
     Attributes:
         x: Its input, detached.
         shape: Shape of its output.
-        edge: The output's place in the graph, which stays there when the tensor is changed in place.
+        edge: Graph edge of the output, which remains if the tensor is changed in place.
     """
 
     x: Tensor
@@ -31,15 +31,15 @@ class Call:
 def layers_on_chunks(
     calls: Mapping[L, Sequence[Call]], outputs: Tensor, pull: Callable[[Tensor], Mapping[L, Sequence[Tensor]]]
 ) -> frozenset[L]:
-    """The layers that are called on one chunk of the examples after the other, and not on shares of the same ones.
+    """Return the layers whose calls process separate, successive chunks of examples, not the same examples.
 
     Args:
         calls: Calls by layer.
-        outputs: What the model returned, (N, ...) or a multiple of N rows, in the order of the examples.
-        pull: Gradients of the calls' outputs, (c, *shape) each, for cotangents (c, *outputs).
+        outputs: The model's outputs, (N, ...) or a multiple of N rows, in the order of the examples.
+        pull: Gradients of the calls' outputs, each (c, *shape), for cotangents (c, *outputs).
 
     Returns:
-        Those whose gradients grow by the factors by which cotangents grow in their own chunks.
+        Layers whose gradients scale in each chunk by the same factor as the cotangents of that chunk.
     """
     lengths = {layer: tuple(call.shape[0] for call in each) for layer, each in calls.items() if len(each) > 1}
     candidates = {layer: sizes for layer, sizes in lengths.items() if sum(sizes) and not len(outputs) % sum(sizes)}

@@ -1,6 +1,6 @@
 r"""The vectors that are pulled back to the layers: columns $s$ with $\sum s s^\top$ the matrix on the outputs.
 
-Each is one vector for every example at once, (*outputs): examples do not depend on each other.
+A column is one vector for all examples at once, (*outputs), because examples do not depend on each other.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ from hodiff.operators.linearized.likelihoods import (
 
 
 class Columns(Protocol):
-    """Vectors, made when they are asked for."""
+    """A sequence of vectors, computed on demand."""
 
     @abstractmethod
     def __len__(self) -> int: ...
 
     @abstractmethod
     def chunk(self, start: int, stop: int) -> Tensor:
-        """Some of them, (stop - start, *outputs)."""
+        """Return the columns from `start` to `stop`, (stop - start, *outputs)."""
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """A loss, and what its Fisher matrix is made of.
+    """A loss, with the options for its Fisher matrix.
 
     Attributes:
         caller: The operator, for error messages.
         function: The loss.
-        mean: Whether it is a mean.
-        correct: Whether hodiff's rules are in it.
-        fisher: Which columns.
-        samples: How many targets are drawn.
-        likelihood: The distribution that they are drawn from.
-        seed: Of the draws; batch `i` adds i.
+        mean: Whether the loss is a mean over the batch.
+        correct: Whether hodiff's rules are used in the loss.
+        fisher: Which columns are used: exact, sampled or of the given targets.
+        samples: Number of drawn targets.
+        likelihood: The distribution of the drawn targets.
+        seed: Seed of the draws; batch `i` adds i.
     """
 
     caller: str
@@ -69,23 +69,23 @@ class Loss:
     seed: int
 
     def columns(self, outputs: Tensor, targets: Any, index: int) -> Columns:
-        """The columns of batch `index`."""
+        """Return the columns of batch `index`."""
         require_rows(self.caller, self.function, outputs, self.likelihood)
         return COLUMNS[self.fisher](self, outputs, targets, index)
 
     def factors(self, outputs: Tensor, targets: Any, *, told: bool) -> float | None:
-        """Number of factors of a batch; None where the divisor of its mean is that number."""
-        # Of another loss than torch's the two differ only where the user told the divisor.
+        """Number of factors of a batch; None if it equals the divisor of the batch's mean."""
+        # For losses other than torch's, the two differ only if the user gave the divisor.
         known = told or known_likelihood(self.function) is not None
         return counted_factors(self.function, outputs, targets) if self.fisher == EMPIRICAL and known else None
 
     def bound(self, outputs: Tensor, targets: Any) -> BoundFunction:
-        """The loss at its outputs."""
+        """Bind the loss at its outputs."""
         return bind(f"{self.caller}: loss", self.function, (outputs, targets), name="outputs", correct=self.correct)
 
 
 class Given:
-    """Vectors that are there."""
+    """Columns that are computed already."""
 
     def __init__(self, vectors: Tensor):
         self._vectors = vectors
@@ -99,7 +99,7 @@ class Given:
 
 
 class Root:
-    """The columns of a root of a block-diagonal matrix, (N, places, size, columns), one for each place and column."""
+    """Columns of a root of a block-diagonal matrix, (N, places, size, columns): one for each place and column."""
 
     def __init__(self, roots: Tensor, view: View):
         self._roots, self._view = roots, view
@@ -119,7 +119,7 @@ class Root:
 
 @dataclass(frozen=True)
 class View:
-    """Outputs (N, ...) as (N, places, size), such that places do not depend on each other."""
+    """A view of outputs (N, ...) as (N, places, size), such that places do not depend on each other."""
 
     shape: torch.Size
     classes: bool
@@ -127,16 +127,16 @@ class View:
 
     @property
     def size(self) -> int:
-        """How many outputs depend on each other."""
+        """Number of outputs that depend on each other."""
         return self.shape[1] if self.classes else 1 if self.apart else self.shape[1:].numel()
 
     def rows(self, outputs: Tensor) -> Tensor:
-        """(k, *outputs) as (k, N, places, size)."""
+        """Reshape (k, *outputs) to (k, N, places, size)."""
         moved = outputs.movedim(2, -1) if self.classes else outputs
         return moved.reshape(len(outputs), self.shape[0], -1, self.size)
 
     def outputs(self, rows: Tensor) -> Tensor:
-        """The other way."""
+        """Reshape (k, N, places, size) to (k, *outputs)."""
         if not self.classes:
             return rows.reshape(len(rows), *self.shape)
         return rows.reshape(len(rows), self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 2)
@@ -146,7 +146,7 @@ def _exact(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:
     likelihood = known_likelihood(loss.function)
     view = View(outputs.shape, has_classes(loss.function), likelihood is not None)
     if likelihood is not None and likelihood.information is not None:
-        # With weights it is no likelihood any more.
+        # A loss with class weights is not a likelihood.
         likelihood = likelihood_of(loss.caller, loss.function)
         require_normalized(loss.caller, likelihood, outputs)
         share, information = share_of_factors(likelihood, outputs, targets, loss.mean), likelihood.information
@@ -170,7 +170,7 @@ def _exact(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:
 
 
 def _roots(caller: str, matrices: Tensor) -> Tensor:
-    """S with S S^T each of some positive semi-definite matrices (N, places, size, size)."""
+    """Compute S with S S^T equal to positive semi-definite matrices (N, places, size, size)."""
     precise = matrices.float() if matrices.dtype.itemsize < 4 else matrices
     values, vectors = (
         (precise[..., 0], torch.ones_like(precise))
@@ -184,14 +184,14 @@ def _roots(caller: str, matrices: Tensor) -> Tensor:
             f"eigenvalue of {float(values.min()):.3g}; take fisher='empirical', or fisher='monte-carlo' with "
             "likelihood=."
         )
-    # As for cross-entropy, in which a shift of all logits changes nothing.
+    # Drop null directions: with cross-entropy, for example, a shift of all logits changes nothing.
     kept = (values > torch.finfo(values.dtype).eps * scale).flatten(0, -2).any(0)
     kept[-1:] = True
     return (vectors * values.clamp(min=0).sqrt()[..., None, :])[..., kept].to(matrices.dtype)
 
 
 def _require_separate(caller: str, products: Callable[[Tensor], Tensor], outputs: Tensor) -> None:
-    """Refuse a loss that couples examples: other signs of some examples' vectors change the others' products."""
+    """Raise if a loss couples examples: flipping signs of some examples' vectors would change other products."""
     generator = torch.Generator().manual_seed(0)
     signs = (torch.rand(len(outputs), generator=generator) < 0.5).to(outputs) * 2 - 1
     vectors = torch.randn(outputs.shape, generator=generator).to(outputs)
@@ -207,7 +207,7 @@ def _require_separate(caller: str, products: Callable[[Tensor], Tensor], outputs
 def _drawn(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:
     likelihood = loss.likelihood
     assert likelihood is not None
-    # Every batch has a seed of its own, so that sampling errors are independent, and the same on each pass.
+    # Each batch has its own seed, so that sampling errors are independent and passes repeat the draws.
     generator = torch.Generator(outputs.device).manual_seed(loss.seed + index)
     drawn = likelihood.like(likelihood.sample(outputs, loss.samples, generator), targets)
 
@@ -217,7 +217,7 @@ def _drawn(loss: Loss, outputs: Tensor, targets: Any, index: int) -> Columns:
     (gradients,) = pull_batch(gradient_for, [drawn])
     assert gradients is not None
     factors = likelihood.counted(outputs, drawn[0]) if loss.mean else 1
-    # Numbers of Python, as a tensor of whole numbers has roots in float32.
+    # Use Python numbers: the root of an integer tensor would be in float32.
     return Given(gradients * (float(factors) / loss.samples) ** 0.5)
 
 

@@ -25,16 +25,16 @@ class EKFACOperator(KFACOperator):
     $$ F \approx (Q_B \otimes Q_A) \operatorname{diag}(\Lambda) (Q_B \otimes Q_A)^\top, \qquad
        \Lambda_{ij} = \sum_n \big(Q_B^\top G_n Q_A\big)_{ij}^2 $$
 
-    Of all matrices with these eigenvectors it is nearest to the exact block F in the Frobenius norm, and so at least as
-    near as K-FAC. It takes a second pass over the data. Every layer has to have examples along the first dimension of
-    its inputs.
+    Of all matrices with these eigenvectors it is nearest to the exact block F in the Frobenius norm, so at least as
+    near as K-FAC. It needs a second pass over the data. The inputs of every layer must have examples along their first
+    dimension.
 
     Args:
         model: As in `hodiff.KFACOperator`.
-        loss: As there.
-        x: As there.
-        *args: As there.
-        **options: Those of both Kronecker-factored operators.
+        loss: As in `hodiff.KFACOperator`.
+        x: As in `hodiff.KFACOperator`.
+        *args: As in `hodiff.KFACOperator`.
+        **options: Options of both Kronecker-factored operators.
 
     Attributes:
         blocks: Each layer's block, with eigenvectors `left` $Q_B$ and `right` $Q_A$ (None for the identity), and

@@ -30,7 +30,7 @@ EXACT, HEURISTIC = "exact", "heuristic"
 
 @dataclass(frozen=True, eq=False)
 class Eigendecomposition:
-    r"""The matrix as $Q \operatorname{diag}(\lambda) Q^\top$.
+    r"""The eigendecomposition $Q \operatorname{diag}(\lambda) Q^\top$ of a matrix.
 
     Attributes:
         eigenvalues: Ascending, (n,).
@@ -48,7 +48,7 @@ class Eigendecomposition:
 
 
 class FactoredOperator(LinearOperator):
-    """A symmetric operator with a block for each layer, about which all is known in closed form."""
+    """A symmetric operator with a block for each layer, with inverse, spectrum and norms in closed form."""
 
     made_of_constants = True
 
@@ -58,10 +58,10 @@ class FactoredOperator(LinearOperator):
     @property
     @abstractmethod
     def blocks(self) -> tuple[Block, ...]:
-        """The blocks."""
+        """The blocks of the operator."""
 
     def multiply(self, block: Tensor) -> Tensor:
-        """Multiply each block's part of the columns."""
+        """Multiply columns by the blocks."""
         return _by_blocks(self.domain, self.blocks, lambda each, V: each.multiply(V), block)
 
     def __mul__(self, factor: Any) -> Any:
@@ -77,19 +77,19 @@ class FactoredOperator(LinearOperator):
         return self * -1.0
 
     def damped(self, damping: Any) -> Any:
-        r"""The operator $A + \lambda I$, with the same closed forms."""
+        r"""Return the operator $A + \lambda I$, with the same closed forms."""
         number = _constant(self, damping)
         return super().damped(damping) if number is None else ShiftedFactored(self, 1.0, number)
 
     def inverse(self, method: str = EXACT, **options: Any) -> Any:
-        r"""The inverse of $A + \lambda I$, in closed form.
+        r"""Return the inverse of $A + \lambda I$, in closed form.
 
         Args:
-            method: "exact", by the eigenvectors of the factors; "heuristic", which damps the factors in place of their
+            method: "exact", by the eigenvectors of the factors; "heuristic", which damps the factors instead of their
                 product: $(B + \tfrac{\sqrt\lambda}{\pi} I)^{-1} \otimes (A + \pi \sqrt\lambda I)^{-1}$ with $\pi^2$
                 the ratio of the factors' mean eigenvalues, $\tfrac{\operatorname{tr} A / q}{\operatorname{tr} B / p}$;
-                or an iterative one of `hodiff.operators.InverseOperator`.
-            **options: `damping`, the $\lambda$, 0 or more and 0 by default; for iterative methods the others, too.
+                or an iterative method of `hodiff.operators.InverseOperator`.
+            **options: `damping`, the $\lambda$, 0 or more and 0 by default; for iterative methods also their options.
 
         Returns:
             An operator like this one, with the same closed forms.
@@ -116,7 +116,7 @@ class FactoredOperator(LinearOperator):
                 f"{type(self).__name__}.inverse: method: expected 'exact' where eigenvalues are corrected, which are "
                 "no products of those of factors, got 'heuristic'; take KFACOperator for it."
             )
-        # The reciprocals tell the range of what was inverted.
+        # The largest reciprocal gives the range of the original eigenvalues.
         if not bool((inverted.values.abs() * _noise(1 / inverted.values) < 1).all()):
             raise InputError(
                 f"{type(self).__name__}.inverse: damping: expected more than the rounding of a singular block, got "
@@ -126,10 +126,10 @@ class FactoredOperator(LinearOperator):
         return inverted
 
     def trace(self, **options: Any) -> Estimate:
-        r"""The trace, $\sum \operatorname{tr} A \operatorname{tr} B$.
+        r"""Compute the trace, $\sum \operatorname{tr} A \operatorname{tr} B$.
 
         Args:
-            **options: Those of `hodiff.estimators.trace`, none of which is needed.
+            **options: Options of `hodiff.estimators.trace`, none of which is needed.
 
         Returns:
             An `Estimate` without error.
@@ -138,10 +138,10 @@ class FactoredOperator(LinearOperator):
         return _exactly(self._added([each.trace() for each in self.blocks]))
 
     def diagonal(self, **options: Any) -> DiagonalEstimate:
-        """The diagonal.
+        """Compute the diagonal.
 
         Args:
-            **options: Those of `hodiff.estimators.diagonal`, none of which is needed.
+            **options: Options of `hodiff.estimators.diagonal`, none of which is needed.
 
         Returns:
             A `DiagonalEstimate` without error.
@@ -151,10 +151,10 @@ class FactoredOperator(LinearOperator):
         return DiagonalEstimate(found, torch.zeros_like(found), 0, CLOSED_FORM)
 
     def logdet(self, **options: Any) -> Estimate:
-        r"""The log-determinant of $A + \lambda I$, $\sum \ln(\lambda_B \lambda_A + \lambda)$.
+        r"""Compute the log-determinant of $A + \lambda I$, $\sum \ln(\lambda_B \lambda_A + \lambda)$.
 
         Args:
-            **options: `damping`, the $\lambda$; the others of `hodiff.estimators.logdet` are not needed.
+            **options: `damping`, the $\lambda$; other options of `hodiff.estimators.logdet` are not needed.
 
         Returns:
             An `Estimate` without error.
@@ -176,7 +176,7 @@ class FactoredOperator(LinearOperator):
         return _exactly(self._added(logarithms))
 
     def det(self, *, damping: float = 0.0) -> Estimate:
-        r"""The determinant of $A + \lambda I$; where it leaves the range of float64, `logdet` is the one to take.
+        r"""Compute the determinant of $A + \lambda I$; use `logdet` if it leaves the range of float64.
 
         Args:
             damping: The $\lambda$, 0 or more.
@@ -192,7 +192,7 @@ class FactoredOperator(LinearOperator):
         return _exactly(self._added(logarithms).exp())
 
     def frobenius_norm(self) -> Estimate:
-        r"""The Frobenius norm, the root of $\sum \|A\|_F^2 \|B\|_F^2$.
+        r"""Compute the Frobenius norm, the root of $\sum \|A\|_F^2 \|B\|_F^2$.
 
         Returns:
             An `Estimate` without error.
@@ -200,7 +200,7 @@ class FactoredOperator(LinearOperator):
         return _exactly(self._added([each.squared_norm() for each in self.blocks]).sqrt())
 
     def eigh(self) -> Eigendecomposition:
-        """All eigenvalues, and the eigenvectors as an operator.
+        """Compute all eigenvalues, and the eigenvectors as an operator.
 
         Returns:
             An `Eigendecomposition`.
@@ -211,13 +211,13 @@ class FactoredOperator(LinearOperator):
         return Eigendecomposition(ordered, Eigenvectors(self.domain, blocks, order))
 
     def _added(self, numbers: Sequence[Tensor]) -> Tensor:
-        """A sum in float64, where the device has it."""
+        """Sum numbers in float64, if the device supports it."""
         precise = torch.float32 if self.device.type == "mps" else torch.float64
         return torch.stack([each.to(precise) for each in numbers]).sum()
 
 
 class InverseFactored(FactoredOperator):
-    """The inverse of a factored operator, which is one itself."""
+    """The inverse of a factored operator."""
 
     def __init__(self, domain: Space, blocks: tuple[EigenBlock, ...]):
         super().__init__(domain)
@@ -225,7 +225,7 @@ class InverseFactored(FactoredOperator):
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """The blocks."""
+        """The blocks of the inverse."""
         return self._blocks
 
     def converted(self, conversion: Conversion) -> InverseFactored:
@@ -243,7 +243,7 @@ class ShiftedFactored(FactoredOperator):
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
-        """The blocks: Kronecker products where only a positive factor changes them."""
+        """The blocks, which stay Kronecker products if only a nonnegative factor changes them."""
         return tuple(self._changed(each) for each in self._operator.blocks)
 
     def _changed(self, block: Block) -> Block:
@@ -272,30 +272,30 @@ class Eigenvectors(LinearOperator):
         self._blocks, self._order = blocks, order
 
     def multiply(self, block: Tensor) -> Tensor:
-        """The combination of eigenvectors with these coefficients."""
+        """Combine eigenvectors with given coefficients."""
         placed = torch.empty_like(block).index_copy_(0, self._order, block)
         return _by_blocks(self.codomain, self._blocks, lambda each, V: each.from_basis(V), placed)
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
-        """The coefficients."""
+        """Return the coefficients of vectors in the eigenvectors."""
         return _by_blocks(self.codomain, self._blocks, lambda each, V: each.to_basis(V), block)[self._order]
 
 
 def _constant(operator: LinearOperator, factor: Any) -> float | None:
-    """The number that a factor is in the operator's precision; None where it is none, or has a derivative."""
+    """Return a factor as a number in the operator's precision; None if it is not a number, or has a derivative."""
     if isinstance(factor, Tensor) and factor.shape == () and not factor.is_complex() and is_constant(factor):
         return float(factor.to(operator.dtype))
     return float(factor) if isinstance(factor, Real) else None
 
 
 def _by_blocks(space: Space, blocks: Sequence[Any], act: Callable[[Any, Tensor], Tensor], columns: Tensor) -> Tensor:
-    """What each block makes of its part of columns (n, k)."""
+    """Apply `act` to each block and its part of columns (n, k)."""
     rows = columns.t().split(space.sizes, dim=1)
     return _scattered(space, [(each.layout, act(each, each.layout.gather(rows, columns.shape[1]))) for each in blocks])
 
 
 def _scattered(space: Space, parts: Sequence[tuple[Layout, Tensor]]) -> Tensor:
-    """Matrices (k, groups, p, q) as columns (n, k)."""
+    """Return matrices (k, groups, p, q) as columns (n, k)."""
     leaves: list[Tensor | None] = [None] * len(space.sizes)
     for layout, matrices in parts:
         layout.scatter(matrices, leaves)
@@ -303,12 +303,12 @@ def _scattered(space: Space, parts: Sequence[tuple[Layout, Tensor]]) -> Tensor:
 
 
 def _noise(values: Tensor) -> Tensor:
-    """What is zero to rounding beside the largest of some eigenvalues."""
+    """Return the magnitude below which eigenvalues are rounding errors of the largest."""
     return max(values.shape[-2:]) * torch.finfo(values.dtype).eps * values.abs().max()
 
 
 def _damping(caller: str, options: dict[str, Any]) -> float:
-    """The one option of closed forms."""
+    """Return `damping`, the only option of closed forms."""
     unknown = sorted(options.keys() - {"damping"})
     if unknown:
         raise InputError(

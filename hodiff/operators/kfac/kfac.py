@@ -47,34 +47,34 @@ class KFACOperator(LayeredOperator):
        \qquad \text{"reduce":}\quad A = \frac1N \sum_n \bar a_n \bar a_n^\top, \quad
        B = \sum_n \hat g_n \hat g_n^\top $$
 
-    with $\bar a_n$ the mean and $\hat g_n$ the sum over r, where the Hessian has the divisor of the mean in it; B of
+    with $\bar a_n$ the mean and $\hat g_n$ the sum over r, if the Hessian includes the divisor of the mean; B of
     the given targets has the scale of `hodiff.EmpiricalFisherOperator`. It is the exact block for one example without
-    sharing, and for all examples where the model is linear in its inputs and the loss squared. Over `data` A and B do
+    sharing, and for all examples if the model is linear in its inputs and the loss squared. Over `data`, A and B do
     not depend on how the examples are cut into batches; "monte-carlo" draws other targets for another cut.
 
-    Layers: `Linear`; `Conv1d`, `Conv2d` and `Conv3d`, each group of channels with factors of its own; `Embedding`,
-    whose A is diagonal and taken as for "expand"; `LayerNorm`, `RMSNorm`, `GroupNorm`, `BatchNorm` (in eval mode) and
-    `InstanceNorm`, of which the exact block is taken, or its diagonal. A bias of its own has A = 1. Layers are hooked,
-    so that the model has to be a module that calls them. Places that the loss ignores, such as padding, count in A
-    only where the loss of other places depends on them; a loss that is not one of torch's ignores outputs that none of
-    its columns reaches. Calls of a layer on one chunk of the examples after the other are one call; others are shares
-    of the same examples. The factors are computed on first use, and stay as they are when parameters change
-    afterwards; `at` makes new ones.
+    Layers: `Linear`; `Conv1d`, `Conv2d` and `Conv3d`, with separate factors for each group of channels;
+    `Embedding`, whose A is diagonal and computed as for "expand"; `LayerNorm`, `RMSNorm`, `GroupNorm`, `BatchNorm` (in
+    eval mode) and `InstanceNorm`, for which the exact block is used, or its diagonal. A separate bias has A = 1. Layers
+    are hooked, so the model has to be a module that calls them. Places that the loss ignores, such as padding, count in
+    A only if the loss of other places depends on them; a loss that is not one of torch's ignores outputs that none of
+    its columns reaches. If a layer is called on one chunk of the examples after another, the calls count as one;
+    otherwise calls share the same examples. The factors are computed on first use, and do not change when parameters
+    change; `at` computes new factors.
 
     Args:
         model: An `nn.Module` of one argument, the inputs, that returns one tensor with examples along its first
             dimension.
         loss: Function `loss(outputs, targets)` that returns a tensor of shape (), a sum or mean over examples.
-        x: The point: a dict of the model's parameters by name, or of some of them, each in a layer named above.
-        *args: `inputs, targets`; or one batch of another form, which goes to both functions.
-        **options: Those of both Kronecker-factored operators.
+        x: The point: a dict of some or all of the model's parameters by name, each in a layer named above.
+        *args: `inputs, targets`; or one batch of another form, which is passed to both functions.
+        **options: Options of both Kronecker-factored operators.
 
     Attributes:
         blocks: Each layer's block, with its factors `A` (groups, q, q) and `B` (groups, p, p), or diagonals.
 
     Raises:
-        InputError: If an argument is not what it should be, a parameter belongs to no layer that is known, or, on first
-            use, is used otherwise than by it, or the model mixes examples.
+        InputError: If an argument is invalid, or a parameter belongs to no supported layer; or, on first use, if a
+            parameter is used outside of its layer, or the model mixes examples.
 
     Example:
         >>> import torch, hodiff
@@ -138,12 +138,11 @@ class KFACOperator(LayeredOperator):
 
     @leave_inference_mode
     def _compute(self) -> tuple[Block, ...]:
-        """The blocks of the factors."""
         with torch.no_grad(), refused(type(self).__name__):
             return self._factors()
 
     def _factors(self) -> tuple[KroneckerBlock, ...]:
-        """The factors, by sums over batches, examples, places and columns."""
+        """Compute the factors, as sums over batches, examples, places and columns."""
         sources = self._all_sources
         inputs: dict[Source, Tensor | None] = dict.fromkeys(sources)
         gradients = {source: self._zeros(source) for source in sources}
@@ -151,7 +150,7 @@ class KFACOperator(LayeredOperator):
         sizes = Size()
         for batch, recorded in self._recorded():
             ignored = ignored_targets(self.loss, batch.content[1])
-            # What another loss than torch's ignores is seen in its columns.
+            # For losses other than torch's, ignored outputs show in the columns.
             counted = torch.zeros_like(recorded.outputs, dtype=torch.bool)
             watched = ignored is not None or known_likelihood(self.loss) is None
             reached: dict[Source, Tensor] = {}
@@ -180,12 +179,12 @@ class KFACOperator(LayeredOperator):
 
 
 def batch_of(args: tuple[Any, ...]) -> Any:
-    """The one batch that arguments make; None where there are none."""
+    """Return the arguments as one batch, or None if there are none."""
     return args if len(args) == 2 else args[0] if args else None
 
 
 def _loss_of(caller: str, loss: Callable[..., Tensor], given: dict[str, Any]) -> Loss:
-    """The loss with its options, which must fit."""
+    """Return the loss with its options, and raise if they do not fit."""
     fisher, likelihood = given["fisher"], given["likelihood"]
     for name in ("samples", "likelihood"):
         if given[name] is not None and fisher != MONTE_CARLO:
@@ -195,7 +194,7 @@ def _loss_of(caller: str, loss: Callable[..., Tensor], given: dict[str, Any]) ->
             )
     if fisher == MONTE_CARLO and likelihood is None:
         likelihood = likelihood_of(caller, loss)
-    # One seed for all passes, which must draw the same targets.
+    # All passes must draw the same targets, so they share one seed.
     generator = given["generator"] or torch.Generator().manual_seed(0)
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
     mean = given["reduction"] == "mean"

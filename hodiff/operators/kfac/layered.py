@@ -1,4 +1,4 @@
-"""Operators of a model's layers: where they are, and their passes over the data."""
+"""Operators of a model's layers: their point, their blocks, and their passes over the data."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ A = TypeVar("A", bound="LayeredOperator")
 
 
 class LayeredOperator(FactoredOperator):
-    """One whose blocks are made, on first use, of what the layers of a model take and give."""
+    """A factored operator whose blocks are computed, on first use, from layers' inputs and output gradients."""
 
     model: nn.Module
     loss: Callable[..., Tensor]
@@ -51,7 +51,7 @@ class LayeredOperator(FactoredOperator):
 
     @abstractmethod
     def _compute(self) -> tuple[Block, ...]:
-        """The blocks."""
+        """Compute the blocks."""
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -63,14 +63,14 @@ class LayeredOperator(FactoredOperator):
 
     @property
     def x(self) -> PyTree:
-        """The point."""
+        """The point of the operator."""
         return self.domain.tree_of(self._point.leaves)
 
     def at(self: A, x: PyTree) -> A:
-        """The operator at another point.
+        """Return the operator at another point.
 
         Args:
-            x: The point, like the old one in structure, shapes, dtypes and devices.
+            x: The point, with the structure, shapes, dtypes and devices of the old point.
 
         Returns:
             A new operator.
@@ -100,7 +100,7 @@ class LayeredOperator(FactoredOperator):
         return other
 
     def relocate(self, leaves: Sequence[Tensor], space: Space) -> None:
-        """Make a fresh copy one at another point."""
+        """Move this operator, a fresh copy, to another point."""
         self.domain = self.codomain = space
         self._point = Point([dense(recordable(leaf.detach())) for leaf in leaves])
         self._blocks = None
@@ -115,13 +115,13 @@ class LayeredOperator(FactoredOperator):
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def _scale(self, sizes: Size) -> float:
-        """What a sum over batches is multiplied with."""
+        """Return the factor of a sum over batches."""
         if not sizes.divisor:
             raise self.batches.empty()
         return 1 / sizes.weight if self.batches.reduction == "mean" else 1.0
 
     def _recorded(self) -> Iterator[tuple[Batch, Recorded]]:
-        """Each batch with the model's evaluation on it."""
+        """Yield each batch with the model's evaluation on it."""
         caller, modules = type(self).__name__, list(self.model.modules())
         for batch in self.batches:
             inputs, targets = pair(self.args if self.batches.data is None else batch.content)
@@ -139,7 +139,7 @@ class LayeredOperator(FactoredOperator):
             yield Batch(batch.index, (inputs, targets), size), recorded
 
     def _pulled(self, batch: Batch, recorded: Recorded) -> Iterator[tuple[Tensor, dict[Source, Tensor]]]:
-        """Some columns at once, with their gradients g of all blocks."""
+        """Yield chunks of columns, with their gradients g for all blocks."""
         columns = self._loss.columns(recorded.outputs, batch.content[1], batch.index)
         size = resolve_chunk_size(self.chunk_size, len(columns), recorded.bytes_each, self.device)
         for start, stop in spans(len(columns), size):
@@ -162,7 +162,7 @@ class LayeredOperator(FactoredOperator):
         }
 
     def _inputs(self, source: Source, recorded: Recorded) -> Tensor | None:
-        """Inputs a of a block, of all calls of its layer."""
+        """Return the inputs a of a block, from all calls of its layer."""
         examples = len(recorded.outputs) if self._by_example(source) else None
         calls, chunks = recorded.calls[source.layer], source.layer in recorded.on_chunks
         return inputs_of(type(self).__name__, source, self._layer(source), calls, self.dtype, examples, chunks=chunks)
@@ -171,11 +171,11 @@ class LayeredOperator(FactoredOperator):
         return self.model.get_submodule(source.layer)
 
     def _by_example(self, source: Source) -> bool:
-        """Whether it matters which places are of one example."""
+        """Whether the block needs to know which places belong to the same example."""
         return source.per_example or self.sharing == REDUCE
 
     def _require_all_uses(self, recorded: Recorded) -> None:
-        """Refuse parameters that have gradients from elsewhere than their layers' calls, and examples that mix."""
+        """Raise if parameters have gradients from outside their layers' calls, or if examples mix."""
         generator = torch.Generator().manual_seed(0)
         cotangent = torch.randn(recorded.outputs.shape, generator=generator).to(recorded.outputs)
         expected = [leaf.to(self.dtype) for leaf in recorded.parameter_gradients(cotangent)]
@@ -190,7 +190,7 @@ class LayeredOperator(FactoredOperator):
                     f"alone, got those of {source.layer!r}, whose gradient is another one than its inputs and outputs "
                     f"tell; {REMEDY}."
                 )
-            # Squares of an example's gradients do not know its sign, unless other examples' outputs are in them.
+            # Squares of an example's gradients do not depend on its sign, unless other examples' outputs enter them.
             B, other = (moments.of_gradients(source, each, self.sharing) for each in (g, signed[source]))
             if not bool((B - other).norm() <= eps**0.5 * B.norm()):
                 raise InputError(
@@ -202,7 +202,7 @@ class LayeredOperator(FactoredOperator):
 
 
 def _signs(outputs: Tensor) -> Tensor:
-    """Signs of the rows of outputs, in their shape; the first two rows' differ."""
+    """Random signs for the rows of outputs, shaped to broadcast with them; the signs of the first two rows differ."""
     signs = torch.rand(len(outputs), generator=torch.Generator().manual_seed(1)).sub(0.5).sign()
     signs[1:2] = -signs[:1]
     return signs.reshape(-1, *[1] * (outputs.dim() - 1)).to(outputs)

@@ -1,4 +1,4 @@
-"""Which layer owns which parameter, and the blocks that they make."""
+"""The layers of a model that own given parameters, and the blocks of their parameters."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ REMEDY = "leave them out of x, or take GaussNewtonOperator, which needs no layer
 
 @dataclass(frozen=True)
 class Source:
-    """A block of one layer: where its numbers lie, and what they are made of.
+    """A block of one layer: the positions of its numbers, and the kind of the layer.
 
     Attributes:
         layer: The layer's name in the model.
-        type: A class of `KINDS`: that of the layer, or one that it is a subclass of.
-        parts: Which of its parameters, "weight", "bias" or both.
-        layout: Where they lie.
-        diagonal: Whether the factor of gradients is.
+        type: A class of `KINDS`: the layer's class or a base class of it.
+        parts: The parameters in the block: "weight", "bias" or both.
+        layout: The positions of the block's numbers in the leaves.
+        diagonal: Whether the factor of gradients is diagonal.
     """
 
     layer: str
@@ -38,28 +38,28 @@ class Source:
 
     @property
     def kind(self) -> Kind:
-        """What is known of the layer."""
+        """The entry of `KINDS` for the layer."""
         return KINDS[self.type]
 
     @property
     def one_hot(self) -> bool:
-        """Whether inputs are rows of the weight."""
+        """Whether inputs are indices of rows of the weight."""
         return self.kind.one_hot and WEIGHT in self.parts
 
     @property
     def per_example(self) -> bool:
-        """Whether gradients are summed over an example's places."""
+        """Whether gradients are summed over the places of an example."""
         return self.kind.inputs is None
 
     def inputs(self, module: nn.Module, x: Tensor) -> Tensor | None:
-        """Vectors a, (N, places, groups, q); (N, places) of rows; None where they are 1."""
+        """Return vectors a, (N, places, groups, q), or row indices (N, places); None if all inputs are 1."""
         if WEIGHT not in self.parts or self.kind.inputs is None:
             return None
         a = self.kind.inputs(module, x)
         return torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1) if BIAS in self.parts else a
 
     def gradients(self, module: nn.Module, x: Tensor, g: Tensor) -> Tensor:
-        """Vectors g, (c, N, places, groups, p), of gradients of the output."""
+        """Return vectors g, (c, N, places, groups, p), from gradients of the output."""
         if not self.per_example:
             return self.kind.weight(module, x, g)
         functions = {WEIGHT: self.kind.weight, BIAS: self.kind.bias}
@@ -69,7 +69,7 @@ class Source:
 def sources_of(
     caller: str, model: nn.Module, names: Sequence[str], options: Mapping[str, Any]
 ) -> dict[str, list[Source]]:
-    """The blocks of some parameters, by their layer; those of layers that are not known are refused."""
+    """Return the blocks of parameters, by layer; raise for layers that are not supported."""
     _require_apart(caller, model)
     owners = _owners(caller, model, names)
     found: dict[str, list[Source]] = {}
@@ -86,7 +86,7 @@ def sources_of(
 
 
 def source_of(layer: str, module: nn.Module, known: type[nn.Module], held: dict[str, int], norm: str) -> Source:
-    """The block of a layer's parameters, which are given with their leaves' numbers, weight first."""
+    """Return the block of a layer's parameters; `held` has their leaf indices, weight first."""
     kind = KINDS[known]
     groups, p, q = kind.sizes(module)
     piece = {WEIGHT: (groups, q, p)} if kind.one_hot else {WEIGHT: (groups, p, q), BIAS: (groups, p, 1)}
@@ -96,7 +96,7 @@ def source_of(layer: str, module: nn.Module, known: type[nn.Module], held: dict[
 
 
 def _owners(caller: str, model: nn.Module, names: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Leaves of the point by layer and by "weight" or "bias", weight first."""
+    """Return leaf indices of the point by layer and by "weight" or "bias", weight first."""
     everywhere: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         everywhere.setdefault(id(parameter), []).append(name)
@@ -131,7 +131,7 @@ def _is_module(model: nn.Module, name: str) -> bool:
 
 
 def _require_apart(caller: str, model: nn.Module) -> None:
-    """Refuse batch norm by the statistics of a batch, in which examples depend on each other."""
+    """Raise if batch norm uses the statistics of a batch, which couple examples."""
     for name, module in model.named_modules():
         if isinstance(module, MIXING) and (module.training or not module.track_running_stats):
             raise InputError(

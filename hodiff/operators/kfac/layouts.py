@@ -1,4 +1,4 @@
-"""Where the numbers of a block lie: matrices (groups, p, q), of rows for outputs and columns for inputs, in leaves."""
+"""Positions of a block's numbers in the leaves: matrices (groups, p, q), rows for outputs and columns for inputs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Piece:
     """One parameter's part of a block.
 
     Attributes:
-        index: Which leaf of the point.
-        shape: (groups, p, q), or (groups, q, p) where it is transposed.
+        index: Index of the leaf of the point.
+        shape: (groups, p, q), or (groups, q, p) if transposed.
         transposed: Whether the parameter has its inputs first, as the rows of an embedding.
     """
 
@@ -29,7 +29,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Layout:
-    """Pieces beside each other along `dim`: -1 for a bias as the last column, -2 for the parameters of a norm."""
+    """Pieces joined along `dim`: -1 for a bias as the last column, -2 for the parameters of a norm."""
 
     pieces: tuple[Piece, ...]
     dim: int = -1
@@ -44,13 +44,13 @@ class Layout:
         return groups, p, q
 
     def gather(self, leaves: Sequence[Tensor], count: int) -> Tensor:
-        """Leaves, each of `count` vectors, as matrices (k, groups, p, q)."""
+        """Return leaves (`count`, ...) as matrices (count, groups, p, q)."""
         found = [leaves[piece.index].reshape(count, *piece.shape) for piece in self.pieces]
         found = [each.mT if piece.transposed else each for each, piece in zip(found, self.pieces, strict=True)]
         return found[0] if len(found) == 1 else torch.cat(found, self.dim)
 
     def scatter(self, matrices: Tensor, leaves: list[Tensor | None]) -> None:
-        """Matrices (k, groups, p, q) into their leaves, (k, numbers) each."""
+        """Write matrices (k, groups, p, q) to their leaves, as (k, numbers)."""
         sizes = [self._sides(piece)[self.dim] for piece in self.pieces]
         for piece, part in zip(self.pieces, matrices.split(sizes, self.dim), strict=True):
             leaves[piece.index] = (part.mT if piece.transposed else part).flatten(1)

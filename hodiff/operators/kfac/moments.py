@@ -1,6 +1,6 @@
-"""Sums over examples and places: those that factors are made of, and second moments of examples' gradients.
+"""Sums over examples and places: Kronecker factors, and second moments of examples' gradients.
 
-Shapes are those of `sources`: a (N, places, groups, q), or (N, places) of rows; g (c, N, places, groups, p).
+Shapes are as in `sources`: a (N, places, groups, q), or (N, places) of rows; g (c, N, places, groups, p).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hodiff.operators.kfac.sources import one_hot_counts
 
 
 def of_inputs(source: Source, a: Tensor | None, sharing: str, used: Tensor | None = None) -> tuple[Tensor | None, int]:
-    """The sum of $a a^T$ and how many terms it has, of the used places (N, places) or of all; None where a is 1."""
+    """Return the sum of $a a^T$ and its number of terms, over used places (N, places) or all; None if a is 1."""
     if a is None:
         return None, 1
     if source.one_hot:
@@ -32,14 +32,14 @@ def of_inputs(source: Source, a: Tensor | None, sharing: str, used: Tensor | Non
 
 
 def reached_places(g: Tensor, before: Tensor | None = None) -> Tensor:
-    """Where a gradient is not zero, (N, places), or one of those before."""
+    """Return a mask (N, places) of nonzero gradients, combined with the mask `before`."""
     reached = (g != 0).flatten(3).any(3).any(0)
     return reached if before is None else reached | before
 
 
 def ignored_places(counted: Tensor) -> Tensor:
     """Compute which places a loss ignores, (N, ...), from the outputs (N, ...) that count in it."""
-    # A dimension along which all outputs count alike holds the numbers of one place, as classes do.
+    # A dimension along which all outputs count alike holds the numbers of a single place, such as classes.
     for dim in reversed(range(1, counted.dim())):
         if bool((counted == counted.narrow(dim, 0, 1)).all()):
             counted = counted.select(dim, 0)
@@ -47,20 +47,20 @@ def ignored_places(counted: Tensor) -> Tensor:
 
 
 def used_places(ignored: Tensor, pulled: Tensor) -> Tensor | None:
-    """The places (N, places) that count in the loss, where some do not; None where all do, or none.
+    """Return the mask (N, places) of places that count in the loss; None if all or none count.
 
     Args:
         ignored: Which labels the loss ignores, of any shape.
-        pulled: Where any gradient g is not zero, (N, places).
+        pulled: Mask of nonzero gradients g, (N, places).
 
     Returns:
-        All places but those whose labels are ignored and whose gradients are zero: in an earlier layer other
-        positions may hang on a position that is ignored itself.
+        All places but those with ignored labels and zero gradients: in an earlier layer, other positions may depend on
+        an ignored position.
     """
     n, places = pulled.shape
     if not n or ignored.numel() % n or not bool(ignored.any()):
         return None
-    # In the order of examples, whether labels have a dimension for them or lie one after another.
+    # Labels are in the order of examples, with or without a dimension for them.
     labels = ignored.reshape(n, -1)
     if labels.shape[1] == 0 or places % labels.shape[1]:
         labels = labels.all(1, keepdim=True)
@@ -69,14 +69,14 @@ def used_places(ignored: Tensor, pulled: Tensor) -> Tensor | None:
 
 
 def _mean_of_used(a: Tensor, used: Tensor) -> Tensor:
-    """Inputs averaged over the used places of each example that has some."""
+    """Average inputs over the used places of each example that has any."""
     some = used.any(1)
     weights = used[some].to(a.dtype)
     return torch.einsum("nr,nrgq->ngq", weights / weights.sum(1, keepdim=True), a[some])
 
 
 def mean_of_inputs(source: Source, total: Tensor | None, count: int, like: Tensor) -> Tensor:
-    """The factor A, of the dtype and on the device of B; 1 where inputs are."""
+    """Compute the factor A, in the dtype and on the device of B; 1 if inputs are 1."""
     if total is not None:
         return total.to(like.dtype) / count
     groups, _, q = source.layout.shape
@@ -84,7 +84,7 @@ def mean_of_inputs(source: Source, total: Tensor | None, count: int, like: Tenso
 
 
 def of_gradients(source: Source, g: Tensor, sharing: str) -> Tensor:
-    """The sum of $g g^T$, or of its diagonal."""
+    """Compute the sum of $g g^T$, or its diagonal."""
     # An embedding's inputs are not averaged: the outer product of a mean of unit vectors has (rows)^2 numbers.
     rows = g.sum(2).flatten(0, 1) if sharing == REDUCE and not source.one_hot else g.flatten(0, 2)
     rows = rows.movedim(1, 0)
@@ -92,7 +92,7 @@ def of_gradients(source: Source, g: Tensor, sharing: str) -> Tensor:
 
 
 def summed_gradient(source: Source, a: Tensor | None, g: Tensor) -> Tensor:
-    """The gradient of all examples, (c, groups, p, q)."""
+    """Compute the gradient of all examples, (c, groups, p, q)."""
     if a is None:
         return g.sum((1, 2))[..., None]
     if source.one_hot:
@@ -104,7 +104,7 @@ def summed_gradient(source: Source, a: Tensor | None, g: Tensor) -> Tensor:
 
 
 def of_examples(source: Source, basis: EigenBlock, a: Tensor | None, g: Tensor) -> Tensor:
-    """The sum of squares of the examples' gradients in a basis, (groups, p, q)."""
+    """Compute the sum of squares of the examples' gradients in a basis, (groups, p, q)."""
     if basis.left is not None:
         g = torch.einsum("cnrgp,gps->cnrgs", g, basis.left)
     if a is None:
@@ -124,9 +124,9 @@ def of_examples(source: Source, basis: EigenBlock, a: Tensor | None, g: Tensor) 
 
 
 def _of_rows(source: Source, a: Tensor, g: Tensor) -> Tensor:
-    """The same of an embedding, whose gradient has a row for each row that an example picked."""
+    """Compute `of_examples` for an embedding, whose gradient has a row for each row that an example picked."""
     same = (a[:, :, None] == a[:, None, :]) & (a >= 0)[:, :, None]
-    # The row's gradient stands at each place that picked it.
+    # The gradient of a row is repeated at each place that picked the row.
     rows = torch.einsum("nrs,cnsp->cnrp", same.to(g.dtype), g[:, :, :, 0])
     shared = rows.square().sum(0) / same.sum(2).clamp(min=1)[..., None]
     return one_hot_counts(a[a >= 0], shared[a >= 0], source.layout.shape[2]).mT[None]

@@ -31,7 +31,7 @@ def _require_likelihood(caller: str, argument: str, value: Any) -> None:
 
 
 class KroneckerOptions(TypedDict, total=False):
-    """What is approximated, how, and over which data."""
+    """Options of the Kronecker-factored operators: the approximated matrix, the method and the data."""
 
     fisher: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""What a convolution multiplies its weight with at each place, in any number of dimensions."""
+"""Patches of inputs that a convolution multiplies with its weight, in any number of dimensions."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import Tensor
 
 
 def patches(module: Any, x: Tensor) -> Tensor:
-    """Inputs (N, C, *L) of a convolution as (N, places, groups, C/groups * kernel)."""
+    """Return inputs (N, C, *L) of a convolution as patches (N, places, groups, C/groups * kernel)."""
     dims = len(module.kernel_size)
     x = F.pad(x, _padding(module), "constant" if module.padding_mode == "zeros" else module.padding_mode)
     for axis, size in enumerate(module.kernel_size):
         step, dilation = module.stride[axis], module.dilation[axis]
-        # The window slides over what a dilated kernel spans, and keeps the elements that it touches.
+        # The window spans a dilated kernel, and keeps the elements that the kernel touches.
         x = x.unfold(2 + axis, dilation * (size - 1) + 1, step)[..., ::dilation]
-    # Now (N, C, *places, *kernel).
+    # The shape is now (N, C, *places, *kernel).
     n, channels = x.shape[:2]
     x = x.flatten(2 + dims).flatten(2, 1 + dims)
     grouped = x.reshape(n, module.groups, channels // module.groups, *x.shape[2:])
@@ -24,7 +24,7 @@ def patches(module: Any, x: Tensor) -> Tensor:
 
 
 def _padding(module: Any) -> list[int]:
-    """As F.pad takes it, the last dimension first."""
+    """Return the padding as `F.pad` takes it, the last dimension first."""
     sides: list[int] = []
     for axis in reversed(range(len(module.kernel_size))):
         if module.padding == "valid":

@@ -1,4 +1,4 @@
-"""One evaluation of a model, with what its layers took and gave."""
+"""A recorded evaluation of a model, with the inputs and outputs of its layers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from hodiff.torch_internals.threads import one_thread_at_a_time
 
 
 class Recorded:
-    """The outputs of a model, and gradients of them in those of its layers.
+    """The outputs of a model, and their gradients with respect to the outputs of its layers.
 
     Attributes:
-        outputs: The model's one tensor.
+        outputs: The model's output tensor.
         leaves: The parameters in its graph.
         calls: Calls by layer.
     """
@@ -34,7 +34,7 @@ class Recorded:
         self._caller = function.caller
         self.calls: dict[str, list[Call]] = {name: [] for name in layers}
         self.leaves = [leaf.detach().requires_grad_() for leaf in function.leaves]
-        # Hooks see the calls of all threads.
+        # Hooks are called from all threads.
         with one_thread_at_a_time(), self._hooked(model), torch.enable_grad():
             outputs, _ = function(self.leaves)
         real = isinstance(outputs, Tensor) and not stands_for_tensor(outputs) and outputs.is_floating_point()
@@ -58,16 +58,16 @@ class Recorded:
 
     @cached_property
     def on_chunks(self) -> frozenset[str]:
-        """The layers that are called on one chunk of the examples after the other."""
+        """The layers whose calls process separate chunks of examples, one after another."""
         return layers_on_chunks(self.calls, self.outputs, self.pull)
 
     @property
     def bytes_each(self) -> int:
-        """Bytes that one more gradient takes."""
+        """Bytes of one more gradient."""
         return 2 * self.outputs.element_size() * sum(call.shape.numel() for call in self._flat)
 
     def pull(self, cotangents: Tensor) -> dict[str, list[Tensor]]:
-        """Gradients of all calls' outputs, (c, *shape) each, for cotangents (c, *outputs)."""
+        """Compute gradients of all calls' outputs, each (c, *shape), for cotangents (c, *outputs)."""
         edges = [call.edge for call in self._flat]
 
         def one(cotangent: Tensor) -> Sequence[Tensor | None]:
@@ -77,7 +77,7 @@ class Recorded:
         return {name: [_filled(next(found), call, cotangents) for call in calls] for name, calls in self.calls.items()}
 
     def parameter_gradients(self, cotangent: Tensor) -> list[Tensor]:
-        """Gradients of the parameters, which share no code with those of layers."""
+        """Compute gradients of the parameters, by other code than the layers' gradients."""
         found = torch.autograd.grad(self._graph, self.leaves, cotangent, retain_graph=True, allow_unused=True)
         return [
             torch.zeros_like(leaf) if each is None else each.to_dense() if each.is_sparse else each

@@ -1,7 +1,7 @@
-r"""How each kind of layer multiplies its parameters: inputs as vectors a, gradients of outputs as vectors g.
+r"""Kinds of layers and how they multiply their parameters: inputs as vectors a, gradients of outputs as vectors g.
 
 The gradient of a layer's weight in one example is the sum of $g_r a_r^\top$ over the places r that share the weight.
-Inputs are (N, places, groups, q), or (N, places) of the rows that an embedding picks; gradients, c of them at once,
+Inputs are (N, places, groups, q), or (N, places) for the rows that an embedding picks. A set of c gradients is
 (c, N, places, groups, p).
 """
 
@@ -27,12 +27,12 @@ class Kind:
 
     Attributes:
         weight: Vectors g of the weight, for the layer, its input and the gradients of its output.
-        bias: Those of the bias.
-        inputs: Vectors a of the weight; None where they are 1, as in a norm.
+        bias: Vectors g of the bias.
+        inputs: Vectors a of the weight; None if they are 1, as in a norm.
         sizes: (groups, p, q) of the weight.
-        one_hot: Whether inputs are rows that are picked, and the weight has them first.
-        rank: Dimensions that an input has at least, examples and features among them.
-        refused: What of a layer's options is not known here, in words, or "".
+        one_hot: Whether inputs are row indices, and the weight has its inputs first.
+        rank: Least number of dimensions of an input, including examples and features.
+        refused: The unsupported options of a layer, in words, or "".
     """
 
     weight: Gradients
@@ -45,30 +45,30 @@ class Kind:
 
 
 def _last(module: Any, x: Tensor, g: Tensor) -> Tensor:
-    """Features in the last dimension."""
+    """Return gradients of outputs with features in the last dimension."""
     return g.reshape(*g.shape[:2], -1, 1, g.shape[-1])
 
 
 def _channels(module: Any, x: Tensor, g: Tensor) -> Tensor:
-    """Channels in the second dimension, in groups."""
+    """Return gradients of outputs with channels in the second dimension, in groups."""
     c, n, channels = g.shape[:3]
     groups = module.groups
     return g.reshape(c, n, groups, channels // groups, -1).permute(0, 1, 4, 2, 3)
 
 
 def _scales(normalized: Callable[[Any, Tensor], Tensor], shared: Gradients) -> Gradients:
-    """Gradients of the scale of a norm: those of the shift times what is scaled."""
+    """Return gradients of a norm's scale: gradients of its shift, times the normalized input."""
     return lambda module, x, g: shared(module, x, g * normalized(module, x))
 
 
 def _summed_features(module: Any, x: Tensor, g: Tensor) -> Tensor:
-    """Summed over all but the last dimensions, which a norm scales."""
+    """Sum gradients over all but the last dimensions, which a norm scales."""
     size = module.weight.numel()
     return g.reshape(*g.shape[:2], -1, size).sum(2)[:, :, None, None]
 
 
 def _summed_channels(module: Any, x: Tensor, g: Tensor) -> Tensor:
-    """Summed over all but the channels, in the second dimension."""
+    """Sum gradients over all but the channels, in the second dimension."""
     return g.flatten(3).sum(3)[:, :, None, None] if g.dim() > 3 else g[:, :, None, None]
 
 
@@ -110,7 +110,7 @@ def _renormalized(module: Any) -> str:
 
 
 def _picked(module: Any, x: Tensor) -> Tensor:
-    """Rows; -1 for the padding row, which has no gradient."""
+    """Return row indices, with -1 for the padding row, which has no gradient."""
     rows = x.reshape(len(x), -1)
     return rows if module.padding_idx is None else rows.masked_fill(rows == module.padding_idx, -1)
 
@@ -147,15 +147,15 @@ KINDS: dict[type[nn.Module], Kind] = {
     nn.InstanceNorm2d: INSTANCE_NORM,
     nn.InstanceNorm3d: INSTANCE_NORM,
 }
-# Those that mix examples where they use a batch's own statistics.
+# Layers that mix examples if they use a batch's own statistics.
 MIXING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def known_type(module: nn.Module) -> type[nn.Module] | None:
-    """The class of a layer, or the one of the table that it is a subclass of."""
+    """Return the first class in the layer's method resolution order that is in the table, or None."""
     return next((each for each in type(module).__mro__ if each in KINDS), None)
 
 
 def one_hot_counts(rows: Tensor, values: Tensor, size: int) -> Tensor:
-    """Values (m, d) added up by the rows (m,) that they belong to, (size, d)."""
+    """Add up values (m, d) by their row indices (m,), to (size, d)."""
     return torch.zeros(size, values.shape[1], dtype=values.dtype, device=values.device).index_add_(0, rows, values)

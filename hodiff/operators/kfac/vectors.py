@@ -1,4 +1,4 @@
-"""The vectors a and g of a block, of all calls of its layer, and whether they tell the gradient of its parameters."""
+"""The vectors a and g of a block, from all calls of its layer, and a comparison with the parameters' gradient."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inputs_of(
     argument: str = "model",
     remedy: str = f"keep examples first and places in dimensions of their own, or {REMEDY}",
 ) -> Tensor | None:
-    """Inputs a, None where they are 1; `examples` is how many there have to be, where that matters."""
+    """Return inputs a, or None if they are 1; raise if their number of examples differs from `examples`."""
     lengths = {call.shape[0] for call in calls}
     if chunks:
         lengths = {sum(call.shape[0] for call in calls)}
@@ -57,13 +57,13 @@ def gradients_of(
     *,
     chunks: bool = False,
 ) -> Tensor:
-    """Gradients g, for those (c, *shape) of the calls' outputs."""
+    """Return gradients g from gradients (c, *shape) of the calls' outputs."""
     tensors = [source.gradients(module, call.x, g).to(dtype) for call, g in zip(calls, found, strict=True)]
     return _joined(tensors, dim=1 if chunks else 2)
 
 
 def tell_the_gradient(source: Source, a: Tensor | None, g: Tensor, true: Tensor, eps: float) -> bool:
-    """Whether the gradient of the parameters, (1, groups, p, q), is what the vectors add up to."""
+    """Whether the vectors add up to the gradient of the parameters, (1, groups, p, q)."""
     found = moments.summed_gradient(source, a, g)
     # Rounding is relative to the terms of the sum.
     terms = g.norm() * (1.0 if a is None or source.one_hot else a.norm())
@@ -71,5 +71,5 @@ def tell_the_gradient(source: Source, a: Tensor | None, g: Tensor, true: Tensor,
 
 
 def _joined(tensors: list[Tensor], dim: int) -> Tensor:
-    """The places, or examples, of several calls; those of one are not copied."""
+    """Join places, or examples, of several calls; a single call is not copied."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim)

@@ -1,4 +1,4 @@
-"""Operators made of operators: sums, multiples, products, transposes, blocks, inverses; and the identity."""
+"""Operators composed of operators: sums, multiples, products, transposes, blocks, inverses; and the identity."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class SumOperator(LinearOperator):
         self.terms = tuple(terms)
 
     def multiply(self, block: Tensor) -> Tensor:
-        """The sum of the terms' products."""
+        """Add up the products of the terms."""
         total = multiply(self.terms[0], block)
         for term in self.terms[1:]:
             total = total + multiply(term, block)
         return total
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
-        """The sum of the terms' transposed products."""
+        """Add up the transposed products of the terms."""
         total = multiply(self.terms[0].T, block)
         for term in self.terms[1:]:
             total = total + multiply(term.T, block)
@@ -61,11 +61,11 @@ class ScaledOperator(LinearOperator):
         self.factor = factor
 
     def multiply(self, block: Tensor) -> Tensor:
-        """The multiple of the product."""
+        """Return the multiple of the product."""
         return self.factor * multiply(self.operator, block)
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
-        """The multiple of the transposed product."""
+        """Return the multiple of the transposed product."""
         return self.factor * multiply(self.operator.T, block)
 
     def converted(self, conversion: Conversion) -> ScaledOperator:
@@ -75,7 +75,7 @@ class ScaledOperator(LinearOperator):
 
 
 class ProductOperator(LinearOperator):
-    r"""The product $A_1 A_2 \cdots A_j$: the last one is applied first."""
+    r"""The product $A_1 A_2 \cdots A_j$, with the last factor applied first."""
 
     composed = True
 
@@ -84,13 +84,13 @@ class ProductOperator(LinearOperator):
         self.factors = tuple(factors)
 
     def multiply(self, block: Tensor) -> Tensor:
-        """Apply one after the other."""
+        """Apply the factors from last to first."""
         for factor in reversed(self.factors):
             block = multiply(factor, block)
         return block
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
-        """Apply the transposes, the first factor's first."""
+        """Apply the transposes of the factors from first to last."""
         for factor in self.factors:
             block = multiply(factor.T, block)
         return block
@@ -110,11 +110,11 @@ class TransposedOperator(LinearOperator):
         self.made_of_constants = operator.made_of_constants
 
     def multiply(self, block: Tensor) -> Tensor:
-        """The operator's transposed product."""
+        """Compute the operator's transposed product."""
         return self.operator.multiply_transposed(block)
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
-        """The operator's own product."""
+        """Compute the operator's own product."""
         return self.operator.multiply(block)
 
     @property
@@ -131,7 +131,7 @@ class IdentityOperator(LinearOperator):
     """The identity.
 
     Args:
-        domain: The space, or a pytree like its vectors.
+        domain: The space, or a pytree in the form of its vectors.
     """
 
     composed = True
@@ -140,7 +140,7 @@ class IdentityOperator(LinearOperator):
         super().__init__(domain if isinstance(domain, Space) else Space.of(domain), symmetric=True)
 
     def multiply(self, block: Tensor) -> Tensor:
-        """A copy of the block."""
+        """Return a copy of the block."""
         return block.clone()
 
     def converted(self, conversion: Conversion) -> IdentityOperator:
@@ -149,7 +149,7 @@ class IdentityOperator(LinearOperator):
 
 
 class RestrictedOperator(LinearOperator):
-    r"""A principal block $P A P^\top$: some leaves of the pytree only, the others held at zero."""
+    r"""A principal block $P A P^\top$: some leaves of the pytree, with the other leaves held at zero."""
 
     composed = True
 
@@ -163,7 +163,7 @@ class RestrictedOperator(LinearOperator):
         return self._keep(multiply(self.operator, self._pad(block)))
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
-        """The same with the transpose."""
+        """Pad with zeros, multiply by the transpose, and keep the wanted rows."""
         return self._keep(multiply(self.operator.T, self._pad(block)))
 
     def _pad(self, block: Tensor) -> Tensor:
@@ -177,31 +177,31 @@ class RestrictedOperator(LinearOperator):
 
 
 class InverseOperator(LinearOperator):
-    r"""The inverse of a square operator, or the pseudo-inverse of any, known by its products.
+    r"""The inverse of a square operator, or the pseudo-inverse of any, given by its products.
 
     $$ b \mapsto (A + \lambda I)^{-1} b, \qquad\text{for "lsmr"}\quad b \mapsto \arg\min_x \lVert A x - b \rVert $$
 
-    Each product solves a linear system by `hodiff.estimators.solve`, the columns of a block together. Products are as
-    exact as `tol` asks; a preconditioner of another solver needs no more than a few digits.
+    Each product solves a linear system by `hodiff.estimators.solve`, all columns of a block together. Products are as
+    accurate as `tol`; a preconditioner of another solver needs only a few digits.
 
     Args:
         A: The operator (n, n); for "lsmr" (m, n).
         method: "cg" for symmetric positive definite operators, "minres" for symmetric ones, "gmres" for square ones,
             "lsmr" for least squares, "neumann" for a truncated series, "dense" for a matrix that is formed by n
-            products and factorized, both once.
+            products and factorized, once.
         damping: The $\lambda$, 0 or more.
-        tol: Relative tolerance of the residual; the default is that of `solve`.
-        throw: Whether a product that misses the tolerance raises; else it warns.
-        **options: Further ones of `solve`: `preconditioner`, `atol`, `max_iterations`, `restart`, `step_size`,
+        tol: Relative tolerance of the residual; by default the tolerance of `solve`.
+        throw: Whether a product that misses the tolerance raises; if not, it warns.
+        **options: Further options of `solve`: `preconditioner`, `atol`, `max_iterations`, `restart`, `step_size`,
             `progress`.
 
     Attributes:
-        last_report: What `solve` said about the last product, with iterations and residuals; None before the first.
+        last_report: The result of `solve` for the last product, with iterations and residuals; None before the first.
 
     Raises:
-        InputError: If A is no operator or not square, or the method is none of these; on first use, if an option does
+        InputError: If A is not an operator or not square, or the method is unknown; on first use, if an option does
             not fit the method.
-        ConvergenceError: On use, if the tolerance is missed and `throw`.
+        ConvergenceError: On use, if the tolerance is missed and `throw` is set.
 
     Example:
         >>> import torch
@@ -233,7 +233,7 @@ class InverseOperator(LinearOperator):
 
     @property
     def last_report(self) -> Solution | None:
-        """What `solve` returned for the last product."""
+        """The result of `solve` for the last product."""
         return self._solutions.last_report
 
     def multiply(self, block: Tensor) -> Tensor:
@@ -246,20 +246,20 @@ class InverseOperator(LinearOperator):
 
 
 def add(left: LinearOperator, right: LinearOperator) -> SumOperator:
-    """The sum of two operators between the same spaces; terms of sums are taken over one by one."""
+    """Add two operators between the same spaces; nested sums are flattened."""
     if left.shape != right.shape or not _fit(left.domain, right.domain) or not _fit(left.codomain, right.codomain):
         raise InputError(
             f"A + B: expected operators between the same spaces, got {left} and {right}; "
             "make both for parameters of the same structure."
         )
     terms = [term for each in (left, right) for term in (each.terms if isinstance(each, SumOperator) else (each,))]
-    # The sum takes and gives pytrees where one of its terms does.
+    # The sum takes and returns pytrees if one of its terms does.
     terms.sort(key=lambda term: term.domain.spec.is_leaf())
     return SumOperator(terms)
 
 
 def scale(operator: LinearOperator, factor: Any) -> ScaledOperator:
-    """A multiple of an operator by a real number or a tensor of shape (); factors of multiples are joined."""
+    """Multiply an operator by a real number or a tensor of shape (); factors of nested multiples are combined."""
     number = _number(operator, factor, "c * A")
     if isinstance(operator, ScaledOperator):
         return ScaledOperator(operator.operator, number * operator.factor)
@@ -267,7 +267,7 @@ def scale(operator: LinearOperator, factor: Any) -> ScaledOperator:
 
 
 def divide(operator: LinearOperator, divisor: Any) -> ScaledOperator:
-    """An operator divided by a real number or a tensor of shape ()."""
+    """Divide an operator by a real number or a tensor of shape ()."""
     number = _number(operator, divisor, "A / c")
     if not isinstance(number, Tensor) and number == 0:
         raise InputError("A / c: c: expected a number other than zero, got 0.")
@@ -275,7 +275,7 @@ def divide(operator: LinearOperator, divisor: Any) -> ScaledOperator:
 
 
 def _number(operator: LinearOperator, factor: Any, where: str) -> float | Tensor:
-    """A factor, in the operator's own precision before anything is computed of it."""
+    """Return a factor in the operator's precision, before it is used in any computation."""
     if isinstance(factor, Real):
         return float(factor)
     if isinstance(factor, Tensor) and factor.shape == () and not factor.is_complex():
@@ -287,7 +287,7 @@ def _number(operator: LinearOperator, factor: Any, where: str) -> float | Tensor
 
 
 def product(left: LinearOperator, right: LinearOperator) -> ProductOperator:
-    """The product of two operators, the right one applied first; factors of products are taken over."""
+    """Compose two operators, the right one applied first; nested products are flattened."""
     require_operator(right, "A @ B", "B")
     if left.domain.size != right.codomain.size or not _fit(left.domain, right.codomain):
         raise InputError(
@@ -299,7 +299,7 @@ def product(left: LinearOperator, right: LinearOperator) -> ProductOperator:
 
 
 def block(operator: LinearOperator, names: str | Sequence[str]) -> RestrictedOperator:
-    """The principal block of some leaves; see `LinearOperator.block`."""
+    """Return the principal block of some leaves; see `LinearOperator.block`."""
     if not operator.domain.same(operator.codomain):
         raise InputError(
             f"block: expected an operator that maps a space to itself, got {operator}; take the block of A.T @ A."
@@ -309,5 +309,5 @@ def block(operator: LinearOperator, names: str | Sequence[str]) -> RestrictedOpe
 
 
 def _fit(one: Space, other: Space) -> bool:
-    """Whether vectors of one can be taken for vectors of the other: the same leaves, or one of them flat."""
+    """Whether vectors of one space can be used in the other: the leaves are the same, or one space is flat."""
     return one.same(other) or one.spec.is_leaf() or other.spec.is_leaf()

@@ -1,4 +1,4 @@
-"""Operators made of operators: sums, multiples, compositions, transposes, inverses and blocks."""
+"""Arithmetic of operators: sums, multiples, compositions, transposes, inverses and blocks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class Arithmetic:
-    """The signs and methods of a linear operator that make another one; what they make is in `algebra`."""
+    """Signs and methods that compose linear operators; the resulting classes are in `algebra`."""
 
     domain: Space
     symmetric: bool
 
     @property
     def T(self) -> Any:  # noqa: N802 - the name that every matrix has
-        """The transpose."""
+        """The transpose of the operator."""
         return self if self.symmetric else _algebra().TransposedOperator(self)
 
     def _after(self, other: Arithmetic) -> Any:
-        """The composition, which `@` makes."""
+        """Return the composition with another operator, as `@` does."""
         return _algebra().product(self, other)
 
     def __add__(self, other: Arithmetic) -> SumOperator:
@@ -50,16 +50,16 @@ class Arithmetic:
         return _algebra().scale(self, -1.0)
 
     def damped(self, damping: float) -> SumOperator:
-        r"""The operator $A + \lambda I$."""
+        r"""Return the operator $A + \lambda I$."""
         algebra = _algebra()
         return algebra.add(self, algebra.scale(algebra.IdentityOperator(self.domain), damping))
 
     def inverse(self, method: str = "cg", **options: Any) -> InverseOperator:
-        """The inverse, whose products are solutions of linear systems.
+        """Return the inverse, whose products are solutions of linear systems.
 
         Args:
-            method: How they are solved: "cg", "minres", "gmres", "lsmr", "neumann" or "dense".
-            **options: As `hodiff.operators.InverseOperator` takes them: `damping`, `preconditioner`, `tol`, ...
+            method: The solver: "cg", "minres", "gmres", "lsmr", "neumann" or "dense".
+            **options: Options of `hodiff.operators.InverseOperator`: `damping`, `preconditioner`, `tol`, ...
 
         Returns:
             The operator.
@@ -70,7 +70,7 @@ class Arithmetic:
         return _algebra().InverseOperator(self, method, **options)
 
     def block(self, names: str | Sequence[str]) -> Any:
-        """The principal block of some leaves of the parameters, all others held constant.
+        """Return the principal block of some leaves of the parameters, with all other leaves held constant.
 
         Args:
             names: Keys of a dict of parameters, or leading parts of them: "0" picks "0.weight" and "0.bias". Levels of
@@ -80,13 +80,13 @@ class Arithmetic:
             An operator on a dict with these leaves, under their names.
 
         Raises:
-            InputError: If a name picks nothing.
+            InputError: If a name selects nothing.
         """
         return _algebra().block(self, names)
 
 
 def _algebra() -> Any:
-    """The operators made of operators, which are subclasses and so imported late."""
+    """Import the composed operators late, because they are subclasses."""
     from hodiff.operators.linear import algebra
 
     return algebra

@@ -1,4 +1,4 @@
-"""Linear operators: a subclass says how it multiplies a block of vectors; shapes and forms of vectors follow."""
+"""Linear operators: a subclass defines the product with a block of vectors; shapes and forms of vectors follow."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
 
 class LinearOperator(Arithmetic, Forms, Estimates, ABC):
-    r"""A linear map $A$ that is known by its products, $v \mapsto A v$.
+    r"""A linear map $A$ that is given by its products, $v \mapsto A v$.
 
     A vector may be a pytree like the one that the operator was made for, one flat vector `(n,)`, or a block `(n, k)`
     whose columns are multiplied together; the product has the same form. Operators add, subtract, multiply with numbers
     and with each other, transpose, and convert to a dense matrix and to SciPy. A product is differentiable in the
-    vector; the operator is a constant, unless its `multiply` is made of torch's functions and says so by `composed`.
+    vector. The operator is a constant, unless its `multiply` consists of torch's functions and it sets `composed`.
 
-    A subclass gives the spaces and `multiply`; one that is not symmetric gives `multiply_transposed` too where it can.
+    A subclass defines the spaces and `multiply`; if it is not symmetric, also `multiply_transposed` where possible.
 
     Args:
-        domain: Where vectors come from, n numbers.
-        codomain: Where products go to, m numbers; the domain by default.
+        domain: The space of vectors, n numbers.
+        codomain: The space of products, m numbers; the domain by default.
         symmetric: Whether the operator is its own transpose.
 
     Example:
@@ -46,11 +46,11 @@ class LinearOperator(Arithmetic, Forms, Estimates, ABC):
         tensor([3., 3., 3.])
     """
 
-    # So that NumPy's scalars leave a product with an operator to the operator.
+    # NumPy scalars then leave a product with an operator to the operator.
     __array_ufunc__ = None
-    # Whether `multiply` is made of torch's functions and products of other operators, which differentiate themselves.
+    # Whether `multiply` consists of torch's functions and products of other operators, which are differentiable.
     composed = False
-    # Whether that was made sure of when the operator was made, so that products need not.
+    # Whether construction has checked that all data are constants, so that products need no check.
     made_of_constants = False
 
     def __init__(self, domain: Space, codomain: Space | None = None, *, symmetric: bool = False):
@@ -60,10 +60,10 @@ class LinearOperator(Arithmetic, Forms, Estimates, ABC):
 
     @abstractmethod
     def multiply(self, block: Tensor) -> Tensor:
-        """The product with each column of `block`, (n, k) to (m, k)."""
+        """Multiply each column of `block`, (n, k) to (m, k)."""
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
-        """The transpose's product with each column of `block`, (m, k) to (n, k).
+        """Multiply each column of `block` by the transpose, (m, k) to (n, k).
 
         Args:
             block: The columns.
@@ -72,7 +72,7 @@ class LinearOperator(Arithmetic, Forms, Estimates, ABC):
             The products.
 
         Raises:
-            InputError: If the operator knows no products of its transpose.
+            InputError: If the operator does not define products of its transpose.
         """
         if self.symmetric:
             return self.multiply(block)
@@ -84,10 +84,10 @@ class LinearOperator(Arithmetic, Forms, Estimates, ABC):
     def __matmul__(self, v: Any) -> Any:
         """Multiply a pytree, a flat vector (n,), a block (n, k), or compose with another operator.
 
-        Flat vectors and blocks may be NumPy arrays; so is then the product, a constant for torch.
+        Flat vectors and blocks may be NumPy arrays; the product is then an array too, and a constant for torch.
 
         Args:
-            v: What to multiply.
+            v: The vector, block or operator.
 
         Returns:
             The product in the form of `v`.
@@ -127,7 +127,7 @@ class LinearOperator(Arithmetic, Forms, Estimates, ABC):
                 f"the operator's parameters, got {describe(v)}; "
                 + ("flatten the leaves in pytree order." if strided else "pass v.to_dense().")
             )
-        # A product in the vector's own dtype would hide that the operator computes in another one.
+        # A product in the vector's own dtype would hide that the operator computes in another dtype.
         block = (v[:, None] if v.dim() == 1 else v).to(self.domain.device, self.domain.dtype)
         result = multiply(self, block)
         return result[:, 0] if v.dim() == 1 else result
@@ -140,12 +140,12 @@ class LinearOperator(Arithmetic, Forms, Estimates, ABC):
         return operator_html(type(self).__name__, self.domain, self.codomain, self.symmetric, self._told())
 
     def _told(self) -> list[tuple[str, object]]:
-        """What a notebook shows besides, as labels and texts."""
+        """Return further labels and values for display in a notebook."""
         return []
 
 
 def require_operator(value: Any, caller: str, argument: str) -> None:
-    """Refuse what is no operator."""
+    """Raise if a value is not an operator."""
     if not isinstance(value, LinearOperator):
         raise InputError(
             f"{caller}: {argument}: expected a hodiff LinearOperator, got {describe(value)}; "

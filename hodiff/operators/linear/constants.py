@@ -1,4 +1,4 @@
-"""What an operator takes as constant: its point, and all that its functions close over."""
+"""Checks that an operator's point, and the data that its functions close over, are constants."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
-# What else there is for a caller that transforms do not see through.
+# The advice for callers that transforms do not see through.
 _ADVICE = (
     "an operator takes its point as a constant. Make it outside, or use hodiff.hvp, which the transforms see through."
 )
 
 
 def require_constant(caller: str, x: PyTree, *held: Any, advice: str = _ADVICE) -> None:
-    """Refuse a point, or data of functions, that a transform or forward mode differentiates, or a transform batches."""
+    """Raise if a transform or forward mode differentiates or batches a point or the data of functions."""
     if any(is_wrapped(each) or is_observed(each) for each in tensors_in(x)):
         raise InputError(
             f"{caller}: x: expected plain tensors, got one inside a torch.func transform, or a dual number of forward "
@@ -32,7 +32,7 @@ def require_constant(caller: str, x: PyTree, *held: Any, advice: str = _ADVICE) 
 
 
 def require_constants_held(caller: str, *held: Any, advice: str = _ADVICE) -> None:
-    """Refuse data that a transform differentiates or batches, which products would hide from it."""
+    """Raise if a transform differentiates or batches data, because products would hide them from it."""
     if (in_transform() or in_forward_mode()) and any(map(is_observed, _tensors(held))):
         raise InputError(
             f"{caller}: expected data that are constants, got a tensor that a transform around it differentiates "

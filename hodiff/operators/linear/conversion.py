@@ -1,4 +1,4 @@
-"""Operators in another dtype or on another device: what they are made of is converted, and products are not cast."""
+"""Conversion of operators to another dtype or device: their data are converted, and products are not cast."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from hodiff.operators.linear.spaces import Space
 
 @dataclass(frozen=True)
 class Conversion:
-    """A device and a floating-point dtype for tensors; None leaves them as they are."""
+    """A device and a floating-point dtype for tensors; None keeps the tensor's own."""
 
     device: torch.device | None
     dtype: torch.dtype | None
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """One tensor; those of whole numbers keep their dtype."""
+        """Convert one tensor; integer tensors keep their dtype."""
         return tensor.to(self.device, self.dtype if tensor.is_floating_point() else None)
 
     def tree(self, tree: PyTree) -> PyTree:
-        """A pytree, in which other things than tensors stay as they are."""
+        """Convert the tensors of a pytree."""
         return pytree.tree_map_only(Tensor, self, tree)
 
     def space(self, space: Space) -> Space:
-        """A space of vectors."""
+        """Convert a space of vectors."""
         return replace(
             space,
             dtypes=tuple(self.dtype or each for each in space.dtypes),
@@ -40,12 +40,12 @@ class Conversion:
         )
 
     def module(self, module: torch.nn.Module) -> torch.nn.Module:
-        """A copy of a module."""
+        """Return a converted copy of a module."""
         return copy.deepcopy(module).to(device=self.device, dtype=self.dtype)
 
 
 class ConvertedData:
-    """Batches, converted as they come."""
+    """Batches that are converted during iteration."""
 
     def __init__(self, data: Iterable[PyTree], conversion: Conversion):
         self._data, self._conversion = data, conversion
@@ -55,7 +55,7 @@ class ConvertedData:
 
 
 class SizedData(ConvertedData):
-    """The same of data whose number of batches is known."""
+    """Converted batches whose number is known."""
 
     def __len__(self) -> int:
         assert isinstance(self._data, Sized)
@@ -63,14 +63,14 @@ class SizedData(ConvertedData):
 
 
 def converted_data(data: Iterable[PyTree] | None, conversion: Conversion) -> Iterable[PyTree] | None:
-    """Data of the same length, where they have one."""
+    """Return data that are converted during iteration, with a length if the data have one."""
     if data is None:
         return None
     return (SizedData if isinstance(data, Sized) else ConvertedData)(data, conversion)
 
 
 def conversion_to(device: Any, dtype: Any) -> Conversion:
-    """The arguments of `to`, validated; a dtype alone may stand first, as for tensors."""
+    """Validate the arguments of `to`; a dtype alone may be the first argument, as for tensors."""
     if isinstance(device, torch.dtype) and dtype is None:
         device, dtype = None, device
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):

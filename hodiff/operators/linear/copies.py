@@ -1,4 +1,4 @@
-"""Copies of operators, and pickles: what is recorded stays behind, and is made again on first use."""
+"""Copies and pickles of operators, without recorded graphs, which are recorded again on first use."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ A = TypeVar("A", bound="Portable")
 class Portable:
     """An object with recorded graphs among its attributes, which can be neither copied deeply nor pickled."""
 
-    # The attributes that hold them.
+    # Names of the attributes that hold recorded graphs.
     _recorded: ClassVar[tuple[str, ...]] = ()
 
     def _restore(self) -> None:
-        """Make those attributes anew."""
+        """Record these attributes again."""
         raise NotImplementedError
 
     def _require_portable(self) -> None:
-        """Refuse where the copy would be another operator, or none."""
+        """Raise if a copy would be another operator, or invalid."""
 
     def __copy__(self: A) -> A:
-        # A shallow copy is at the same point and shares what is recorded.
+        # A shallow copy is at the same point and shares recorded graphs.
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         return other
@@ -38,7 +38,7 @@ class Portable:
 
 
 def require_no_group(caller: str, process_group: Any) -> None:
-    """Refuse to take the group of an operator elsewhere."""
+    """Raise if an operator with a process group is copied or pickled."""
     if process_group is not None:
         raise InputError(
             f"{caller}: process_group: expected none in an operator that is copied or pickled, got a group of "

@@ -1,4 +1,4 @@
-"""An operator as a notebook shows it: what is known without a product."""
+"""The HTML display of an operator in a notebook, which needs no product."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BLOCKS = 12  # parameters that are listed
 def operator_html(
     name: str, domain: Space, codomain: Space, symmetric: bool, told: Iterable[tuple[str, object]]
 ) -> str:
-    """Kind, size and numbers, what else it tells of itself, and the parameters that its columns belong to."""
+    """Return kind, size, dtype, further facts, and a table of the parameters."""
     m, n = codomain.size, domain.size
     known = [
         ("shape", f"{m:,} × {n:,}"),

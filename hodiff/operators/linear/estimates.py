@@ -1,4 +1,4 @@
-"""The estimators that are asked for most, as methods of operators."""
+"""The most common estimators, as methods of operators."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _forwards_to(estimator: Callable[..., Any]) -> Callable[[F], F]:
-    """Decorate a method that hands its arguments on, so that its signature shows the estimator's options."""
+    """Decorate a method that forwards its arguments, so that its signature shows the estimator's options."""
 
     def decorate(method: F) -> F:
         (itself, *_), (_, *others) = (inspect.signature(each).parameters.values() for each in (method, estimator))
-        # mypy does not know that functions may have one of their own.
+        # mypy does not know that functions may have a signature of their own.
         method.__signature__ = inspect.signature(estimator).replace(parameters=[itself, *others])  # type: ignore[attr-defined]
         return method
 
@@ -25,14 +25,14 @@ def _forwards_to(estimator: Callable[..., Any]) -> Callable[[F], F]:
 
 
 class Estimates:
-    """Methods for square operators: `A.trace()` is `hodiff.estimators.trace(A)`, and so on; there the options are told.
+    """Methods of square operators: `A.trace()` is `hodiff.estimators.trace(A)`, which explains the options, and so on.
 
-    Like the functions they return dataclasses, whose `value` is the number, with its error and its cost beside it.
+    Like the functions they return dataclasses, with the number as `value`, its error and its cost.
     """
 
     @_forwards_to(estimators.trace)
     def trace(self, **options: Any) -> Estimate:
-        """The trace; see `hodiff.estimators.trace`.
+        """Estimate the trace; see `hodiff.estimators.trace`.
 
         Args:
             **options: `method`, `products`, `probes`, `generator`, `chunk_size`, `progress`.
@@ -50,7 +50,7 @@ class Estimates:
 
     @_forwards_to(estimators.diagonal)
     def diagonal(self, **options: Any) -> DiagonalEstimate:
-        """The diagonal; see `hodiff.estimators.diagonal`.
+        """Estimate the diagonal; see `hodiff.estimators.diagonal`.
 
         Args:
             **options: `method`, `products`, `probes`, `generator`, `chunk_size`, `progress`.
@@ -68,14 +68,14 @@ class Estimates:
 
     @_forwards_to(estimators.eigsh)
     def eigsh(self, k: int = 6, **options: Any) -> Eigenpairs:
-        """Eigenvalues at an end of the spectrum of a symmetric operator; see `hodiff.estimators.eigsh`.
+        """Compute eigenvalues at an end of the spectrum of a symmetric operator; see `hodiff.estimators.eigsh`.
 
         Args:
-            k: How many.
+            k: The number of eigenvalues.
             **options: `which`, `method`, `start`, `tol`, `max_iterations`, `throw`, `generator`, `progress`.
 
         Returns:
-            `Eigenpairs`; `to_tree` makes pytrees of the eigenvectors.
+            `Eigenpairs`; `to_tree` converts the eigenvectors to pytrees.
 
         Example:
             >>> import torch
@@ -87,7 +87,7 @@ class Estimates:
 
     @_forwards_to(estimators.logdet)
     def logdet(self, **options: Any) -> Estimate:
-        """The log-determinant of a positive definite operator; see `hodiff.estimators.logdet`.
+        """Estimate the log-determinant of a positive definite operator; see `hodiff.estimators.logdet`.
 
         Args:
             **options: `damping`, `method`, `samples`, `steps`, `generator`, `chunk_size`, `progress`.
@@ -105,14 +105,14 @@ class Estimates:
 
     @_forwards_to(estimators.solve)
     def solve(self, b: Any, **options: Any) -> Solution:
-        """The solution of a linear system; see `hodiff.estimators.solve`, and `inverse` for an operator that solves.
+        """Solve a linear system; see `hodiff.estimators.solve`, and `inverse` for an operator that solves.
 
         Args:
             b: Right-hand side: (m,), (m, k), or a pytree like the operator's products.
             **options: `method`, `damping`, `preconditioner`, `x0`, `tol`, `max_iterations`, `throw` and others.
 
         Returns:
-            A `Solution`, whose `value` is in the form of b.
+            A `Solution`, whose `value` has the form of b.
 
         Example:
             >>> import torch

@@ -1,4 +1,4 @@
-"""An operator in other forms: a dense matrix, one for SciPy, one of another dtype; its size, and vectors as pytrees."""
+"""Other forms of an operator: dense and sparse matrices, a SciPy operator, another dtype; its size, and pytrees."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ A = TypeVar("A", bound="Forms")
 
 
 class Forms:
-    """What spaces and products suffice for: the size of a linear operator, and its conversions."""
+    """Size and conversions of a linear operator, computed from its spaces and products."""
 
     domain: Space
     codomain: Space
@@ -31,11 +31,11 @@ class Forms:
 
     @abstractmethod
     def multiply(self, block: Tensor) -> Tensor:
-        """See `LinearOperator`."""
+        """See `LinearOperator.multiply`."""
 
     @abstractmethod
     def multiply_transposed(self, block: Tensor) -> Tensor:
-        """See `LinearOperator`."""
+        """See `LinearOperator.multiply_transposed`."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -44,29 +44,29 @@ class Forms:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of flat products; float32 where the parameters have 16 bits."""
+        """Dtype of flat products; float32 if the parameters have 16 bits."""
         return torch.promote_types(self.domain.dtype, self.codomain.dtype)
 
     @property
     def device(self) -> torch.device:
-        """Where flat products live."""
+        """Device of flat products."""
         return self.codomain.device
 
     def to(self: A, device: torch.device | torch.dtype | str | None = None, dtype: torch.dtype | None = None) -> A:
-        """The operator on another device, or of another floating-point dtype, in which its products are computed.
+        """Return the operator on another device, or in another floating-point dtype, in which products are computed.
 
-        Matrices, the point, further arguments, batches as they come, and a copy of a module in the place of a model are
-        converted. What functions close over stays as it is: torch's error says so where it does not fit.
+        Matrices, the point, further arguments, batches during iteration, and a copy of the model, if it is a module,
+        are converted. Tensors that functions close over are not: torch raises if they do not fit.
 
         Args:
-            device: Where to; None for where it is. A dtype alone may stand here, as for tensors.
-            dtype: Of what is floating-point; None for what it has.
+            device: The new device; None to keep it. A dtype alone may be passed here, as for tensors.
+            dtype: The new dtype of floating-point tensors; None to keep it.
 
         Returns:
             A new operator.
 
         Raises:
-            InputError: If the device or dtype is none, or the operator is a block or an inverse: convert before.
+            InputError: If the device or dtype is invalid, or the operator is a block or an inverse: convert before.
 
         Example:
             >>> import torch, hodiff
@@ -85,16 +85,16 @@ class Forms:
         )
 
     def to_tree(self, vectors: Tensor) -> PyTree:
-        """A flat vector as a pytree like the operator's vectors, such as an eigenvector or a solution.
+        """Convert a flat vector, such as an eigenvector or a solution, to a pytree like the operator's vectors.
 
         Args:
-            vectors: Tensor (n,), or (n, k) for k of them.
+            vectors: Tensor (n,), or (n, k) for k vectors.
 
         Returns:
-            The pytree; for a block the list of those of its columns.
+            The pytree; for a block, the list of the pytrees of its columns.
 
         Raises:
-            InputError: If it is no such tensor.
+            InputError: If `vectors` is not such a tensor.
 
         Example:
             >>> import torch, hodiff
@@ -111,37 +111,37 @@ class Forms:
         return [self.domain.unflatten(column) for column in vectors.unbind(1)]
 
     def to_dense(self, *, chunk_size: int | str | None = "auto", progress: bool = False) -> Tensor:
-        r"""The matrix, from its products with the unit vectors.
+        r"""Compute the matrix, from products with the unit vectors.
 
         Args:
-            chunk_size: Unit vectors a product: a positive int, None for all at once, or "auto" for as many as keep the
-                group and its products within the memory budget of `hodiff.hessian`.
+            chunk_size: Unit vectors in a product: a positive int, None for all at once, or "auto" for as many as keep
+                the group and its products within the memory budget of `hodiff.hessian`.
             progress: Whether to show a progress bar.
 
         Returns:
             Tensor (m, n).
 
         Raises:
-            InputError: If `chunk_size` is not one of these.
+            InputError: If `chunk_size` is invalid.
         """
         require_chunk_size("to_dense", "chunk_size", chunk_size)
         require_bool("to_dense", "progress", progress)
         return self._by_columns(self.multiply, chunk_size, progress)
 
     def to_sparse(self, coloring: Any, format: str = "csr") -> Any:
-        r"""The matrix as a sparse one, from one product for each color.
+        r"""Compute the matrix as a sparse one, from one product for each color.
 
         Args:
             coloring: A `hodiff.sparse.Coloring` of the matrix's pattern.
-            format: "csr" or "coo", a sparse tensor; "scipy", a `csr_array`; or "values", the entries alone by rows.
+            format: "csr" or "coo", a sparse tensor; "scipy", a `csr_array`; or "values", only the entries, by rows.
 
         Returns:
-            The matrix (m, n). Entries outside of the pattern would be added to others: `hodiff.sparse.hessian` compares
-            by one more product.
+            The matrix (m, n). Entries outside of the pattern would be added to others: `hodiff.sparse.hessian` checks
+            for them by one more product.
 
         Raises:
-            InputError: If the coloring is none, of another shape, or one for symmetric matrices, "star" or "acyclic",
-                where this one is not known to be symmetric; or if the format is unknown.
+            InputError: If the coloring is invalid or has another shape; if it is for symmetric matrices, "star" or
+                "acyclic", and the operator is not known to be symmetric; or if the format is unknown.
         """
         if not hasattr(coloring, "column_colors"):
             raise InputError(
@@ -177,11 +177,11 @@ class Forms:
         return dense
 
     def _bytes_each(self) -> int:
-        """Bytes that one more column of a block takes."""
+        """Return the bytes of one more column of a block."""
         return sum(self.shape) * self.dtype.itemsize
 
     def to_scipy(self) -> ScipyOperator:
-        """The operator for SciPy: NumPy vectors go to the operator's device and their products come back.
+        """Convert the operator for SciPy: NumPy vectors are copied to the operator's device, and products back.
 
         Returns:
             A `scipy.sparse.linalg.LinearOperator` of the same shape, in float32 or float64.

@@ -1,4 +1,4 @@
-"""Solutions of linear systems with an operator: the products of its inverse."""
+"""Solutions of linear systems with an operator, which are the products of its inverse."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FACTORED = "dense"
 
 
 class Solutions:
-    """Solves for blocks of right-hand sides by `hodiff.estimators.solve`, whose last result is `last_report`."""
+    """Solves for blocks of right-hand sides by `hodiff.estimators.solve`; `last_report` is the last result."""
 
     def __init__(self, operator: Any, method: str, options: dict[str, Any]):
         if method not in METHODS:
@@ -35,7 +35,7 @@ class Solutions:
         self._factored: _Factored | None = None
 
     def of(self, block: Tensor, *, transposed: bool) -> Tensor:
-        """The solution for each column, with the operator or its transpose."""
+        """Solve for each column, with the operator or its transpose."""
         operator = self._operator.T if transposed else self._operator
         if block.shape[1] == 0:
             return block.new_zeros(operator.shape[1], 0)
@@ -51,7 +51,7 @@ class Solutions:
 
 
 class _Columns:
-    """An operator as `solve` sees it: blocks of columns, and no pytrees for which a block could be taken."""
+    """An operator in the form that `solve` expects: it multiplies blocks of columns, and no pytrees."""
 
     def __init__(self, operator: Any):
         self._operator = operator
@@ -68,18 +68,18 @@ class _Columns:
 
 
 class _Factored:
-    """A matrix with its triangular factors, whose solutions `solve` starts from and returns where they are good."""
+    """A matrix with its triangular factors; `solve` starts from their solution, and returns it if it is good enough."""
 
     def __init__(self, matrix: Tensor, damping: float):
         self._matrix = matrix
-        # Devices without float64 factorize in what they have.
+        # Devices without float64 factorize in their own precision.
         precise = matrix if matrix.device.type == "mps" else matrix.double()
         damped = precise + damping * torch.eye(len(matrix), dtype=precise.dtype, device=matrix.device)
         self._factors, self._pivots, failed = torch.linalg.lu_factor_ex(damped)
         self._regular = not bool(failed)
 
     def guess(self, block: Tensor, *, transposed: bool) -> tuple[Tensor, Tensor | None]:
-        """The matrix, and the solution where the factors give one."""
+        """Return the matrix, and the solution by its factors, or None if it is not finite."""
         matrix = self._matrix.mT if transposed else self._matrix
         if not self._regular:
             return matrix, None

@@ -1,4 +1,4 @@
-"""Products with an operator as a function of the vector: linear, and so differentiable to any order, by every route."""
+"""Products with an operator as a linear function of the vector, differentiable to any order by every route."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LinearProduct(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep the operator."""
+        """Save the operator."""
         ctx.operator = inputs[1]
 
     @staticmethod
@@ -37,7 +37,7 @@ class LinearProduct(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """Multiply."""
+        """Multiply the tangent."""
         return multiply(ctx.operator, tangent)
 
     @staticmethod
@@ -47,7 +47,7 @@ class LinearProduct(torch.autograd.Function):
 
 
 def multiply(operator: Any, block: Tensor) -> Tensor:
-    """The product of an operator with a block (n, k), which keeps its derivative in the block."""
+    """Multiply a block (n, k) by an operator, with a derivative in the block."""
     with tensors_alone():
         return _multiply(operator, block)
 
@@ -56,7 +56,7 @@ def _multiply(operator: Any, block: Tensor) -> Tensor:
     if operator.composed:
         product: Tensor = operator.multiply(block)
         return product
-    # The Function costs some microseconds, and there is nothing to differentiate for most callers.
+    # The Function costs some microseconds, and most callers differentiate nothing.
     differentiated = torch.is_grad_enabled() and block.requires_grad
     if only_reverse_mode() and not differentiated and not any_legacy_batched([block]):
         return _own(operator.multiply(block), block)
@@ -67,12 +67,12 @@ def _multiply(operator: Any, block: Tensor) -> Tensor:
 
 
 def _own(product: Tensor, block: Tensor) -> Tensor:
-    """The product, copied where it lies in the memory of the block, as that with the identity."""
+    """Return the product, copied if it shares the memory of the block, as for the identity."""
     return product.clone() if share_storage(product, block) else product
 
 
 def _together(operator: Any, blocks: Tensor) -> Tensor:
-    """Products with blocks (b, n, k) as one."""
+    """Multiply blocks (b, n, k) together."""
     count, n, k = blocks.shape
     wide = blocks.permute(1, 2, 0).reshape(n, k * count)
     return multiply(operator, wide).reshape(-1, k, count).permute(2, 0, 1)

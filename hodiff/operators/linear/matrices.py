@@ -35,7 +35,7 @@ class DiagonalOperator(LinearOperator):
         self.entries = self.domain.flatten(diagonal, "DiagonalOperator")
 
     def multiply(self, block: Tensor) -> Tensor:
-        """Each row times its number."""
+        """Multiply each row by its diagonal entry."""
         return self.entries[:, None] * block
 
     def converted(self, conversion: Conversion) -> DiagonalOperator:
@@ -48,11 +48,11 @@ class MatrixOperator(LinearOperator):
 
     Args:
         matrix: Tensor (m, n), real and floating-point; dense, or any layout that torch multiplies. NumPy arrays are
-            taken as they are, without a copy, and sparse matrices of SciPy as COO tensors.
+            used without a copy, and sparse matrices of SciPy are converted to COO tensors.
         symmetric: Whether the matrix is its own transpose.
 
     Raises:
-        InputError: If it is no such matrix.
+        InputError: If `matrix` is not such a matrix.
 
     Example:
         >>> import torch
@@ -80,11 +80,11 @@ class MatrixOperator(LinearOperator):
         self.composed = matrix.layout is torch.strided
 
     def multiply(self, block: Tensor) -> Tensor:
-        """The matrix product."""
+        """Compute the matrix product."""
         return (self.matrix @ block.to(self.matrix.dtype)).to(self.dtype)
 
     def multiply_transposed(self, block: Tensor) -> Tensor:
-        """The product with the transposed matrix."""
+        """Compute the product with the transposed matrix."""
         return (self.matrix.t() @ block.to(self.matrix.dtype)).to(self.dtype)
 
     def converted(self, conversion: Conversion) -> MatrixOperator:
@@ -93,11 +93,11 @@ class MatrixOperator(LinearOperator):
 
 
 def _tensor_of(matrix: Any) -> Any:
-    """A matrix of NumPy or SciPy, of floating-point numbers, as a tensor; anything else as it is."""
+    """Convert a floating-point matrix of NumPy or SciPy to a tensor; return anything else unchanged."""
     if isinstance(matrix, np.ndarray) and matrix.dtype in (np.float32, np.float64):
         return torch.from_numpy(matrix)
     if issparse(matrix) and matrix.ndim == 2 and matrix.dtype in (np.float32, np.float64):
-        # Not compressed, as torch warns of every user's first tensor of that layout.
+        # Not CSR, because torch warns at the first compressed tensor of a process.
         entries = csr_array(matrix).tocoo()
         places = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
         numbers = torch.from_numpy(entries.data)

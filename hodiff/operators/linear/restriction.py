@@ -1,4 +1,4 @@
-"""Operators of some leaves of the parameters alone, the others held constant."""
+"""Operators restricted to some leaves of the parameters, with the other leaves constant."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ A = TypeVar("A")
 
 
 def leaves_named(domain: Space, names: str | Sequence[str]) -> tuple[list[int], list[str]]:
-    """Indices and names of the leaves that names, or leading parts of them, pick: "0" picks "0.weight" and "0.bias"."""
+    """Indices and names of the leaves selected by names or leading parts: "0" selects "0.weight" and "0.bias"."""
     labels = domain.labels
     indices: list[int] = []
     wanted = [names] if isinstance(names, str) else list(names) if isinstance(names, Iterable) else []
@@ -40,7 +40,7 @@ def leaves_named(domain: Space, names: str | Sequence[str]) -> tuple[list[int], 
 
 
 def subspace(domain: Space, indices: Sequence[int], labels: Sequence[str]) -> Space:
-    """The space of dicts with some of the leaves, under their names."""
+    """Return the space of dicts with some of the leaves, under their names."""
     return Space.of({
         label: as_complex(
             torch.empty(domain.shapes[i], dtype=domain.dtypes[i], device=domain.devices[i]), domain.joined[i]
@@ -50,27 +50,27 @@ def subspace(domain: Space, indices: Sequence[int], labels: Sequence[str]) -> Sp
 
 
 def restrict(operator: Any, names: str | Sequence[str], functions: Sequence[str]) -> Any:
-    """A curvature operator of some leaves; its `functions`, attributes by name, see the others as constants."""
+    """Restrict a curvature operator to some leaves; other leaves are constants of the attributes `functions`."""
     indices, labels = leaves_named(operator.domain, names)
     other = copy.copy(operator)
     other.relocate(tuple(operator.leaves[i] for i in indices), subspace(operator.domain, indices, labels))
     for name in functions:
         f = getattr(operator, name)
-        # Not a closure, so that it can be pickled.
+        # A partial can be pickled, a closure cannot.
         some = partial(_of_some, f, tuple(operator.leaves), operator.domain, tuple(indices))
         setattr(other, name, update_wrapper(some, f))
     return other
 
 
 def is_restricted(f: Any) -> bool:
-    """Whether it is a function that holds some leaves constant."""
+    """Whether a function is restricted by `restrict`, with some leaves held constant."""
     return isinstance(f, partial) and f.func is _of_some
 
 
 def _of_some(
     f: Callable[..., A], leaves: Sequence[Tensor], domain: Space, indices: Sequence[int], x: PyTree, *args: Any
 ) -> A:
-    """The function of all leaves, of which some are given."""
+    """Call a function of all leaves with some of its leaves replaced by x."""
     filled = list(leaves)
     for index, leaf in zip(indices, pytree.tree_leaves(x), strict=True):
         filled[index] = as_real(leaf)

@@ -1,4 +1,4 @@
-"""Vectors in three shapes: a pytree, one flat vector, or a block of vectors as columns."""
+"""Vectors in three forms: a pytree, one flat vector, or a block of vectors as columns."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from hodiff.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Space:
-    """The vector space that an operator maps from or to: what a pytree's leaves look like, laid out one after another.
+    """The vector space of an operator's vectors or products: the form of a pytree's leaves, joined one after another.
 
     Attributes:
         spec: Structure of the pytree.
         shapes: Shape of each leaf.
         dtypes: Dtype of each leaf.
-        device: Where flat vectors live: the device of the first leaf.
-        names: Where each leaf sits in the pytree.
-        joined: Which leaves are complex in the pytree; here they are pairs, in a last dimension of two.
+        device: Device of flat vectors: the device of the first leaf.
+        names: Path of each leaf in the pytree.
+        joined: Whether each leaf is complex in the pytree; here it is real, with a last dimension of two.
     """
 
     spec: pytree.TreeSpec
@@ -37,7 +37,7 @@ class Space:
     names: tuple[str, ...] = field(repr=False)
     joined: tuple[bool, ...] = field(repr=False)
 
-    # torch's structures warn of themselves when they are copied or pickled; a tree that has one does not.
+    # Copying or pickling a TreeSpec makes torch warn; a tree of that structure does not.
     def __deepcopy__(self, _: dict[int, Any]) -> Space:
         return self
 
@@ -47,7 +47,7 @@ class Space:
 
     @classmethod
     def of(cls, tree: PyTree) -> Space:
-        """The space of pytrees like this one."""
+        """Return the space of pytrees in the form of this one."""
         given, spec = pytree.tree_flatten(tree)
         leaves = tuple(map(as_real, given))
         return cls(
@@ -61,27 +61,27 @@ class Space:
 
     @classmethod
     def flat(cls, size: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Space:
-        """The space of vectors (size,)."""
+        """Return the space of vectors (size,)."""
         return cls.of(torch.empty(size, dtype=dtype, device=device))
 
     @property
     def labels(self) -> list[str]:
-        """The leaves' names with dots, as blocks are asked for by them."""
+        """The leaves' names with dots, as `block` takes them."""
         return [leaf_label(name) for name in self.names]
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Numbers in each leaf."""
+        """Number of elements of each leaf."""
         return tuple(shape.numel() for shape in self.shapes)
 
     @cached_property
     def size(self) -> int:
-        """Numbers in all."""
+        """Number of elements of all leaves."""
         return sum(self.sizes)
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Dtype of flat vectors: what the leaves promote to; float32 for 16 bits, so that sums keep their digits."""
+        """Dtype of flat vectors: the leaves' promoted dtype; float32 for 16 bits, so that sums keep their digits."""
         dtype = self.dtypes[0]
         for each in self.dtypes[1:]:
             dtype = torch.promote_types(dtype, each)
@@ -89,11 +89,11 @@ class Space:
 
     @property
     def device(self) -> torch.device:
-        """Where flat vectors live."""
+        """Device of flat vectors."""
         return self.devices[0]
 
     def same(self, other: Space) -> bool:
-        """Whether vectors of one are vectors of the other."""
+        """Whether two spaces have the same vectors."""
         return (self.spec, self.shapes, self.dtypes, self.devices, self.joined) == (
             other.spec,
             other.shapes,
@@ -103,7 +103,7 @@ class Space:
         )
 
     def is_tree(self, value: Any) -> bool:
-        """Whether a value is no flat vector or block; a tensor in the shape of the only leaf is a pytree."""
+        """Whether a value is a pytree, not a flat vector or block; a tensor like the only leaf is a pytree."""
         if not isinstance(value, (Tensor, np.ndarray)):
             return True
         if not isinstance(value, Tensor) or not self.spec.is_leaf():
@@ -113,27 +113,27 @@ class Space:
         return value.dim() != 1 and value.shape == self.shapes[0]
 
     def split(self, block: Tensor) -> tuple[Tensor, ...]:
-        """Columns of (n, k) as leaves (k, *shape), each in its own dtype and on its own device."""
+        """Split columns of (n, k) into leaves (k, *shape), each in its own dtype and on its own device."""
         pieces = block.t().split(self.sizes, dim=1)
         leaves = [
             piece.reshape(block.shape[1], *shape).to(device, dtype)
             for piece, shape, dtype, device in zip(pieces, self.shapes, self.dtypes, self.devices, strict=True)
         ]
-        # Where pairs lie, torch joins them only at even places.
+        # Torch views pairs as complex numbers only at even storage offsets.
         return tuple(
             leaf.clone(memory_format=torch.contiguous_format) if joined else leaf
             for leaf, joined in zip(leaves, self.joined, strict=True)
         )
 
     def join(self, leaves: Sequence[Tensor], count: int, *, out: Tensor | None = None) -> Tensor:
-        """Leaves (k, *shape) as columns of (n, k), a tensor of its own, or the transpose of `out` (k, n)."""
+        """Join leaves (k, *shape) as columns of (n, k), in a new tensor or the transpose of `out` (k, n)."""
         # Embeddings with sparse=True have sparse gradients.
         whole = map(strided, leaves)
         rows = [leaf.reshape(count, -1).to(self.device, self.dtype) for leaf in whole]
         return torch.cat(rows, dim=1, out=out).t()
 
     def flatten(self, tree: PyTree, caller: str = "flatten", name: str = "v") -> Tensor:
-        """A pytree of this space as one vector (n,).
+        """Flatten a pytree of this space to one vector (n,).
 
         Args:
             tree: The pytree.
@@ -144,7 +144,7 @@ class Space:
             The vector.
 
         Raises:
-            InputError: If it has another structure, or a leaf another shape.
+            InputError: If the pytree has another structure, or a leaf another shape.
         """
         leaves, spec = pytree.tree_flatten(tree)
         if spec != self.spec:
@@ -167,19 +167,19 @@ class Space:
         return self.join([as_real(leaf)[None] for leaf in leaves], 1)[:, 0]
 
     def unflatten(self, vector: Tensor) -> PyTree:
-        """A vector (n,) as a pytree of this space."""
+        """Return a vector (n,) as a pytree of this space."""
         return self.tree_of([leaf[0] for leaf in self.split(vector[:, None])])
 
     def tree_of(self, leaves: Sequence[Tensor]) -> PyTree:
-        """Leaves in the structure, complex where they are."""
+        """Return leaves as a pytree, complex where `joined` says so."""
         return pytree.tree_unflatten(list(map(as_complex, leaves, self.joined)), self.spec)
 
     def select(self, indices: Sequence[int]) -> list[Any]:
-        """Where the numbers of some leaves lie in a flat vector, as slices."""
+        """Return the slices of some leaves in a flat vector."""
         starts = [sum(self.sizes[:index]) for index in indices]
         return [slice(start, start + self.sizes[index]) for index, start in zip(indices, starts, strict=True)]
 
 
 def _remade(tree: PyTree, *rest: Any) -> Space:
-    """A space from a pytree of its structure."""
+    """Rebuild a space from a pytree of its structure."""
     return Space(pytree.tree_structure(tree), *rest)

@@ -1,1 +1,1 @@
-"""Operators that a function's linearization at a point gives: Hessian, Gauss-Newton, Fisher and Jacobian."""
+"""Operators defined by a function's linearization at a point: Hessian, Gauss-Newton, Fisher and Jacobian."""

@@ -1,4 +1,4 @@
-"""What all operators at a point share: the point, sums over batches, linearizations that are kept, compilation."""
+"""The base class of operators at a point: the point, sums over batches, cached linearizations, compilation."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ A = TypeVar("A", bound="CurvatureOperator")
 
 
 class CurvatureOperator(Portable, LinearOperator):
-    r"""A symmetric operator at a point $x$, the weighted sum over batches of data of one product each.
+    r"""A symmetric operator at a point $x$: a weighted sum of products over batches of data.
 
-    A subclass says how it is linearized on a batch, and how its product reads as a function of point, vector and batch,
-    which is what is compiled.
+    A subclass defines its linearization on a batch, and its product as a function of point, vector and batch, which is
+    compiled.
 
     Args:
-        functions: The user's functions, for the modules that they close over.
+        functions: The user's functions, in which modules are searched.
         x: The point: a tensor or a pytree of tensors.
         args: Further arguments of the functions, before the batch.
-        **options: Those of `CurvatureOptions`.
+        **options: Options of `CurvatureOptions`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
     """
 
     made_of_constants = True
@@ -79,7 +79,7 @@ class CurvatureOperator(Portable, LinearOperator):
         for function in functions:
             if not callable(function):
                 raise InputError(f"{caller}: expected callables, got {type(function).__name__}; pass f(x, ...).")
-        # A loader's batches are made when they are asked for.
+        # Batches of a loader do not exist yet, so only lists and tuples are checked.
         require_constant(caller, x, *functions, args, data if isinstance(data, (list, tuple)) else None)
         leaves, _ = flatten_primals(x, caller, "x", complex_too=True)
         super().__init__(Space.of(x), symmetric=True)
@@ -128,28 +128,28 @@ class CurvatureOperator(Portable, LinearOperator):
 
     @abstractmethod
     def _linearize(self, args: tuple[Any, ...]) -> Linearization:
-        """The eager linearization at the point, for the arguments that follow x."""
+        """Linearize eagerly at the point, for the arguments after x."""
 
     @abstractmethod
     def _functional(self, leaves: Leaves, tangents: Leaves, args: tuple[Any, ...]) -> Leaves:
-        """The product as a function of everything that it depends on."""
+        """Compute the product as a function of all its inputs."""
 
     @abstractmethod
     def _value(self, args: tuple[Any, ...]) -> Tensor:
-        """A value that must be the same on each evaluation."""
+        """Compute a value that must be the same on each evaluation."""
 
     def _evaluate(self, function: BoundFunction) -> PyTree:
-        """A function at the point, which may differentiate by the point on the way."""
+        """Evaluate a function at the point, so that it may take gradients with respect to the point."""
         with torch.enable_grad():
             result, _ = function([leaf.detach().requires_grad_() for leaf in function.leaves])
         return pytree.tree_map_only(Tensor, Tensor.detach, result)
 
     def _prepare(self, args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
-        """What the linearization gets in the place of the arguments of batch `index`."""
+        """Return the arguments of the linearization for batch `index`, given the batch's own."""
         return args
 
     def _size(self, args: tuple[Any, ...], batch: Batch) -> Size:
-        """The size of a batch with these arguments."""
+        """Return the size of a batch with these arguments."""
         return batch.size
 
     @property
@@ -164,10 +164,10 @@ class CurvatureOperator(Portable, LinearOperator):
 
     @leave_inference_mode
     def at(self: A, x: PyTree) -> A:
-        """The operator at another point; compiled graphs are used again.
+        """Return the operator at another point; compiled graphs are reused.
 
         Args:
-            x: The point, like the old one in structure, shapes, dtypes and devices.
+            x: The point, with the structure, shapes, dtypes and devices of the old point.
 
         Returns:
             A new operator.
@@ -187,7 +187,7 @@ class CurvatureOperator(Portable, LinearOperator):
         return other
 
     def relocate(self, leaves: tuple[Tensor, ...], space: Space) -> None:
-        """Make a fresh copy one at another point; graphs are kept for points of the same space only."""
+        """Move this operator, a fresh copy, to another point; graphs are kept only if the space is the same."""
         if self._compiled is not None and space is not self.domain:
             self._compiled = CompiledLinearizations(type(self).__name__, dynamic=self._compiled.dynamic)
         self.domain = self.codomain = space
@@ -206,7 +206,7 @@ class CurvatureOperator(Portable, LinearOperator):
         return other
 
     def adopt(self, *functions: Callable[..., Any]) -> None:
-        """Take the user's functions, and the modules that they close over, for these."""
+        """Replace the user's functions, and search them for modules."""
         self._functions = functions
         self._restore()
 
@@ -218,7 +218,7 @@ class CurvatureOperator(Portable, LinearOperator):
     @leave_inference_mode
     @read_unchanged
     def multiply(self, block: Tensor) -> Tensor:
-        """The sum over batches; see the class."""
+        """Sum the products over batches."""
         self._point.require_unchanged(type(self).__name__)
         with torch.no_grad(), refused(type(self).__name__):
             return self._sum(lambda each: self._columns(each, block), block.shape)
@@ -226,7 +226,7 @@ class CurvatureOperator(Portable, LinearOperator):
     @leave_inference_mode
     @read_unchanged
     def to_dense(self, *, chunk_size: int | str | None = "auto", progress: bool = False) -> Tensor:
-        """See `LinearOperator.to_dense`; here every batch is linearized once, and its matrix added to the others'."""
+        """Compute the matrix as `LinearOperator.to_dense` does, but linearize every batch only once."""
         require_chunk_size("to_dense", "chunk_size", chunk_size)
         require_bool("to_dense", "progress", progress)
         self._point.require_unchanged(type(self).__name__)
@@ -237,11 +237,11 @@ class CurvatureOperator(Portable, LinearOperator):
         return self._by_columns(lambda block: self._columns(linearization, block), chunk_size, progress)
 
     def _sum(self, product: Callable[[Linearization], Tensor], shape: tuple[int, ...]) -> Tensor:
-        """A weighted sum over batches and ranks, or their mean, of products of a shape, tensors of their own."""
+        """Sum results of one shape over batches and ranks, weighted, or average them; the result is a new tensor."""
         total: Tensor | None = None
         sizes = Size()
         for linearization, size in self._kept.each(self._at):
-            # Sixteen-bit leaves were joined as float32, in which the sum is taken.
+            # Products of 16-bit leaves are joined as float32, and so are summed in float32.
             one = product(linearization)
             weight = size.weight
             if total is None:
@@ -251,7 +251,7 @@ class CurvatureOperator(Portable, LinearOperator):
             sizes += size
             del linearization
         if total is None:
-            # A rank without data takes part: the others would wait for it.
+            # A rank without data must take part, because the other ranks wait for it.
             total = torch.zeros(shape, dtype=self.dtype, device=self.device)
         total, sizes = sum_over_ranks(total, sizes, self.process_group)
         if not sizes.divisor:
@@ -259,12 +259,12 @@ class CurvatureOperator(Portable, LinearOperator):
         return total / sizes.weight if self.batches.reduction == "mean" and sizes.weight != 1.0 else total
 
     def _columns(self, linearization: Linearization, block: Tensor) -> Tensor:
-        """One batch's products, in groups of columns that fit the memory budget."""
+        """Compute one batch's products, in groups of columns that fit the memory budget."""
         k = block.shape[1]
         if not k:
             return block.new_zeros(self.shape[0], 0)
         size = resolve_chunk_size(self.chunk_size, k, linearization.bytes_each, self.device)
-        # Leaves and groups are made of rows, turned once: each would read all of the block again.
+        # Transpose once, because splitting into leaves and groups would read the whole block each time.
         rows = turned(block)
         if size == k:
             return self.codomain.join(linearization.products(self.domain.split(rows.t())), k)
@@ -277,14 +277,14 @@ class CurvatureOperator(Portable, LinearOperator):
     def _at(self, batch: Batch) -> tuple[Linearization, Size]:
         args = self.args if self.batches.data is None else (*self.args, batch.content)
         index = batch.index
-        # Graphs belong to the state that a first run sets up.
+        # Compiled graphs depend on the state that a first run sets up.
         kept = (untouched if self._compiled is None else untouched_buffers)(self._held_modules)
         with while_nothing_is_captured(), kept, self._draws_of(index):
             if self._must_check:
                 self._require_deterministic(args)
                 self._must_check = False
             prepared = self._prepare(args, index)
-            # One that has the same value twice on the first batch may yet draw on another.
+            # A function may be deterministic on the first batch and draw random numbers on another.
             draw = RandomState(self.leaves) if index and self._checks else None
             linearization = self._linearized(prepared)
             if draw is not None and draw.advanced and self._draw_seed is None:
@@ -294,7 +294,7 @@ class CurvatureOperator(Portable, LinearOperator):
     def _draws_of(self, index: int) -> AbstractContextManager[None]:
         if self._draw_seed is None:
             return nullcontext()
-        # Every batch of every rank has a seed of its own.
+        # Each batch of each rank has its own seed.
         offset = index * size_of(self.process_group) + rank_in(self.process_group)
         return seeded(self._draw_seed + offset, self.leaves)
 
@@ -302,7 +302,7 @@ class CurvatureOperator(Portable, LinearOperator):
         draw = None if self._draw_seed is None else RandomState(self.leaves)
 
         def value() -> Tensor:
-            # Not of buffers, which a function that reads what it writes has for its state.
+            # Buffers are not restored, because a function that reads what it writes keeps its state there.
             with attributes_put_back(self._held_modules), nullcontext() if draw is None else draw.replayed():
                 return self._value(args)
 

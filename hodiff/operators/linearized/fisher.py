@@ -1,4 +1,4 @@
-"""Fisher matrices as operators: exact, by sampled targets, and the empirical one."""
+"""Fisher matrices as operators: exact, by sampled targets, and empirical."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ from hodiff.operators.linearized.options import CurvatureOptions
 
 @explains(CurvatureOptions)
 class FisherOperator(GaussNewtonOperator):
-    r"""The Fisher information of a model whose loss is a negative log-likelihood, known by its products.
+    r"""The Fisher information of a model whose loss is a negative log-likelihood, given by its products.
 
     $$ A = \frac1M \sum_{i=1}^{M} \mathbb E_{y \sim p(\cdot \mid z_i)}
        \left[\nabla_x \ell(z_i, y)\, \nabla_x \ell(z_i, y)^\top\right] $$
 
     with M factors of the likelihood and reduction "mean" (without the division for "sum"); targets that the loss
-    ignores are no factors. Where the outputs are natural parameters (logits, means, log-rates) the expectation is the
-    Gauss-Newton matrix, and is computed as such; where they are probabilities or their logarithms it is
+    ignores are not factors. If the outputs are natural parameters (logits, means, log-rates), the expectation is the
+    Gauss-Newton matrix, and is computed as such; if they are probabilities or their logarithms, it is
 
     $$ \frac1{p (1 - p)} \;\text{or}\; \operatorname{diag}(p) $$
 
-    between the Jacobians of the outputs. With `label_smoothing` $\ell$ is the smoothed loss, and y is drawn from the
-    model's own p all the same. With `samples` the expectation is a mean over drawn targets, which is unbiased, and the
-    same matrix for all products of one operator.
+    between the Jacobians of the outputs. With `label_smoothing`, $\ell$ is the smoothed loss, but y is still drawn from
+    the model's own p. With `samples`, the expectation is a mean over drawn targets, which is unbiased, and the same
+    matrix for all products of one operator.
 
     Args:
-        model: As in `hodiff.GaussNewtonOperator`; one tensor out, examples along its first dimension.
+        model: As in `hodiff.GaussNewtonOperator`; it returns one tensor, with examples along its first dimension.
         loss: The negative log-likelihood: `cross_entropy` or, of log-probabilities, `nll_loss` (categorical),
             `mse_loss` (normal, variance 1/2), `binary_cross_entropy_with_logits` or, of probabilities,
             `binary_cross_entropy` (Bernoulli), `poisson_nll_loss` (Poisson, log-rates) of `torch.nn.functional`, a
             `functools.partial` of one with keywords, or torch's module of it, without weights.
         x: The point.
-        *args: As in `hodiff.GaussNewtonOperator`; targets decide nothing but which places the loss ignores.
-        samples: None for the exact matrix, or how many targets to draw for each output.
-        likelihood: For `samples`, the distribution of another loss.
-        generator: Where the drawn targets come from; None for a generator seeded with 0.
-        **options: Those of every operator at a point.
+        *args: As in `hodiff.GaussNewtonOperator`; targets only decide which places the loss ignores.
+        samples: None for the exact matrix, or the number of targets to draw for each output.
+        likelihood: For `samples`, the distribution of a loss that is not listed.
+        generator: Source of the drawn targets; None for a generator seeded with 0.
+        **options: Options of all operators at a point.
 
     Raises:
-        InputError: If an argument is not what it should be, or the loss is no likelihood that is known here.
+        InputError: If an argument is invalid, or the loss is not a supported likelihood.
 
     Example:
         >>> import torch, hodiff
@@ -102,7 +102,7 @@ class FisherOperator(GaussNewtonOperator):
         require_generator("FisherOperator", "generator", generator)
         self.samples = samples
         self.likelihood = likelihood or likelihood_of("FisherOperator", loss)
-        # One seed for all passes: re-linearized batches must draw the same targets.
+        # Re-linearized batches must draw the same targets, so all passes share one seed.
         generator = generator or torch.Generator().manual_seed(0)
         self._seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
         super().__init__(model, loss, x, *args, **options)
@@ -114,7 +114,7 @@ class FisherOperator(GaussNewtonOperator):
         inputs, targets = pair(batch)
         outputs = _one_output("FisherOperator", self._evaluate(self._bound(self.leaves, inputs)))
         require_rows("FisherOperator", self.loss, outputs, self.likelihood)
-        # Every batch of every rank has a seed of its own, so that sampling errors are independent.
+        # Each batch of each rank has its own seed, so that sampling errors are independent.
         seed = self._seed + index * size_of(self.process_group) + rank_in(self.process_group)
         drawn = self.likelihood.sample(outputs, self.samples, torch.Generator(outputs.device).manual_seed(seed))
         return ((inputs, self.likelihood.like(drawn, targets)),)
@@ -135,7 +135,7 @@ class FisherOperator(GaussNewtonOperator):
         (gradients,) = pull_batch(gradient_for, [targets])
         assert gradients is not None
         factors = self.likelihood.counted(z, targets[0]) if self.batches.reduction == "mean" else 1
-        # A tensor of whole numbers has quotients in float32.
+        # The quotient of an integer tensor would be in float32.
         factors = factors.to(z.dtype) if isinstance(factors, Tensor) else factors
         return OuterProducts((gradients,), factors / self.samples)
 
@@ -147,32 +147,32 @@ class FisherOperator(GaussNewtonOperator):
 
 @explains(CurvatureOptions)
 class EmpiricalFisherOperator(ModelLossOperator):
-    r"""The second moment of the examples' gradients, known by its products.
+    r"""The second moment of the examples' gradients, given by its products.
 
     $$ A = \frac1M \sum_{i=1}^{N} g_i g_i^\top, \qquad g_i = \nabla_x \sum_{j} \ell_{ij}(x), \qquad
        \frac1M \sum_{i,j} \ell_{ij} = \ell $$
 
     for reduction "mean", without both divisions for "sum". There is one term for each index along the first dimension
     of the outputs, whose loss must not depend on other examples (no batch norm in training mode). It uses the observed
-    targets, and is in general no approximation of the Fisher matrix away from a good fit.
+    targets, and in general does not approximate the Fisher matrix away from a good fit.
 
-    M counts the factors of the likelihood over which the loss takes its mean, as in `FisherOperator`, on whose scale
-    this is: classes or tokens, or numbers of the outputs for `mse_loss` and `binary_cross_entropy`. Targets that
-    `cross_entropy` or `nll_loss` ignores, or weights by 0, are no factors. This is known of the functions and modules
-    of torch and of `functools.partial` with keywords; of any other loss M is the number of examples N, so that around
-    one that masks examples, pass reduction="sum". With class weights $w$, `cross_entropy` divides by their sum, so
-    that $\ell_i = M w_{y_i} \mathrm{nll}_i / \sum_j w_{y_j}$. Over `data` both M and these sums are those of all
-    batches, so that the matrix does not depend on how the examples are cut into batches.
+    M counts the factors of the likelihood over which the loss takes its mean, for the same scale as
+    `FisherOperator`: classes or tokens, or numbers of the outputs for `mse_loss` and `binary_cross_entropy`. Targets
+    that `cross_entropy` or `nll_loss` ignores, or weights by 0, are not factors. M is known for the functions and
+    modules of torch and for `functools.partial` with keywords. For any other loss M is the number of examples N, so
+    pass reduction="sum" for a loss that masks examples. With class weights $w$, `cross_entropy` divides by their sum,
+    so that $\ell_i = M w_{y_i} \mathrm{nll}_i / \sum_j w_{y_j}$. Over `data`, M and these sums include all batches, so
+    that the matrix does not depend on how the examples are cut into batches.
 
     Args:
         model: As in `hodiff.GaussNewtonOperator`; examples along the first dimension of every output.
         loss: Function `loss(outputs, targets)` that returns a tensor of shape (), the mean or sum over examples.
         x: The point.
         *args: As in `hodiff.GaussNewtonOperator`.
-        **options: Those of every operator at a point.
+        **options: Options of all operators at a point.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch, hodiff
@@ -207,13 +207,13 @@ class EmpiricalFisherOperator(ModelLossOperator):
         inputs, targets = pair(args[0])
         factors = divisor(self.loss, targets, weighted=False)
         if factors is None and self.batches.told:
-            # The factors of another loss than torch's are rows of the outputs, whatever `batch_size` says.
+            # The factors of a loss that is not torch's are rows of the outputs, whatever `batch_size` returns.
             factors = float(len(pytree.tree_leaves(self._evaluate(self._bound(self.leaves, inputs)))[0]))
         return self.batches.with_factors(batch.size, factors)
 
 
 class _Information:
-    """The Fisher information of each factor, times its share of the mean."""
+    """The Fisher information of each factor, times the factor's share of the mean."""
 
     def __init__(self, information: Callable[[Tensor], Tensor], share: Tensor | float):
         self._information, self._share = information, share
@@ -229,7 +229,7 @@ class _Information:
 
 
 def gradients_of_loss(loss: BoundFunction) -> tuple[Tensor | None, ...]:
-    """Gradients of the loss by the outputs, of all examples."""
+    """Compute gradients of the loss with respect to the outputs of all examples."""
     with torch.enable_grad():
         outputs = [leaf.detach().requires_grad_() for leaf in loss.leaves]
         value, _ = loss.scalar(outputs)

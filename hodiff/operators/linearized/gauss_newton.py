@@ -14,25 +14,25 @@ from hodiff.operators.linearized.options import CurvatureOptions
 
 @explains(CurvatureOptions)
 class GaussNewtonOperator(ModelLossOperator):
-    r"""The generalized Gauss-Newton matrix of a loss on a model's outputs, known by its products.
+    r"""The generalized Gauss-Newton matrix of a loss on a model's outputs, given by its products.
 
     $$ A v = J^\top \nabla_z^2 \ell(z, y)\, J v, \qquad z = m(x, \cdot),\; J = \partial z / \partial x $$
 
-    Positive semi-definite for a loss that is convex in the outputs: cross-entropy, squared error, binary cross-entropy
-    on logits, Poisson on log-rates, or any other; the Hessian in the outputs is the exact one of the loss as given,
-    with its weights, masks and label smoothing. It is the Hessian without the model's own curvature, and equals it
-    where the model is linear in x.
+    The matrix is positive semi-definite for a loss that is convex in the outputs: cross-entropy, squared error, binary
+    cross-entropy on logits, Poisson on log-rates, or any other. The Hessian in the outputs is the exact one of the
+    given loss, with its weights, masks and label smoothing. The matrix is the Hessian without the model's curvature,
+    and equals the Hessian if the model is linear in x.
 
     Args:
         model: Function `model(x, inputs)` that returns a tensor or a pytree of tensors; or an `nn.Module`, and `x` a
             dict of its parameters.
         loss: Function `loss(outputs, targets)` that returns a tensor of shape (), convex in the outputs.
         x: The point: a tensor or a pytree of tensors, n numbers in all.
-        *args: `inputs, targets`; or one batch of another form, a dict for instance, which goes to both functions.
-        **options: Those of every operator at a point.
+        *args: `inputs, targets`; or one batch of another form, such as a dict, which is passed to both functions.
+        **options: Options of all operators at a point.
 
     Raises:
-        InputError: If an argument is not what it should be; on first use, as for `hodiff.HessianOperator`.
+        InputError: If an argument is invalid; on first use, as for `hodiff.HessianOperator`.
 
     Example:
         >>> import torch, hodiff
@@ -52,8 +52,6 @@ class GaussNewtonOperator(ModelLossOperator):
 
 
 class _LossHessian:
-    """The Hessian of the loss in the outputs."""
-
     def __init__(self, gradient: RecordedGradient):
         self._gradient = gradient
 

@@ -33,27 +33,27 @@ from hodiff.routes import ROUTES
 
 @explains(CurvatureOptions)
 class HessianOperator(CurvatureOperator):
-    r"""The Hessian of a scalar function at a point, known by its products.
+    r"""The Hessian of a scalar function at a point, given by its products.
 
     $$ A v = \nabla^2 f(x)\, v, \qquad\text{over data}\quad
        A = \frac{\sum_b n_b \nabla^2 f_b(x)}{\sum_b n_b} \;\text{("mean")}\quad\text{or}\quad
        A = \sum_b \nabla^2 f_b(x) \;\text{("sum")} $$
 
-    The gradient is recorded on the first product and pulled back by each, so that products share all work that depends
-    on the point alone; blocks of vectors are pulled back together. Buffers of modules that `f` closes over stay as they
-    were.
+    The gradient is recorded on the first product and pulled back by each product, so that products share all work that
+    depends only on the point; blocks of vectors are pulled back together. Buffers of modules that `f` closes over do
+    not change.
 
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape (); with `data`, `f(x, *args, batch)`.
         x: The point: a tensor or a pytree of tensors, n numbers in all. Leaves that `f` ignores have rows of zeros.
         *args: Further arguments of `f`, taken as constants.
-        route: As in `hodiff.hvp`. The other routes share nothing between products.
-        **options: Those of every operator at a point.
+        route: As in `hodiff.hvp`. Routes other than "reverse-over-reverse" share nothing between products.
+        **options: Options of all operators at a point.
 
     Raises:
-        InputError: If an argument is not what it should be; on first use, if `f` does not return one real number, does
-            not depend on `x` or is not deterministic, or if the data change between passes.
-        RouteError: On first use, if torch does not implement the route, or for "auto" any.
+        InputError: If an argument is invalid; on first use, if `f` does not return one real number, does not depend on
+            `x` or is not deterministic, or if the data change between passes.
+        RouteError: On first use, if torch does not implement the route, or with "auto" any route.
 
     Example:
         >>> import torch, hodiff
@@ -82,7 +82,7 @@ class HessianOperator(CurvatureOperator):
         super().__init__((f,), x, args, **options)
 
     def block(self, names: str | Sequence[str]) -> HessianOperator:
-        """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""
+        """Restrict the operator as in `LinearOperator.block`; products are cheaper, as other leaves are constants."""
         return restrict(self, names, ("f",))
 
     def _bound(self, leaves: Leaves, args: tuple[Any, ...]) -> BoundFunction:
@@ -103,7 +103,7 @@ class HessianOperator(CurvatureOperator):
         return follow(self.route, "HessianOperator", attempt)
 
     def _routed(self, function: BoundFunction, route: str) -> Linearization:
-        # Evaluated by each product, all of which belong to the function that the first one saw.
+        # Each product evaluates the function, which must return the value of the first evaluation.
         seen: list[Tensor] = []
         draw = None if self._draw_seed is None else RandomState(self.leaves)
         function = steady(function, seen) if self._checks else function
@@ -112,7 +112,7 @@ class HessianOperator(CurvatureOperator):
     def _dense(self, linearization: Linearization, chunk_size: int | str | None, progress: bool) -> Tensor:
         # Blocks of 16-bit leaves would be rounded to 16 bits before they are joined.
         if isinstance(linearization, _RecordedHessian) and all(leaf.dtype.itemsize > 2 for leaf in self.leaves):
-            # The operator's own limit holds here as it does in every product.
+            # The operator's own limit on columns applies, as in every product.
             return linearization.matrix(self.chunk_size if chunk_size == "auto" else chunk_size, progress)
         return super()._dense(linearization, chunk_size, progress)
 
@@ -124,7 +124,7 @@ class HessianOperator(CurvatureOperator):
 
 
 class _RecordedHessian:
-    """A recorded gradient, pulled back by each product."""
+    """A recorded gradient that each product pulls back."""
 
     def __init__(self, function: BoundFunction):
         self._function = function
@@ -133,7 +133,7 @@ class _RecordedHessian:
         self.nbytes = self.bytes_each // 2
         self.value: Leaves = (self._gradient.value,)
         if lacks_derivatives(*self._gradient.live_edges):
-            # Raise now where this product does, so that another route is tried.
+            # If products raise, they must raise now, so that another route is tried.
             self.products(tuple(torch.zeros_like(leaf)[None] for leaf in function.leaves))
 
     def products(self, tangents: Leaves) -> Leaves:
@@ -143,14 +143,14 @@ class _RecordedHessian:
         return tuple(p[None] for p in self._gradient.product([v[0] for v in tangents], keep=True))
 
     def matrix(self, chunk_size: int | str | None, progress: bool) -> Tensor:
-        """The Hessian, of which half of the blocks are computed, and rows that are constant not pulled back."""
+        """Compute the Hessian; only half of the blocks are computed, and constant rows are not pulled back."""
         options: Any = {"chunk_size": chunk_size, "randomness": "same", "progress": progress}
         linearized = LinearizedHessian(self._function, ROUTES[0], recorded=self._gradient, **options)
         return symmetric_blocks(linearized, joined=True).matrix(self._function.leaves)
 
 
 class _RoutedHessian:
-    """Products by a route that shares no work between them in eager torch."""
+    """Products by a route that shares no work between products in eager torch."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class _RoutedHessian:
         self._draw = draw
         self._held_modules = modules
         self._product = PRODUCTS[route]
-        # One product to see whether torch implements the route; its size is not known.
+        # One product shows whether torch implements the route; the memory of a product is unknown.
         self.products(tuple(torch.zeros_like(leaf)[None] for leaf in function.leaves))
         self.bytes_each = 2**62
         self.nbytes = 0

@@ -27,7 +27,7 @@ from hodiff.recompute.reachable import modules_in
 
 
 class JacobianOperator(Portable, LinearOperator):
-    r"""The Jacobian of a function at a point, known by its products and those of its transpose.
+    r"""The Jacobian of a function at a point, given by products with it and with its transpose.
 
     $$ A v = \frac{\partial f}{\partial x}(x)\, v, \qquad A^\top u $$
 
@@ -38,11 +38,11 @@ class JacobianOperator(Portable, LinearOperator):
         f: Function `f(x, *args)` that returns a tensor or a pytree of tensors, m numbers in all.
         x: The point: a tensor or a pytree of tensors, n numbers in all.
         *args: Further arguments of `f`, taken as constants.
-        chunk_size: Columns of a block at once, as in `hodiff.HessianOperator`.
+        chunk_size: Columns of a block that are multiplied together, as in `hodiff.HessianOperator`.
         correct: As in `hodiff.hvp`.
 
     Raises:
-        InputError: If `f` does not depend on `x`, or an argument is not what it should be.
+        InputError: If `f` does not depend on `x`, or an argument is invalid.
         RouteError: If torch does not implement the derivative of the backward of an operator in `f`.
 
     Example:

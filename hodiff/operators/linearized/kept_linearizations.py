@@ -1,4 +1,4 @@
-"""Linearizations of one operator: made batch by batch, kept as far as memory allows."""
+"""Linearizations of one operator, computed batch by batch and cached within a memory budget."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Leaves = tuple[Tensor, ...]
 
 
 class Linearization(Protocol):
-    """The part of a product that belongs to the point and one batch, ready for any vector.
+    """The part of a product that depends on the point and one batch, ready for any vector.
 
     Attributes:
-        bytes_each: Bytes that one more vector takes while it is multiplied.
-        nbytes: Bytes that are kept, or 0 where nothing is.
-        value: What the function returned, by which it is known again.
+        bytes_each: Bytes for one more vector in a product.
+        nbytes: Bytes of stored intermediate results, or 0.
+        value: The function's result, for comparison between passes.
     """
 
     bytes_each: int
@@ -27,27 +27,27 @@ class Linearization(Protocol):
     value: Leaves
 
     def products(self, tangents: Leaves) -> Leaves:
-        """Products with k vectors, leaves (k, *shape)."""
+        """Compute products with k vectors, leaves (k, *shape)."""
 
 
 class KeptLinearizations:
-    """Those of all batches at one point; what is not kept is made in each pass, and has to be what it was."""
+    """Linearizations of all batches at one point; those not cached are recomputed in each pass, and must not change."""
 
     def __init__(self, caller: str, batches: Batches, cache: bool | str, memory_budget: int, *, compare: bool):
         self._caller, self._batches, self._compare = caller, batches, compare
         self._cache, self._budget = cache, memory_budget
         self._kept: dict[int, tuple[Linearization, Size]] = {}
         self._marks: dict[int, Mark] = {}
-        # How many batches there are, once a pass has seen all of them.
+        # Number of batches, known after the first complete pass.
         self._count: int | None = None
 
     @property
     def nbytes(self) -> int:
-        """What is kept, in bytes."""
+        """Bytes of the cached linearizations."""
         return sum(each.nbytes for each, _ in self._kept.values())
 
     def each(self, make: Callable[[Batch], tuple[Linearization, Size]]) -> Iterator[tuple[Linearization, Size]]:
-        """Linearizations and sizes of all batches."""
+        """Yield linearizations and sizes of all batches."""
         if len(self._kept) == self._count:
             yield from self._kept.values()
             return

@@ -1,4 +1,4 @@
-"""Losses that are negative log-likelihoods, and targets drawn from what a model predicts."""
+"""Losses that are negative log-likelihoods, and targets drawn from a model's predictions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hodiff.torch_internals.modules import buffers_by_name
 
 @dataclass(frozen=True)
 class Likelihood:
-    """The distribution whose negative log-density a loss is.
+    """The distribution whose negative log-density is a loss.
 
     Attributes:
         sample: Draws targets (S, *target shape) for outputs; takes outputs, S and a generator.
-        factors: How many independent factors the density of these outputs has, over which "mean" averages.
-        ignored: A target that takes its place out of the density, as padding.
+        factors: Number of independent factors in the density of given outputs, over which "mean" averages.
+        ignored: A target value whose place does not count in the density, such as padding.
         information: The product of outputs' Fisher information with a vector, both in the outputs' shape and factor by
-            factor, without the mean; None where it is the Hessian of the loss.
+            factor, without the mean; None if it is the Hessian of the loss.
         normalized: Whether outputs are logarithms of probabilities.
     """
 
@@ -37,13 +37,13 @@ class Likelihood:
     normalized: bool = False
 
     def like(self, drawn: Tensor, targets: Any) -> Tensor:
-        """Drawn targets (S, ...), ignored where the given ones are."""
+        """Return drawn targets (S, ...), with the ignored value where `targets` have it."""
         if self.ignored is None or not isinstance(targets, Tensor) or targets.is_floating_point():
             return drawn
         return drawn.masked_fill(targets == self.ignored, self.ignored)
 
     def counted(self, outputs: Tensor, drawn: Tensor) -> Tensor | int:
-        """How many factors count."""
+        """Return the number of factors that count."""
         return self.factors(outputs) if self.ignored is None else (drawn != self.ignored).sum()
 
 
@@ -74,7 +74,7 @@ def _bernoulli_of_probabilities(p: Tensor, samples: int, generator: torch.Genera
 
 
 def class_dimension(outputs: Tensor) -> int:
-    """Where torch's losses have the classes."""
+    """Return the dimension that torch's losses use for classes."""
     return 0 if outputs.dim() == 1 else 1
 
 
@@ -84,7 +84,7 @@ def _of_log_probabilities(z: Tensor, v: Tensor) -> Tensor:
 
 
 def _of_probabilities(p: Tensor, v: Tensor) -> Tensor:
-    # The gradient is (p - y) / (p (1 - p)), whose denominator torch keeps from 0 by 1e-12.
+    # The gradient is (p - y) / (p (1 - p)); torch clamps the denominator at 1e-12.
     variance = p * (1 - p)
     return variance / variance.clamp(min=1e-12).square() * v
 
@@ -109,17 +109,17 @@ BERNOULLI = Likelihood(_bernoulli, Tensor.numel)
 PROBABILITIES = Likelihood(_bernoulli_of_probabilities, Tensor.numel, information=_of_probabilities)
 POISSON = Likelihood(_poisson, Tensor.numel)
 
-# How far sums of probabilities may be from 1; bfloat16 has them to a hundredth.
+# Largest distance of sums of probabilities from 1; bfloat16 is accurate to a hundredth.
 NORMALIZED = 0.02
 
 UNWEIGHTED = {"weight": None}
 BERNOULLI_OPTIONS = {"weight": None, "pos_weight": None}
 POISSON_OPTIONS = {"log_input": True}
 
-# Losses whose targets are classes, of which some may be ignored.
+# Losses whose targets are classes, which may include an ignored one.
 IGNORING = (F.cross_entropy, F.nll_loss, nn.CrossEntropyLoss, nn.NLLLoss)
 
-# By the loss: a function of torch, or a module, and the options that it must have.
+# The likelihood of a loss (a function or module of torch), and the values that its options must have.
 LIKELIHOODS: dict[Any, tuple[Likelihood, dict[str, Any]]] = {
     F.cross_entropy: (CATEGORICAL, UNWEIGHTED),
     F.nll_loss: (LOG_PROBABILITIES, UNWEIGHTED),
@@ -137,7 +137,7 @@ LIKELIHOODS: dict[Any, tuple[Likelihood, dict[str, Any]]] = {
 
 
 def likelihood_of(caller: str, loss: Any) -> Likelihood:
-    """The distribution of a loss in the table; others, and options that change the distribution, are refused."""
+    """Look up the distribution of a loss; raise for unknown losses and options that change the distribution."""
     likelihood, changed = _look_up(loss)
     if likelihood is None or changed:
         known = ", ".join(f"{key.__module__}.{key.__name__}" for key in LIKELIHOODS)
@@ -150,7 +150,7 @@ def likelihood_of(caller: str, loss: Any) -> Likelihood:
 
 
 def require_rows(caller: str, loss: Any, outputs: Tensor, likelihood: Likelihood | None = None) -> None:
-    """Refuse outputs whose first dimension does not count independent factors of the density, as a single example's."""
+    """Raise if the first dimension of outputs does not count independent factors, as for a single example."""
     likelihood = likelihood or _look_up(loss)[0]
     if outputs.dim() == 0 or (likelihood is not None and likelihood.factors(outputs) % max(outputs.shape[0], 1)):
         raise InputError(
@@ -160,7 +160,7 @@ def require_rows(caller: str, loss: Any, outputs: Tensor, likelihood: Likelihood
 
 
 def require_normalized(caller: str, likelihood: Likelihood, outputs: Tensor) -> None:
-    """Refuse outputs that are no log-probabilities for a loss that takes them for such."""
+    """Raise if a loss takes log-probabilities and the outputs are not normalized."""
     if likelihood.normalized:
         off = (outputs.detach().double().exp().sum(class_dimension(outputs)) - 1).abs()
         if off.numel() and not bool(off.max() < NORMALIZED):
@@ -186,7 +186,7 @@ def divisor(loss: Any, targets: Any, *, weighted: bool = True) -> float | None:
 
 
 def counted_factors(loss: Any, outputs: Tensor, targets: Any) -> float:
-    """How many factors a loss takes its mean over: targets that count; for one that is not torch's, rows of outputs."""
+    """Count the factors in a loss's mean: targets that count; for a loss that is not torch's, rows of outputs."""
     likelihood = known_likelihood(loss)
     if likelihood is None:
         return float(len(outputs))
@@ -195,7 +195,7 @@ def counted_factors(loss: Any, outputs: Tensor, targets: Any) -> float:
 
 
 def ignored_targets(loss: Any, targets: Any) -> Tensor | None:
-    """Which classes a loss of torch ignores; None for other losses and targets."""
+    """Return a mask of the targets that a loss of torch ignores; None for other losses and targets."""
     key, given = _options_of(loss)
     if not any(key is each for each in IGNORING) or not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
@@ -203,7 +203,7 @@ def ignored_targets(loss: Any, targets: Any) -> Tensor | None:
 
 
 def share_of_factors(likelihood: Likelihood, outputs: Tensor, targets: Any, mean: bool) -> Tensor | float:
-    """What each factor counts, in the outputs' shape or all alike: 0 where the loss ignores the target."""
+    """Weight of each factor, in the outputs' shape or one number; 0 where the loss ignores the target."""
     ignored = likelihood.ignored
     if ignored is None or not isinstance(targets, Tensor) or targets.is_floating_point():
         return 1 / likelihood.factors(outputs) if mean else 1.0
@@ -212,17 +212,17 @@ def share_of_factors(likelihood: Likelihood, outputs: Tensor, targets: Any, mean
 
 
 def known_likelihood(loss: Any) -> Likelihood | None:
-    """The distribution of a loss of torch, whatever its weights; None for any other loss."""
+    """Return the distribution of a loss of torch, whatever its weights; None for any other loss."""
     return _look_up(loss)[0]
 
 
 def has_classes(loss: Any) -> bool:
-    """Whether the Hessian of a loss of torch couples the classes of a place; those of the others couple nothing."""
+    """Whether the Hessian of a loss couples the classes of a place; other losses of torch couple nothing."""
     return any(_options_of(loss)[0] is each for each in IGNORING)
 
 
 def _options_of(loss: Any) -> tuple[Any, dict[str, Any]]:
-    """A loss as the table names it, and the options that it carries."""
+    """Return a loss as the key of the table, and its options."""
     loss = original_of(loss)
     if isinstance(loss, nn.Module):
         return type(loss), {**vars(loss), **buffers_by_name(loss)}
@@ -233,7 +233,7 @@ def _options_of(loss: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _look_up(loss: Any) -> tuple[Likelihood | None, list[str]]:
-    """The distribution of a loss, and what options of it change that."""
+    """Return the distribution of a loss, and the options that change it."""
     key, given = _options_of(loss)
     try:
         likelihood, options = LIKELIHOODS.get(key, (None, {}))

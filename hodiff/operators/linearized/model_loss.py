@@ -34,21 +34,21 @@ class OutputMatrix(Protocol):
     """A symmetric matrix on a model's outputs."""
 
     def product(self, vectors: Leaves) -> Leaves:
-        """The product with one vector."""
+        """Multiply one vector by the matrix."""
 
     def products(self, vectors: Leaves) -> Leaves:
-        """Products with leaves (k, *shape)."""
+        """Multiply k vectors, leaves (k, *shape), by the matrix."""
 
 
 class ModelLossOperator(CurvatureOperator):
-    """What operators of a model and a loss share.
+    """Base class of operators of a model and a loss.
 
     Args:
-        model: Function `model(x, inputs)`, or a module, whose parameters x are then.
+        model: Function `model(x, inputs)`, or a module whose parameters are x.
         loss: Function `loss(outputs, targets)`.
         x: The point.
-        *args: `inputs, targets`, or one batch that both functions get; empty where there are data.
-        **options: Those of `CurvatureOptions`.
+        *args: `inputs, targets`, or one batch that is passed to both functions; empty with `data`.
+        **options: Options of `CurvatureOptions`.
 
     Raises:
         InputError: If the arguments do not fit.
@@ -78,13 +78,13 @@ class ModelLossOperator(CurvatureOperator):
             require_parameters(caller, model, x)
         self.model = module_call(model) if isinstance(model, nn.Module) else model
         self.loss = loss
-        # Without data the arguments are the one batch.
+        # Without data the arguments are the only batch.
         batch = (args if len(args) == 2 else args[0],) if args else ()
         super().__init__((model, loss), x, batch, **given)
         self.batches.known_size = partial(known_size, loss)
 
     def block(self, names: str | Sequence[str]) -> ModelLossOperator:
-        """See `LinearOperator.block`; here the other leaves are constants, which makes products cheaper."""
+        """Restrict the operator as in `LinearOperator.block`; products are cheaper, as other leaves are constants."""
         restricted: ModelLossOperator = restrict(self, names, ("model",))
         return restricted
 
@@ -101,7 +101,7 @@ class ModelLossOperator(CurvatureOperator):
 
     @abstractmethod
     def _matrix(self, outputs: PyTree, targets: Any) -> OutputMatrix:
-        """The matrix on the outputs."""
+        """Build the matrix on the outputs."""
 
     def _value(self, args: tuple[Any, ...]) -> Tensor:
         inputs, targets = pair(args[0])
@@ -134,8 +134,6 @@ class ModelLossOperator(CurvatureOperator):
 
 
 class _RecordedModelLoss:
-    """The Jacobian and the matrix, recorded."""
-
     def __init__(self, model: RecordedModel, matrix: OutputMatrix):
         self._model = model
         self._matrix = matrix
@@ -152,7 +150,7 @@ class _RecordedModelLoss:
 
 
 def require_parameters(caller: str, module: nn.Module, x: PyTree) -> None:
-    """Refuse a point that is no dict of a module's tensors by name."""
+    """Raise if a point is not a dict of a module's tensors by name."""
     known = {name for name, _ in (*module.named_parameters(remove_duplicate=False), *module.named_buffers())}
     unknown = sorted(map(str, x.keys() - known)) if isinstance(x, Mapping) else []
     if not isinstance(x, Mapping) or unknown:
@@ -164,18 +162,18 @@ def require_parameters(caller: str, module: nn.Module, x: PyTree) -> None:
 
 
 def module_call(module: nn.Module) -> Callable[[PyTree, Any], Any]:
-    """A module as a function of its parameters, a dict by name, and its input."""
+    """Return a module as a function of its parameters, a dict by name, and its input."""
     return partial(_call, module)
 
 
 def _call(module: nn.Module, parameters: PyTree, inputs: Any) -> Any:
-    # It exchanges the module's tensors for the time of the call.
+    # The call temporarily replaces the module's tensors.
     with one_thread_at_a_time():
         return functional_call(module, parameters, (inputs,))
 
 
 def declared_reduction(loss: Any) -> str | None:
-    """The reduction that a loss of torch declares: a module's, a partial's, or a function's default."""
+    """Return the reduction that a loss of torch declares: a module's, a partial's, or a function's default."""
     if isinstance(loss, nn.Module):
         return getattr(loss, "reduction", None)
     try:
@@ -186,7 +184,7 @@ def declared_reduction(loss: Any) -> str | None:
 
 
 def require_declared_reduction(caller: str, loss: Any, reduction: str) -> None:
-    """Refuse a loss that declares another reduction than its batches are weighted for."""
+    """Raise if a loss declares another reduction than the operator's."""
     declared = declared_reduction(loss)
     if declared in REDUCTIONS and reduction in REDUCTIONS and declared != reduction:
         raise InputError(
@@ -196,22 +194,22 @@ def require_declared_reduction(caller: str, loss: Any, reduction: str) -> None:
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
-    """Inputs and targets of a batch; one that is no pair goes to both functions."""
+    """Return inputs and targets of a batch; a batch that is not a pair is used as both."""
     if isinstance(batch, (tuple, list)) and len(batch) == 2:
         return batch[0], batch[1]
     return batch, batch
 
 
 def known_size(loss: Any, batch: Any) -> float | None:
-    """By what a loss divides for the mean over a batch."""
+    """Return the divisor of a loss's mean over a batch."""
     return divisor(loss, pair(batch)[1])
 
 
 class OuterProducts:
-    r"""The matrix $c \sum_s \operatorname{blockdiag}_i(g_{s,i} g_{s,i}^\top)$, one block a row of the outputs.
+    r"""The matrix $c \sum_s \operatorname{blockdiag}_i(g_{s,i} g_{s,i}^\top)$, with a block for each row of outputs.
 
     Args:
-        gradients: Leaves (S, N, ...), each of S draws' gradients.
+        gradients: Leaves (S, N, ...) with the gradients of S draws.
         factor: The number c.
     """
 

@@ -1,4 +1,4 @@
-"""The options that every operator at a point takes, with their types, defaults, explanations and validators."""
+"""The options of all operators at a point, with their types, defaults, explanations and validators."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.operators.data.distributed import require_group
 
 
 class CurvatureOptions(TypedDict, total=False):
-    """Those that do not depend on the kind of operator."""
+    """Options that do not depend on the kind of operator."""
 
     data: Annotated[
         Iterable[PyTree] | None,

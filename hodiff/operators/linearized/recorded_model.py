@@ -1,4 +1,4 @@
-"""A model's Jacobian at a point, recorded once, for products with it and with its transpose."""
+"""A model's Jacobian at a point, recorded once, for products with the Jacobian and its transpose."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ Leaves = tuple[Tensor, ...]
 class RecordedModel:
     r"""The outputs $z(x)$ with the graphs of $u \mapsto J^\top u$ and of its own transpose, $v \mapsto J v$.
 
-    The pullback is linear in its cotangent, so that reverse mode through it in that cotangent is forward mode through
-    the model; nothing of the primal is computed again, and no forward rule is needed.
+    The pullback is linear in its cotangent, so reverse mode through the pullback is forward mode through the model. The
+    primal is not computed again, and no forward rule is needed.
 
     Args:
         function: The model, bound at its point.
-        recording: A run of it, if it ran already.
+        recording: A recorded run of the model, if it ran already.
 
     Attributes:
-        outputs: Leaves of what the model returned, detached.
-        spec: Their structure.
-        bytes_each: Bytes of intermediate results that one vector takes.
+        outputs: Leaves of the model's result, detached.
+        spec: Structure of the result.
+        bytes_each: Bytes of intermediate results for one vector.
     """
 
-    # Where nothing is recorded, what is made of a subclass of Tensor is cast to it by a view that cuts the graph.
+    # Without grad mode, a subclass of Tensor is created through a view that cuts the graph.
     @torch.enable_grad()
     def __init__(self, function: BoundFunction, recording: Recording[tuple[PyTree, PyTree]] | None = None):
         mode = Corrections(lean=True, many=True)
@@ -55,7 +55,7 @@ class RecordedModel:
                 )
         if not any(leaf.requires_grad for leaf in leaves):
             raise function.independent()
-        # A leaf that hangs on nothing is given a graph of its own, so that all leaves are treated alike.
+        # An output without a graph gets one, so that all outputs are treated alike.
         self._outputs = tuple(leaf if leaf.requires_grad else leaf.clone().requires_grad_() for leaf in leaves)
         for leaf in self._outputs:
             once = recording.inspect(leaf)
@@ -63,12 +63,12 @@ class RecordedModel:
                 raise NotImplementedError(f"{once}, so its transpose is not recorded")
         self._cotangents = tuple(torch.ones_like(leaf, requires_grad=True) for leaf in self._outputs)
         pulled = recording.gradients(self._outputs, self._cotangents, graph=True)
-        # The outputs may hang on tensors that the model closes over, and not on the point.
+        # The outputs may depend on tensors that the model closes over, and not on the point.
         if all(each is None for each in pulled):
             raise function.independent()
         live = {i: each for i, each in enumerate(pulled) if each is not None and each.requires_grad}
         self._live = list(live)
-        # Their numbers are of no use and as many as the parameters.
+        # The gradients' values are not needed, and take as much memory as the parameters.
         self._pulled = [get_gradient_edge(each) for each in live.values()]
         self.outputs: Leaves = tuple(leaf.detach() for leaf in self._outputs)
         self.bytes_each = 2 * cotangent_bytes(*self._pulled)
@@ -76,24 +76,24 @@ class RecordedModel:
             self.push([torch.zeros_like(leaf) for leaf in self._primals])
 
     def push(self, tangents: Sequence[Tensor]) -> Leaves:
-        """The product `J v`."""
+        """Compute the product `J v`."""
         found = self._push(*(tangents[i] for i in self._live))
         return tuple(torch.zeros_like(z) if each is None else each for each, z in zip(found, self.outputs, strict=True))
 
     def pull(self, cotangents: Sequence[Tensor]) -> Leaves:
-        """The product `J^T u`."""
+        """Compute the product `J^T u`."""
         found = self._pull(*cotangents)
         return tuple(
             torch.zeros_like(p) if each is None else each for each, p in zip(found, self._primals, strict=True)
         )
 
     def push_many(self, tangents: Sequence[Tensor]) -> Leaves:
-        """Products `J v` for leaves (k, *shape)."""
+        """Compute products `J v` for leaves (k, *shape)."""
         found = pull_batch(self._push, [tangents[i] for i in self._live])
         return _filled(found, self.outputs, tangents[0].shape[0])
 
     def pull_many(self, cotangents: Sequence[Tensor]) -> Leaves:
-        """Products `J^T u` for leaves (k, *shape)."""
+        """Compute products `J^T u` for leaves (k, *shape)."""
         return _filled(pull_batch(self._pull, cotangents), self._primals, cotangents[0].shape[0])
 
     def _push(self, *tangents: Tensor) -> tuple[Tensor | None, ...]:
@@ -104,10 +104,10 @@ class RecordedModel:
 
 
 def lacks_derivatives(*outputs: Tensor | GradientEdge) -> bool:
-    """Whether torch may have no derivative of an operator that computed some tensors: the product then raises."""
+    """Whether torch may lack the derivative of an operator in a graph, so that products raise."""
     return any(map(raises_when_run, nodes_of(*outputs)))
 
 
 def _filled(found: Sequence[Tensor | None], like: Sequence[Tensor], k: int) -> Leaves:
-    """Zeros (k, *shape) in the place of what is missing."""
+    """Replace missing results by zeros (k, *shape)."""
     return tuple(z.new_zeros(k, *z.shape) if each is None else each for each, z in zip(found, like, strict=True))

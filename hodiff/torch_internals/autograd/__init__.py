@@ -1,1 +1,1 @@
-"""What differentiates: reverse and forward mode, the transforms of `torch.func`, and graphs."""
+"""Differentiation in torch: reverse and forward mode, the transforms of `torch.func`, and graphs."""

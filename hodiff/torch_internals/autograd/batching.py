@@ -1,6 +1,6 @@
-"""Calls of Functions under `torch.func.vmap`, straight to the batching rule.
+"""Direct calls of a Function's batching rule under `torch.func.vmap`.
 
-Torch's own way there binds the signature and flattens all arguments as pytrees, which takes longer than a small batch.
+Torch itself binds the signature and flattens all arguments as pytrees, which takes longer than a small batch.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def call_batched(function: Any, call: Callable[..., Any], inputs: Sequence[Any])
 
     Args:
         function: The Function; none of its outputs is an input.
-        call: Applies it below that level.
-        inputs: Its arguments, of which tensors may be batched.
+        call: Applies the Function below that level.
+        inputs: The Function's arguments; tensors among them may be batched.
 
     Returns:
         The outputs, batched.

@@ -1,6 +1,6 @@
-"""Whether, and by what, the code that runs is differentiated: the questions that stand on all modes at once.
+"""Checks whether the running code is differentiated, by any mode of differentiation.
 
-`transforms.in_transform` and `forward_mode.in_forward_mode` ask for one mode each.
+`transforms.in_transform` and `forward_mode.in_forward_mode` check a single mode each.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from hodiff.torch_internals.autograd.wrapped_tensors import (
 
 
 def only_reverse_mode() -> bool:
-    """Whether nothing but reverse mode can be at work, so that a graph recorded here sees all there is."""
-    # It would miss what a transform, a level of forward mode or a compiled region around it does.
+    """Whether only reverse mode can be active, so that a graph recorded here is complete."""
+    # The graph would miss a surrounding transform, level of forward mode, or compiled region.
     return not torch.compiler.is_compiling() and not in_transform() and not in_forward_mode()
 
 
 def may_be_differentiated(tensors: Iterable[Any] | None = None) -> bool:
-    """Whether a derivative by these tensors, or any, may be asked for; False only where it certainly is not."""
+    """Whether a derivative by these tensors, or any, may be taken; False only if that is certain."""
     if in_transform() or in_forward_mode():
         return True
     if tensors is None:
@@ -45,18 +45,18 @@ def may_be_differentiated(tensors: Iterable[Any] | None = None) -> bool:
 
 
 def autograd_records() -> bool:
-    """Whether `torch.autograd` records where gradients are switched on: not in inference mode."""
-    # In a backward pass torch says that the mode is over, and its dispatcher still works by it.
+    """Whether `torch.autograd` records if gradients are switched on, as it does outside of inference mode."""
+    # In a backward pass torch reports that inference mode is off, but its dispatcher still obeys it.
     included: bool = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.ADInplaceOrView)
     return included
 
 
 def are_differentiated(tensors: Sequence[Tensor]) -> bool:
-    """Whether a running transform, a graph or forward mode does differentiate by these tensors."""
+    """Whether a running transform, a graph or forward mode differentiates by these tensors."""
     if in_transform():
         if differentiating_count():
             return True
-        # Batching alone differentiates nothing, and a rule under vmap that calls its own function must come to an end.
+        # Batching differentiates nothing, and a rule under vmap that calls its own function must not recurse forever.
         tensors = [below_batches(each) for each in tensors]
     if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
         return True
@@ -64,14 +64,14 @@ def are_differentiated(tensors: Sequence[Tensor]) -> bool:
 
 
 def carry_derivatives(tensors: Iterable[Tensor]) -> bool:
-    """Whether a derivative by one of the tensors is being taken, at any level, or may be taken later."""
+    """Whether a derivative by at least one tensor is being taken, at any level, or may be taken later."""
     if torch.compiler.is_compiling():
         return may_be_differentiated(tensors)
     return any(map(_carries_derivatives, tensors))
 
 
 def is_observed(tensor: Tensor) -> bool:
-    """Whether a transform or a level of forward mode that runs does differentiate by the tensor, or batches it."""
+    """Whether a running transform or level of forward mode differentiates by the tensor, or batches it."""
     while is_wrapped(tensor):
         if is_watched(tensor) and (is_batched(tensor) or tensor.requires_grad or _has_tangent_at_its_level(tensor)):
             return True
@@ -80,7 +80,7 @@ def is_observed(tensor: Tensor) -> bool:
 
 
 def has_tangent_anywhere(tensor: Tensor) -> bool:
-    """Whether a tensor is a dual number of any level of forward mode that runs."""
+    """Whether a tensor is a dual number of any running level of forward mode."""
     while is_wrapped(tensor):
         if is_watched(tensor) and not is_batched(tensor) and _has_tangent_at_its_level(tensor):
             return True
@@ -90,7 +90,7 @@ def has_tangent_anywhere(tensor: Tensor) -> bool:
 
 def _has_tangent_at_its_level(tensor: Tensor) -> bool:
     level = level_of(tensor)
-    # Where its transform has been left for a moment, as by a rule, whoever is inside of it has to ask.
+    # If its transform has been left temporarily, as by a rule, the code inside of the transform has to check.
     if level not in batching_levels():
         return False
     with at_level(level):
@@ -98,7 +98,7 @@ def _has_tangent_at_its_level(tensor: Tensor) -> bool:
 
 
 def _may_have_tangent(tensor: Tensor) -> bool:
-    """Whether a tensor has a tangent at its level, or it cannot be asked, as a batch is around it."""
+    """Whether a tensor may have a tangent at its level; True if a surrounding batch hides that."""
     if not in_func_jvp() or is_batched(tensor):
         return False
     try:

@@ -1,4 +1,4 @@
-"""Where calls of what `torch.func` transforms make come by, for objects that stand for tensors in them."""
+"""Interception of the inner functions of `torch.func` transforms, for objects that represent tensors in them."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from torch.autograd import functional
 from torch.nn.utils import _named_member_accessor as members
 from torch.utils import _pytree as pytree
 
-# torch's own, whatever stands in front: gradients and vjp, jvp and vmap, and what puts a tensor into a module.
+# Torch's own functions, also after interception: gradients and vjp, jvp and vmap, and a module's tensor swap.
 vjp_of: Callable[..., Any] = eager_transforms._vjp_with_argnums
 jvp_of: Callable[..., Any] = eager_transforms._jvp_with_argnums
 grad_and_value_of: Callable[..., Any] = eager_transforms.grad_and_value_impl
 vmap_of: Callable[..., Any] = apis.vmap_impl
 linearize_of: Callable[..., Any] = eager_transforms.linearize
 swap_member: Callable[..., Any] = members.swap_tensor
-# The arguments that `argnums` name, or the one alone; and all arguments with those replaced.
+# The arguments that `argnums` selects; and all arguments with those replaced.
 sliced: Callable[..., Any] = eager_transforms._slice_argnums
 replaced: Callable[..., Any] = eager_transforms._replace_args
-# Dimensions for each leaf of a structure, where those given stand for whole parts; None where they do not fit.
+# A dimension for each leaf of a structure, given for leaves or whole subtrees; None if they do not fit.
 dims_of_leaves: Callable[[Any, Any], list[int | None] | None] = pytree._broadcast_to_and_flatten
 
-# What torch looks up at each call.
+# Attributes that torch looks up at each call.
 _PLACES = {
     "vjp": (eager_transforms, "_vjp_with_argnums", vjp_of),
     "jvp": (eager_transforms, "_jvp_with_argnums", jvp_of),
@@ -37,7 +37,7 @@ _PLACES = {
 }
 
 
-# What traces functions, by all names that torch has for it: operator, module, attribute.
+# Operators that trace functions, by all names in torch: operator, module, attribute.
 _CONTROL_FLOW = (
     ("cond", "torch", "cond"),
     ("cond", "torch._higher_order_ops", "cond"),
@@ -57,18 +57,18 @@ _CONTROL_FLOW = (
 
 
 def plain_vmap(function: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error") -> Any:
-    """`torch.func.vmap` with nothing in front."""
+    """Return what `torch.func.vmap` returns, without interception."""
     if torch.compiler.is_compiling():
         return torch.func.vmap(function, in_dims, out_dims, randomness)
     return functools.partial(vmap_of, function, in_dims, out_dims, randomness, None)
 
 
 def stand_in_front(asked: Callable[[], bool], ways: dict[str, Callable[..., Any]]) -> None:
-    """Have calls of the transforms' inner functions go another way, wherever that is asked for in eager code.
+    """Redirect calls of the transforms' inner functions in eager code, whenever `asked` returns True.
 
     Args:
-        asked: Whether to, at the time of a call and in its thread.
-        ways: What to call, by the names of `_PLACES`, with the same arguments.
+        asked: Whether to redirect; evaluated at each call, in its thread.
+        ways: The replacements, by the names of `_PLACES`; they take the same arguments.
     """
     for name, way in ways.items():
         place, attribute, own = _PLACES[name]
@@ -76,17 +76,17 @@ def stand_in_front(asked: Callable[[], bool], ways: dict[str, Callable[..., Any]
 
 
 def stand_in_front_of_control_flow(asked: Callable[[], bool], ways: dict[str, Callable[..., Any]]) -> None:
-    """The same for operators that take functions; names that were bound to them before stay torch's own."""
+    """Redirect operators that take functions in the same way; references imported earlier remain torch's own."""
     for name, module, attribute in _CONTROL_FLOW:
         place = importlib.import_module(module)
         own = getattr(place, attribute, None)
-        # Of the same name there may be a module.
+        # The attribute may also be a module of the same name.
         if isinstance(own, FunctionType):
             setattr(place, attribute, _either(own, ways[name], asked))
 
 
 def look_at_trees_of_scan(look: Callable[[Any], None]) -> None:
-    """Have what comes to torch's own `scan` looked at: from 2.15 on, leaves that are no tensors are as none to it."""
+    """Call `look` on trees that torch's `scan` gets: from 2.15 on, it ignores leaves that are not tensors."""
 
     def tree_flatten(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> Any:
         if not torch.compiler.is_compiling():
@@ -95,12 +95,12 @@ def look_at_trees_of_scan(look: Callable[[Any], None]) -> None:
 
     watched = ModuleType(pytree.__name__)
     watched.__dict__.update(vars(pytree) | {"tree_flatten": tree_flatten})
-    # Its module, beside which there is a function of that name.
+    # The module is imported by name, because the package has a function of the same name.
     vars(importlib.import_module("torch._higher_order_ops.scan"))["pytree"] = watched
 
 
 def look_at_arguments_of_functional(look: Callable[[Any], None]) -> None:
-    """Have arguments and outputs looked at of `torch.autograd.functional`, which detaches them or calls them zeros."""
+    """Call `look` on arguments and outputs of `torch.autograd.functional`, which detaches or drops them."""
     own = functional._as_tuple
 
     @functools.wraps(own)

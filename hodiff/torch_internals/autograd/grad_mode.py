@@ -1,4 +1,4 @@
-"""Where reverse mode is switched off and on again, which torch tells function modes without saying by whom."""
+"""Switches of gradient recording: torch shows them to function modes, but not the block that causes them."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 import torch
 from torch.autograd import functional
 
-# The ways into a block that switches, and out of it. `no_grad` makes a `set_grad_enabled` of its own.
-# By identity: the code that dynamo writes may hold a dict among its constants, and then it cannot be hashed.
+# The enter and exit code of blocks that switch. `no_grad` creates a `set_grad_enabled` of its own. Compare by
+# identity: code that dynamo writes may hold a dict among its constants, and then cannot be hashed.
 _BLOCKS = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
 _ENTERS = {id(each.__enter__.__code__) for each in _BLOCKS}
 _LEAVES = {id(each.__exit__.__code__) for each in _BLOCKS}
-# What a `set_grad_enabled` does before it is entered, if it ever is.
+# `set_grad_enabled` already switches when it is created, even if it is never entered.
 _MADE = torch.set_grad_enabled.__init__.__code__
 
 
 class _Constants(threading.local):
-    """Inside of how many differentiating transforms all that is computed is constant; None where nothing is."""
+    """The number of differentiating transforms around the block that switched gradients off; None if none did."""
 
     def __init__(self) -> None:
-        # Not on the class: dynamo's guards would see the attribute appear.
+        # Not a class attribute: dynamo's guards would see the instance attribute appear.
         self.depth: int | None = None
 
 
@@ -34,7 +34,7 @@ CONSTANTS = _Constants()
 
 @contextmanager
 def nothing_constant() -> Iterator[None]:
-    """Begin anew, as a transform does, and leave nothing behind that a function has switched and not switched back."""
+    """Start without constants, as a transform does, and restore the state that a function may leave switched."""
     depth, CONSTANTS.depth = CONSTANTS.depth, None
     try:
         yield
@@ -43,7 +43,7 @@ def nothing_constant() -> Iterator[None]:
 
 
 def switched_by() -> tuple[str, Any]:
-    """What switches at this call: "enters" or "leaves", or else "calls", and the block; None where there is none."""
+    """Return how this call switches, "enters", "leaves" or else "calls", and the block, or None if unknown."""
     frame: FrameType | None = sys._getframe(1)
     made = None
     for _ in range(10):
@@ -60,7 +60,7 @@ def switched_by() -> tuple[str, Any]:
 
 
 def in_torch_autograd_functional() -> bool:
-    """Whether the call is by a function of `torch.autograd.functional`, on its inputs, which it has detached."""
+    """Whether a function of `torch.autograd.functional` makes this call, on inputs that it has detached."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(10):
         if frame is None:

@@ -1,6 +1,6 @@
-"""The batched tensors of `torch.autograd.grad(is_grads_batched=True)`, which are not those of `torch.func.vmap`.
+"""The batched tensors of `torch.autograd.grad(is_grads_batched=True)`, which differ from those of `torch.func.vmap`.
 
-A Function sees them in `forward` itself, where few operators take them and some give wrong values.
+A Function gets them in `forward` itself, where few operators support them and some give wrong values.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ is_legacy_batched: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batc
 
 
 def any_legacy_batched(tensors: Sequence[Tensor]) -> bool:
-    """Whether a tensor is batched so."""
+    """Whether a tensor is batched by `is_grads_batched=True`."""
     return any(map(is_legacy_batched, tensors))
 
 
 def without_batches(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int | None]]:
-    """The tensors with the batch as their first dimension, and where that is: 0, or None for those without one."""
+    """Return tensors with the batch as first dimension, and its position: 0, or None for tensors without a batch."""
     level = _level()
     dims = [0 if is_legacy_batched(each) else None for each in tensors]
     plain = [
@@ -29,7 +29,7 @@ def without_batches(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int |
 
 
 def with_batches(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The tensors with their first dimension as the batch."""
+    """Return tensors with their first dimension as the batch."""
     return tuple(torch._add_batch_dim(each, 0, _level()) for each in tensors)
 
 

@@ -1,4 +1,4 @@
-"""Tensors that a `torch.func` transform has wrapped: which transform, and what is below."""
+"""Tensors wrapped by `torch.func` transforms: the transform of a wrapper, and the tensor inside."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from hodiff.torch_internals.autograd.transforms import batching_levels, in_trans
 is_wrapped: Callable[[Tensor], bool] = functorch.is_functorch_wrapped_tensor
 is_batched: Callable[[Tensor], bool] = functorch.is_batchedtensor
 below_one: Callable[[Tensor], Tensor] = functorch.get_unwrapped
-# Of the transform that wrapped it last; -1 and less of one that has ended.
+# The level of the outermost wrapper's transform; negative if the transform has ended.
 level_of: Callable[[Tensor], int] = functorch.maybe_get_level
-# A wrapper may outlive its transform; what it wraps is then a constant, which operators take as it is.
+# A wrapper may outlive its transform; the tensor inside is then a constant, which operators unwrap.
 unwrap_if_ended: Callable[[Tensor], Tensor] = functorch.unwrap_if_dead
 unwrap_all_ended: Callable[[tuple[Any, ...]], tuple[Any, ...]] = utils.unwrap_dead_wrappers
 
 
 def is_watched(tensor: Tensor) -> bool:
-    """Whether a transform that still runs differentiates or batches the tensor."""
-    # torch's stubs leave out is_dead_tensor_wrapper.
+    """Whether a transform that is still running differentiates or batches the tensor."""
+    # torch's stubs lack is_dead_tensor_wrapper.
     return (
         functorch.is_gradtrackingtensor(tensor) or functorch.is_batchedtensor(tensor)
     ) and not functorch.is_dead_tensor_wrapper(tensor)  # type: ignore[attr-defined]
 
 
 def is_batched_innermost(tensor: Tensor) -> bool:
-    """Whether the innermost transform, which is a `vmap`, has batched the tensor."""
+    """Whether the innermost transform, which must be a `vmap`, has batched the tensor."""
     return (
         functorch.is_batchedtensor(tensor)
         and functorch.maybe_get_level(tensor) == functorch.peek_interpreter_stack().level()
@@ -40,13 +40,13 @@ def is_batched_innermost(tensor: Tensor) -> bool:
 
 
 def is_of_no_running_transform(tensor: Tensor) -> bool:
-    """Whether a wrapped tensor belongs to a transform that has not ended, yet does not run at this point."""
+    """Whether a wrapped tensor belongs to a transform that has not ended, but is not running at this point."""
     if not functorch.is_functorch_wrapped_tensor(tensor):
         return False
     running = batching_levels()
     while functorch.is_functorch_wrapped_tensor(tensor):
         level = level_of(tensor)
-        if level < 0:  # of a transform that has ended: a constant to everyone
+        if level < 0:  # its transform has ended, so it is a constant
             return False
         if level not in running or functorch.is_batchedtensor(tensor) != running[level]:
             return True
@@ -55,7 +55,7 @@ def is_of_no_running_transform(tensor: Tensor) -> bool:
 
 
 def below_transforms(tensor: Tensor) -> Tensor:
-    """The tensor below all transforms, whose numbers can be looked at."""
+    """Return the tensor below all transforms, whose numbers can be read."""
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor
@@ -70,7 +70,7 @@ def first_row(tensor: Tensor) -> Tensor:
 
 
 def is_batched_by_any(tensor: Tensor) -> bool:
-    """Whether one of the transforms around a tensor is a `vmap` that has batched it."""
+    """Whether at least one wrapper of a tensor is a `vmap`'s."""
     while functorch.is_functorch_wrapped_tensor(tensor):
         if functorch.is_batchedtensor(tensor):
             return True
@@ -79,45 +79,45 @@ def is_batched_by_any(tensor: Tensor) -> bool:
 
 
 def numbers_in(tensor: Tensor) -> np.ndarray:
-    """The tensor as an array on the CPU, also inside transforms, which must not have batched it."""
+    """Return a tensor as an array on the CPU, also inside transforms, unless they have batched it."""
     inner = below_transforms(tensor)
-    # Not even plain tensors have arrays inside of a transform.
+    # Inside of a transform, even plain tensors cannot be converted to arrays.
     with outside_transforms() if in_transform() else nullcontext():
         array: np.ndarray = inner.detach().cpu().numpy()
     return array
 
 
 def any_holds(flags: Tensor) -> bool:
-    """Whether any of some flags is true, for any row of a batch, also inside transforms."""
+    """Whether any flag is true, in any row of a batch, also inside transforms."""
     inner = below_transforms(flags)
     with outside_transforms() if in_transform() else nullcontext():
         return bool(inner.any())
 
 
 def below_batches(tensor: Tensor) -> Tensor:
-    """The tensor below the `vmap`s that see it before anything else does."""
+    """Return the tensor below the outermost wrappers that are `vmap`s."""
     while functorch.is_batchedtensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor
 
 
 def below_derivatives(tensor: Tensor) -> Tensor:
-    """The tensor below the differentiating transforms that see it before any `vmap` does."""
+    """Return the tensor below the outermost wrappers that are differentiating transforms."""
     while functorch.is_gradtrackingtensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor
 
 
 def without_ended_wrappers(tensor: Tensor) -> Tensor:
-    """The tensor below all wrappers whose transforms have ended."""
-    # torch's stubs leave out is_dead_tensor_wrapper.
+    """Return the tensor below all wrappers whose transforms have ended."""
+    # torch's stubs lack is_dead_tensor_wrapper.
     while functorch.is_dead_tensor_wrapper(tensor):  # type: ignore[attr-defined]
         tensor = functorch.unwrap_if_dead(tensor)
     return tensor
 
 
 def without_tangent(tensor: Any, level: int) -> Any:
-    """A tensor wrapped anew at a level of differentiation, where it then has no tangent; others as they are."""
+    """Rewrap a tensor at a level of differentiation, without its tangent there; return other values unchanged."""
     if not isinstance(tensor, Tensor):
         return tensor
     if functorch.is_batchedtensor(tensor):

@@ -1,1 +1,1 @@
-"""What compiles and traces: `torch.compile` and its parts, `make_fx`, `torch.jit`."""
+"""Compilers and tracers of torch: `torch.compile` and its parts, `make_fx`, `torch.jit`."""

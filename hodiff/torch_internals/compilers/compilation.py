@@ -1,4 +1,4 @@
-"""Torch's compiler of graphs."""
+"""Compilation of graphs by torch's inductor."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from hodiff.torch_internals.compilers.dynamo import give_zeros_memory
 
 aten = torch.ops.aten
-# Inductor may write their results over their first argument; where elements of that share memory, as of an expanded
-# tensor, what is written to one shows in others (pytorch issue 183986).
+# Inductor may write the results of these operators over their first argument. If elements of the argument share
+# memory, as in an expanded tensor, a write to one element changes others (pytorch issue 183986).
 _WRITERS = {aten.index_add, aten.index_copy, aten.index_fill, aten.index_put, torch.ops.aten._unsafe_index_put}
 
 
@@ -28,7 +28,7 @@ def compile_captured(
 
 
 def _unshare(graph: fx.GraphModule) -> None:
-    """Copy tensors whose elements may share memory before operators that would write into them."""
+    """Copy tensors whose elements may share memory, before operators that inductor may run in place."""
     for node in graph.graph.nodes:
         if getattr(node.target, "overloadpacket", None) not in _WRITERS:
             continue
@@ -45,7 +45,7 @@ def _unshare(graph: fx.GraphModule) -> None:
 
 
 def _may_overlap(x: Tensor) -> bool:
-    """Whether two elements may lie at the same place, as far as sizes that are numbers tell."""
+    """Whether two elements may share memory; True if sizes or strides are symbols."""
     steps = list(zip(x.stride(), x.shape, strict=True))
     if any(type(each) is not int for step in steps for each in step):
         return True

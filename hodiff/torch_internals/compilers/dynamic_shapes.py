@@ -1,4 +1,4 @@
-"""Sizes that a trace leaves open, by torch's symbols for them."""
+"""Sizes that a trace leaves open, by torch's symbols."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Of sizes 0 and 1 torch takes other ways.
+# Torch specializes the sizes 0 and 1.
 LEAST = 2
 
 
 class OpenSizes:
-    """Stand-ins for tensors of which one dimension may have another size the next time.
+    """Symbolic replacements of tensors that have a dimension whose size may change.
 
     Args:
         inputs: The tensors.
-        places: The open dimension of an input, by its position.
+        places: The open dimension of each input, by the input's position.
 
     Attributes:
-        stand_ins: Tensors without numbers, to be traced.
+        stand_ins: Tensors without data, to be traced.
     """
 
     def __init__(self, inputs: Sequence[Tensor], places: Mapping[int, int]):
-        # Which load the compiler.
+        # These imports load the compiler, so they come late.
         from torch._subclasses.fake_tensor import FakeTensorMode
         from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
@@ -44,12 +44,12 @@ class OpenSizes:
 
     @property
     def are_open(self) -> bool:
-        """Whether what was traced left all of them open."""
+        """Whether the trace left all sizes open."""
         sizes: list[Any] = [self.stand_ins[i].shape[place] for i, place in self._places.items()]
         return all(is_open(each) and each.node.maybe_as_int() is None for each in sizes)
 
     def hold(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether what was traced is right for tensors of these sizes."""
+        """Whether the trace is valid for tensors of these sizes."""
         if any(inputs[i].shape[place] < LEAST for i, place in self._places.items()):
             return False
         return bool(self._environment.evaluate_guards_for_args(self.stand_ins, list(inputs), ignore_static=False))
@@ -61,5 +61,5 @@ def is_open(size: Any) -> bool:
 
 
 def are_open(value: Any) -> bool:
-    """Whether a tensor has such a size, or a number is made of one."""
+    """Whether a tensor has an open size, or a number depends on one."""
     return any(map(is_open, value.shape)) if isinstance(value, Tensor) else is_open(value)

@@ -1,4 +1,4 @@
-"""What dynamo is told about a function; it is not loaded before something is compiled."""
+"""Settings and markers for dynamo, which is not loaded before something is compiled."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from hodiff.torch_internals.operators import zeros_without_memory
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Operators for which inductor has hodiff's lowering by now.
+# Operators for which hodiff's lowering is registered in inductor.
 _written_out: set[Any] = set()
-# Attributes of functions under torch.compile.
+# Attributes that torch.compile adds to functions.
 _OF_COMPILED_CODE = {
     "_isolate_recompiles_id",
     "_torchdynamo_inline",
@@ -30,30 +30,30 @@ _OF_COMPILED_CODE = {
     "aot_compile",
     "get_compiler_config",
 }
-# Asked by each call of compiled code whether to run the function that went into torch.compile instead.
+# Callbacks of each call of compiled code: whether to run the original function instead.
 _askers: list[Callable[[], bool]] = []
-# What a block says, before anyone else is asked.
+# The setting of a `compiled_code` block, which takes precedence over the callbacks.
 _said: ContextVar[bool | None] = ContextVar("said", default=None)
 
 
 def is_dynamo_loaded() -> bool:
-    """Whether dynamo has been imported, without which nothing can be traced."""
+    """Whether dynamo has been imported; without it nothing can be traced."""
     return "torch._dynamo" in sys.modules
 
 
 def module_of(value: Any) -> Any:
-    """The module that went into torch.compile; anything else as it is."""
+    """Return the module inside of a compiled module; return anything else unchanged."""
     while is_dynamo_loaded() and isinstance(value, torch._dynamo.OptimizedModule):
         value = value._orig_mod
     return value
 
 
 def original_of(value: Any) -> Any:
-    """The module or function that went into torch.compile; anything else as it is."""
+    """Return the module or function that was compiled; return anything else unchanged."""
     value = module_of(value)
     while getattr(value, "_torchdynamo_wrapper_id", None) == id(value):
         value = value._torchdynamo_orig_callable
-        # torch's own functions go into a frame of dynamo first.
+        # dynamo wraps torch's own functions in a frame first.
         if getattr(value, "__code__", None) is not None and value.__code__.co_filename == _frames_file():
             value = value.__wrapped__
     return value
@@ -67,13 +67,13 @@ def _frames_file() -> str:
 
 
 def run_uncompiled_where(asked: Callable[[], bool]) -> None:
-    """Let compiled code run as it was before torch.compile wherever a question is answered by yes."""
+    """Run the original functions instead of compiled code whenever a callback returns True."""
     _askers.append(asked)
 
 
 @contextmanager
 def compiled_code(runs: bool) -> Iterator[None]:
-    """Say for a block whether compiled code runs in it; else the function that went into torch.compile does."""
+    """Set whether compiled code runs within the context; if not, the original function runs."""
     watch_compiled_code()
     token = _said.set(runs)
     try:
@@ -83,27 +83,27 @@ def compiled_code(runs: bool) -> Iterator[None]:
 
 
 def uncompiled_in_traces() -> AbstractContextManager[Any]:
-    """Let `make_fx` trace the function that went into torch.compile, which dynamo else refuses."""
+    """Let `make_fx` trace the original of a compiled function, which dynamo otherwise refuses."""
     return torch._dynamo.config.patch(error_on_nested_fx_trace=False) if is_dynamo_loaded() else nullcontext()
 
 
 def watch_compiled_code() -> None:
-    """Let compiled code ask, once the compiler is loaded."""
+    """Install the callbacks of compiled code, if the compiler is loaded."""
     if is_dynamo_loaded() and not isinstance(stance := torch._dynamo.eval_frame._stance, _Stance):
         torch._dynamo.eval_frame._stance = _Stance(stance)  # type: ignore[assignment]  # it answers alike
     give_zeros_memory()
 
 
 def expect_hooks_of_all_modules() -> None:
-    """Spare users the warning that a compiled module calls hooks once more, of hooks that were made for it."""
+    """Suppress the warning of compiled modules about global hooks, which are made for them."""
     entry = ("ignore", re.compile(r"Using `torch\.compile\(module\)` when there are global hooks", re.I), UserWarning)
     if not any(each[:3] == entry for each in warnings.filters):
         warnings.filterwarnings("ignore", entry[1].pattern, UserWarning)
 
 
 def give_zeros_memory() -> None:
-    """Let inductor write zeros out that torch keeps without memory, once it is loaded: its kernels read them."""
-    # Forward mode makes such zeros, also of a constant's tangent, and the process died (pytorch issue 177261).
+    """Make inductor, if loaded, allocate zeros that torch keeps without memory, because its kernels read them."""
+    # Forward mode makes such zeros, also as a constant's tangent, and the process crashed (pytorch issue 177261).
     if "torch._inductor.lowering" in sys.modules and zeros_without_memory not in _written_out:
         from torch._inductor.lowering import lowerings, tensor_constructor
 
@@ -112,10 +112,10 @@ def give_zeros_memory() -> None:
 
 
 class _Stance:
-    """The stance of `torch.compiler.set_stance`, which is one for all threads, with that of the thread that asks.
+    """The stance of `torch.compiler.set_stance`, which all threads share, with the callbacks of the calling thread.
 
     Args:
-        given: What the user has set.
+        given: The user's stance.
     """
 
     def __init__(self, given: Any):
@@ -131,10 +131,10 @@ class _Stance:
 
 
 def _runs_uncompiled() -> bool:
-    # Torch runs its own operators that take functions by compiling them, and loses gradients otherwise.
+    # Torch compiles its own operators that take functions, and loses gradients otherwise.
     if torch._dynamo.config.allow_empty_graphs:
         return False
-    # What is called while another graph is compiled cannot be compiled itself.
+    # A function that is called while another graph is compiled cannot be compiled itself.
     if torch._guards.TracingContext.try_get() is not None:
         return True
     said = _said.get()
@@ -150,7 +150,7 @@ def compiled_call() -> tuple[Any, Any, Any] | None:
         frame = frame.f_back
     while frame is not None and frame.f_code.co_filename == file:
         held = frame.f_locals
-        # The keys of frames' locals are no set from Python 3.13 on.
+        # From Python 3.13 on, the keys of frames' locals are not a set.
         if {"fn", "args", "kwargs"} <= set(held):
             return held["fn"], held["args"], held["kwargs"]
         frame = frame.f_back
@@ -158,12 +158,12 @@ def compiled_call() -> tuple[Any, Any, Any] | None:
 
 
 def hide_from_dynamo(function: Callable[..., Any]) -> None:
-    """Mark a function as one that dynamo does not look into."""
+    """Mark a function so that dynamo does not trace it."""
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 def as_one_node(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function as one node of a compiled graph, through which torch differentiates as in eager code."""
+    """Return the function as a single node of a compiled graph, through which torch differentiates as in eager code."""
     import torch._dynamo
 
     watch_compiled_code()
@@ -171,27 +171,27 @@ def as_one_node(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def without_compilation(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Drop what `functools.wraps` has copied from compiled code, by which dynamo would look past the wrapper."""
+    """Remove attributes of compiled code copied by `functools.wraps`, by which dynamo would skip the wrapper."""
     for name in _OF_COMPILED_CODE & vars(function).keys():
         delattr(function, name)
     return function
 
 
 def at_trace_time(function: F) -> F:
-    """Mark a function as one that runs when dynamo meets it, and leaves in the graph at most its result, a constant."""
+    """Mark a function to run when dynamo traces it; its result is a constant of the graph."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # mypy knows no attributes of functions
     return function
 
 
 def show_to_modes(functions: Iterable[Callable[..., Any]]) -> None:
-    """Let function modes see these while dynamo traces, as they do else; it shows them public ones alone."""
+    """Show functions to function modes while dynamo traces, as in eager code; dynamo shows only public ones."""
     from torch._dynamo.variables.torch import get_overridable_functions
 
     get_overridable_functions().update(functions)
 
 
 def answer_as_tensors(kind: type) -> None:
-    """Let objects of a class be tensors to `isinstance`, `type`, `match` and `torch.is_tensor` while dynamo traces."""
+    """Let objects of a class pass as tensors for `isinstance`, `type`, `match` and `torch.is_tensor` in dynamo."""
     from torch._dynamo.variables.base import VariableTracker
     from torch._dynamo.variables.builtin import BuiltinVariable
     from torch._dynamo.variables.constant import ConstantVariable
@@ -205,7 +205,7 @@ def answer_as_tensors(kind: type) -> None:
     def is_of_kind(arg: Any) -> bool:
         return isinstance(arg, UserDefinedObjectVariable) and issubclass(arg.python_type(), kind)
 
-    # What of torch and hodiff asks for the type wants the class that answers torch's functions.
+    # In torch's and hodiff's own code, `type` must return the actual class.
     own = (str(Path(torch.__file__).parent), str(Path(__file__).parents[2]))
     of_builtins, type_of_builtins = builtins.call_isinstance, builtins.call_type
 

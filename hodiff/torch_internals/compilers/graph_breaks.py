@@ -1,4 +1,4 @@
-"""Where `torch.compile` may not break its graph."""
+"""Regions in which `torch.compile` must not break its graph."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ import torch
 
 
 def in_one_graph() -> AbstractContextManager[Any]:
-    """Code in which a break of the graph is an error; only to be asked for while a compiler traces."""
+    """Return a context in which a graph break is an error; call it only while a compiler traces."""
     return torch._dynamo.error_on_graph_break(True)

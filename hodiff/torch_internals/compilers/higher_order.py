@@ -1,4 +1,4 @@
-"""torch's operators that take functions, such as `torch.cond`, and how they are run."""
+"""Interception of torch's operators that take functions, such as `torch.cond`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch._higher_order_ops import utils
 
 
 def run_as_python(asked: Callable[[], bool], ways: Mapping[str, Callable[..., Any] | None]) -> None:
-    """Have torch run some of these operators without compiling them first, wherever that is asked for.
+    """Make torch run some of these operators without compiling them first, whenever `asked` returns True.
 
-    In eager code torch traces an operator and the functions that it takes with dynamo, and differentiates the trace
-    once. This stands in front of that step, and does nothing where it is not asked for.
+    In eager code torch traces an operator and its functions with dynamo, and differentiates the trace once. This
+    function intercepts that step.
 
     Args:
-        asked: Whether to, at the time of a call.
-        ways: What to call, by the name of torch's wrapper of the operator; None for the wrapper itself.
+        asked: Whether to intercept; evaluated at each call.
+        ways: The replacements, by the name of torch's wrapper of the operator; None for the wrapper itself.
     """
     try:
         compiled = utils._hop_compile_and_call

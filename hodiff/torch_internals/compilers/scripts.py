@@ -1,4 +1,4 @@
-"""Code that `torch.jit` has compiled or traced: its calls, which no mode sees, and its graphs."""
+"""Code that `torch.jit` has compiled or traced: its graphs, and its calls, which no mode sees."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hodiff.torch_internals.tensors import stands_for_tensor
 
 Kernel = Callable[..., Any]
 
-# Of a function, and of a method of a module.
+# Calls of scripted functions and of scripted methods.
 _CALLS: dict[type, Kernel] = {each: each.__call__ for each in (torch._C.ScriptFunction, torch._C.ScriptMethod)}
 _in_modes: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
-# The modes that want to see the calls.
+# The modes that intercept the calls.
 _takers: list[type] = []
 
 
 def call_script(script: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call compiled or traced code, once what stands for a tensor, or the modes that want to see it, have."""
+    """Call compiled or traced code, after tensor-like arguments and interested modes have had the chance to."""
     for each in (*args, *kwargs.values()):
         if stands_for_tensor(each):
             return each.__torch_function__(call_script, (type(each),), (script, *args), kwargs)
@@ -39,7 +39,7 @@ hide_from_dynamo(call_script)
 
 
 def offer_scripts_to(mode: type) -> None:
-    """Let a class of modes see calls of such code, as calls of `call_script`."""
+    """Let a class of modes see calls of scripted code, as calls of `call_script`."""
     if not _takers:
         hide_from_dynamo(_offered)
         for kind in _CALLS:
@@ -54,7 +54,7 @@ def _offered(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def operands_of(script: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-    """What the graph takes: the module if it is a method, arguments and defaults; None if these do not fit."""
+    """Return a graph's inputs: the module of a method, arguments and defaults; None if they do not fit."""
     given = [*([script.owner] if isinstance(script, torch._C.ScriptMethod) else []), *args]
     arguments = script.schema.arguments
     others = {each.name: each for each in arguments[len(given) :]}
@@ -67,7 +67,7 @@ def operands_of(script: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
 
 @functools.lru_cache(maxsize=16)
 def inlined(graph: Any) -> Any:
-    """A graph with those of the functions that it calls in their places."""
+    """Return a graph with the graphs of called functions inlined."""
     copy = graph.copy()
     torch._C._jit_pass_inline(copy)
     return copy
@@ -75,7 +75,7 @@ def inlined(graph: Any) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def without_optimizations(graph: Any) -> Kernel:
-    """An inlined graph run operator by operator, while an optimizer may put parts of it where no tangent enters."""
+    """Return an inlined graph as a function that runs without the optimizer, whose fused parts lose tangents."""
     function = torch._C._create_function_from_graph("unoptimized", graph)
 
     def run(*operands: Any) -> Any:
@@ -86,7 +86,7 @@ def without_optimizations(graph: Any) -> Kernel:
 
 
 def nodes_of_script(block: Any) -> Iterator[Any]:
-    """The nodes of a graph or a part of one, with those inside of others."""
+    """Yield the nodes of a graph or block, including nested ones."""
     for node in block.nodes():
         yield node
         for inner in node.blocks():
@@ -94,7 +94,7 @@ def nodes_of_script(block: Any) -> Iterator[Any]:
 
 
 def operator_of_script(node: Any) -> tuple[Any, Sequence[Any]]:
-    """The operator that a node calls, if Python can, and its arguments in the order of the node's inputs."""
+    """Return the operator that a node calls, if Python can, and its arguments in the order of the node's inputs."""
     return _operator(node.kind(), node.schema())
 
 

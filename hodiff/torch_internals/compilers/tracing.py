@@ -1,4 +1,4 @@
-"""What `make_fx` has written down, while it traces."""
+"""The state of a running `make_fx` trace."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hodiff.torch_internals.autograd.transforms import in_transform, outside_tra
 
 
 def graph_so_far() -> tuple[fx.Graph, Any]:
-    """The graph that is being made, and the module that holds its constants."""
+    """Return the graph that is being made, and the module that holds its constants."""
     mode: Any = get_proxy_mode()
     return mode.tracer.graph, mode.tracer.root
 
 
 def node_of(tensor: Tensor) -> tuple[fx.Node | None, bool]:
-    """The node that computes a tensor, None where there is none, and whether the tracer knows its number anyway."""
+    """Return the node that computes a tensor, or None, and whether the tracer knows the tensor's value."""
     mode: Any = get_proxy_mode()
     found: Any = get_proxy_slot(tensor, mode.tracer, None)
     return (None, False) if found is None else (found.proxy.node, found.constant is not None)
@@ -29,14 +29,14 @@ def node_of(tensor: Tensor) -> tuple[fx.Node | None, bool]:
 
 @contextmanager
 def outside_of_trace() -> Iterator[None]:
-    """Compute with real tensors for a while."""
+    """Compute with real tensors within the context."""
     with dispatch._disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad():
         yield
 
 
 @contextmanager
 def for_later_calls() -> Iterator[None]:
-    """Make tensors that may be kept: of no transform, no trace and no inference mode."""
+    """Create tensors that may be kept: outside of transforms, traces and inference mode."""
     with (
         dispatch._disable_current_modes(),
         outside_transforms() if in_transform() else nullcontext(),

@@ -1,4 +1,4 @@
-"""Tuples of objects that stand for tensors, in compiled code."""
+"""Tuples of tensor-like objects in compiled code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class TuplesAsLists(TorchFunctionMode):
-    """Hands on `torch.cat((x, y))` as `torch.cat([x, y])`: dynamo looks for them in lists, and not in tuples."""
+    """Passes `torch.cat((x, y))` on as `torch.cat([x, y])`: dynamo finds such objects in lists, not in tuples."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = [_as_list(each) for each in args]
@@ -16,7 +16,7 @@ class TuplesAsLists(TorchFunctionMode):
 
 
 def _as_list(argument: Any) -> Any:
-    # Sizes and dimensions stay as they are.
+    # Tuples of sizes and dimensions are not changed.
     if type(argument) is tuple and any(hasattr(type(each), "__torch_function__") for each in argument):
         return [*argument]
     return argument
