@@ -150,7 +150,7 @@ class _Builder:
         return method
 
     def guarded(self, node: ast.expr, loss: Loss) -> Loss:
-        """Say which part of the expression torch refuses."""
+        """Wrap a loss so that errors name the part of the expression that raised."""
 
         def guarded(output: Any) -> Any:
             try:

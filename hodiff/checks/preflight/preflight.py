@@ -170,7 +170,7 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
 
 
 def _copy_of(model: Any) -> Any:
-    """A module that may be changed by its forward; what is no module, or cannot be copied, as it is."""
+    """Return a copy of a module, which its forward may change; return functions and uncopiable modules as they are."""
     if not isinstance(model, torch.nn.Module):
         return model
     copy = attempt(deep_copy, model)
