@@ -71,7 +71,7 @@ def _scipy_estimate(largest: float, loss: Loss, W: Tensor, scale: float) -> Diff
 
 
 def _doubt(level: Level, estimate: DifferenceEstimate | Failure) -> str:
-    """Why SciPy's estimate cannot judge; empty if it can. At a kink it may settle on a wrong value."""
+    """Return why SciPy's estimate cannot judge, empty if it can; at a kink it may settle on a wrong value."""
     if isinstance(estimate, Failure):
         return estimate.message
     if not level.settled:
