@@ -1,4 +1,4 @@
-"""`check`: the derivatives of a function or a module at a point, by every route."""
+"""`check`: compares the derivatives of a function or a module at a point by every route."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def check(
         vmap: Whether to check batching.
         compile: Whether to check ``torch.compile``, or the name of the backend to use. Resets its caches.
         scipy: Whether to run SciPy's oracle, which evaluates f some thousand times.
-        seed: Seed of the cotangent, the directions and the batches, and of what f itself draws in its rules.
+        seed: Seed of the cotangent, the directions and the batches, and of random numbers in f and its rules.
         approximate: Whether f declares derivatives that are not its own. Its routes are compared with each other, and
             the gap to differences is a note. An f with ``approximate = True``, or made by `hodiff.straight_through`,
             says so itself.

@@ -27,8 +27,8 @@ def along_directions(
         f: Function `f(x, *args)`.
         x: The point: a floating-point tensor or a pytree of them, such as a dict of parameters.
         *args: Further arguments of `f`.
-        count: How many directions.
-        size: The s: how far a step of 1 goes.
+        count: Number of directions.
+        size: The s: length of a step of 1.
         seed: Seed of the directions.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Buffers of modules, such as running statistics, that a check must leave as they were."""
+"""Restoration of modules' buffers, such as running statistics, after a check."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def place(filename: str, line: int) -> str:
     """Name a line as ``"file.py:123"``, relative to the working directory if it is below.
 
     Returns:
-        The name; empty for a line of torch, of the standard library's plumbing, or of the checks themselves.
+        The name; empty for a line of torch, of contextlib or functools, or of the checks themselves.
     """
     if filename.startswith((_HERE, _TORCH)) or os.path.basename(filename) in {"contextlib.py", "functools.py"}:
         return ""

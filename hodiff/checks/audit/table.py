@@ -20,7 +20,7 @@ class AuditTable:
 
     Attributes:
         torch: The version of torch.
-        operators: By name in torch's database and by run, "torch" alone or "corrected", the verdict of each route.
+        operators: Verdicts by name in torch's database, by run ("torch" alone or "corrected") and by route.
 
     Example:
         >>> from hodiff.checks.audit.verdicts import Verdict, everywhere

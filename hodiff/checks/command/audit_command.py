@@ -1,4 +1,4 @@
-"""The command ``python -m hodiff audit``, which prints the audit as a page."""
+"""Command ``python -m hodiff audit``, which prints the audit as a page."""
 
 from __future__ import annotations
 

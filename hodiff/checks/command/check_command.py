@@ -1,4 +1,4 @@
-"""The command ``python -m hodiff check package.module:Name --inputs "randn(3, 4)"``."""
+"""Command ``python -m hodiff check package.module:Name --inputs "randn(3, 4)"``."""
 
 from __future__ import annotations
 

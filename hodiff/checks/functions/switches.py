@@ -22,7 +22,7 @@ class Switches:
         backend: Backend of `torch.compile`; empty to skip that comparison.
         scipy: Whether to run SciPy's differences.
         seed: Seed of all random numbers.
-        method: How the input is moved: one of `METHODS`.
+        method: Way in which the input is moved, one of `METHODS`.
         correct: Whether derivatives are taken within `hodiff.corrected()`, as hodiff's transforms take them.
         brief: Whether this is one of many checks of the same function. It skips torch's own checks, the comparison
             with torch alone, and the probes of domain edges, distant points and other devices.
@@ -41,5 +41,5 @@ class Switches:
 
     @property
     def mode(self) -> AbstractContextManager[Any]:
-        """The context in which derivatives are taken."""
+        """Context in which derivatives are taken."""
         return corrected() if self.correct else nullcontext()

@@ -124,7 +124,7 @@ def check_module(
             return Report(heading, (), (stale_finding(called.stale),))
         _require_scalar(loss, root)
         aside = () if wrt != "both" else tuple(set(custom_classes(root, inputs=False)) - set(custom_classes(root)))
-        # Custom Functions that run only without input gradients run in training: check training's derivatives.
+        # Training, without input gradients, runs these custom Functions: differentiate by parameters to check them.
         wrt = "parameters" if aside else wrt
         subject = subject_of_call(root, loss, wrt, fixed)
         if approximate or _declares_surrogate(module, subject):

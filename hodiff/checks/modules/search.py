@@ -54,7 +54,7 @@ class Search:
             loss: The loss of the output, if any.
 
         Yields:
-            The smallest calls at fault, in order of execution for the first.
+            The smallest calls at fault; the call at fault that is executed first comes first.
         """
         first, path = self._descend(root, root, failed)
         if first.call is root and loss is not None:

@@ -33,7 +33,7 @@ _NO_OPERATIONS = ("__get__", "__set__", ".requires_grad_")
 _DATA: Any = Tensor.data
 _NUMBERS = {Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__}
 _CUTS = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.numpy, _DATA.__get__, *_NUMBERS}
-# Functions whose bool may control a branch.
+# Functions that return a bool, which may control a branch.
 _TRUTHS: set[Any] = {Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero}
 _TRUTHS |= {Tensor.equal, torch.equal, Tensor.allclose, torch.allclose}
 # Functions that use a tensor's shape but not its numbers.
@@ -85,7 +85,7 @@ class WatchedCorrections(Corrections):
 
 
 class CallListener(TorchFunctionMode):
-    """Mode that records every torch function that returns floating-point tensors."""
+    """Mode that records every torch function that returns differentiable tensors."""
 
     def __init__(self, correct: bool, corrections: WatchedCorrections):
         super().__init__()

@@ -43,7 +43,7 @@ class Preflight:
         functions: Defects of custom Functions.
         remarks: Further facts: random numbers, tensors changed in place.
         routes: By route, the worst verdict among the operators.
-        cuts: How often differentiated tensors are taken out of the graph.
+        cuts: Number of times that differentiated tensors are taken out of the graph.
     """
 
     operators: tuple[OperatorUse, ...]

@@ -153,7 +153,7 @@ def _edges(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor, ...]
 
 
 def _infinities(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor, ...], int]]:
-    """Yield points with an infinite element, and its input: other inputs may have infinite gradients."""
+    """Yield points with an infinite element, and that input's index: other gradients may be infinite, too."""
     for i, leaf in enumerate(leaves):
         for infinity in ("inf", "-inf") if leaf.numel() else ():
             outside = leaf.clone()

@@ -86,7 +86,7 @@ class Slope:
 
 
 def slopes_of(ran: ForwardRun, reading: str, incoming: tuple[Any, ...], generator: torch.Generator) -> list[Slope]:
-    """Differentiate a rule by everything that it reads."""
+    """Return the slopes of a rule with respect to every tensor that it reads."""
     rule = inspect.unwrap(ran.call.backward) if reading == "backward" else ran.call.function.jvp
     ran.context.reading = reading
     names = {n: t for n, t in ran.context.tensors().items() if t.is_floating_point() and t.numel()}

@@ -26,7 +26,7 @@ def report_to_json(report: ReportData, *, indent: int | None = None) -> str:
 
     Returns:
         An object with ``schema``, ``version``, ``title``, ``ok``, ``codes``, ``findings``, ``entries`` and
-        ``notes``. Errors and tolerances are numbers; those that JSON lacks are the strings "nan", "inf" and "-inf".
+        ``notes``. Errors and tolerances are numbers, or the strings "nan", "inf" and "-inf", which JSON lacks.
     """
     content = {
         "schema": SCHEMA,
@@ -42,7 +42,7 @@ def report_to_json(report: ReportData, *, indent: int | None = None) -> str:
 
 
 def report_from_json(text: str) -> ReportData:
-    """Read what `report_to_json` wrote; later versions may add fields."""
+    """Read a report that `report_to_json` wrote; unknown fields of later versions are ignored."""
     content = _content(text)
     try:
         return ReportData(

@@ -125,8 +125,8 @@ class Report(ReportData):
             indent: Spaces for each level, or None for one line.
 
         Returns:
-            An object with ``title``, ``ok``, ``codes``, ``findings``, ``entries`` and ``notes``. Errors are numbers;
-            those that JSON lacks are the strings "nan", "inf" and "-inf".
+            An object with ``title``, ``ok``, ``codes``, ``findings``, ``entries`` and ``notes``. Errors are numbers,
+            or the strings "nan", "inf" and "-inf", which JSON lacks.
         """
         return report_to_json(self, indent=indent)
 

@@ -43,7 +43,7 @@ class InDouble(TorchFunctionMode):
             self._note(args)
             args, kwargs = tree_map_only(torch.dtype, lambda dtype: _DOUBLE.get(dtype, dtype), (args, kwargs))
         result = func(*args, **(kwargs or {}))
-        # This test comes first because results are seldom low, and attribute reads are calls, too.
+        # Test the result first: it is seldom low, and reading the dtypes of all arguments takes calls, too.
         if not (
             is_low(result) if isinstance(result, Tensor) else isinstance(result, (list, tuple)) and _any_low(result)
         ):
