@@ -121,7 +121,7 @@ def _make_double(module: nn.Module) -> None:
 
 
 def _plain_in_double(tensor: Tensor) -> Tensor:
-    """Return a tensor attribute in float64; parameters, whose identity matters, are unchanged."""
+    """Return a tensor attribute of lower precision in float64; parameters are unchanged."""
     if not is_low(tensor) or isinstance(tensor, nn.Parameter):
         return tensor
     return _in_double(tensor).requires_grad_(tensor.requires_grad)

@@ -43,7 +43,7 @@ _NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases.
 # Prefixes of names in the database; functions and methods of one operator share an entry.
 _PREFIXES = ("", "nn.functional.", "linalg.", "special.", "fft.")
 
-# Random functions, which audits cannot call; torch has their gradient only.
+# Random functions, which audits cannot repeat with equal numbers; torch has their gradient only.
 _FIRST_ORDER_ALONE = {"_standard_gamma"}
 
 # Verdicts from good to bad; a route is as good as its worst operator.
