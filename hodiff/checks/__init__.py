@@ -1,4 +1,4 @@
-"""Checks of derivatives: independent routes, differences, and what torch offers."""
+"""Checks of derivatives by independent routes, differences, and torch's own checks."""
 
 from hodiff.checks.assertions import assert_differentiable as assert_differentiable
 from hodiff.checks.audit.audit import audit as audit

@@ -1,4 +1,4 @@
-"""What `check` asks of its arguments."""
+"""Validation of the arguments of `check`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.errors import InputError
 
 
 def require_function(f: Any) -> None:
-    """Refuse what is neither a function nor a Function."""
+    """Raise InputError unless f is a callable or a Function class."""
     if not callable(f):
         raise InputError(
             "check: f: expected a callable or a torch.autograd.Function subclass, "
@@ -23,7 +23,7 @@ def require_function(f: Any) -> None:
 
 
 def require_numbers(f: Any, inputs: Any) -> None:
-    """Refuse tensors that have no numbers to compare: those of the device "meta"."""
+    """Raise InputError for tensors on the device "meta", which have no numbers to compare."""
     held = (*f.parameters(), *f.buffers()) if isinstance(f, torch.nn.Module) else ()
     for each in (*tree_leaves(inputs), *held):
         if isinstance(each, Tensor) and each.is_meta:
@@ -36,7 +36,7 @@ def require_numbers(f: Any, inputs: Any) -> None:
 
 
 def require_module(f: Any) -> None:
-    """Refuse a loss of anything else, whose output it is to take."""
+    """Raise InputError if a loss is given and f is no module."""
     if not isinstance(f, torch.nn.Module):
         raise InputError(
             f"check: loss: expected None unless f is a torch.nn.Module, got a loss for {type(f).__name__}. "
@@ -45,7 +45,7 @@ def require_module(f: Any) -> None:
 
 
 def require_nothing(name: str, value: Any) -> None:
-    """Refuse an option that a module with a loss does not have."""
+    """Raise InputError for an option that cannot be combined with a loss."""
     if value:
         raise InputError(
             f"check: {name}: expected nothing with a loss, got {value!r}. It is for functions; check what the module "
@@ -54,7 +54,7 @@ def require_nothing(name: str, value: Any) -> None:
 
 
 def require_inputs(f: Any, wrt: Any, fixed: Any) -> None:
-    """Refuse options of modules for a function, which is differentiated by all its floating inputs."""
+    """Raise InputError for options of modules, as a function is differentiated by all its floating inputs."""
     name = "wrt" if wrt not in (None, "inputs") else "fixed" if fixed else ""
     if name:
         raise InputError(
@@ -65,13 +65,13 @@ def require_inputs(f: Any, wrt: Any, fixed: Any) -> None:
 
 
 def require_backend(compile: Any) -> None:
-    """Refuse what neither switches compilation nor names a backend."""
+    """Raise InputError unless `compile` is a bool or the name of a backend."""
     if not isinstance(compile, str):
         require_bool("check", "compile", compile, remedy="or the name of a backend, as 'inductor'")
 
 
 def require_ulps(ulps: Any, reference: Any) -> None:
-    """Refuse what is no positive number, and a number without a reference to measure by."""
+    """Raise InputError unless ulps is None, or a positive number and there is a reference."""
     require_number("check", "ulps", ulps, positive=True, finite=True, optional=True)
     if ulps is not None and reference is None:
         raise InputError(
@@ -81,7 +81,7 @@ def require_ulps(ulps: Any, reference: Any) -> None:
 
 
 def under_autocast(f: Any, inputs: Any, dtype: Any, reference: Any) -> tuple[Callable[..., Any], Any, Any]:
-    """A function as `torch.autocast` runs it, its inputs in float32, and its reference, by default itself."""
+    """Return the function under `torch.autocast`, float32 inputs, and the reference (by default the function)."""
     if dtype not in (torch.bfloat16, torch.float16) or isinstance(f, torch.nn.Module):
         got = type(f).__name__ if isinstance(f, torch.nn.Module) else repr(dtype)
         raise InputError(
@@ -103,7 +103,7 @@ def under_autocast(f: Any, inputs: Any, dtype: Any, reference: Any) -> tuple[Cal
 
 
 def require_reference(reference: Any, approximate: bool) -> Callable[..., Any] | None:
-    """Take a function, or a Function's apply; it excludes `approximate`, as its values are the truth."""
+    """Return the reference, a Function class as its apply; raise InputError if combined with `approximate`."""
     if reference is None:
         return None
     if isinstance(reference, type) and issubclass(reference, torch.autograd.Function):

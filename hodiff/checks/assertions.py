@@ -1,4 +1,4 @@
-"""`assert_differentiable`: a check as one line of a test."""
+"""`assert_differentiable`: checks derivatives in one line of a test."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ def assert_differentiable(f: Any, inputs: Any, *, order: int = 2, **options: Any
     """Check the derivatives of a function, and fail with the whole report if one is wrong or missing.
 
     Args:
-        f: What `hodiff.check` takes: a function, a ``torch.autograd.Function`` subclass or a module.
+        f: A function, a ``torch.autograd.Function`` subclass or a module, as in `hodiff.check`.
         inputs: A tensor or a tuple of arguments.
         order: Highest order of derivative, at least 1.
-        options: The other options of `hodiff.check`.
+        options: Further options of `hodiff.check`.
 
     Returns:
-        The report: its warnings and notes are no failures.
+        The report, which may have warnings and notes.
 
     Raises:
         CheckError: An AssertionError whose text is the report, if there is a finding of severity "error".

@@ -1,4 +1,4 @@
-"""Calls that may raise: what a checked function raises is a finding, and not the end of the check."""
+"""Calls that may raise: an exception in a checked function is a finding and does not end the check."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Failure:
-    """What is left of a computation that raised: the exception's type and first line."""
+    """Result of a computation that raised: the exception's type and the first line of its message."""
 
     message: str
 
@@ -28,6 +28,6 @@ def attempt(function: Callable[..., Any], *args: Any) -> Any:
 
 
 def first_line(error: BaseException) -> str:
-    """Name an exception in one line."""
+    """Return an exception's type and the first line of its message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:240]}" if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""`check`: the derivatives of a function or a module at a point, by every route."""
+"""`check`: compares the derivatives of a function or a module at a point by every route."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.torch_internals.compilers.dynamo import compiled_code, module_of
 
 
-# What surrounds the call is no part of the function.
+# Grad modes and compilers around the call must not change the result.
 @leave_inference_mode
 @torch.enable_grad()
 @compiled_code(runs=False)
@@ -55,32 +55,33 @@ def check(
     explore: bool = False,
     autocast: torch.dtype | None = None,
 ) -> Report:
-    r"""Check the derivatives of a function at a point by every route against independent ones.
+    r"""Check the derivatives of a function or module at a point by every route against independent ones.
 
-    They are judged as hodiff's transforms take them, within `hodiff.corrected()`; what torch alone would get wrong is a
-    warning, HD410. With ``correct=False`` torch alone is judged. The first line of the report says which.
+    Derivatives are taken within `hodiff.corrected()`, as hodiff's transforms take them; a derivative that torch alone
+    gets wrong is a warning, HD410. With ``correct=False``, torch alone is checked. The first line of the report says
+    which.
 
     A derivative is trusted when independent routes to it agree. The output is contracted with a random
     cotangent, and the input is moved along a few random directions (along every element for at most 12 numbers),
 
     .. math:: \phi(t) = \sum_i \langle u_i, f_i(x + V t) \rangle,
 
-    and :math:`D^k \phi(0)` is taken by all ``2**k`` compositions of reverse and forward passes for each order
-    k up to ``order``. They are compared with extrapolated differences of the order below, with each other, at
-    second order with SciPy's Hessian of values only, and once more in a curved loss, whose incoming gradient
-    depends on the input. ``torch.autograd.gradcheck`` and ``gradgradcheck`` run with each switch on,
+    and :math:`D^k \phi(0)` is computed by all ``2**k`` compositions of reverse and forward passes for each order
+    k up to ``order``. The results are compared with extrapolated differences of the order below, with each other, and
+    at second order with SciPy's Hessian of values only. The comparison is repeated for a curved loss, whose incoming
+    gradient depends on the input. ``torch.autograd.gradcheck`` and ``gradgradcheck`` run with each switch on,
     ``torch.func.vmap`` is compared with a loop, and ``torch.compile`` with eager code. The truth is float64;
-    inputs of another dtype are checked in it as well. Where no route is right at an order, the next one is judged by
-    differences of differences, if the time of the first says that they take less than ten seconds; else it is skipped,
-    and the report says so. An f with ``approximate`` and ``derivative_error``, as
-    `hodiff.functions.numpy_function` makes them, has its own estimate among the notes.
+    inputs of another dtype are also checked in that dtype. If no route is right at an order, the next order is compared
+    with differences of differences, provided that they are expected to take less than ten seconds. Otherwise it is
+    skipped, and the report says so. If f has ``approximate`` and ``derivative_error``, as functions made by
+    `hodiff.functions.numpy_function` do, the notes include its own error estimate.
 
-    The rules of each custom Function in f are then called by hand: their saved tensors, what comes in and what they
-    return are looked at, moved, laid out differently and poisoned, so that each defect has a cause, a line of the
-    source, and a remedy; `hodiff.checks.findings.codes` lists them. What follows from a cause is no further finding.
+    The rules of each custom Function in f are then called directly. Their saved tensors, arguments and results are
+    inspected, perturbed, laid out differently and poisoned, so that each defect has a cause, a line of the
+    source, and a remedy; `hodiff.checks.findings.codes` lists them. The consequences of a cause are not reported again.
 
     A ``torch.nn.Module`` is moved along a few directions through its parameters and inputs, on a copy in float64; where
-    routes disagree, the submodule at fault is named, and the torch function or custom Function in it. ``vmap``,
+    routes disagree, the report names the submodule at fault, and the torch function or custom Function in it. ``vmap``,
     ``scipy`` and ``method`` are for functions. With ``reference`` a module is checked as a function of its inputs.
 
     The error of a comparison is the largest absolute difference over the largest element of the truth, and
@@ -92,7 +93,7 @@ def check(
 
     Args:
         f: A function of tensors, or a ``torch.autograd.Function`` subclass, whose ``apply`` is checked. It must
-            be deterministic and leave its inputs alone. Perturbations know no symmetry: let f symmetrize.
+            be deterministic and must not change its inputs. Perturbations are not symmetric: let f symmetrize.
             All its floating-point outputs count as differentiable.
         inputs: A tensor, or a tuple of arguments: tensors, pytrees of tensors, or constants, which are passed
             through. All floating-point tensors are differentiated, integer tensors are constants.
@@ -100,28 +101,28 @@ def check(
         vmap: Whether to check batching.
         compile: Whether to check ``torch.compile``, or the name of the backend to use. Resets its caches.
         scipy: Whether to run SciPy's oracle, which evaluates f some thousand times.
-        seed: Seed of the cotangent, the directions and the batches, and of what f itself draws in its rules.
+        seed: Seed of the cotangent, the directions and the batches, and of random numbers in f and its rules.
         approximate: Whether f declares derivatives that are not its own. Its routes are compared with each other, and
             the gap to differences is a note. An f with ``approximate = True``, or made by `hodiff.straight_through`,
             says so itself.
         reference: The same function for float64, for an f that computes in a lower precision only: value and
             derivatives are compared with it. It is called with float64 tensors only.
-        ulps: Error that is allowed then, relative to the largest element, in units of f's rounding. By default, half
-            of the digits for each order.
+        ulps: Allowed error with a reference, relative to the largest element, in units of f's rounding. By default,
+            half of the digits for each order.
         method: ``"matrices"`` moves the input along every element, ``"directions"`` along a few random directions;
             ``"auto"`` takes matrices for at most 12 numbers.
         loss: For an f that is a ``torch.nn.Module``: maps its output to a number. By default, a random contraction of
             its outputs and of their squares.
-        correct: Whether derivatives are judged as hodiff's transforms take them; else as torch alone does.
-        wrt: What a module is differentiated by: its ``"parameters"`` that require a gradient, its floating
-            ``"inputs"``, or ``"both"``, which is the default. A function has inputs alone.
-        fixed: Positions of a module's inputs that are constants all the same.
+        correct: Whether to take derivatives as hodiff's transforms do; else as torch alone does.
+        wrt: Variables by which a module is differentiated: its ``"parameters"`` that require a gradient, its floating
+            ``"inputs"``, or ``"both"``, which is the default. A function has inputs only.
+        fixed: Positions of a module's floating inputs that are treated as constants.
         explore: Whether to invent inputs around the given one, some fifteen checks more for each tensor: zeros, ties,
             large elements, other sizes, no dimensions, broadcast shapes, other layouts of memory, float32 and bfloat16.
-            One counts where f runs and differences of two steps agree; a finding there says under which condition. Of a
-            module's sizes the first dimension alone is another, which is its batch.
-        autocast: A dtype of 16 bits: f is checked as ``torch.autocast`` runs it with float32 inputs, against its own
-            float64 values, or ``reference``, as there a rule may meet dtypes that it meets nowhere else.
+            An invented input counts if f runs and differences of two steps agree; its findings state the condition.
+            Only the first (batch) dimension of a module's inputs changes in size.
+        autocast: A 16-bit dtype: f is checked as ``torch.autocast`` runs it on float32 inputs, against its own float64
+            values or ``reference``. Under autocast, a rule may meet dtypes that it meets nowhere else.
 
     Returns:
         A report: its ``str`` is a table with findings, ``ok`` says whether none is an error.

@@ -1,4 +1,4 @@
-"""A function of many parameters on a small plane through a point, where a check of it costs little."""
+"""Restriction of a function of many parameters to a small plane through a point, where a check is cheap."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def along_directions(
 
     .. math:: t \mapsto f\Big(x + s \sum_k t_k \, d_k\Big), \qquad d_k \sim \mathcal{N}(0, I)
 
-    A wrong derivative of any element shows in nearly every direction, while `hodiff.check` of so few numbers compares
-    whole matrices, with SciPy's too. Small steps stay clear of the kinks that networks have many of.
+    A wrong derivative of any element shows in nearly every direction. With so few numbers, `hodiff.check` compares
+    whole matrices, including SciPy's. Small steps avoid the kinks of networks.
 
     Args:
         f: Function `f(x, *args)`.
         x: The point: a floating-point tensor or a pytree of them, such as a dict of parameters.
         *args: Further arguments of `f`.
-        count: How many directions.
-        size: The s: how far a step of 1 goes.
-        seed: Of the directions.
+        count: Number of directions.
+        size: The s: length of a step of 1.
+        seed: Seed of the directions.
 
     Returns:
-        The function of a tensor (count,) in float64, to be checked at zeros. It goes by the name of `f`.
+        A function of a float64 tensor (count,), to be checked at zeros. It has the name of `f`.
 
     Raises:
-        InputError: If an argument is not one of these.
+        InputError: If an argument has the wrong type or value.
 
     Example:
         >>> import torch, hodiff

@@ -1,4 +1,4 @@
-"""Buffers of modules, such as running statistics, that a check must leave as they were."""
+"""Restoration of modules' buffers, such as running statistics, after a check."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from hodiff.torch_internals.modules import buffers_by_name
 
 @contextmanager
 def buffers_put_back(*known: nn.Module) -> Iterator[None]:
-    """Let some modules, and every other one that is called, however it is reached, change copies of their buffers.
+    """Let known modules, and all other modules that are called meanwhile, change copies of their buffers.
 
-    The first call of each module that is not known has to be outside of transforms. Values are written back,
-    where `hodiff.common.module_state` exchanges tensors, as a function may hold a buffer by any other way.
+    A module that is not known must be called outside of transforms first. Buffers are restored by value, while
+    `hodiff.common.module_state` exchanges tensors, because a function may also hold a buffer directly.
     """
     seen: set[nn.Module] = set()
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A line that says what a check is at, once it takes longer than one waits without asking."""
+"""Progress line of a check, shown once the check takes longer than two seconds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LINE: ContextVar[Any] = ContextVar("line", default=None)
 
 @contextmanager
 def told(name: str) -> Iterator[None]:
-    """Tell, on a terminal, what happens within; a check inside of another tells on the same line."""
+    """Show a progress line on a terminal; a check inside of another check shares its line."""
     if _LINE.get() is not None:
         yield
         return
@@ -30,7 +30,7 @@ def told(name: str) -> Iterator[None]:
 
 
 def advance(what: str) -> None:
-    """One more step is about to be taken."""
+    """Advance the progress line by one step, and name that step."""
     line = _LINE.get()
     if line is not None:
         line.set_postfix_str(what, refresh=False)

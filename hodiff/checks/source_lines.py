@@ -1,4 +1,4 @@
-"""Where in the source: lines of the rules of a Function."""
+"""Source lines of the rules of a Function."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def place(filename: str, line: int) -> str:
     """Name a line as ``"file.py:123"``, relative to the working directory if it is below.
 
     Returns:
-        The name; empty for a line of torch, of the standard library's plumbing, or of the checks themselves.
+        The name; empty for a line of torch, of contextlib or functools, or of the checks themselves.
     """
     if filename.startswith((_HERE, _TORCH)) or os.path.basename(filename) in {"contextlib.py", "functools.py"}:
         return ""
@@ -36,12 +36,12 @@ def place(filename: str, line: int) -> str:
 
 
 def is_own(filename: str) -> bool:
-    """Whether a file is hodiff's."""
+    """Whether the file belongs to hodiff."""
     return filename.startswith(_PACKAGE)
 
 
 def rule_location(function: Any, *names: str) -> str:
-    """The line ("file.py:123") of the first of some rules that a class writes itself; else the class's own."""
+    """Return the line ("file.py:123") of the first named rule that the class defines, else of the class."""
     for name in names:
         code = getattr(inspect.unwrap(getattr(function, name, None) or _nothing), "__code__", None)
         if code is not None and (where := place(code.co_filename, code.co_firstlineno)):
@@ -50,12 +50,12 @@ def rule_location(function: Any, *names: str) -> str:
 
 
 def class_location(function: Any) -> str:
-    """The line on which a class or function begins.
+    """Return the line on which a class or function begins.
 
     Returns:
-        Such as ``"file.py:123"``; empty if there is no source.
+        A line such as ``"file.py:123"``; empty if there is no source.
     """
-    # Of custom_jvp and custom_vjp it is the rule that may be wrong.
+    # In custom_jvp and custom_vjp, the rule is what may be wrong.
     if isinstance(function, CustomRule):
         function = getattr(function, "rule", None) or getattr(function, "backward", function)
     try:
@@ -67,10 +67,10 @@ def class_location(function: Any) -> str:
 
 
 def mentions(rule: Callable[..., Any], *names: str) -> str:
-    """The first line of a rule's source where one of some names or attributes is used.
+    """Return the first line of a rule's source that uses any of the names or attributes.
 
     Returns:
-        Such as ``"file.py:123"``; empty if none is, or there is no source.
+        A line such as ``"file.py:123"``; empty if there is no such line, or no source.
     """
     rule = inspect.unwrap(rule)
     code = getattr(rule, "__code__", None)
@@ -88,4 +88,4 @@ def mentions(rule: Callable[..., Any], *names: str) -> str:
 
 
 def _nothing() -> None:
-    """Stands for a rule that is missing."""
+    """Placeholder for a rule that is missing."""

@@ -1,4 +1,4 @@
-"""Warnings while a function is checked: none of torch's about itself, and one where a function warns at each point."""
+"""Filters for checks: torch's warnings about itself are silenced, and hodiff's are shown once."""
 
 import re
 import warnings
@@ -14,14 +14,14 @@ _NUMBER = re.compile(r"[-+.\d]+(e[-+]?\d+)?")
 
 @contextmanager
 def silence_torch_warnings() -> Iterator[None]:
-    """Silence those of torch, which under ``-W error`` would look like defects, and repetitions of hodiff's own."""
+    """Silence torch's warnings about itself, which ``-W error`` makes errors, and repeated ones of hodiff."""
     with warnings.catch_warnings():
         for each in OF_TORCH_ITSELF:
             warnings.filterwarnings("ignore", message=f".*{each.pattern}")
         show, seen = warnings.showwarning, set()
 
         def once(message: Any, category: type[Warning], filename: str, lineno: int, *to: Any) -> None:
-            # A check moves inputs, and each point has other numbers in what is else the same warning.
+            # A check evaluates many points, whose warnings differ in numbers only.
             key = category, filename, lineno, _NUMBER.sub("#", str(message))
             if not issubclass(category, HodiffWarning) or key not in seen:
                 seen.add(key)

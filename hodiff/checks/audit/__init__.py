@@ -1,1 +1,1 @@
-"""torch's operator database by every route."""
+"""Audit of torch's operator database by every route."""

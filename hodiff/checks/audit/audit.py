@@ -1,4 +1,4 @@
-"""`audit`: torch's operator database by every route."""
+"""`audit`: measures the derivatives of torch's operator database by every route."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def audit(
 
     .. math:: \phi(t) = \sum_i u_i y_i(x + V t) + \tfrac{1}{2} w_i y_i(x + V t)^2
 
-    with random u, w and V, and its Hessian by all four routes and its third derivative in reverse mode are compared
-    with extrapolated differences of the order below, which itself agreed with differences of the order below that.
-    Operators of symmetric or triangular matrices are made functions of any matrix by symmetrizing inside, those with
-    complex outputs count by their real and imaginary parts, and complex inputs are left out. Worker processes do the
-    work, so that a crash or an endless loop costs one operator.
+    with random u, w and V. Its Hessian by all four routes and its third derivative in reverse mode are compared with
+    extrapolated differences of the order below, which itself agreed with differences. Operators of symmetric or
+    triangular matrices become functions of any matrix by symmetrizing inside. Complex outputs are split into real and
+    imaginary parts, and complex inputs are skipped. Worker processes do the work, so that a crash or an endless loop
+    costs one operator.
 
     Args:
         operators: Names of the database, with or without variant and module: ``"nn.functional.layer_norm"``,
             ``"layer_norm"``; all of them by default, which takes minutes.
         correct: Whether hodiff's corrections are on, or ``"both"`` for both runs side by side.
-        samples: The most samples of an operator.
-        jobs: The most processes.
+        samples: Largest number of samples of an operator.
+        jobs: Largest number of processes.
         time_limit: Seconds for each operator and run.
-        seed: Of the directions and cotangents.
+        seed: Seed of the directions and cotangents.
         progress: Whether to show a progress bar.
 
     Returns:
         A table of verdicts; its ``str`` names the operators with a defect, and
-        `hodiff.checks.audit.page.markdown_page` makes a page of it.
+        `hodiff.checks.audit.page.markdown_page` writes it as a page.
 
     Raises:
         HodiffError: If this build of torch lacks the database.
@@ -77,7 +77,7 @@ def audit(
     with tqdm(total=len(names) * len(runs), disable=not progress, unit="operator", smoothing=0.05) as bar:
 
         def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
-            """Note the verdicts; a second run follows where it may say something else."""
+            """Record the verdicts; return the request of a second run if corrections may change them."""
             entry = found[request["operator"]]
             entry[CORRECTED if request["correct"] else TORCH] = _verdicts(reply)
             bar.update()
@@ -85,7 +85,7 @@ def audit(
                 return []
             if not isinstance(reply, dict) or reply["is_corrected"]:
                 return [{**request, "correct": True}]
-            entry[CORRECTED] = entry[TORCH]  # no rule was found, so that torch's own function would run again
+            entry[CORRECTED] = entry[TORCH]  # without a rule, a second run would repeat the first
             bar.update()
             return []
 
@@ -96,7 +96,7 @@ def audit(
 
 
 def runs_of(caller: str, correct: bool | str) -> tuple[str, ...]:
-    """The runs that an argument asks for."""
+    """Return the runs that `correct` requests."""
     choices = {False: (TORCH,), True: (CORRECTED,), "both": RUNS}
     if correct not in choices:
         raise InputError(f"{caller}: correct: expected True, False or 'both', got {correct!r}.")
@@ -104,7 +104,7 @@ def runs_of(caller: str, correct: bool | str) -> tuple[str, ...]:
 
 
 def select_operators(wanted: str | Iterable[str] | None, known: Sequence[str]) -> list[str]:
-    """The operators that some names stand for, with or without variant and module; all of them for None."""
+    """Return the operators that match the names, with or without variant and module; all operators for None."""
     if wanted is None:
         return list(known)
     picked: dict[str, None] = {}

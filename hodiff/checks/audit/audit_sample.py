@@ -1,4 +1,4 @@
-"""One operator at one sample: all second-order routes and the third order in reverse mode, against differences."""
+"""Judgement of an operator at a sample: second-order routes and third-order reverse mode against differences."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ from hodiff.routes import ROUTES
 
 Function = Callable[..., tuple[Tensor, ...]]
 
-# Random directions that see every number at once; a few of them find what all would.
+# Statuses of verdicts, by status of an entry.
 _WORDS = {"ok": "right", "zero": "wrong", "non-smooth": "not smooth"}
 _THREE = "reverse-over-reverse-over-reverse"
 _KINK = Verdict("not smooth", None, "differences of the order below do not settle")
 _RANDOM = Verdict("random", None, "two evaluations differ")
 GRADIENT = "the gradient itself is wrong"
 _ROUNDINGS = 300.0
-# A sampler of two values draws the same twice half of the time.
+# Number of evaluations that must agree: a sampler of two values repeats itself half of the time.
 _EVALUATIONS = 6
-# How far a corrected value may be from torch's: rounding, which ill-conditioned samples magnify.
+# Tolerance of values against torch's: rounding, which ill-conditioned samples magnify.
 _ROUNDING = 1e-8
 
 
 def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
     """Judge an operator at a sample.
 
-    The outputs y are contracted to sum(u y + w y² / 2) with random u and w, so that the gradient that comes in depends
-    on the input, and the inputs move along two random directions.
+    The outputs y are contracted to sum(u y + w y² / 2) with random u and w, so that the incoming gradient depends on
+    the input, and the inputs move along two random directions.
 
     Args:
         sample: The call of the operator.
         correct: Whether hodiff's corrections are on.
-        seed: Of everything random.
+        seed: Seed of all random numbers.
 
     Returns:
         A verdict for each route.
@@ -57,7 +57,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
     f, point = sample.function(correct=correct), sample.point
     with torch.no_grad(), seeded(seed):
         values, *again = (attempt(f, *point) for _ in range(_EVALUATIONS))
-        # Both start from the same random state, as a sampler is compared with itself.
+        # Start both from the same random state, so that a sampler gives equal values.
         seed_everywhere(seed)
         uncorrected = attempt(sample.function(correct=False), *point) if correct else values
     if isinstance(values, Failure):
@@ -73,7 +73,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
         try:
             return audit_function(f, point, seed)
         except UnrepeatableError:
-            # A sampler that nearly always draws the same has drawn something else now.
+            # A sampler that rarely changes its value has changed it now.
             return _with_fixed_seed(sample, correct, seed)
 
 
@@ -81,16 +81,16 @@ def audit_function(f: Function, point: tuple[Tensor, ...], seed: int = 0) -> Ver
     """Judge the derivatives of a deterministic function of float64 tensors at a point.
 
     Args:
-        f: Returns a tuple of tensors.
+        f: The function, which returns a tuple of tensors.
         point: Its arguments.
-        seed: Of the cotangent and the directions.
+        seed: Seed of the cotangent and the directions.
 
     Returns:
         A verdict for each route.
     """
     generator = torch.Generator().manual_seed(seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated operators announce themselves
+        warnings.simplefilter("ignore")  # deprecated operators warn
         try:
             problem = narrow(scalarize(f, point, generator), generator)
         except InputError as error:
@@ -108,7 +108,7 @@ def audit_function(f: Function, point: tuple[Tensor, ...], seed: int = 0) -> Ver
 
 
 def _with_fixed_seed(sample: Sample, correct: bool, seed: int) -> Verdicts:
-    """With the same random numbers in every call, dropout and its like have derivatives; samplers have none."""
+    """Judge a random operator with a fixed seed: dropout has derivatives then, samplers do not."""
     with torch.random.fork_rng(devices=[]):
         verdicts = audit_function(sample.function(correct=correct, seed=seed), sample.point, seed)
     if any(verdict.detail == GRADIENT for verdict in verdicts.values()):
@@ -122,7 +122,7 @@ def _with_fixed_seed(sample: Sample, correct: bool, seed: int) -> Verdicts:
 
 
 def obstacle(values: tuple[Tensor, ...]) -> str:
-    """Why these outputs have no derivative worth measuring; empty if they have one."""
+    """Return why the outputs have no derivative to measure; empty if they have one."""
     if not any(value.numel() for value in values):
         return "no floating-point output"
     if any(torch.finfo(value.dtype).bits < 32 for value in values):
@@ -140,7 +140,7 @@ def _same(values: tuple[Tensor, ...], again: tuple[Tensor, ...] | Failure) -> bo
 
 
 def differs(values: tuple[Tensor, ...], own: tuple[Tensor, ...] | Failure, rounding: float | None = None) -> bool:
-    """Whether the corrected value is not torch's, beyond rounding."""
+    """Whether the value differs from torch's by more than rounding."""
     allowed = _ROUNDING if rounding is None else rounding
     return not isinstance(own, Failure) and not all(
         a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=allowed, atol=allowed, equal_nan=True)
@@ -154,7 +154,7 @@ def entry_of(level: Level, route: str) -> Entry:
 
 
 def _third(problem: ScalarProblem, level: Level, generator: torch.Generator) -> Verdict:
-    """Compare reverse mode, three times, with differences of a second derivative that agreed with differences."""
+    """Compare third-order reverse mode with differences of a second derivative that agreed with differences."""
     if not level.settled:
         return _unjudged(problem, THIRD, _KINK)
     first, second = draw_normal((2, len(problem.point)), generator)
@@ -171,14 +171,14 @@ def _third(problem: ScalarProblem, level: Level, generator: torch.Generator) -> 
 def _judge(
     route: str, order: int, outcome: Outcome, differences: DifferenceEstimate, lower: float, eps: float
 ) -> Entry:
-    """Compare; where the derivative vanishes, some hundred roundings of the lower orders are not an error."""
+    """Compare; tolerate some hundred roundings of the lower orders if the derivative vanishes."""
     compare = partial(judge, route, order, "", outcome, differences, eps=eps)
     strict, lenient = compare(lower=lower), compare(lower=_ROUNDINGS * lower)
     return lenient if lenient.status == "ok" and strict.status in {"wrong", "zero"} else strict
 
 
 def _unjudged(problem: ScalarProblem, route: str, otherwise: Verdict) -> Verdict:
-    """Where there is nothing to compare with, a route may still raise."""
+    """Return "raises" if the route raises, else the given verdict: there is nothing to compare with."""
     along = torch.ones_like(problem.point)
     third = route == THIRD
     outcome = attempt(

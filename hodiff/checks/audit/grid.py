@@ -1,4 +1,4 @@
-"""A table of Markdown."""
+"""Tables of Markdown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def grid(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """The titles, and the rows below."""
+    """Return a Markdown table with a header of titles."""
     lines = [list(titles), *(list(row) for row in rows)]
     lines.insert(1, ["---"] * len(lines[0]))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -1,4 +1,4 @@
-"""The audits that hodiff brings along: of versions of torch, invented calls and Taylor mode."""
+"""Audits stored in hodiff: of versions of torch, invented calls and Taylor mode."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ _JETS = "jets-2.13.json"
 
 
 def versions_on_file() -> list[str]:
-    """Minor versions of torch, such as "2.13", oldest first."""
+    """Return the minor versions of torch with an audit, such as "2.13", oldest first."""
     names = [file.name for file in _FOLDER.iterdir() if file.name.startswith("torch-")]
     return sorted((name.removeprefix("torch-").removesuffix(".json") for name in names), key=_numbers)
 
 
 def audit_on_file(version: str = torch.__version__) -> AuditTable:
-    """The audit of a version of torch: of its minor version, or else of the nearest older one, or the oldest."""
+    """Return the audit of torch's minor version, else of the nearest older version, else of the oldest."""
     audited = versions_on_file()
     older = [each for each in audited if _numbers(each) <= _numbers(version)]
     return _read(older[-1] if older else audited[0])
 
 
 def mutated_on_file() -> MutatedAudit:
-    """The audit of invented calls, by torch alone and with corrections."""
+    """Return the audit of invented calls, by torch alone and with corrections."""
     return MutatedAudit.from_json((_FOLDER / _INVENTED).read_text(encoding="utf-8"))
 
 
 def jets_on_file() -> JetAudit:
-    """The audit of Taylor mode."""
+    """Return the audit of Taylor mode."""
     return JetAudit.from_json((_FOLDER / _JETS).read_text(encoding="utf-8"))
 
 

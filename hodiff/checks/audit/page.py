@@ -1,4 +1,4 @@
-"""The audit as a page of Markdown."""
+"""Markdown page of the audit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ they come out large. An operator is as good as its worst sample.
   operator for which torch declares no derivative.
 """
 
-# As the tables of routes abbreviate them.
+# Abbreviations of the routes in tables.
 _SHORT = dict(zip(AUDITED_ROUTES, ("rr", "fr", "rf", "ff", "third"), strict=True))
 
 _VERSIONS = """\
@@ -55,7 +55,7 @@ script.
 
 
 def markdown_page(table: AuditTable, versions: Sequence[AuditTable] = (), invented: MutatedAudit | None = None) -> str:
-    """Write the text, the counts, what is not right by every route, several versions of torch, and invented calls."""
+    """Return a page with counts, operators not right by every route, invented calls and versions of torch."""
     parts = [f"# Derivatives of torch {table.torch}, audited", _HOW, "## Counts", *_counts(table)]
     parts += ["## Not right everywhere", *_defects(table), "## What the errors say", *_messages(table)]
     parts += ["## Calls that the database leaves out", *_of_invented(invented)] if invented else []
@@ -108,7 +108,7 @@ def _messages(table: AuditTable) -> Iterator[str]:
 
 
 def _of_invented(invented: MutatedAudit) -> Iterator[str]:
-    """Counts by run, and a row an operator of which a call is wrong in silence."""
+    """Yield counts by run, and a row for each operator with a silently wrong call."""
     yield _INVENTED
     totals = [(TITLES[run], invented.total(run)) for run in invented.counts]
     rows = [
@@ -131,7 +131,7 @@ def _silent_of(count: Count) -> str:
 
 
 def _by_version(versions: Sequence[AuditTable]) -> Iterator[str]:
-    """A row an operator that torch alone has wrong or lacks in a version, a column a version."""
+    """Yield a row for each operator that torch alone gets wrong or lacks in a version, a column for each version."""
     found = [table.defects(TORCH) for table in versions]
     names = sorted({name for defects in found for name in defects})
     yield _VERSIONS

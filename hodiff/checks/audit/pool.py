@@ -1,4 +1,4 @@
-"""The audit's worker processes, and what becomes of an operator that hangs or crashes in one."""
+"""Worker processes of the audit, which survive operators that hang or crash."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hodiff.errors import HodiffError
 Request = dict[str, Any]
 Reply = dict[str, Any]
 
-# Importing torch's database takes some seconds, and many minutes on a machine that is busy.
+# Time limit of a start: importing torch's database takes some seconds, and many minutes on a busy machine.
 _STARTING = 1800.0
 
 
 class TimedOutError(Exception):
-    """The process did not answer in time, and was ended."""
+    """Error of a process that did not answer in time, and was killed."""
 
 
 class DiedError(Exception):
-    """The process ended of itself."""
+    """Error of a process that ended by itself."""
 
 
 class Worker:
-    """One process.
+    """Worker process.
 
     Attributes:
         operators: The names of the database's operators.
@@ -57,7 +57,7 @@ class Worker:
         self.operators: list[str] = greeting["operators"]
 
     def ask(self, request: Request, limit: float) -> Reply:
-        """Send a request and wait for its reply, for a number of seconds."""
+        """Send a request and wait for its reply, at most `limit` seconds."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
@@ -67,7 +67,7 @@ class Worker:
         return self._read(limit)
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the process."""
         self._complaints.close()
         self._process.kill()
         self._process.wait()
@@ -76,7 +76,7 @@ class Worker:
                 try:
                     pipe.close()
                 except OSError:
-                    continue  # what was still to be written has nobody to read it
+                    continue  # nobody reads the rest
 
     def _read(self, limit: float) -> Reply:
         assert self._process.stdout is not None
@@ -116,15 +116,14 @@ def serve(
     limit: float,
     done: Callable[[Request, Reply | TimedOutError | DiedError], Sequence[Request]],
 ) -> None:
-    """Have the requests answered by a number of processes.
+    """Distribute requests to worker processes.
 
     Args:
         first: A process that has started.
-        requests: What to ask.
-        jobs: How many processes, at most.
+        requests: The requests.
+        jobs: Largest number of processes.
         limit: Seconds for each request.
-        done: Called with each request and its reply or the reason for which there is none, in one thread at a time;
-            returns the requests that follow from it.
+        done: Called with each request and its reply or error, in one thread at a time; returns further requests.
     """
     waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
     for request in requests:
@@ -148,7 +147,7 @@ def serve(
                     worker.close()
                     worker, reply = None, error
                 if isinstance(reply, DiedError) and request not in died:
-                    died.append(request)  # it may have been ended from outside, as for want of memory
+                    died.append(request)  # retry once: the process may have been killed, for example for lack of memory
                     waiting.put(request)
                     continue
                 with lock:

@@ -1,7 +1,7 @@
-"""torch's operator database as functions of the tensors that they are differentiated in.
+"""Samples of torch's operator database, as functions of the tensors that they are differentiated by.
 
-The database is a private part of torch, meant for its own tests: importing it changes global switches of torch, so that
-only the audit's worker processes do.
+The database is a private part of torch, meant for its own tests. Importing it changes global switches of torch, so only
+the audit's worker processes import it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from hodiff.torch_internals.operator_database import operator_database, paramete
 from hodiff.torch_internals.operators import batch_norm_with_update, native_batch_norm
 
 _METHODS = (MethodDescriptorType, WrapperDescriptorType)
-# Beyond these the database only repeats itself.
+# Number of samples after which the database only repeats itself.
 _LISTED = 200
-# Larger samples are taken only where there are no others.
+# Size above which samples are used only if there are no smaller samples.
 _ELEMENTS = 10_000
 
 # Samples of the database whose derivatives are not well defined, and why.
@@ -38,10 +38,10 @@ ILL_POSED = dict.fromkeys(
 ILL_POSED["as_strided.partial_views"] = "depends on memory around its argument"
 ILL_POSED["round.decimals_3"] = "steps of a thousandth, which differences take for a slope"
 
-# The places of labels, 1 or -1, that the database would differentiate in: any other value gives another function.
+# Positions of labels, 1 or -1, that the database would differentiate by: other values select another function.
 LABELS = {"nn.functional.hinge_embedding_loss": 1, "nn.functional.cosine_embedding_loss": 2}
 
-# Operators whose further outputs are what their reverse rule keeps, or diagnostics; torch gives those no gradient.
+# Operators whose further outputs, saved values or diagnostics, have no gradient in torch.
 FIRST_OUTPUT_ONLY = frozenset({
     "native_layer_norm",
     "native_batch_norm",
@@ -52,7 +52,7 @@ FIRST_OUTPUT_ONLY = frozenset({
 
 
 def database() -> dict[str, Any]:
-    """Torch's operators by name; variants are called "name.variant".
+    """Return torch's operators by name; variants are called "name.variant".
 
     Returns:
         The entries, which are `OpInfo` objects of torch.
@@ -61,9 +61,9 @@ def database() -> dict[str, Any]:
         HodiffError: If this build of torch has no database.
     """
     try:
-        # The database sets the seed within dropout and the like; the audit wants to see that they are random.
+        # The database sets the seed within random operators such as dropout; the audit must see that they are random.
         entries = operator_database(_as_it_is, _seed_all)
-    except Exception as error:  # whatever its many imports raise
+    except Exception as error:  # its many imports may raise anything
         raise HodiffError(
             f"audit: torch {torch.__version__} has no operator database here ({type(error).__name__}: {error}). "
             "Use a build of torch with torch.testing._internal, and install the package expecttest that it needs."
@@ -72,12 +72,12 @@ def database() -> dict[str, Any]:
 
 
 def name_of(op: Any) -> str:
-    """An operator's name, with its variant."""
+    """Return an operator's name, with its variant."""
     return f"{op.name}.{op.variant_test_name}".rstrip(".")
 
 
 def _seed_all(seed: int) -> None:
-    """All that the database's generators of samples draw from."""
+    """Seed all generators that the database's samples use."""
     seed_everywhere(seed)
     random.seed(seed)
     np.random.seed(seed)  # noqa: NPY002  (the database draws from NumPy's global generator)
@@ -88,13 +88,13 @@ def _as_it_is(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def samples(name: str, op: Any, count: int) -> list[Sample]:
-    """Some of an operator's samples in float64, chosen at random, the same in every run."""
+    """Return up to `count` of an operator's samples in float64, chosen at random, equal in every run."""
     seed = zlib.crc32(name.encode())
     with seeded(seed):
         _seed_all(seed)
         everything = list(itertools.islice(_differentiable(op), _LISTED))
     listed = [sample for sample in everything if sample.size <= _ELEMENTS] or everything
-    # The database runs through products of options, of which samples at equal distances would see the same ones.
+    # The database enumerates products of options, in which samples at equal distances would share options.
     picked = random.Random(seed).sample(range(len(listed)), min(count, len(listed)))
     return [listed[i] for i in sorted(picked)]
 
@@ -118,7 +118,7 @@ def _differentiable(op: Any) -> Iterator[Sample]:
 
 
 def _is_direct(op: Any, process: Callable[[Any], Any]) -> bool:
-    """Whether a call of the database is one of the torch function, with nothing around it."""
+    """Whether the database calls the torch function without a wrapper."""
     mark = object()
     try:
         untouched = process(mark) is mark
@@ -129,7 +129,7 @@ def _is_direct(op: Any, process: Callable[[Any], Any]) -> bool:
 
 
 def call_of(name: str) -> Callable[..., Any]:
-    """An operator of the database as its samples call it, a function of `(input, args, kwargs)`."""
+    """Return an operator as the database's samples call it, a function of `(input, args, kwargs)`."""
     return next(_differentiable(database()[name])).call
 
 
@@ -138,8 +138,8 @@ def _moves(leaf: Any) -> bool:
 
 
 def _call(op: Any, process: Callable[[Any], Any]) -> Callable[..., Any]:
-    # As torch's own gradient checks do: the wrapper makes arguments symmetric, triangular or positive where they have
-    # to be, and what follows it makes eigenvectors and the like unique.
+    # Follow torch's own gradient checks: the wrapper makes arguments symmetric, triangular or positive if necessary,
+    # and `process` makes outputs such as eigenvectors unique.
     seeded = op.gradcheck_wrapper.__name__ == "wrapper_set_seed"
     wrapper = _as_it_is if seeded else op.gradcheck_wrapper
     function = _by_attribute(op.op.__name__) if isinstance(op.op, _METHODS) else op.op
@@ -152,5 +152,5 @@ def _call(op: Any, process: Callable[[Any], Any]) -> Callable[..., Any]:
 
 
 def _by_attribute(name: str) -> Callable[..., Any]:
-    """A method of tensors as one of whatever stands in the place of a tensor."""
+    """Return a method of tensors that also works for objects that replace tensors."""
     return lambda first, *rest, **named: getattr(first, name)(*rest, **named)

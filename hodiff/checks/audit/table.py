@@ -1,4 +1,4 @@
-"""The audit's result: by operator, run and route; as JSON, and compared with an older one."""
+"""Result of the audit, by operator, run and route."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ TITLES = {TORCH: "torch alone", CORRECTED: "inside hodiff.corrected()"}
 
 @dataclass(frozen=True)
 class AuditTable:
-    """What `audit` measured.
+    """Result of `audit`.
 
     Attributes:
         torch: The version of torch.
-        operators: By name in torch's database and by run, "torch" alone or "corrected", the verdict of each route.
+        operators: Verdicts by name in torch's database, by run ("torch" alone or "corrected") and by route.
 
     Example:
         >>> from hodiff.checks.audit.verdicts import Verdict, everywhere
@@ -39,16 +39,16 @@ class AuditTable:
 
     @property
     def runs(self) -> tuple[str, ...]:
-        """The runs that were made: "torch", "corrected" or both."""
+        """The runs in the table: "torch", "corrected" or both."""
         return tuple(run for run in RUNS if any(run in entry for entry in self.operators.values()))
 
     def counts(self, run: str) -> dict[str, Counter[str]]:
-        """By route, how many operators have which status."""
+        """Return the number of operators with each status, by route."""
         entries = [entry[run] for entry in self.operators.values() if run in entry]
         return {route: Counter(entry[route].status for entry in entries) for route in AUDITED_ROUTES}
 
     def defects(self, run: str) -> dict[str, Verdicts]:
-        """By operator, the routes that are wrong, raise, are not finite or did not end."""
+        """Return the routes that are wrong, raise, are not finite or time out, by operator."""
         found = {
             name: {route: verdict for route, verdict in entry.get(run, {}).items() if verdict.is_defect}
             for name, entry in self.operators.items()
@@ -56,7 +56,7 @@ class AuditTable:
         return {name: routes for name, routes in found.items() if routes}
 
     def worsened(self, before: AuditTable) -> list[str]:
-        """What became worse since an older table, a line each; operators that either table lacks are passed over."""
+        """Return a line for each verdict worse than in an older table; operators missing in either are skipped."""
         lines = []
         for name, entry in self.operators.items():
             for run, verdicts in entry.items():
@@ -67,7 +67,7 @@ class AuditTable:
         return lines
 
     def to_json(self) -> str:
-        """The table as JSON, an operator a line, so that versions of it compare well."""
+        """Return the table as JSON with one operator per line, which makes diffs readable."""
         lines = [
             f"{json.dumps(name)}: "
             + json.dumps({run: {r: v.to_json() for r, v in verdicts.items()} for run, verdicts in entry.items()})
@@ -77,7 +77,7 @@ class AuditTable:
 
     @classmethod
     def from_json(cls, text: str) -> AuditTable:
-        """Read what `to_json` wrote.
+        """Read a table that `to_json` wrote.
 
         Args:
             text: The JSON.
@@ -86,7 +86,7 @@ class AuditTable:
             The table.
 
         Raises:
-            InputError: If it is something else.
+            InputError: If the text is no such JSON.
         """
         try:
             data = json.loads(text)
@@ -99,7 +99,7 @@ class AuditTable:
             raise InputError(f"AuditTable.from_json: text: expected an audit's JSON, got {error}.") from error
 
     def __str__(self) -> str:
-        """Of each run, how many operators have a defect, and which."""
+        """Return the number and names of operators with a defect, for each run."""
         lines = [f"operators of torch {self.torch} audited: {len(self.operators)}"]
         for run in self.runs:
             bad = sorted(self.defects(run))

@@ -1,4 +1,4 @@
-"""What the audit says of one operator by one route, and what many samples of it amount to."""
+"""Verdicts of the audit on an operator by a route, and their summary over samples."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hodiff.routes import ROUTES
 THIRD = "third-order reverse"
 AUDITED_ROUTES = (*ROUTES, THIRD)
 
-# From the least telling to the worst. One wrong sample makes an operator wrong, and one right sample shows that an
-# operator whose other samples lie on a kink is right where it is smooth.
+# Statuses from the least informative to the worst. One wrong sample makes an operator wrong. One right sample shows
+# that an operator whose other samples lie on a kink is right where it is smooth.
 STATUSES = (
     "not differentiable",
     "not smooth",
@@ -28,12 +28,12 @@ DEFECTS = frozenset(STATUSES[STATUSES.index("timed out") :])
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one route makes of an operator.
+    """Verdict on an operator by one route.
 
     Attributes:
         status: One of `STATUSES`.
-        error: Largest absolute difference over the scale of the derivative, where there was a comparison.
-        detail: First line of the exception, or what else there is to say.
+        error: Largest absolute difference over the scale of the derivative; None without a comparison.
+        detail: First line of the exception, or another remark.
     """
 
     status: str
@@ -42,15 +42,15 @@ class Verdict:
 
     @property
     def is_defect(self) -> bool:
-        """Whether a derivative that exists is wrong or missing."""
+        """Whether an existing derivative is wrong or missing."""
         return self.status in DEFECTS
 
     def is_worse_than(self, other: Verdict) -> bool:
-        """Whether this status is a defect, and a worse one than the other's."""
+        """Whether this status is a defect, and worse than the other status."""
         return self.is_defect and STATUSES.index(self.status) > STATUSES.index(other.status)
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes by name; errors to three digits, as more of them differ from machine to machine."""
+        """Return the attributes by name; errors have three digits, as further digits depend on the machine."""
         return asdict(self) | {"error": None if self.error is None else float(f"{self.error:.2e}")}
 
 
@@ -58,12 +58,12 @@ Verdicts = dict[str, Verdict]
 
 
 def everywhere(verdict: Verdict) -> Verdicts:
-    """The same verdict by every route."""
+    """Return the same verdict for every route."""
     return dict.fromkeys(AUDITED_ROUTES, verdict)
 
 
 def worst(samples: Iterable[Verdicts]) -> Verdicts:
-    """By route, the worst verdict of all samples, with the number of samples that share its status."""
+    """Return the worst verdict of all samples by route, with the number of samples that share its status."""
     listed = list(samples)
     return {route: _worst([sample[route] for sample in listed]) for route in AUDITED_ROUTES}
 

@@ -1,6 +1,6 @@
-"""A process that audits operators one by one; if it hangs or crashes, the audit goes on.
+"""Worker process that audits operators one by one; if it hangs or crashes, the audit continues.
 
-It reads requests and writes replies as lines of JSON. First it says which operators there are.
+It reads requests and writes replies as lines of JSON. The first line lists the operators.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def audit_operator(op: Any, *, correct: bool, count: int, seed: int) -> dict[str
     Args:
         op: The entry of the database.
         correct: Whether hodiff's corrections are on.
-        count: The most samples to take.
-        seed: Of everything random.
+        count: Largest number of samples.
+        seed: Seed of all random numbers.
 
     Returns:
-        The verdicts of each route, and whether any correction concerns the operator.
+        The verdict of each route, and whether any correction concerns the operator.
     """
     name = name_of(op)
     reason = ILL_POSED.get(name) or _undeclared(op)
@@ -68,13 +68,13 @@ def audit_operator(op: Any, *, correct: bool, count: int, seed: int) -> dict[str
 
 
 def audit_invented(op: Any, *, correct: bool, count: int, seed: int) -> dict[str, Any]:
-    """Audit one operator of the database at calls that the database leaves out.
+    """Audit one operator of the database at invented calls.
 
     Args:
         op: The entry of the database.
         correct: Whether hodiff's corrections are on.
-        count: The most calls to judge.
-        seed: Of everything random.
+        count: Largest number of calls to judge.
+        seed: Seed of all random numbers.
 
     Returns:
         The counts, and some findings.
@@ -91,8 +91,8 @@ def audit_in_taylor_mode(op: Any, *, order: int, count: int, seed: int) -> dict[
     Args:
         op: The entry of the database.
         order: The highest order.
-        count: The most samples to take.
-        seed: Of the curves.
+        count: Largest number of samples.
+        seed: Seed of the curves.
 
     Returns:
         The verdict.
@@ -118,7 +118,7 @@ def _undeclared(op: Any) -> str:
 
 
 def _own_output() -> TextIO:
-    """A stream of our own where the standard output was: what operators print must not come between replies."""
+    """Return the standard output as a new stream, and redirect what operators print to the standard error."""
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return replies

@@ -1,1 +1,1 @@
-"""The command line."""
+"""Commands of ``python -m hodiff``."""

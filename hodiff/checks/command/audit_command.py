@@ -1,4 +1,4 @@
-"""The command ``python -m hodiff audit``, which prints the audit as a page."""
+"""Command ``python -m hodiff audit``, which prints the audit as a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodiff.checks.audit.table import AuditTable
 
 
 def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to a parser's others."""
+    """Add the command to the subcommands of a parser."""
     parser = commands.add_parser(
         "audit",
         help="which operators of torch have right second derivatives",
@@ -50,7 +50,7 @@ def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def run_audit(options: argparse.Namespace) -> int:
-    """Run the command; the exit status is 0 without defects and 1 with."""
+    """Run the command; return the exit status: 0 without defects, 1 with defects."""
     if options.jets:
         return _run_jets(options)
     if options.on_file:
@@ -77,7 +77,7 @@ def _runs(options: argparse.Namespace) -> bool | str:
 
 
 def _run_mutated(options: argparse.Namespace) -> int:
-    """The audit that invents its samples; the exit status is 1 for silent errors."""
+    """Run the audit with invented samples; the exit status is 1 if there are silent errors."""
     found = mutated_audit(
         options.op,
         correct=_runs(options),
@@ -92,7 +92,7 @@ def _run_mutated(options: argparse.Namespace) -> int:
 
 
 def _run_jets(options: argparse.Namespace) -> int:
-    """The audit of Taylor mode; the exit status is 1 if an operator is off or too slow."""
+    """Run the audit of Taylor mode; the exit status is 1 if an operator is off or too slow."""
     if options.on_file:
         _write(options, jets_on_file(), jet_page(jets_on_file()))
         return 0

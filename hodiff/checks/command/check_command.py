@@ -1,4 +1,4 @@
-"""The command ``python -m hodiff check package.module:Name --inputs "randn(3, 4)"``."""
+"""Command ``python -m hodiff check package.module:Name --inputs "randn(3, 4)"``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ exit status: 0 without errors (warnings are none), 1 with errors, 2 if the check
 
 
 def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to a parser's others."""
+    """Add the command to the subcommands of a parser."""
     parser = commands.add_parser(
         "check",
         help="what is wrong with the derivatives of a function",
@@ -96,10 +96,10 @@ def run_check(options: argparse.Namespace) -> int:
     """Run the command.
 
     Args:
-        options: What the parser of `add_check` read.
+        options: The options that the parser of `add_check` read.
 
     Returns:
-        The exit status: 0 without errors, 1 with.
+        The exit status: 0 without errors, 1 with errors.
 
     Raises:
         InputError: If the check could not be run.

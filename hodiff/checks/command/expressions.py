@@ -1,4 +1,4 @@
-"""Inputs written as text: `randn(3, 4), tensor([0.0, 1.0])`, read without evaluating it as Python."""
+"""Reader of inputs written as text, `randn(3, 4), tensor([0.0, 1.0])`, without evaluating it as Python."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ CONSTANTS: dict[str, Any] = {
     "pi": math.pi,
 }
 
-# Made from random numbers, so that they take the generator.
+# Random functions, which need the generator.
 _RANDOM = ("rand", "randn", "randint", "randperm")
 _ALWAYS_FLOATING = ("rand", "randn", "zeros", "ones", "eye", "linspace", "logspace")
-# These take the kind of numbers from their arguments.
+# Functions whose dtype depends on their arguments.
 _BY_VALUE = ("tensor", "full", "arange")
 _OF_INTEGERS = ("randint", "randperm")
 
@@ -37,14 +37,14 @@ _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
 
 class Reader:
-    """Reads expressions, all with one generator.
+    """Reader of expressions, which share one random generator.
 
     Args:
-        dtype: Of floating-point tensors for which the text names none.
-        seed: Of the generator of random tensors.
-        generator: The generator itself, in place of a seed.
-        what: The argument that is read, as messages call it.
-        hint: What messages say is allowed.
+        dtype: Default dtype of floating-point tensors.
+        seed: Seed of the generator of random tensors.
+        generator: The generator itself, instead of a seed.
+        what: Name of the argument in messages.
+        hint: Allowed expressions, for messages.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Reader:
         self.hint = hint or _ALLOWED
 
     def read(self, text: str) -> Any:
-        """Read one expression, as messages describe it; commas on the outside make a tuple."""
+        """Read one expression; top-level commas make a tuple."""
         try:
             tree = ast.parse(text.strip(), mode="eval")
         except (SyntaxError, ValueError) as error:
@@ -70,7 +70,7 @@ class Reader:
         return self.value(tree.body, text)
 
     def value(self, node: ast.expr, text: str) -> Any:
-        """Read a part of an expression."""
+        """Return the value of a node of the expression."""
         reader = self._READERS.get(type(node))
         if reader is None:
             raise InputError(self._refusal(text, f"holds {ast.unparse(node)!r}"))
@@ -129,7 +129,7 @@ class Reader:
         if name in _BY_VALUE and "dtype" not in kwargs:
             made = make(*args, **kwargs)
             wanted = _COMPLEX.get(self.dtype, made.dtype) if made.is_complex() else self.dtype
-            # Made anew rather than converted, which would keep the rounding of the default dtype.
+            # Construct the tensor again: a conversion would keep the rounding of the default dtype.
             return make(*args, dtype=wanted, **kwargs) if made.is_floating_point() or made.is_complex() else made
         return make(*args, **kwargs)
 
@@ -148,7 +148,7 @@ class Reader:
 
 
 def dtype_named(name: str, option: str = "--dtype") -> torch.dtype:
-    """The floating-point dtype that torch calls by this name."""
+    """Return the floating-point dtype of this name."""
     found = CONSTANTS.get(name.removeprefix("torch."))
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         floating = ", ".join(each for each in _DTYPES if CONSTANTS[each].is_floating_point)

@@ -1,4 +1,4 @@
-"""Losses written as text: `mse_loss(output, randn(3, 1))`, read without evaluating it as Python."""
+"""Reader of losses written as text, `mse_loss(output, randn(3, 1))`, without evaluating it as Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hodiff.errors import InputError
 
 OUTPUT = "output"
 
-# What of torch.nn.functional is a loss or compares two tensors.
+# Functions of torch.nn.functional that are losses or compare two tensors.
 FUNCTIONS = (
     *sorted(name for name in dir(F) if name.endswith("_loss") and not name.startswith("_")),
     *("cross_entropy", "binary_cross_entropy", "binary_cross_entropy_with_logits", "kl_div"),
@@ -42,7 +42,7 @@ Loss = Callable[[Any], Any]
 
 
 def read_loss(text: str, generator: torch.Generator) -> Loss:
-    """Read a loss of `output`, or the name of a function; random tensors in it are made once, in float64."""
+    """Return a loss of `output` from an expression or a function's name; random tensors are drawn once, in float64."""
     if _TARGET.fullmatch(text.strip()):
         return _named(text.strip())
     try:
@@ -62,7 +62,7 @@ def _named(text: str) -> Loss:
 
 
 class _Builder:
-    """Builds a function from an expression; what does not depend on the output is evaluated once."""
+    """Builder of a function from an expression; parts that do not depend on the output are evaluated once."""
 
     def __init__(self, text: str, generator: torch.Generator) -> None:
         self.text = text
@@ -131,7 +131,7 @@ class _Builder:
         )
 
     def _called(self, node: Any) -> Callable[[Any], Callable[..., Any]]:
-        """A loss by its name, or a method of a tensor."""
+        """Return a loss function by its name, or a method of a tensor."""
         if isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS:
             function = getattr(F, node.func.id)
             return lambda output: function
@@ -150,7 +150,7 @@ class _Builder:
         return method
 
     def guarded(self, node: ast.expr, loss: Loss) -> Loss:
-        """Say which part of the expression torch refuses."""
+        """Wrap a loss so that errors name the part of the expression that raised."""
 
         def guarded(output: Any) -> Any:
             try:

@@ -1,4 +1,4 @@
-"""From `package.module:Name` or `path/to/file.py:Name` to what it names."""
+"""Import of targets named `package.module:Name` or `path/to/file.py:Name`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FORMS = "package.module:Name or path/to/file.py:Name"
 
 
 def load_target(text: str, what: str = "target") -> Any:
-    """Import what ``package.module:Name`` or ``path/to/file.py:Name`` names; a module class becomes an instance."""
+    """Import the target ``package.module:Name`` or ``path/to/file.py:Name``; a module class becomes an instance."""
     try:
         return _load(text)
     except InputError as error:
@@ -51,13 +51,13 @@ def _module(name: str) -> ModuleType:
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InputError(f"there is no file {str(path)!r} in {str(Path.cwd())!r}.")
-    # A file may be called like a module that is in use.
+    # Avoid replacing a loaded module of the same name.
     name = path.stem if path.stem not in sys.modules else f"{path.stem}_checked"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise InputError(f"{str(path)!r} is no Python file.")
     module = importlib.util.module_from_spec(spec)
-    # As when Python runs the file: its neighbours can be imported, and classes find their source by their module.
+    # As in a script, let the file import its neighbours, and let classes find their source by their module.
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules[name] = module
     try:
@@ -81,7 +81,7 @@ def _attribute(module: ModuleType, name: str) -> Any:
 
 
 def _names(owner: Any) -> str:
-    """What else could have been meant: what is callable and made there, not what is imported."""
+    """Return the names of public callables defined in the module or class, as suggestions."""
     names = [name for name, value in vars(owner).items() if not name.startswith("_") and _is_made_in(owner, value)]
     return ", ".join(sorted(names)) or "nothing that could be checked"
 

@@ -1,4 +1,4 @@
-"""Batches of incoming gradients by `torch.func.vmap`, where the older batching in torch's `gradcheck` lacks a rule."""
+"""Batched gradients by `torch.func.vmap`, for rules that the older batching in `gradcheck` lacks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LeavesFunction = Callable[..., tuple[Tensor, ...]]
 
 
 def batches_well(function: LeavesFunction, point: tuple[Tensor, ...], order: int) -> bool:
-    """Whether the gradient, or at order 2 its gradient, is the same in a batch as one by one."""
+    """Whether gradients (or at order 2, their gradients) in a batch equal single gradients."""
 
     def agree() -> bool:
         differentiated, at = function, point
@@ -34,7 +34,7 @@ def batches_well(function: LeavesFunction, point: tuple[Tensor, ...], order: int
 
 
 def _pullback(function: LeavesFunction, count: int) -> LeavesFunction:
-    """The gradient as a function of so many arguments, and of what comes in."""
+    """Return the gradient as a function of the first `count` arguments and the incoming gradients."""
 
     def pulled(*given: Tensor) -> tuple[Tensor, ...]:
         gradients: tuple[Tensor, ...] = torch.func.vjp(function, *given[:count])[1](given[count:])

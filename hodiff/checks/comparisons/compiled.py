@@ -1,4 +1,4 @@
-"""`torch.compile` of values, gradients and products against eager."""
+"""Comparison of `torch.compile` with eager code, for values, gradients and products."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,7 +21,7 @@ def compile_checks(
     direction = draw_normal((len(problem.point),), generator).to(problem.point)
     cases = [(0, "value", problem.loss)]
     for k in range(1, min(order, 2) + 1):
-        # No function compiles with one forward pass inside another, so that would be no finding about f.
+        # Nested forward passes never compile, so a failure would be no finding about f.
         routes = [r for r in route_names(k) if r.count("forward") < 2]
         cases += [(k, r, _fixed(derivative(problem.loss, r), (direction,) * (k - 1))) for r in routes]
     for k, quantity, function in cases:

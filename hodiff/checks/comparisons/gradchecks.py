@@ -1,4 +1,4 @@
-"""`torch.autograd.gradcheck` and `gradgradcheck`, one switch at a time, with forward mode on."""
+"""Comparison by `torch.autograd.gradcheck` and `gradgradcheck`, one switch at a time, with forward mode on."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +14,7 @@ from hodiff.checks.report.data import Entry
 from hodiff.common.randomness import seeded
 from hodiff.torch_internals.wording import Wording, says
 
-# Both checks are off unless asked for, and a wrong rule passes all but its own switch.
+# Forward-mode checks are off by default in torch, and a wrong rule fails only its own switch.
 _OFF = {
     gradcheck: {"check_backward_ad": True, "check_forward_ad": False},
     gradgradcheck: {"check_rev_over_rev": True, "check_fwd_over_rev": False},
@@ -25,7 +25,7 @@ _ALL = {
 }
 # Undefined gradients can only be checked together with reverse-over-reverse.
 _FORWARD_OVER_REVERSE = {"check_rev_over_rev": False, "check_fwd_over_rev": True, "check_undefined_grad": False}
-# check_batched_forward_grad is left out: it fails for torch.dot, which torch.func.vmap of a jvp batches well.
+# check_batched_forward_grad is omitted: it fails for torch.dot, though torch.func.vmap of its jvp is right.
 # check, order, quantity, switches, whether the switch is about vmap
 _SWITCHES: tuple[tuple[Callable[..., bool], int, str, dict[str, bool], bool], ...] = (
     (gradcheck, 1, "reverse", {}, False),
@@ -37,19 +37,19 @@ _SWITCHES: tuple[tuple[Callable[..., bool], int, str, dict[str, bool], bool], ..
 )
 # gradcheck builds the whole Jacobian, inputs by outputs; beyond this many elements it projects it instead.
 _DENSE = 400
-# Of numbers below the one the step of gradcheck is a large part, of those above the other a part that rounding hides.
+# gradcheck's absolute step is too large for numbers below the first bound, and lost to rounding above the second.
 _SMALL, _LARGE = 1e-3, 1e3
 
 
 def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int, unit: float | None = None) -> Iterator[Entry]:
-    """Run all switches together and, if that fails, each on its own, so that each failure has its own name.
+    """Run all switches together; if that fails, run them one by one, so that every failure names its switch.
 
     Args:
         problem: The function at its point.
         order: The highest order.
         vmap: Whether batches are checked.
-        seed: Of what is drawn.
-        unit: Over what length the function varies, if that is known and short.
+        seed: Seed of random numbers.
+        unit: Length over which the function varies, if it is known and short.
 
     Yields:
         An entry for each switch.
@@ -62,13 +62,13 @@ def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int, unit: 
     fast = inputs * sum(u.numel() for u in problem.cotangents) > _DENSE
 
     def scaled(*leaves: Tensor) -> tuple[Tensor, ...]:
-        """The tolerances of gradcheck are absolute and made for outputs of size one."""
+        """Scale the outputs to size one, as gradcheck's tolerances are absolute."""
         return tuple(y / size for y in problem.function(*leaves))
 
     units = tuple(_unit(leaf) if unit is None else torch.full_like(leaf, unit) for leaf in problem.leaves)
 
     def resized(*leaves: Tensor) -> tuple[Tensor, ...]:
-        """The step of gradcheck is absolute as well, and made for inputs of size one."""
+        """Scale the inputs to size one, as gradcheck's step is absolute."""
         return scaled(*(leaf * unit for leaf, unit in zip(leaves, units, strict=True)))
 
     small = tuple(leaf / unit for leaf, unit in zip(problem.leaves, units, strict=True))
@@ -82,7 +82,7 @@ def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int, unit: 
     for check, k in ((gradcheck, 1), (gradgradcheck, 2)):
         rows = [row for row in _SWITCHES if row[0] is check and k <= order and (vmap or not row[-1])]
         together = {**_ALL[check], "check_batched_grad": vmap, "fast_mode": fast}
-        # What passes with all switches on passes with each, and costs a third.
+        # Passing with all switches on implies passing every switch, at a third of the cost.
         passes = bool(rows) and not run(check, together)
         for _, _, quantity, switches, _ in rows:
             switches = {**_OFF[check], **switches, "fast_mode": fast}
@@ -97,7 +97,7 @@ def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int, unit: 
 
 
 def _pushes_forward_itself(problem: ScalarProblem, seed: int) -> bool:
-    """Whether the function has forward mode inside, rather than the rules of what it calls."""
+    """Whether the function itself uses forward mode, which fails within an outer dual level."""
     leaves = [leaf.detach().clone() for leaf in problem.leaves]
     with seeded(seed, leaves), torch.no_grad(), forward_ad.dual_level():
         try:
@@ -108,7 +108,7 @@ def _pushes_forward_itself(problem: ScalarProblem, seed: int) -> bool:
 
 
 def _unit(leaf: Tensor) -> Tensor:
-    """Powers of two near the sizes of small numbers and of large ones; 1 for others."""
+    """Return powers of two near the sizes of very small and very large elements; 1 for other elements."""
     sizes = leaf.detach().abs()
     extreme = ((sizes > 0) & (sizes < _SMALL)) | (sizes > _LARGE)
     return torch.where(extreme, sizes, 1.0).log2().floor().exp2()
@@ -121,7 +121,7 @@ def _run(
     switches: dict[str, bool],
     seed: int,
 ) -> str:
-    """Return the first line of what the check said, empty if it passed; random states are put back."""
+    """Return the first line of the check's error, empty if it passed; restore random states."""
     leaves = tuple(leaf.clone().requires_grad_() for leaf in point)
     with seeded(seed, leaves):
         try:

@@ -1,4 +1,4 @@
-"""How two values of one derivative are compared, and what the comparison is called."""
+"""Comparison of two values of a derivative, and the status of the result."""
 
 import math
 
@@ -9,31 +9,31 @@ from hodiff.checks.attempts import Failure, Outcome
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate
 from hodiff.checks.report.data import Entry
 
-# An error estimate is an estimate: ten times it is allowed before a derivative is called wrong.
+# A derivative is wrong if its error exceeds ten times the error estimate, which is only an estimate.
 SAFETY = 10.0
 
 
 def exact(value: Tensor) -> DifferenceEstimate:
-    """Present a value that is trusted as computed in the form of an estimate."""
+    """Return a trusted value as an estimate without error."""
     return DifferenceEstimate(value.detach(), 0.0, 0.0, smooth=True)
 
 
 def tolerance(order: int, eps: float) -> float:
-    """Relative error allowed to a derivative: each order may lose half of the digits of the precision once."""
+    """Return the relative error allowed to a derivative: every order may lose half of the digits once."""
     return max(order, 1) * math.sqrt(eps)
 
 
 def is_settled(estimate: DifferenceEstimate, lower: float, eps: float) -> bool:
-    """Whether differences know the derivative well enough to judge."""
-    # To a quarter of its digits or, where it vanishes, to half of the digits of the lower orders.
+    """Whether the error estimate is small enough to judge a derivative."""
+    # A quarter of its digits suffice or, if it vanishes, half of the digits of the lower orders.
     size = float(estimate.value.abs().max())
     return estimate.smooth and estimate.error <= eps**0.25 * size + math.sqrt(eps) * lower
 
 
 def scale_of(value: Tensor, lower: float, eps: float) -> float:
-    """The size against which errors count."""
-    # One that vanishes counts at the rounding level of the lower orders: 1e-17 in the Hessian of a linear function is
-    # no error.
+    """Return the size that errors are relative to."""
+    # A vanishing derivative is measured at the rounding level of the lower orders: 1e-17 in the Hessian of a linear
+    # function is no error.
     size = float(value.abs().max())
     return max(size if math.isfinite(size) else 0.0, math.sqrt(eps) * lower, torch.finfo(torch.float64).tiny)
 

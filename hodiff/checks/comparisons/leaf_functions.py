@@ -1,7 +1,7 @@
-"""A function of pytrees as one of its floating leaves, which gives its floating outputs.
+"""Functions of pytrees as functions of their floating leaves that return their floating outputs.
 
-Elements that are infinite or NaN do not move: the function gets them as they are, and is differentiated by the others;
-where it then has infinite outputs, these are left aside.
+Infinite or NaN elements of the inputs are constants, which the function gets unchanged. Outputs that are not finite as
+a result are ignored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hodiff.torch_internals.autograd.differentiation import are_differentiated
 def function_of_leaves(
     f: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], tuple[Tensor, ...], int]:
-    """The function of its floating leaves, these with 0 for what does not move, and how much that is."""
+    """Return f as a function of its floating leaves, the leaves (constants as 0), and the number of constants."""
     leaves, structure = tree_flatten(args)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
     require_inputs(args, any(leaves[i].numel() for i in places))
@@ -32,7 +32,7 @@ def function_of_leaves(
     def function(*moving: Tensor) -> tuple[Tensor, ...]:
         filled = list(constants)
         for place, leaf in zip(places, moving, strict=True):
-            # A probe may ask for other shapes.
+            # A probe may pass other shapes.
             stays = place in still and leaf.shape == still[place].shape
             filled[place] = torch.where(still[place], constants[place].to(leaf.dtype), leaf) if stays else leaf
         return _floating(f(*tree_unflatten(filled, structure)))
@@ -42,14 +42,14 @@ def function_of_leaves(
 
 
 def differentiates_inside(function: Callable[..., Any], leaves: tuple[Tensor, ...]) -> bool:
-    """Whether a function runs only where gradients are recorded, as it takes one of its inputs by itself."""
+    """Whether f runs only if gradients are recorded, as it takes a gradient by its own input."""
     with torch.no_grad():
         plain = attempt(function, *(leaf.clone() for leaf in leaves))
     return isinstance(plain, Failure) and not isinstance(attempt(recorded_inside(function), *leaves), Failure)
 
 
 def recorded_inside(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:
-    """The function with gradients recorded wherever nothing else differentiates it."""
+    """Wrap the function so that it records gradients whenever no outer code differentiates it."""
 
     def recorded(*leaves: Tensor) -> tuple[Tensor, ...]:
         if are_differentiated(leaves):
@@ -64,7 +64,7 @@ def recorded_inside(function: Callable[..., tuple[Tensor, ...]]) -> Callable[...
 def without_infinities(
     function: Callable[..., tuple[Tensor, ...]], outputs: tuple[Tensor, ...]
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """The function with 0 for outputs that are infinite, as the logarithm of a masked weight, or NaN as its inputs."""
+    """Replace outputs that are infinite or NaN at the point by 0, such as the logarithm of a masked weight."""
     masks = [~y.isfinite() for y in outputs]
 
     def finite(*leaves: Tensor) -> tuple[Tensor, ...]:
@@ -75,7 +75,7 @@ def without_infinities(
 
 
 def _floating(output: Any) -> tuple[Tensor, ...]:
-    """The floating-point outputs; integers, booleans and None have no derivative."""
+    """Return the floating or complex outputs; integers, booleans and None have no derivative."""
     tensors = [leaf for leaf in tree_leaves(output) if leaf is not None]
     for tensor in tensors:
         if not isinstance(tensor, Tensor):

@@ -1,6 +1,6 @@
-"""Digits that cancel inside: comparisons that fail by no more than derivatives move where operators round otherwise.
+"""Diagnosis of cancellation: comparisons that fail by no more than rounding inside changes the derivatives.
 
-That is seen by random rounding: each result of an operator is moved by a unit in its last place, up or down by chance.
+Random rounding measures that change: each result of an operator is moved randomly by one unit in its last place.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from hodiff.torch_internals.interception import DispatchMode, run_operator
 from hodiff.torch_internals.operators import schema_of
 from hodiff.torch_internals.tensors import is_zero_without_memory
 
-# How often all is rounded otherwise.
+# Number of runs with random rounding.
 _TIMES = 3
-# How much more than the rounding that was seen a derivative may be off by.
+# Allowed error of a derivative, in units of its change by rounding.
 _SAFETY = 100.0
-# Parts of a sum that are as much larger than the sum.
+# Ratio of a sum's parts to the sum that counts as cancellation.
 _CANCEL = 1e3
-# Noise of values, as a part of the largest, from which on differences of steps of 1e-6 are not as exact as gradcheck
-# asks, and from which on differences may not settle.
+# Relative noise of values above which differences of steps of 1e-6 miss gradcheck's tolerance, and above which
+# differences may not settle.
 _ROUGH, _UNSETTLED = 1e-12, 1e-9
-# A derivative that is off by more than this has lost what counts.
+# Relative error from which lost digits are an error instead of a warning.
 _GROSS = 1e-3
 _FAILED = {"wrong", "zero", "non-smooth"}
 _BY_DIFFERENCES = {"vs differences", "vs SciPy", "curved loss"}
@@ -43,16 +43,16 @@ _BY_DIFFERENCES = {"vs differences", "vs SciPy", "curved loss"}
 def lost_digits(
     problem: ScalarProblem, levels: Sequence[Level], entries: Sequence[Entry], codes: Collection[str]
 ) -> list[Cause]:
-    """The defect that digits cancel, if comparisons fail for no other reason; several such are one.
+    """Return the cause that digits cancel, if it explains all failed comparisons.
 
     Args:
-        problem: What was differentiated.
+        problem: The function at its point.
         levels: Its derivatives.
         entries: The comparisons.
-        codes: Those of causes that were seen; of unstable formulas, this is one more symptom.
+        codes: Codes of the causes that probes found; an unstable formula, HD111, includes cancellation.
 
     Returns:
-        One cause, or none.
+        At most one cause.
     """
     failed = [entry for entry in entries if entry.failed and modes_of(entry)]
     checks = [entry for entry in failed if entry.detail.startswith("GradcheckError")]
@@ -68,7 +68,7 @@ def lost_digits(
     def explained(entry: Entry) -> bool:
         if entry in checks:
             return rough > _ROUGH
-        # By differences of what is this rough, which may settle where they ought not to.
+        # Noise of the order below, whose differences may settle on a wrong value.
         below = rough if entry.order <= 1 else noise.get(min(entry.order - 1, smooth), 0.0)
         if entry.status == "non-smooth" or (entry.quantity in _BY_DIFFERENCES and below > _UNSETTLED):
             return max(rough, below) > _UNSETTLED
@@ -89,7 +89,7 @@ def lost_digits(
 
 
 class _Shaken(DispatchMode):
-    """Rounds each new result of an operator otherwise."""
+    """Mode that rounds each new result of an operator randomly."""
 
     def __init__(self, seed: int):
         super().__init__()
@@ -110,7 +110,7 @@ class _Shaken(DispatchMode):
 
 
 def _noise_of_values(problem: ScalarProblem) -> float:
-    """Change of the outputs relative to the largest."""
+    """Return the change of the outputs by random rounding, relative to the largest output."""
     outcomes = [attempt(_values, problem, seed) for seed in range(1 + _TIMES)]
     return _spread(outcomes)
 
@@ -121,7 +121,7 @@ def _values(problem: ScalarProblem, seed: int) -> Tensor:
 
 
 def _noise(problem: ScalarProblem, level: Level) -> float:
-    """Relative change of a derivative under rounding."""
+    """Return the largest relative change of a level's derivatives by random rounding."""
     return max(
         moved_by_rounding(loss, route, problem.point, level, level.scale)
         for route in level.outcomes
@@ -130,7 +130,7 @@ def _noise(problem: ScalarProblem, level: Level) -> float:
 
 
 def moved_by_rounding(loss: Loss, route: str, point: Tensor, level: Level, scale: float = math.inf) -> float:
-    """Relative change of a derivative when operators round differently; relative to `scale` if that is smaller."""
+    """Return the relative change of a derivative by random rounding; relative to `scale` if smaller."""
 
     def outcome(seed: int) -> Tensor | Failure:
         with _Shaken(seed) if seed else nullcontext():
@@ -145,5 +145,5 @@ def _spread(outcomes: list[Tensor | Failure], scale: float = math.inf) -> float:
     if len(found) < len(outcomes):
         return 0.0
     gap = max(float((each - found[0]).abs().max()) for each in found)
-    # Of what differences say, too, which rounding has in its hands as well.
+    # The scale, from differences, also suffers from rounding: use it only if it is smaller.
     return gap / max(min(scale, *(float(each.abs().max()) for each in found)), 1e-300)

@@ -1,4 +1,4 @@
-"""Functions that exist in low precision only, against a float64 reference: errors in units of their own rounding."""
+"""Comparison of low-precision functions with a float64 reference, in units of their own rounding."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ from hodiff.checks.report.data import Entry
 from hodiff.errors import InputError
 
 _POINTS = 5
-# How far the points around the given one lie, in units of the square root of the rounding.
+# Distance of the points around the given point, in units of the square root of the rounding.
 _NEAR = 4.0
 
 
 def reference_problem(
     own: ScalarProblem, reference: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator
 ) -> ScalarProblem:
-    """The reference at the same point, contracted in the same way.
+    """Return the reference at the point of f, contracted with the cotangents of f.
 
     Args:
         own: f, in its own dtype.
         reference: The same function for float64.
         args: The arguments of f.
-        generator: Of what is drawn, and not used.
+        generator: Generator of contractions, which are then replaced by those of f.
 
     Returns:
         The problem, in float64.
@@ -46,7 +46,7 @@ def reference_problem(
     try:
         double = scalarize(reference, tree_map_only(Tensor, _double, args), generator).in_double()
     except InputError as error:
-        # The reference has to meet the conditions of f; the message names it instead of f.
+        # The reference must meet the same requirements as f, so the message names it instead of f.
         raise InputError(str(error).replace("check: f", "check: reference", 1)) from error.__cause__
     except UnrepeatableError as error:
         raise InputError(
@@ -67,7 +67,7 @@ def _double(tensor: Tensor) -> Tensor:
 
 
 def with_truth(calls: list[FunctionCall], f: Any, reference: Callable[..., Any]) -> list[FunctionCall]:
-    """Give the reference to the call of f itself, if f is a custom Function: they have the same arguments."""
+    """Attach the reference to the call of f itself if f is a custom Function, as both have the same arguments."""
     function = f if isinstance(f, type) else getattr(f, "__self__", None)
     return [replace(call, truth=reference) if call.function is function else call for call in calls]
 
@@ -80,18 +80,18 @@ def against_reference(
     ulps: float | None,
     generator: torch.Generator,
 ) -> list[Entry]:
-    """Compare value and derivatives by every route with the reference; ulps replace the usual tolerance."""
+    """Compare values and derivatives by every route with the reference; ulps replace the usual tolerance."""
     entries = [_value(own, truth, ulps)]
     for level in levels:
         entries += (_in_ulps(entry, own.eps, ulps) for entry in _routes(own, own.loss, level, "vs reference"))
-    # At first order a curved loss shows nothing new. Its terms may cancel, so that ulps say nothing of it.
+    # At first order a curved loss shows nothing new. Its terms may cancel, so ulps do not apply.
     for level in climb(truth, truth.curved_loss, order, generator)[1:]:
         entries += _routes(own, own.curved_loss, level, "curved loss")
     return entries
 
 
 def noise_note(own: ScalarProblem, truth: ScalarProblem) -> Iterator[str]:
-    """How far the value is off near the point, in a sentence."""
+    """Yield a sentence with the error of the value near the point."""
     noise = attempt(_noise, own, truth)
     if not isinstance(noise, Failure):
         yield f"the value is off by {noise:.1f} ulps in {own.dtypes} near the inputs, by the reference"
@@ -111,7 +111,7 @@ def _routes(own: ScalarProblem, loss: Callable[[Tensor], Tensor], level: Level, 
 
 
 def _in_ulps(entry: Entry, eps: float, ulps: float | None) -> Entry:
-    """A stated tolerance replaces the usual one; what the usual one lets pass is imprecise and not wrong."""
+    """Replace the tolerance by the stated ulps; errors that pass only the usual tolerance are imprecise."""
     if ulps is None or entry.error is None or entry.status not in {"ok", "wrong", "imprecise", "zero"}:
         return entry
     allowed = ulps * eps
@@ -120,11 +120,11 @@ def _in_ulps(entry: Entry, eps: float, ulps: float | None) -> Entry:
 
 
 def _noise(own: ScalarProblem, truth: ScalarProblem) -> float:
-    """The largest error of a value near the point, in ulps of its own dtype."""
+    """Return the largest error of a value near the point, in ulps of its own dtype."""
     worst = 0.0
     for k in range(_POINTS):
         t = own.point + (k - _POINTS // 2) * _NEAR * math.sqrt(own.eps) * own.step
-        # The reference sees the point that f saw, after rounding.
+        # Evaluate the reference at the rounded point of f.
         leaves = own.at(t)
         with torch.no_grad():
             seen, exact_values = own.function(*leaves), truth.function(*(leaf.double() for leaf in leaves))

@@ -1,4 +1,4 @@
-"""Derivatives by every route, climbed order by order: each order is judged by differences of the last."""
+"""Derivatives by every route, order by order: differences of an order judge the next order."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ Loss = Callable[[Tensor], Tensor]
 # (t, v_1, ..., v_{k-1}) -> D^k loss(t)[v_1, ..., v_{k-1}, .], or the loss itself at k = 0
 Trusted = Callable[..., Tensor]
 
-# Up to this many numbers derivatives are taken along the basis; beyond, along this many random directions, of which
-# each sees every element. SciPy's evaluations grow with the square of it.
+# Up to this many numbers derivatives are taken along the basis; beyond, along this many random directions, which
+# involve every element. SciPy's evaluations grow with the square of this number.
 DIRECTIONS = 2
-# Where no route is right, the order above is judged by differences of differences, if these take no longer: their time
-# is that of the order's own for each of some forty steps.
+# Time limit of differences of differences, which judge the order above if no route is right. They repeat the order's
+# own differences for some forty steps.
 SECONDS = 10.0
 _STEPS = 2 * LEVELS + 1
-# How often differences that do not settle begin anew, each time with far smaller steps, down to 1e-15.
+# Number of restarts of differences that do not settle, with far smaller steps in each restart, down to 1e-15.
 _RESTARTS = 3
-# The relative error from which on their result counts.
+# Largest relative error with which the result of a restart counts.
 _EXACT = 1e-5
 _DOUBLE = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
 class Level:
-    """One order of derivative at a point, by all routes.
+    """Derivatives of one order at a point, by all routes.
 
     Attributes:
         order: The order k.
-        tuples: The tuples of k - 1 directions at which it was taken.
+        tuples: The tuples of k - 1 directions along which the derivative was taken.
         free: The directions, (q, m), along which routes without a reverse pass take the last index.
         outcomes: By route, the derivatives of shape (len(tuples), m), or the failure; (len(tuples), q) for routes
             without a reverse pass.
-        differences: The same from differences of the order below; (1, q) at order 1.
+        differences: The derivatives by differences of the order below; (1, q) at order 1.
         truth: The first route that agrees with the differences, else the differences.
-        trusted: The function that gives the truth at any point.
-        lower: The largest of the lower orders, at whose rounding level a derivative that vanishes is compared.
+        trusted: The function that computes the truth at any point.
+        lower: The largest derivative of lower orders, at whose rounding level a vanishing derivative is compared.
         eps: The rounding of the problem.
-        above: Why there is no level above, where one was asked for.
+        above: Reason for a missing level above.
     """
 
     order: int
@@ -69,21 +69,21 @@ class Level:
 
     @property
     def raises(self) -> bool:
-        """Whether every route does."""
+        """Whether every route raises."""
         return _all_raise(self.outcomes)
 
     @property
     def settled(self) -> bool:
-        """Whether there is a truth to judge by."""
+        """Whether the truth is exact enough to judge by."""
         return is_settled(self.truth, self.lower, self.eps)
 
     @property
     def scale(self) -> float:
-        """The size against which errors count."""
+        """The size that errors are relative to."""
         return scale_of(self.truth.value, self.lower, self.eps)
 
     def compare(self, route: str, quantity: str, outcome: Outcome, reference: DifferenceEstimate, **how: Any) -> Entry:
-        """Judge what a route gives; where one side is along `free` alone, the other is projected onto it."""
+        """Compare a route with a reference; if only one of them is along `free`, project the other."""
         how = {"lower": self.lower, "eps": self.eps} | how
         if isinstance(outcome, Tensor) and outcome.shape != reference.value.shape:
             if outcome.shape[-1] == self.free.shape[1]:
@@ -103,14 +103,14 @@ def climb(
     *,
     by_differences: bool = True,
 ) -> list[Level]:
-    """Differentiate a loss at the origin to an order, a level each, as far as there is a truth to climb on."""
+    """Return the levels of a loss at the origin, up to an order or the last order with a truth."""
     levels: list[Level] = []
     trusted: Trusted = loss
     lower, seconds = _size(loss, problem), 0.0
     for k in range(1, order + 1):
         at = _Directions.of(problem, k, generator)
         outcomes = _outcomes(problem, loss, at)
-        # Where every route raises there is nothing to compare, and nothing to take differences of differences for.
+        # If every route raises there is nothing to compare, and differences of differences are not needed.
         silent = k > 1 and _all_raise(outcomes)
         if seconds > SECONDS and not silent:
             levels[-1] = replace(levels[-1], above=f"differences of differences would take some {seconds:.0f} s")
@@ -119,11 +119,11 @@ def climb(
         level = _level(problem, loss, trusted, at, lower, outcomes, silent=silent)
         elapsed = time.perf_counter() - start
         levels.append(level)
-        # Differences of differences can be climbed on where no route agrees with them, at their cost.
+        # If no route agrees with the differences, the next order takes differences of differences, at their cost.
         guessed = level.truth is level.differences
         if (guessed and not by_differences) or not (level.settled or silent):
             break
-        # The next order takes differences along each element of the point, where this one took them along a few.
+        # The next order takes differences along every element of the point; this order took them along a few.
         wider = len(problem.point) / len(at.free) if k == 1 else 1 / len(at.tuples)
         seconds = seconds * _STEPS if silent else guessed * elapsed * wider * len(at.free) * _STEPS
         trusted, lower = level.trusted, max(lower, level.scale)
@@ -131,17 +131,17 @@ def climb(
 
 
 def any_raises(problem: ScalarProblem, loss: Loss, order: int, generator: torch.Generator) -> bool:
-    """Whether a route does, at any order."""
+    """Whether a route raises at any order."""
     orders = (_Directions.of(problem, k, generator) for k in range(1, order + 1))
     return any(isinstance(each, Failure) for at in orders for each in _outcomes(problem, loss, at).values())
 
 
 def _size(loss: Loss, problem: ScalarProblem) -> float:
-    """The loss at the point or, where it vanishes, a step away: zero tells nothing of how large its derivatives are."""
+    """Return the loss at the point; if it is zero, a step away, as zero does not show the size of derivatives."""
     here = float(loss(problem.point).detach().abs())
     if here:
         return here
-    # Equal steps everywhere would stay where much vanishes: at singular matrices or equal vectors.
+    # Steps are unequal, as equal steps would stay at singular matrices or equal vectors, where much vanishes.
     steps = torch.rand(problem.point.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     beside = attempt(loss, problem.point + problem.step * steps.to(problem.point.device))
     size = 0.0 if isinstance(beside, Failure) else float(beside.detach().abs())
@@ -151,9 +151,9 @@ def _size(loss: Loss, problem: ScalarProblem) -> float:
 def evaluate_route(
     loss: Loss, route: str, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], free: Tensor | None = None
 ) -> Tensor:
-    """One route's derivative at all tuples of directions, stacked."""
+    """Return a route's derivative at all tuples of directions, stacked."""
     advance(route)
-    # A route without a reverse pass has no index of its own: its last one runs along the rows of `free`.
+    # A route without a reverse pass has no free index: its last direction runs over the rows of `free`.
     if free is None or "reverse" in route:
         function = derivative(loss, route)
         return torch.stack([function(point, *directions) for directions in tuples]).detach()
@@ -172,7 +172,7 @@ def against_differences(levels: list[Level], order: int, quantity: str = "vs dif
 
 
 def between_routes(levels: list[Level]) -> Iterator[Entry]:
-    """Compare each route with the trusted one, to rounding: finer than any difference can see."""
+    """Compare each route with the trusted route, up to rounding, which is finer than differences."""
     for level in levels:
         for route, outcome in level.outcomes.items():
             if level.truth is level.differences:
@@ -182,7 +182,7 @@ def between_routes(levels: list[Level]) -> Iterator[Entry]:
 
 
 def in_own_dtype(problem: ScalarProblem, loss: Loss, levels: list[Level], quantity: str) -> Iterator[Entry]:
-    """Compare each route in the inputs' own dtypes with the float64 truth, where it is right in float64."""
+    """Compare routes in the inputs' own dtypes with the float64 truth, if the route is right in float64."""
     for level in levels:
         for route, double in level.outcomes.items():
             if level.compare(route, quantity, double, level.truth).failed:
@@ -194,7 +194,7 @@ def in_own_dtype(problem: ScalarProblem, loss: Loss, levels: list[Level], quanti
 
 @dataclass(frozen=True)
 class _Directions:
-    """Where the derivative of an order is taken; without any direction it is the gradient."""
+    """Directions along which the derivative of an order is taken; without directions, it is the gradient."""
 
     order: int
     tuples: tuple[tuple[Tensor, ...], ...]
@@ -214,7 +214,7 @@ class _Directions:
 
 
 def _short(directions: Tensor) -> Tensor:
-    """Scale each to a length near one, so that rounding is not stretched; by powers of two, which every dtype holds."""
+    """Scale each direction by a power of two to a length near one, so that rounding is not amplified."""
     return directions * torch.exp2(-directions.norm(dim=1, keepdim=True).log2().round())
 
 
@@ -239,7 +239,7 @@ def _level(
     *,
     silent: bool,
 ) -> Level:
-    """The level of what the routes gave; a silent one has no differences."""
+    """Return the level of the routes' outcomes; a silent level has no differences."""
     point, eps, k = problem.point, problem.eps, at.order
     basis = torch.eye(len(point), dtype=point.dtype, device=point.device)
     if silent:
@@ -262,7 +262,7 @@ def _level(
     unknown = [found.compare(route, "", each, differences).status == "non-smooth" for route, each in outcomes.items()]
     if silent or eps > _DOUBLE or not any(unknown):
         return found
-    # Much smaller steps miss what is rounded inside, so that they count where they are exact and a route agrees.
+    # Much smaller steps do not resolve rounded changes, so they count only if they are exact and a route agrees.
     for part in range(1, _RESTARTS + 1):
         near = _differences(below, point, at.tuples, at.free, replace(problem, reach=problem.reach * FARTHER**part))
         nearer = level(near)
@@ -274,7 +274,7 @@ def _level(
 def _differences(
     below: Trusted, point: Tensor, tuples: tuple[tuple[Tensor, ...], ...], free: Tensor, problem: ScalarProblem
 ) -> DifferenceEstimate:
-    """Difference the order below along the first direction of each tuple; at order 1, along the free directions."""
+    """Return differences of the order below along the first direction of each tuple; at order 1, along `free`."""
     step, eps, extreme = problem.step, problem.eps, problem.is_extreme
     if not tuples[0]:
 

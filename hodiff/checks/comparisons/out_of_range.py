@@ -1,4 +1,4 @@
-"""Numbers inside that leave the range of float64: comparisons that fail at these inputs, and at smaller ones do not."""
+"""Diagnosis of overflow and underflow inside: comparisons that fail only until inputs are made smaller."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from hodiff.checks.probes.cause import Cause
 from hodiff.checks.probes.numbers_inside import numbers_inside
 from hodiff.checks.report.data import Entry
 
-# By what inputs are made smaller, one after the other, until all is in range.
+# Divisors of the inputs, tried until all numbers are in range.
 _SMALLER = (4.0, 16.0, 64.0, 256.0, 1024.0)
 _FAILED = {"wrong", "zero", "non-finite", "non-smooth", "fails"}
 
 
 def out_of_range(problem: ScalarProblem, levels: Sequence[Level], entries: Sequence[Entry]) -> list[Cause]:
-    """The defect that numbers overflow or vanish inside, if every route is right where they do not.
+    """Return the cause that numbers overflow or vanish inside, if every route is right at smaller inputs.
 
     Args:
-        problem: What was differentiated.
+        problem: The function at its point.
         levels: Its derivatives.
         entries: The comparisons.
 
     Returns:
-        One cause, or none.
+        At most one cause.
     """
     failed = [entry for entry in entries if entry.failed]
     known = set(map(id, failed))
@@ -51,7 +51,7 @@ def _climbed(problem: ScalarProblem, order: int) -> list[Level]:
 
 
 def _leaves_range(problem: ScalarProblem, levels: Collection[Level]) -> bool:
-    """Whether numbers of the values, or of a derivative by some route, do."""
+    """Whether numbers in the computation of values or derivatives overflow or underflow."""
 
     def everything() -> None:
         problem.joined_outputs(problem.point)

@@ -1,4 +1,4 @@
-"""What a function and its inputs have to be to be checked: it runs, repeats itself, and depends on them."""
+"""Requirements of a check: the function runs, is deterministic, and depends on its inputs."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hodiff.common.complex_numbers import equal_with_nan
 from hodiff.common.trees import describe, has_strides
 from hodiff.errors import InputError
 
-# Threads add up in another order from call to call, and torch's kernels round by how memory is aligned.
+# Tolerance for equal calls: threads sum in varying order, and kernels' rounding depends on memory alignment.
 _ROUNDINGS = 1000
 
-# Calls whose outputs are compared, and numbers in the inputs of all of them together.
+# Number of calls whose outputs are compared, and bound of the input elements of all calls together.
 _CALLS = 12
 _SMALL = 1000
 
 
 class UnrepeatableError(Exception):
-    """Two calls with the same inputs gave different outputs."""
+    """Error of a function whose outputs differ between calls with the same inputs."""
 
 
 def require_inputs(args: tuple[Any, ...], has_floating: bool) -> None:
-    """Refuse complex inputs, and inputs without anything to differentiate by."""
+    """Raise InputError for complex or sparse inputs, and for inputs without floating-point elements."""
     for path, leaf in tree_flatten_with_path(args)[0]:
         if isinstance(leaf, Tensor) and (leaf.layout is torch.jagged or not has_strides(leaf)):
             raise InputError(
@@ -52,7 +52,7 @@ def require_inputs(args: tuple[Any, ...], has_floating: bool) -> None:
 def require_outputs(
     f: Callable[..., Any], args: tuple[Any, ...], function: Callable[..., Any], leaves: tuple[Tensor, ...]
 ) -> tuple[Tensor, ...]:
-    """The outputs, the same in several calls."""
+    """Return the outputs; raise if f fails, returns no floating tensors, or differs between calls."""
     with torch.no_grad():
         # A function may write into its inputs.
         outputs, *others = (attempt(function, *(leaf.clone() for leaf in leaves)) for _ in range(_calls(leaves)))
@@ -66,7 +66,7 @@ def require_outputs(
             raise InputError(
                 f"check: f: expected {name}(*inputs) to run with {len(args)} arguments, got {first_line(error)}"
             ) from error
-        # It ran this time.
+        # The function ran this time.
         failed = next(each for each in (outputs, *others) if isinstance(each, Failure))
         raise InputError(
             "check: f: expected a function that runs each time with the same inputs, got from one of "
@@ -88,12 +88,12 @@ def require_outputs(
 
 
 def _calls(leaves: tuple[Tensor, ...]) -> int:
-    """How often to call a function, of which some go wrong at every n-th call: small ones often."""
+    """Return the number of calls to compare; small functions are called often to find rare differences."""
     return max(2, min(_CALLS, _SMALL // max(1, sum(leaf.numel() for leaf in leaves))))
 
 
 def _gap(a: Tensor, b: Tensor) -> float:
-    """The largest difference; one that is not finite in one of the two counts as infinite."""
+    """Return the largest difference; infinite if an element is not finite in one tensor and differs."""
     gap = (a.detach() - b.detach()).abs().double()
     same = (a == b) | (a.isnan() & b.isnan())
     return float(gap.masked_fill(same, 0.0).nan_to_num(math.inf, posinf=math.inf).max()) if a.numel() else 0.0
@@ -104,11 +104,11 @@ def _largest(a: Tensor) -> float:
 
 
 def require_dependence(problem: ScalarProblem, outputs: tuple[Tensor, ...]) -> None:
-    """A function that is cut off from its inputs in the graph and in its values has nothing to check."""
+    """Raise InputError if the outputs do not depend on the inputs, by graph or by values."""
     tracked = [leaf.clone().requires_grad_() for leaf in problem.leaves]
 
     def gradients() -> bool:
-        """What f closes over may require grad as well, so the graph alone does not tell."""
+        """Whether the inputs are in the graph; f may close over other tensors that require grad."""
         values = [real_parts(y).sum() for y in problem.function(*tracked) if y.requires_grad]
         return bool(values) and any(g is not None for g in torch.autograd.grad(values, tracked, allow_unused=True))
 

@@ -1,7 +1,6 @@
-"""From any function of pytrees to a scalar function of a few numbers, reproducibly.
+"""Construction of `ScalarProblem`, a scalar function of a few numbers, from a function of pytrees.
 
-Everything that `check` compares is a derivative of such a `ScalarProblem`, with a random cotangent and random
-directions.
+Everything that `check` compares is a derivative of a `ScalarProblem` with a random cotangent and random directions.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from hodiff.checks.comparisons.leaf_functions import (
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem, coarsest, real_parts
 from hodiff.checks.comparisons.scalar_requirements import require_dependence, require_outputs
 
-# Up to this many numbers V is the identity; beyond, a few random directions see every number at once.
+# Up to this many numbers V is the identity; beyond, a few random directions move all numbers at once.
 FULL = 12
 SUBSPACE = 4
 
@@ -29,7 +28,7 @@ SUBSPACE = 4
 def scalarize(
     f: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator, method: str = "auto"
 ) -> ScalarProblem:
-    """Validate a function and its inputs, and draw cotangent and directions."""
+    """Validate a function and its inputs, draw cotangents and directions, and return the problem."""
     function, leaves, still = function_of_leaves(f, args)
     if differentiates_inside(function, leaves):
         function = recorded_inside(function)
@@ -50,7 +49,7 @@ def scalarize(
 
 
 def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Draw float64 normal numbers that bfloat16 represents, so that every dtype sees the same ones."""
+    """Draw float64 normal numbers that bfloat16 represents exactly, so that every dtype gets equal numbers."""
     return torch.randn(shape, generator=generator, dtype=torch.float64).bfloat16().double()
 
 

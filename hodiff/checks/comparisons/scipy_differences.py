@@ -1,4 +1,4 @@
-"""Hessians by every route against SciPy's, which sees values alone."""
+"""Comparison of Hessians by every route with SciPy's, which uses values only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hodiff.checks.report.data import Entry
 
 # SciPy's first step, in largest steps of differences.
 _FIRST = 5.0
-# From which part of the largest step on differences are beside a pole, or see waves.
+# Part of the largest step below which differences indicate a nearby pole or waves.
 _BESIDE = 4.0**-6
 
 
@@ -32,7 +32,7 @@ def against_scipy(
                 yield level.compare(route, "vs SciPy", outcome, level.truth)
             return
         W = level.free.T
-        # Where differences had to take small steps, as beside a pole, SciPy's have to be as small from the first on.
+        # If differences needed small steps, as near a pole, SciPy must begin with small steps, too.
         found = level.differences.step
         step = problem.step if found > _BESIDE * problem.step else found / _FIRST
         estimate = attempt(_scipy_estimate, step, loss, W, level.scale)
@@ -46,7 +46,7 @@ def against_scipy(
 
 
 def _scipy_estimate(largest: float, loss: Loss, W: Tensor, scale: float) -> DifferenceEstimate:
-    """Take SciPy's Hessian of s -> loss(W s), from smaller steps if the first ones leave the domain."""
+    """Return SciPy's Hessian of s -> loss(W s), with smaller first steps if the tolerance is missed."""
     origin = torch.zeros(W.shape[1], dtype=torch.float64, device=W.device)
     found = []
 
@@ -71,7 +71,7 @@ def _scipy_estimate(largest: float, loss: Loss, W: Tensor, scale: float) -> Diff
 
 
 def _doubt(level: Level, estimate: DifferenceEstimate | Failure) -> str:
-    """Why SciPy's estimate cannot judge; empty if it can. At a kink it may settle on a wrong value."""
+    """Return why SciPy's estimate cannot judge, empty if it can; at a kink it may settle on a wrong value."""
     if isinstance(estimate, Failure):
         return estimate.message
     if not level.settled:

@@ -1,4 +1,4 @@
-"""Functions that declare derivatives which are not their own: their routes are compared, their gap is measured."""
+"""Comparison of the routes of surrogate derivatives, and measurement of their gap to differences."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hodiff.functions.gradients.straight_through import StraightThrough
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.autograd.graph_nodes import function_of
 
-# What compares a claimed derivative with the values of the function; the routes are compared with each other instead.
+# Statuses of comparisons with differences, which become gaps.
 _NUMERIC = {"zero", "wrong", "non-finite", "non-smooth"}
 _TRIES = 2
 
 
 def declares_surrogate(f: Any, function: Callable[..., tuple[Tensor, ...]], leaves: tuple[Tensor, ...]) -> bool:
-    """Whether a function says so itself, or was made by `hodiff.straight_through`."""
+    """Whether f has `approximate = True`, or its graph contains `hodiff.straight_through`."""
     if getattr(f, "approximate", False) is True and not hasattr(f, "derivative_error"):
         return True
     tracked = [leaf.clone().requires_grad_() for leaf in leaves]
@@ -40,7 +40,7 @@ def declares_surrogate(f: Any, function: Callable[..., tuple[Tensor, ...]], leav
 
 
 def between_claims(problem: ScalarProblem, order: int, generator: torch.Generator) -> Iterator[Entry]:
-    """Compare the routes of each order with the first that works."""
+    """Compare the routes of each order with the first route that runs."""
     lower = float(problem.loss(problem.point).detach().abs())
     for k in range(1, order + 1):
         tuples = draw_normal((_TRIES, k, len(problem.point)), generator).to(problem.point)
@@ -60,14 +60,14 @@ def _evaluate(problem: ScalarProblem, route: str, tuples: Tensor) -> Tensor:
 
 
 def unjudged(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Turn disagreement with differences into a gap."""
+    """Turn failed comparisons with differences into gaps."""
     for entry in entries:
         numeric = entry.quantity == "vs differences" and entry.status in _NUMERIC
         yield replace(entry, status="gap") if numeric else entry
 
 
 def gap(entries: Iterable[Entry]) -> Cause:
-    """How far the claimed derivative is from the function's own, as a note."""
+    """Return the gap between claimed derivatives and differences as a note."""
     worst: dict[int, float] = {}
     for entry in entries:
         if entry.quantity == "vs differences" and entry.status == "gap" and entry.error is not None:
@@ -79,7 +79,7 @@ def gap(entries: Iterable[Entry]) -> Cause:
 
 
 def stated_errors(f: Any, args: tuple[Any, ...], order: int) -> Iterator[str]:
-    """What a function that takes derivatives by differences knows of their error, as `numpy_function` does."""
+    """Yield notes with the stated error of derivatives by differences, as `numpy_function` provides."""
     if not getattr(f, "approximate", False) or not hasattr(f, "derivative_error"):
         return
     for k in range(1, order + 1):

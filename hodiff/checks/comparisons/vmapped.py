@@ -1,4 +1,4 @@
-"""`torch.func.vmap` against a Python loop."""
+"""Comparison of `torch.func.vmap` with a Python loop."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,27 +15,27 @@ from hodiff.checks.oracles.compositions import derivative
 from hodiff.checks.report.data import Entry
 
 BATCH = 3
-# Relative and small, so that a point inside a domain stays there, yet far above the tolerance.
+# Relative spread of the samples: small, so that points stay in the domain, but far above the tolerance.
 SPREAD = 0.01
-# The same function gives the same twice, so that what it draws comes from a seed, and is the same for all samples.
+# Functions are deterministic, so random numbers come from a seed and are equal for all samples.
 _vmap = partial(torch.func.vmap, randomness="same")
-# Which samples are in a batch: a rule may know the usual sizes only.
+# Samples of further batches: a rule may support the usual sizes only.
 _BATCHES = {
     "a batch of 1": torch.tensor([0]),
     "a batch of 40": torch.arange(40) % BATCH,
     "a batch of batches": torch.tensor([[0, 1, 2], [2, 0, 1]]),
 }
-# What 40 copies of larger inputs would take is not worth the question.
+# Elements above which a batch is skipped, to save memory.
 _LARGE = 1 << 20
 
 
 def vmap_checks(problem: ScalarProblem, order: int, size: float, generator: torch.Generator) -> Iterator[Entry]:
     """Compare values for each way to batch the inputs, then derivatives for each sample and each direction.
 
-    ``size`` is the largest of the derivatives at the point; one that vanishes is compared at its rounding level.
+    ``size`` is the largest derivative at the point; a derivative that vanishes is compared at its rounding level.
 
     Yields:
-        One entry a comparison.
+        One entry per comparison.
     """
     noise = [draw_normal((BATCH, *leaf.shape), generator).to(leaf) for leaf in problem.leaves]
     batches = [
@@ -54,11 +54,11 @@ def vmap_checks(problem: ScalarProblem, order: int, size: float, generator: torc
 
 
 def _other_batches(problem: ScalarProblem, batches: list[Tensor], size: float) -> Iterator[Entry]:
-    """Batches of one, of many and of batches, made of the same samples."""
+    """Compare batches of one sample, of many samples and of batches with a loop."""
     function = _flat(problem.function)
     looped = attempt(lambda: torch.stack([function(*(b[i].clone() for b in batches)) for i in range(BATCH)]))
     if isinstance(looped, Failure) or not bool(looped.isfinite().all()):
-        # The comparisons above say so.
+        # The comparisons above report this.
         return
     elements = sum(leaf.numel() for leaf in problem.leaves)
     for quantity, index in _BATCHES.items():
@@ -74,7 +74,7 @@ def _other_batches(problem: ScalarProblem, batches: list[Tensor], size: float) -
 
 
 def _derivatives(problem: ScalarProblem, order: int) -> Iterator[tuple[int, str, Callable[[Tensor, Tensor], Tensor]]]:
-    """Derivatives as functions of a point and a direction: batched points are samples, directions make Jacobians."""
+    """Yield derivatives as functions of a point and a direction; batches of either are compared."""
     yield 1, "tangents", lambda t, v: torch.func.jvp(problem.loss, (t,), (v,))[1]
     yield 1, "gradients", lambda t, v: torch.func.grad(problem.loss)(t) * v
     for route in ("reverse-over-reverse", "forward-over-reverse") if order > 1 else ():
@@ -82,7 +82,7 @@ def _derivatives(problem: ScalarProblem, order: int) -> Iterator[tuple[int, str,
 
 
 def _layouts(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[int | None, ...]]]:
-    """All inputs batched in front, all at the end, and each alone: a batching rule sees all of these."""
+    """Yield in_dims of vmap: all inputs along the first axis, all along the last, and each input alone."""
     count = len(leaves)
     yield "all inputs", (0,) * count
     yield "last axis", (-1,) * count
@@ -101,7 +101,7 @@ def _compare(
     batches: list[Tensor],
     in_dims: tuple[int | None, ...],
 ) -> Entry:
-    """Batched inputs come from ``batches``, unbatched ones from ``constants``."""
+    """Compare vmap with a loop; batched inputs come from ``batches``, unbatched inputs from ``constants``."""
 
     def sample(index: int) -> list[Tensor]:
         # A function may write into its inputs.

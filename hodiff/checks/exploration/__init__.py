@@ -1,1 +1,1 @@
-"""Inputs around the given one, at which a function may go wrong: what `explore=True` tries."""
+"""Checks at invented inputs around the given input, for `explore=True`."""

@@ -1,4 +1,4 @@
-"""The conditions that are tried, each with the change that brings it about."""
+"""Conditions that exploration tries, and the changes of the inputs that produce them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from torch import Tensor
 from hodiff.checks.mutations.changes import CHANGES, Change, cut, set_element, value_change
 from hodiff.checks.mutations.sample import Sample
 
-# A little more than the blocks and vectors of kernels hold.
+# One more than a common block or vector size of kernels.
 _LONG = 33
 
 
 def _element(value: float) -> Change:
-    """One element far from zero."""
+    """Return a change that sets one element to a value."""
     return value_change(lambda x, draw: set_element(x, draw.randrange(x.numel()), value))
 
 
 def _other_parity(sample: Sample, place: int, draw: random.Random) -> Sample | None:
-    """One less along a size, in all arguments."""
+    """Shorten a size by one, in all arguments."""
     sizes = [n for n in _shape(sample, place) if n > 2]
     return cut(sample, sizes[0], sizes[0] - 1) if sizes else None
 
 
 def _longer(sample: Sample, place: int, draw: random.Random) -> Sample | None:
-    """The same rows again along a size, in all arguments."""
+    """Repeat rows until a size is `_LONG`, in all arguments."""
     sizes = [n for n in _shape(sample, place) if 1 < n < _LONG]
     if not sizes:
         return None
@@ -45,7 +45,7 @@ def _longer(sample: Sample, place: int, draw: random.Random) -> Sample | None:
 
 
 def _without_dimensions(sample: Sample, place: int, draw: random.Random) -> Sample | None:
-    """The first element of each floating argument."""
+    """Take the first element of each floating argument."""
     if place != sample.places[0] or not any(sample.leaves[i].dim() for i in sample.places):
         return None
     leaves = [x.flatten()[0].clone() if i in sample.places else x for i, x in enumerate(sample.leaves)]
@@ -53,7 +53,7 @@ def _without_dimensions(sample: Sample, place: int, draw: random.Random) -> Samp
 
 
 def _in(dtype: torch.dtype) -> Change:
-    """All floating arguments in another precision."""
+    """Return a change that converts all floating arguments to a dtype."""
 
     def apply(sample: Sample, place: int, draw: random.Random) -> Sample | None:
         if place != sample.places[0] or any(sample.leaves[i].dtype == dtype for i in sample.places):
@@ -65,7 +65,7 @@ def _in(dtype: torch.dtype) -> Change:
 
 
 def _once(change: Change) -> Change:
-    """A change of all arguments, for each size of the first."""
+    """Return a change of all arguments that applies only once, for the first floating argument."""
     return lambda sample, place, draw: change(sample, place, draw) if place == sample.places[0] else None
 
 
@@ -74,7 +74,7 @@ def _shape(sample: Sample, place: int) -> tuple[int, ...]:
     return tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
 
 
-# What a finding says, with the name of the input, and the change.
+# Texts of conditions, with a placeholder for the input, and their changes.
 CONDITIONS: tuple[tuple[str, Change], ...] = (
     ("where an element of {} is 0", CHANGES["a zero"]),
     ("where {} is 0", CHANGES["zeros"]),
@@ -98,7 +98,7 @@ CONDITIONS: tuple[tuple[str, Change], ...] = (
 
 
 def _first_dimension(size: int) -> Change:
-    """Fewer or more rows, in all arguments that have as many as the first; of a module these are its batch."""
+    """Return a change of the number of rows, in all arguments that share it; in a module, rows are the batch."""
 
     def apply(sample: Sample, place: int, draw: random.Random) -> Sample | None:
         rows = [leaf.shape[0] for leaf in sample.leaves if isinstance(leaf, Tensor) and leaf.dim()]
@@ -116,7 +116,7 @@ def _first_dimension(size: int) -> Change:
 
 
 _OF_FUNCTIONS = ("where a size ", "where inputs have no dimensions", "where {} is broadcast")
-# Those of a module, which knows the sizes of its features. Every number need not be tried on its own.
+# Conditions for modules, whose feature sizes are fixed.
 MODULE_CONDITIONS: tuple[tuple[str, Change], ...] = (
     ("where the first dimension is 1", _first_dimension(1)),
     (f"where the first dimension is {_LONG}", _first_dimension(_LONG)),
@@ -127,7 +127,7 @@ MODULE_CONDITIONS: tuple[tuple[str, Change], ...] = (
 def invented(
     sample: Sample, seed: int, conditions: tuple[tuple[str, Change], ...] = CONDITIONS
 ) -> list[tuple[str, Sample]]:
-    """Every input around the given one, with its condition."""
+    """Return all changed inputs, with their conditions."""
     draw = random.Random(seed)
     found = []
     for words, change in conditions:
@@ -139,7 +139,7 @@ def invented(
 
 
 def _same(a: Sample, b: Sample) -> bool:
-    """Whether nothing has changed: a zero put where one is, or a view of one number."""
+    """Whether the change has no effect, such as a zero set to zero or a view of a single number."""
     if a.layouts != b.layouts:
         return False
     return all(

@@ -1,4 +1,4 @@
-"""`explore`: checks at invented inputs, of which those count where there is a derivative."""
+"""`explore`: checks at invented inputs, which count if the function is differentiable there."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from hodiff.checks.report.report import Finding, Report
 from hodiff.common.randomness import seeded
 from hodiff.common.trees import tensors_in
 
-# Checks a function, or two that have to be the same, at arguments.
+# Checks a function at arguments, optionally against a reference function.
 Check = Callable[[Any, tuple[Any, ...], Any], Report]
 
-# What says of a point that it cannot be judged, and what is the same at every point.
+# Codes that make a point useless, as it cannot be judged.
 OF_THE_POINT = {"HD901"}
-# A rule that is wrong at first order under one condition may be so from a later order on under another.
+# A rule that is wrong at first order under one condition may be wrong from a later order on under another.
 _FIRST, _LATER = {"HD101", "HD102", "HD105", "HD109", "HD110"}, "HD115"
 _SECOND = 2
-# Numbers that a finding writes out.
+# Largest number of elements that a finding prints.
 _FEW = 12
 
 
 def explore(
     report: Report, f: Any, args: tuple[Any, ...], check: Check, switches: Switches, reference: Any = None
 ) -> Report:
-    """Add to a report what is wrong under conditions that its own inputs do not meet.
+    """Add findings to a report from conditions that its own inputs do not meet.
 
     Args:
-        report: That of the given inputs.
-        f: What is checked.
+        report: The report at the given inputs.
+        f: The function.
         args: The given inputs.
-        check: The check, of `f`, arguments and `reference`.
-        switches: What the check compares.
+        check: The check, called with `f`, arguments and `reference`.
+        switches: The options of the check.
         reference: The same function for float64, if there is one.
 
     Returns:
@@ -58,7 +58,7 @@ def explore(
     found: dict[str, list[tuple[str, Sample, Finding]]] = {}
     tried, counted = 0, 0
     with warnings.catch_warnings():
-        # Functions run at points that the user did not ask for.
+        # Users did not ask for these points, so their warnings do not matter.
         warnings.simplefilter("ignore")
         for condition, changed in invented(sample, switches.seed):
             tried += 1
@@ -72,7 +72,7 @@ def explore(
 
 
 def extended(report: Report, findings: list[Finding], tried: int, counted: int) -> Report:
-    """The report with what was found elsewhere, and a note of how many inputs were tried and how many counted."""
+    """Return the report with further findings, and a note of how many inputs were tried and how many counted."""
     note = f"explored {tried} inputs around the given one, of which {counted} have a derivative to compare with"
     return replace(report, findings=sorted_findings((*report.findings, *findings)), notes=(*report.notes, note))
 
@@ -80,7 +80,7 @@ def extended(report: Report, findings: list[Finding], tried: int, counted: int) 
 def _judged(
     f: Any, sample: Sample, check: Check, switches: Switches, reference: Any, known: set[str]
 ) -> list[Finding] | None:
-    """The errors at an invented input that are not known; None where f does not run, or has no derivative."""
+    """Return new errors at an invented input; None if f has no finite value or no derivative there."""
     args = tree_unflatten(list(sample.leaves), sample.structure)
     arranged = _arranged(f, sample), args, _arranged(reference, sample)
     if not _is_finite(arranged[0], args, switches):
@@ -93,7 +93,7 @@ def _judged(
 
 
 def _is_finite(f: Any, args: tuple[Any, ...], switches: Switches) -> bool:
-    """Whether all outputs are, where f runs; it raises where it does not."""
+    """Whether all outputs are finite; raises if f raises."""
     own = tree_map_only(Tensor, Tensor.clone, args)
     with seeded(switches.seed, tensors_in(args)), switches.mode:
         outputs = tree_flatten(_called(f)(*own))[0]
@@ -103,7 +103,7 @@ def _is_finite(f: Any, args: tuple[Any, ...], switches: Switches) -> bool:
 def _sure(
     errors: list[Finding], f: Any, args: tuple[Any, ...], reference: Any, switches: Switches
 ) -> list[Finding] | None:
-    """Those up to the order to which there are derivatives; None where there is none."""
+    """Return the errors up to the order at which f is differentiable; None if it is not differentiable."""
     generator = torch.Generator().manual_seed(switches.seed)
     truth = f if reference is None else reference
     with seeded(switches.seed, tensors_in(args)), switches.mode:
@@ -114,7 +114,7 @@ def _sure(
 
 
 def _arranged(f: Any, sample: Sample) -> Any:
-    """The function of tensors that are laid out in its arguments' way before it gets them."""
+    """Return f with a change of its arguments' memory layouts before the call."""
     if not sample.layouts or f is None:
         return f
     apply = _called(f)
@@ -129,25 +129,25 @@ def _arranged(f: Any, sample: Sample) -> Any:
 
 
 def _called(f: Any) -> Callable[..., Any]:
-    """A function, or a Function's apply."""
+    """Return a function, a Function class as its apply."""
     found: Callable[..., Any] = getattr(f, "apply", f) if isinstance(f, type) else f
     return found
 
 
 def joined(seen: list[tuple[str, Sample, Finding]]) -> Finding:
-    """One defect, which the first condition shows and others may."""
+    """Return one finding for a defect; the first condition is its condition, other conditions are evidence."""
     condition, sample, finding = seen[0]
     others = list(dict.fromkeys(each for each, _, _ in seen[1:] if each != condition))
     evidence = [f"wrong {condition}, as at {_shown(sample)}", *finding.evidence]
     if others:
         evidence.append(f"and {', '.join(others)}")
-    # What raises says so, and torch itself sums a gradient whose shape alone is wrong.
+    # Exceptions are not silent, and torch itself reduces gradients that only have the wrong shape.
     severity = "warning" if finding.kind in {"raises", "seen"} else finding.severity
     return replace(finding, severity=severity, condition=condition, message=evidence[0], evidence=tuple(evidence))
 
 
 def _shown(sample: Sample) -> str:
-    """The input, if it is short."""
+    """Return the input's numbers if they are few, else its dtypes and shapes."""
     tensors = [sample.leaves[i] for i in sample.places]
     if sum(x.numel() for x in tensors) > _FEW:
         return ", ".join(f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" for x in tensors)

@@ -1,4 +1,4 @@
-"""`explore_module`: a module at invented inputs, of which those count that it takes and where there is a derivative."""
+"""`explore_module`: checks of a module at invented inputs, which count if it is differentiable there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hodiff.checks.subjects.setting import deep_copy
 from hodiff.checks.subjects.subject import Comparison, is_free, problem_of, subject_of_call
 from hodiff.corrections import corrected
 
-# What is as far off has no digit left: sixteen bits leave few of a second derivative anyway.
+# Relative error from which no digit is right; 16-bit dtypes leave few digits of a second derivative anyway.
 _GROSS = 0.5
 
 
@@ -39,15 +39,15 @@ def explore_module(
     approximate: bool,
     **options: Any,
 ) -> Report:
-    """Add to a module's report what is wrong under conditions that its own inputs do not meet.
+    """Add findings to a module's report from conditions that its own inputs do not meet.
 
     Args:
-        report: That of the given inputs.
-        module: What is checked.
+        report: The report at the given inputs.
+        module: The module.
         inputs: The given inputs.
         fixed: Positions of inputs that do not change.
-        approximate: Whether its derivatives are not those of its values.
-        **options: What else `check_module` and `compare_module` take.
+        approximate: Whether the module declares derivatives that are not its own.
+        **options: Further options of `check_module` and `compare_module`.
 
     Returns:
         The report with a finding for each code that it lacks, and a note of how many inputs were tried.
@@ -56,7 +56,7 @@ def explore_module(
     owners = [i for i, each in enumerate(inputs) for _ in tree_flatten(each)[0]]
     places = tuple(i for i, leaf in enumerate(leaves) if is_free(leaf) and owners[i] not in fixed and _real(leaf))
     if not places:
-        # Integers have neighbours only in number.
+        # Integers have no neighbouring values: only the number of rows changes.
         places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.dim())[:1]
     held = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     sample = Sample(module, held, structure, places)
@@ -79,7 +79,7 @@ def explore_module(
 def _judged(
     module: nn.Module, sample: Sample, approximate: bool, known: Collection[str], options: dict[str, Any]
 ) -> list[Finding] | None:
-    """The errors at an invented input that are not known; None where the module has no derivative there."""
+    """Return new errors at an invented input; None if the module has no finite value or no derivative there."""
     args = tree_unflatten(list(sample.leaves), sample.structure)
     dtypes = {sample.leaves[i].dtype for i in sample.places if sample.leaves[i].is_floating_point()}
     low = next((each for each in (torch.bfloat16, torch.float32) if each in dtypes), None)
@@ -108,7 +108,7 @@ def _mode(options: dict[str, Any]) -> AbstractContextManager[Any]:
 
 
 def _is_sure(compared: Comparison, options: dict[str, Any]) -> bool:
-    """Whether what fails is smooth there."""
+    """Whether the module is differentiable at the input, up to the lowest order that fails."""
     lowest = min(entry.order for entry in compared.entries if entry.failed)
     problem = compared.problem
     with _mode(options):
@@ -120,7 +120,7 @@ def _is_sure(compared: Comparison, options: dict[str, Any]) -> bool:
 def _in(
     dtype: torch.dtype, module: nn.Module, args: tuple[Any, ...], exact: Comparison, options: dict[str, Any]
 ) -> list[Finding]:
-    """What has no correct digit in a lower precision, or raises there, where the module itself runs."""
+    """Return findings in a lower precision: no correct digit, or an exception though the forward pass runs."""
     own = deep_copy(module).to(dtype)
     call = attempt(record_calls, own, args)
     if isinstance(call, Failure):
@@ -139,7 +139,7 @@ def _in(
 
 
 def _arranging(module: nn.Module, sample: Sample) -> nn.Module:
-    """The module, which lays its inputs out in another way."""
+    """Return a copy of the module that changes the memory layout of its inputs."""
     if not sample.layouts:
         return module
 

@@ -1,1 +1,1 @@
-"""The defects that a check can name, and how it recognises them."""
+"""Defects that a check can name, and their diagnosis."""

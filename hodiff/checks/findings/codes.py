@@ -1,7 +1,7 @@
-"""The defects that a check can name: a code each, what causes it, and what to do about it.
+"""Table of the defects that a check can name, by code, with their causes and remedies.
 
-A code never changes its meaning. Hundreds group what belongs together: 1 numbers that are wrong, 2 what a rule returns,
-3 what a rule does to its surroundings, 4 what is missing, 5 waste, 9 what is no defect of the function.
+A code never changes its meaning. The hundreds are groups: 1 wrong numbers, 2 return values of a rule,
+3 side effects of a rule, 4 missing rules, 5 waste, 9 results that are no defect of the function.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A kind of defect, with its cause and remedy."""
+"""Description of a kind of defect: its cause and remedy."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Defect:
-    """A kind of defect.
+    """Kind of defect.
 
     Attributes:
-        code: Its name, as `HD101`.
+        code: Its name, such as `HD101`.
         severity: "error" (something is wrong or missing), "warning" (it works here, and wastes or fails elsewhere) or
             "note".
-        title: What it is, in a few words.
+        title: The defect, in a few words.
         cause: Why derivatives go wrong, in a sentence.
         remedy: What to change, with a line of code.
     """

@@ -1,7 +1,7 @@
-"""From failed comparisons and what probes saw to findings: each defect once, with its code and evidence.
+"""Diagnosis: turns failed comparisons and the causes that probes found into findings with codes and evidence.
 
-A cause that a probe saw explains the comparisons that follow from it; a message of torch that says what is missing
-explains its own; a table names what is left.
+A cause explains the failed comparisons that follow from it. A message of torch about a missing rule explains the
+comparison that raised it. A table assigns codes to the remaining comparisons.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from hodiff.torch_internals.wording import Wording, pattern_of
 
 @dataclass(frozen=True)
 class CodePattern:
-    """A code and the patterns of the entries that have it.
+    """Code of a defect, and patterns of the entries with that code.
 
-    All but `detail` are matched at the start.
+    All patterns but `detail` are matched at the start.
     """
 
     code: str
@@ -33,7 +33,7 @@ class CodePattern:
     fact: str = ""
 
     def holds(self, entry: Entry, facts: frozenset[str]) -> bool:
-        """Whether all patterns match, and the fact holds, if one is needed."""
+        """Whether all patterns match the entry, and the required fact, if any, holds."""
         return (
             (not self.fact or self.fact in facts)
             and re.match(self.kind, entry.status) is not None
@@ -44,7 +44,7 @@ class CodePattern:
         )
 
 
-# What torch itself says is missing; the special ones come first.
+# Codes of torch's messages about missing rules; specific patterns come first.
 MESSAGES: tuple[CodePattern, ...] = (
     CodePattern("HD107", detail=pattern_of(Wording.ONCE_DIFFERENTIABLE)),
     CodePattern("HD412", detail=pattern_of(Wording.NO_SETUP_CONTEXT, Wording.NO_JVP), fact="operator"),
@@ -61,7 +61,7 @@ MESSAGES: tuple[CodePattern, ...] = (
     CodePattern("HD406", detail=pattern_of(Wording.FORWARD_MODE)),
 )
 
-# How a defect is told where it is in a plain function, and in no rule: cause and remedy.
+# Cause and remedy of a defect in a plain function instead of a rule.
 _IN_FUNCTION = {
     "HD101": (
         "a hook on a tensor changes the gradient that passes it, which is no derivative of the values any more.",
@@ -83,12 +83,12 @@ _IN_FUNCTION = {
         "Make that call a Function, with backward and jvp, or wrap it by `hodiff.functions.numpy_function`.",
     ),
 }
-# Of these the cause says as much as torch's words.
+# Codes whose cause says as much as torch's message.
 _SAID_BY_CAUSE = {"HD401", "HD405", "HD412"}
-# A defect that another one makes plain, and that its remedy covers.
+# Defects that are reported as another defect, whose remedy covers them.
 _COVERED = {"HD401": "HD405"}
 
-# What an entry is that nothing else explains.
+# Codes of entries without another explanation; the first match decides.
 LEFT_OVER: tuple[CodePattern, ...] = (
     CodePattern("HD306", kind="float64"),
     CodePattern("HD113", kind="imprecise"),
@@ -114,7 +114,7 @@ _UPSET_BATCHES = {"HD301", "HD302", *UNRELIABLE}
 # Defects for which differences do not settle.
 _NOISY = {"HD111", "HD118", *UNRELIABLE}
 _STOP_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", "HD204", "HD304"}
-# Defects by which backward computes outside of the graph, and the relative error that solvers there may have.
+# Defects in which backward computes outside of the graph, and the relative error that solvers there may have.
 _CUTS = {"HD104", "HD106"}
 _OF_SOLVERS = 1e-3
 _SEVERITIES = ("error", "warning", "note")
@@ -128,18 +128,18 @@ def diagnose(
     settled: frozenset[int] = frozenset(),
     location: str = "",
 ) -> tuple[Finding, ...]:
-    """Name each defect once.
+    """Return findings that name each defect once.
 
     Args:
         entries: All comparisons.
-        causes: What probes saw.
-        facts: ``"custom"``, ``"operator"`` or ``"plain"``, whether custom Functions or operators of torch.library take
-            part; ``"batching"`` if one has a vmap.
-        settled: The orders at which differences know the derivative, so that one that is not finite is wrong.
-        location: Where the function is, for defects that have no place of their own.
+        causes: The causes that probes found.
+        facts: ``"custom"`` if there are custom Functions, ``"operator"`` if there are operators of torch.library, else
+            ``"plain"``; ``"batching"`` if a custom Function has a vmap.
+        settled: The orders at which differences know the derivative, so that a derivative that is not finite is wrong.
+        location: Location of the function, for defects without their own location.
 
     Returns:
-        The findings, errors first; empty if nothing failed and nothing was seen.
+        The findings, errors first; empty if no comparison failed and there are no causes.
     """
     failed = [entry for entry in entries if entry.failed]
     messages = {id(entry): _code(MESSAGES, entry, facts) for entry in failed}
@@ -163,7 +163,7 @@ def diagnose(
 
 
 def sorted_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """The worst first, and each severity by code."""
+    """Sort findings by severity, the worst first, then by code."""
     return tuple(sorted(findings, key=lambda finding: (_SEVERITIES.index(finding.severity), finding.code)))
 
 
@@ -172,7 +172,7 @@ def _code(rules: Sequence[CodePattern], entry: Entry, facts: frozenset[str]) -> 
 
 
 def _has_symptom(cause: Cause, failed: list[Entry], messages: dict[int, str]) -> bool:
-    """A comparison that says only that something is missing is no symptom of another defect."""
+    """Whether a failed comparison shows the cause; messages about other missing rules do not count."""
     return any(cause.explains(entry) and messages[id(entry)] in {"", cause.code, "HD405"} for entry in failed)
 
 
@@ -190,23 +190,23 @@ def _owner(entry: Entry, causes: Sequence[Cause], message: str) -> str:
 
 
 def _accounts_for(cause: Cause, entry: Entry) -> bool:
-    """Whether a comparison follows from a defect; differences of numbers that mean nothing do not settle either."""
+    """Whether the comparison follows from the defect; unreliable numbers also explain unsettled differences."""
     return cause.explains(entry) or (entry.status == "non-smooth" and cause.code in UNRELIABLE)
 
 
 def _spoils_differences(cause: Cause, entry: Entry) -> bool:
-    """Whether a route, right or not, is held against differences of gradients that mean nothing."""
+    """Whether the differences of gradients that an entry is compared with are unreliable."""
     return cause.code in UNRELIABLE and entry.order > 1 and entry.quantity == "vs differences"
 
 
 def _is_right_to_a_tolerance(cause: Cause, entry: Entry) -> bool:
-    """Whether a gradient is off by no more than a solver may be, such as an adjoint's, that backward runs in a cut."""
+    """Whether a gradient computed outside of the graph is within the tolerance of a solver, such as an adjoint."""
     small = entry.error is not None and entry.error < _OF_SOLVERS
     return cause.code in _CUTS and small and entry.status == "wrong" and entry.order == 1
 
 
 def _first_of(entry: Entry, codes: set[str]) -> str:
-    """A rule that is wrong at first order is wrong at higher ones."""
+    """Blame a rule that is wrong at first order for errors at higher orders."""
     modes = modes_of(entry)
     if "HD101" in codes and "reverse" in modes:
         return "HD101"
@@ -214,7 +214,7 @@ def _first_of(entry: Entry, codes: set[str]) -> str:
 
 
 def _not_smooth(failed: list[Entry], causes: Sequence[Cause], settled: frozenset[int]) -> list[Cause]:
-    """The lowest order without a number decides; nothing above it can be compared."""
+    """Return the cause for entries that are not smooth or not finite; it explains all orders from their lowest."""
     noise = [cause for cause in causes if cause.code in _UPSET_BATCHES | _NOISY]
     broken = [
         entry
@@ -230,14 +230,14 @@ def _not_smooth(failed: list[Entry], causes: Sequence[Cause], settled: frozenset
 
 
 def _without_graph(messages: dict[int, str]) -> list[Cause]:
-    """Where forward mode finds no graph inside, torch's checks compare gradients with nothing."""
+    """Return the cause for failures of gradcheck if forward mode finds no graph inside."""
     if "HD411" not in messages.values():
         return []
     return [Cause("HD411", (), lambda entry: entry.route.endswith("gradcheck") and entry.status == "fails")]
 
 
 def _unnested(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, str]) -> list[Cause]:
-    """Forward-over-forward alone is wrong where torch hides the outer pass from a jvp."""
+    """Return the cause HD114 if only forward-over-forward is wrong, as torch hides the outer pass from a jvp."""
     second = [
         entry
         for entry in failed
@@ -271,7 +271,7 @@ def _finding(code: str, entries: list[Entry], causes: list[Cause], location: str
         message=message,
         remedy=remedy,
         code=code,
-        # What one cause warns of may be an error for another.
+        # Causes with the same code may differ in severity; the worst counts.
         severity=min(
             (cause.severity or known.severity for cause in causes), key=_SEVERITIES.index, default=known.severity
         ),
@@ -283,7 +283,7 @@ def _finding(code: str, entries: list[Entry], causes: list[Cause], location: str
 
 
 def _measured(entries: list[Entry]) -> tuple[str, ...]:
-    """The worst comparison, in numbers."""
+    """Return the numbers of the worst comparison."""
     numbers = [(entry.error, entry) for entry in entries if entry.error is not None and entry.tolerance is not None]
     if not numbers:
         return ()

@@ -1,4 +1,4 @@
-"""Failed comparisons in numbers and words."""
+"""Descriptions of failed comparisons, in numbers and words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WORDS = {"raises": "raises", "non-finite": "is not finite", "non-smooth": "has 
 
 
 def numbers(failed: Sequence[Entry]) -> tuple[str, ...]:
-    """Each route once, at its lowest order; those with one message together."""
+    """Return each route's message at its lowest order; routes with equal messages are joined."""
     first: dict[str, Entry] = {}
     for entry in sorted(failed, key=lambda entry: entry.order):
         first.setdefault(entry.route, entry)
@@ -21,7 +21,7 @@ def numbers(failed: Sequence[Entry]) -> tuple[str, ...]:
 
 
 def measured(failed: Sequence[Entry]) -> str:
-    """The worst of them, or what one of them says."""
+    """Return the largest error of the comparisons, or the first message if there are no errors."""
     details = [entry.detail for entry in failed if entry.detail]
     compared = [entry for entry in failed if entry.error is not None and not entry.detail]
     if not compared:
@@ -31,15 +31,15 @@ def measured(failed: Sequence[Entry]) -> str:
 
 
 def in_words(failed: Sequence[Entry]) -> str:
-    """What is amiss with them: "is wrong, raises"."""
+    """Return the kinds of failure in words: "is wrong, raises"."""
     return ", ".join(dict.fromkeys(_WORDS.get(entry.status, f"is {entry.status}") for entry in failed))
 
 
 def routes_of(failed: Sequence[Entry]) -> str:
-    """By which routes, each once."""
+    """Return the names of the routes, without repetition."""
     return ", ".join(dict.fromkeys(entry.route for entry in failed))
 
 
 def statuses(failed: Sequence[Entry]) -> set[str]:
-    """The kinds of failure."""
+    """Return the kinds of failure."""
     return {entry.status for entry in failed}

@@ -1,4 +1,4 @@
-"""HD4.. and HD5..: what is missing, and waste."""
+"""Defects HD4xx (missing rules) and HD5xx (waste)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HD9..: what a check says of a function that has no defect, or cannot be judged."""
+"""HD9xx: functions that have no defect or cannot be judged."""
 
 from __future__ import annotations
 

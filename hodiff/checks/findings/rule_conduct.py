@@ -1,4 +1,4 @@
-"""HD2.. and HD3..: what a rule returns, and what it writes, keeps and reads besides."""
+"""Defects HD2xx (return values of rules) and HD3xx (side effects of rules)."""
 
 from __future__ import annotations
 

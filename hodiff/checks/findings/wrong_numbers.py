@@ -1,4 +1,4 @@
-"""HD1..: numbers that are wrong."""
+"""Defects HD1xx: wrong numbers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The check of a function at a point: comparisons, then probes, then the diagnosis."""
+"""Check of a function at a point: comparisons, then probes, then the diagnosis."""

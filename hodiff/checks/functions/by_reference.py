@@ -1,4 +1,4 @@
-"""A function of low precision, whose float64 twin is the truth; what needs float64 inside it is left out."""
+"""Check of a low-precision function against a float64 reference, without comparisons that need float64 inside."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodiff.checks.functions.switches import Switches
 from hodiff.checks.probes.probe import probe
 from hodiff.checks.report.report import Report
 
-# What a function with a reference does not promise: to compute in float64.
+# A function with a reference need not compute in float64.
 _OF_DOUBLE = {"HD306"}
 
 

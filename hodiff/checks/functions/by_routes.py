@@ -1,4 +1,4 @@
-"""A function whose truth is in its own float64 values: every route against differences and the other routes."""
+"""Check of a function in float64: every route against differences and the other routes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def check_by_routes(
     approximate: bool,
     generator: torch.Generator,
 ) -> Report:
-    """Check a function in float64, and in its inputs' own dtypes; then say what torch alone gets wrong of it."""
+    """Check a function in float64 and in its inputs' own dtypes; then report what torch alone gets wrong."""
     with switches.mode:
         report, problem, levels = _report(f, args, own, switches, approximate, generator)
     if switches.brief or not switches.correct or not levels or UNRELIABLE & set(report.codes):
@@ -70,7 +70,7 @@ def _report(
     approximate: bool,
     generator: torch.Generator,
 ) -> tuple[Report, ScalarProblem, list[Level]]:
-    """The report, the problem in float64, and its derivatives if differences judge them."""
+    """Return the report, the problem in float64, and its derivatives if differences judge them."""
     problem, trouble, lost = _in_double(own)
     surrogate = approximate or declares_surrogate(f, problem.function, problem.leaves)
     levels, entries = [], [*_trouble(trouble), *switches.failed]
@@ -98,7 +98,7 @@ def _report(
 
 
 def _in_double(own: ScalarProblem) -> tuple[ScalarProblem, str, tuple[str, ...]]:
-    """Fall back to a coarser rounding where f cannot compute in float64, which is a defect, or loses digits: a note."""
+    """Return f's problem in float64; where f cannot compute in it or loses digits, with a coarser rounding."""
     double = attempt(own.in_double)
     if isinstance(double, Failure):
         return own, f"f raises for float64 inputs: {double.message}", ()
@@ -143,7 +143,7 @@ def _entries(
     if own.eps > problem.eps:
         yield from in_own_dtype(own, own.loss, levels, f"in {own.dtypes}")
     if in_double and not switches.brief:
-        # The step of gradcheck is a millionth of the unit; here it is a small part of what differences had to take.
+        # gradcheck's default step is 1e-6 (for inputs of size 1); scale it down if differences needed smaller steps.
         step = min(level.differences.step for level in levels)
         short = 2.0 ** round(math.log2(step) + 15) if 0 < step < problem.step * FARTHER else None
         yield from gradchecks(problem, order, switches.vmap, switches.seed, short)
@@ -159,7 +159,7 @@ def _surrogate_entries(
     *,
     in_double: bool,
 ) -> Iterator[Entry]:
-    """The routes to a claimed derivative are compared with each other; differences do not judge it."""
+    """Compare the routes to a claimed derivative with each other; differences do not judge it."""
     yield from against_differences(levels, switches.order)
     yield from between_claims(problem, switches.order, generator)
     yield from _transformed(problem, levels, switches, generator)

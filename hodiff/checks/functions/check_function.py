@@ -1,4 +1,4 @@
-"""`check_function`: all that can be compared of one function at one point, and what is wrong where that disagrees."""
+"""`check_function`: compares all derivatives of a function at one point, and diagnoses disagreements."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def check_function(
     reference: Callable[..., Any] | None = None,
     ulps: float | None = None,
 ) -> Report:
-    """Check a function or a Function class, as `hodiff.check` does with arguments that it has validated."""
+    """Check a function or a Function class, whose arguments `hodiff.check` has validated."""
     function = _applied(f) if isinstance(f, type) and issubclass(f, torch.autograd.Function) else f
     generator = torch.Generator().manual_seed(switches.seed)
     name = getattr(f, "__name__", type(f).__name__)
@@ -49,7 +49,7 @@ def check_function(
 
 
 def _applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """A Function as users call it: one that says that it changes its inputs never gets a leaf, which torch refuses."""
+    """Return a Function's apply; if it changes inputs in place, with cloned inputs, as torch refuses leaves."""
     if "mark_dirty" not in _names_in(function.setup_context, function.forward):
         return function.apply
 
@@ -61,6 +61,6 @@ def _applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
 
 def _names_in(*rules: Callable[..., Any]) -> set[str]:
-    """The names and attributes that rules use."""
+    """Return the names and attributes that rules use."""
     codes = (getattr(inspect.unwrap(rule), "__code__", None) for rule in rules)
     return {name for code in codes if code is not None for name in code.co_names}

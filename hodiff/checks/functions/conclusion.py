@@ -1,4 +1,4 @@
-"""From comparisons and what probes saw to the report of a function."""
+"""Report of a function, from its comparisons and the causes that probes found."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hodiff.checks.source_lines import class_location
 
 
 def calls_within(problem: ScalarProblem, f: Any) -> list[FunctionCall]:
-    """The custom Functions that a function calls; none if they cannot be told."""
+    """Return the calls of custom Functions in a function; none if they cannot be recorded."""
     calls = attempt(function_calls, problem.function, problem.leaves, f)
     return [] if isinstance(calls, Failure) else calls
 
@@ -35,7 +35,7 @@ def conclude(
     *,
     correct: bool,
 ) -> Report:
-    """Diagnose, and write the report."""
+    """Diagnose, and return the report."""
     settled = frozenset(level.order for level in levels if level.settled)
     location = class_location(f) or next((class_location(call.function) for call in calls), "")
     findings = diagnose(entries, causes, facts=_facts(f, calls), settled=settled, location=location)
@@ -44,18 +44,18 @@ def conclude(
 
 
 def standing(problem: ScalarProblem) -> Iterator[str]:
-    """How many numbers of the inputs are no point to differentiate at."""
+    """Note how many numbers of the inputs are infinite or NaN, and hence constants."""
     if problem.still:
         yield f"{problem.still} numbers of the inputs are infinite or NaN, and constants here"
 
 
 def title(name: str, shapes: str, *, correct: bool) -> str:
-    """What was checked, where, and by whose rules."""
+    """Return the title of a report: name, shapes, and whether torch's rules are corrected."""
     return f"{name} at {shapes}, {'within corrected()' if correct else 'by torch alone'}"
 
 
 def unrepeatable(f: Any, reason: str) -> Report:
-    """Of a function that gives another output in every call, nothing else can be said."""
+    """Return the report of a function whose output differs from call to call."""
     cause = Cause("HD903", (reason,), no_entry, class_location(f))
     return Report(_name_of(f), (), diagnose((), [cause]))
 
@@ -65,7 +65,7 @@ def _name_of(f: Any) -> str:
 
 
 def _facts(f: Any, calls: list[FunctionCall]) -> frozenset[str]:
-    """What decides between codes, where comparisons alone do not."""
+    """Return facts about f that choose between codes: its kinds, and whether it has a batching rule."""
     functions = [call.function for call in calls if not call.of_operator] + ([f] if isinstance(f, type) else [])
     operators = any(call.of_operator for call in calls)
     batching = any(function.vmap is not torch.autograd.Function.vmap for function in functions)

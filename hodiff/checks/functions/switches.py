@@ -1,4 +1,4 @@
-"""What the check of a function compares."""
+"""Options of a function's check."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ METHODS = ("auto", "directions", "matrices")
 
 @dataclass(frozen=True)
 class Switches:
-    """What to compare, and how.
+    """Options of a function's check.
 
     Attributes:
         order: Highest order of derivative.
         vmap: Whether to check batching.
-        backend: Of `torch.compile`; empty to leave that out.
+        backend: Backend of `torch.compile`; empty to skip that comparison.
         scipy: Whether to run SciPy's differences.
-        seed: Of everything random.
-        method: How the input is moved: one of `METHODS`.
+        seed: Seed of all random numbers.
+        method: Way in which the input is moved, one of `METHODS`.
         correct: Whether derivatives are taken within `hodiff.corrected()`, as hodiff's transforms take them.
-        brief: Whether this is one of many checks of the same function: what torch's own checks say is left out, what
-            torch alone would give, and what is looked for at edges, far away and on other devices.
-        failed: What is known to raise, if that is all that fails: then nothing is compared again.
+        brief: Whether this is one of many checks of the same function. It skips torch's own checks, the comparison
+            with torch alone, and the probes of domain edges, distant points and other devices.
+        failed: Comparisons known to raise, if all failures raise; then routes are not compared again.
     """
 
     order: int = 2
@@ -41,5 +41,5 @@ class Switches:
 
     @property
     def mode(self) -> AbstractContextManager[Any]:
-        """The context in which derivatives are taken."""
+        """Context in which derivatives are taken."""
         return corrected() if self.correct else nullcontext()

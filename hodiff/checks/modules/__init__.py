@@ -1,1 +1,1 @@
-"""Checks of whole modules, down to the submodule at fault."""
+"""Checks of modules that find the submodule at fault."""

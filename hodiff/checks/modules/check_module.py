@@ -1,4 +1,4 @@
-"""`check_module`: a whole module by every route, and which of its submodules is at fault."""
+"""`check_module`: compares all routes for a whole module, and finds the submodule at fault."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from hodiff.common.randomness import RandomState
 from hodiff.corrections import corrected
 from hodiff.errors import InputError
 
-# What is missing inside is no error where the routes of reverse passes, which transforms take first, are right.
+# Defects that are only warnings if the reverse-mode routes, which transforms try first, are right.
 _MISSING = {"HD401", "HD403", "HD405", "HD406", "HD408"}
 
 
@@ -72,11 +72,11 @@ def check_module(
 
     .. math:: \phi(t) = \ell(\mathrm{module}(x + V_x t;\ \theta + V_\theta t)), \qquad t \in \mathbb{R}^2,
 
-    each in proportion to its size, and the derivatives of :math:`\phi` at 0 are taken by all ``2**k`` routes for each
+    in proportion to their sizes. The derivatives of :math:`\phi` at 0 are computed by all ``2**k`` routes for each
     order k up to ``order``, in float64, and compared with differences and with each other. Where they disagree, the
-    submodules are checked alone at what they were called with, from the outside inwards, until one is at fault whose
-    own submodules are not; then the torch functions that it calls are. Before all this, two forward passes are
-    compared. Everything happens on a copy.
+    submodules are checked alone with their recorded arguments, from the outside inwards, until a submodule is at fault
+    whose own submodules are not; then the torch functions that it calls are checked. Before that, two forward passes
+    are compared. The module itself is not changed: all this is done with a copy.
 
     Args:
         module: The module, as it will be used: in evaluation mode, unless its training mode is deterministic.
@@ -85,14 +85,14 @@ def check_module(
             their squares.
         order: Highest order of derivative, at least 1.
         seed: Seed of the contraction and the directions.
-        correct: Whether derivatives are taken within `hodiff.corrected()`; else what torch alone does.
+        correct: Whether to take derivatives within `hodiff.corrected()`; else by torch alone.
         wrt: Whether to differentiate by the ``"parameters"``, the ``"inputs"`` or ``"both"``.
-        fixed: Positions of inputs that are constants all the same, such as points that a module compares with its own.
-        backend: Of `torch.compile`; empty to leave that out.
-        approximate: Whether the module declares derivatives that are not its own, such as those of a quantizer.
+        fixed: Positions of floating inputs to treat as constants, such as points that a module compares with its own.
+        backend: Backend of `torch.compile`; empty to skip that comparison.
+        approximate: Whether the module declares derivatives that are not its own, such as a quantizer's.
 
     Returns:
-        A report; its findings name the submodule and, where it can be told, the torch function.
+        A report; its findings name the submodule and, if it can be found, the torch function.
 
     Raises:
         InputError: If there is nothing to check; the message says why.
@@ -124,7 +124,7 @@ def check_module(
             return Report(heading, (), (stale_finding(called.stale),))
         _require_scalar(loss, root)
         aside = () if wrt != "both" else tuple(set(custom_classes(root, inputs=False)) - set(custom_classes(root)))
-        # The way that training takes is the one to check.
+        # Training, without input gradients, runs these custom Functions: differentiate by parameters to check them.
         wrt = "parameters" if aside else wrt
         subject = subject_of_call(root, loss, wrt, fixed)
         if approximate or _declares_surrogate(module, subject):
@@ -142,7 +142,7 @@ def check_module(
 
         def failures_of(subject: Subject) -> tuple[Any, ...]:
             with mode():
-                # Whether a route raises takes a tenth of the time of comparing all.
+                # Testing whether a route raises takes a tenth of the time of comparing all routes.
                 return () if raising and not raises(subject, order, seed) else failures(subject, order, seed)
 
         if failed:
@@ -153,7 +153,7 @@ def check_module(
         if all(entry.status == "raises" and "forward" in entry.route for entry in failed):
             found = [replace(each, severity="warning") if each.code in _MISSING else each for each in found]
         if correct and not UNRELIABLE & {each.code for each in found}:
-            # The last, as it is a warning.
+            # This finding comes last, as it is a warning.
             found += torch_alone(lambda: _again(root, loss), comparison, order, seed, custom_classes(root))
         notes = notes_of(module, called, subject, comparison, aside, failed)
     return Report(heading, entries, tuple(found), notes)
@@ -170,7 +170,7 @@ def compare_module(
     wrt: str,
     fixed: Sequence[int],
 ) -> Comparison | None:
-    """The comparison of all routes alone, which is the quick part of a check; None where routes need not agree."""
+    """Return the comparison of all routes, the quick part of a check; None if routes need not agree."""
     with _apart(module):
         called = first_call(module, inputs)
         subject = subject_of_call(called.root, loss, wrt, fixed)
@@ -182,7 +182,7 @@ def compare_module(
 
 @contextmanager
 def _apart(module: nn.Module) -> Iterator[None]:
-    """Where nothing that a check does is seen outside."""
+    """Silence warnings, show progress, and restore random generators, default dtype and class attributes."""
     with (
         silence_torch_warnings(),
         told(f"check of {type(module).__name__}"),
@@ -202,7 +202,7 @@ def _declares_surrogate(module: nn.Module, subject: Subject) -> bool:
 
 
 def _of_surrogate(module: nn.Module, subject: Subject, switches: Switches) -> Report:
-    """The check of its function, whose routes are compared with each other."""
+    """Check a module with surrogate derivatives as a function, comparing routes with each other."""
 
     @wraps(subject.function)
     def function(*inputs: Any) -> Any:
@@ -228,9 +228,9 @@ def _compiled(
     seed: int,
     backend: str,
 ) -> Iterator[Entry]:
-    """The comparisons of compiled with eager code."""
+    """Yield comparisons of compiled with eager code."""
     if backend:
-        # No compiler follows what a setting puts back.
+        # Compilers cannot trace the contexts of a setting.
         generator = torch.Generator().manual_seed(seed)
         problem = problem_of(subject_of_call(replace(root, setting=Setting()), loss, wrt, fixed), generator)
         size = max(level.scale for level in comparison.levels)
@@ -261,7 +261,7 @@ def _require(module: Any, order: Any, loss: Any) -> None:
 
 
 def _others_left(wrt: str, fixed: Sequence[int]) -> str:
-    """How to leave out what is cut off, of what the caller has not done already."""
+    """Return advice on differentiating by fewer variables, unless the caller does so already."""
     ways = ['`wrt="parameters"`'] * (wrt != "parameters") + ["`fixed=(0,)` for the first input"] * (
         wrt != "parameters" and not fixed
     )
@@ -283,7 +283,7 @@ def _require_scalar(loss: Callable[[Any], Tensor] | None, root: ModuleCall) -> N
         with torch.no_grad():
             value = loss(root.output)
     except InputError:
-        # This loss has its own message.
+        # The loss raised hodiff's own message.
         raise
     except Exception as error:
         raise InputError(

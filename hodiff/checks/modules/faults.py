@@ -1,4 +1,4 @@
-"""From a submodule at fault to findings: which torch function or custom Function in it, and what to do."""
+"""Diagnosis of a submodule at fault: names the torch function or custom Function in it, and a remedy."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from hodiff.corrections.registry import CORRECTIONS
 from hodiff.torch_internals.custom_operators import loses_tangents
 from hodiff.torch_internals.wording import Wording, says
 
-# The code of a failed comparison that nothing else explains; the first status that occurs decides.
+# Codes of failed comparisons without another explanation; the first status that occurs decides.
 _BY_STATUS = {"non-smooth": "HD901", "non-finite": "HD112", "raises": "HD408", "zero": "HD115", "wrong": "HD115"}
-# What takes a tensor out of the graph.
+# Functions that detach a tensor from the graph.
 _CUTS = (torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.Tensor.numpy, torch.Tensor.item)
 
 
 @dataclass(frozen=True)
 class Inquiry:
-    """How a submodule at fault is examined.
+    """Options for the diagnosis of a submodule at fault.
 
     Attributes:
-        mode: Makes the context in which derivatives are taken.
+        mode: Returns the context in which derivatives are taken.
         correct: Whether that context corrects torch's functions.
         order: The highest order.
         seed: The seed.
-        subject_for: A call as a function of what it is differentiated by.
-        others_left: How to differentiate by what a cut leaves, as the begin of a sentence's part; empty where that is
-            done already.
+        subject_for: Returns a call as a function of the variables to differentiate by.
+        others_left: Advice on differentiating by fewer variables, as the first part of a sentence; empty if the
+            caller does so already.
     """
 
     mode: Callable[[], AbstractContextManager[Any]]
@@ -56,14 +56,14 @@ class Inquiry:
     others_left: str = ""
 
     def findings(self, guilty: Guilty) -> tuple[Finding, ...]:
-        """Name the torch function at fault, else what a check of the submodule alone says, else the routes."""
+        """Blame a torch function, else report a check of the submodule alone, else name the routes."""
         if guilty.loss is not None:
             return self._alone(guilty, subject_of_loss(guilty.loss, guilty.call), "the loss", "")
         kink = statuses(guilty.failed) == {"non-smooth"}
         if kink and guilty.call.children:
-            # All that is inside agrees, and a check of the whole would say the same again.
+            # The routes of all children agree, and a check of the whole would report the same kink again.
             return (_by_routes(guilty, guilty.call.label, guilty.call.location),)
-        # Of what writes into its inputs no function alone is at fault.
+        # If the module writes into its inputs, no single function is at fault.
         told = kink or _names_custom(guilty) or _writes(self.subject_for(guilty.call))
         culprits_inside = [] if told else list(self._culprits(guilty))
         if culprits_inside:
@@ -71,9 +71,9 @@ class Inquiry:
         return self._alone(guilty, self.subject_for(guilty.call), guilty.call.label, guilty.call.location)
 
     def _alone(self, guilty: Guilty, subject: Subject, label: str, location: str) -> tuple[Finding, ...]:
-        """What a check says; if it says nothing, which routes disagree."""
+        """Return the findings of a check of the subject alone; if there are none, name the routes that disagree."""
         report = attempt(self._check_alone, subject, () if guilty.loss is not None else guilty.failed)
-        # A warning that a comparison shows may be all that is amiss.
+        # The only findings may be warnings that comparisons show.
         shown = () if isinstance(report, Failure) else tuple(each for each in report.findings if each.kind != "seen")
         errors = tuple(each for each in shown if each.severity == "error") or shown
         return tuple(
@@ -87,7 +87,7 @@ class Inquiry:
         ) or (_by_routes(guilty, label, location),)
 
     def _culprits(self, guilty: Guilty) -> Iterator[Culprit]:
-        """The functions inside that fail as the whole does: others have kinks, or are moved as they never are."""
+        """Yield the torch functions that fail in the same way as the whole submodule."""
         ways = set(map(_way, guilty.failed))
         raising = {kind for kind, _ in ways} == {"raises"}
         for culprit in culprits(guilty.call.again, self.mode, self.order, self.seed, raising=raising):
@@ -95,9 +95,9 @@ class Inquiry:
                 yield culprit
 
     def _check_alone(self, subject: Subject, failed: tuple[Entry, ...]) -> Report:
-        # No comparison says more of what raises.
+        # If all routes raise, no further comparison is needed.
         failed = failed if statuses(failed) == {"raises"} else ()
-        # The mode is that around it.
+        # The surrounding mode corrects already, if it should.
         switches = Switches(
             order=self.order, vmap=False, scipy=False, brief=True, seed=self.seed, correct=False, failed=failed
         )
@@ -106,7 +106,7 @@ class Inquiry:
 
     def _of_culprit(self, guilty: Guilty, culprit: Culprit) -> tuple[Finding, ...]:
         if loses_tangents(culprit.function):
-            # Its rule is the user's, and can be looked at.
+            # The function runs a rule of the user, which probes can inspect.
             return self._alone(guilty, culprit.subject, f"{guilty.call.label}, {culprit.name}", culprit.location)
         cut = culprit.function in _CUTS
         code = CODES["HD104" if cut else "HD112" if statuses(culprit.failed) <= {"non-finite"} else "HD406"]
@@ -134,9 +134,9 @@ class Inquiry:
 
 
 def unsteady_finding(call: ModuleCall, reason: str) -> Finding:
-    """Say which module makes two calls with the same inputs differ, and by what."""
+    """Return a finding that names the module that makes two calls with the same inputs differ, and why."""
     seen = attempt(preflight, lambda *args: call.module(*args, **call.kwargs), *call.args)
-    # A check has no other seed to be called with.
+    # The remark about drawing with one seed does not apply to checks.
     seen = () if isinstance(seen, Failure) else seen.remarks
     remarks = tuple(each.replace(ONE_DRAW, "") for each in seen)
     finding = _seen("HD903", call, reason, *remarks)
@@ -147,14 +147,14 @@ def unsteady_finding(call: ModuleCall, reason: str) -> Finding:
 
 
 def stale_finding(call: ModuleCall) -> Finding:
-    """Say which module keeps what it computed of numbers that have changed since."""
+    """Return a finding that names the module that caches results of numbers that have changed since."""
     return _seen(
         "HD310", call, "its second call, with other parameters and inputs, gives another output than a first one"
     )
 
 
 def _seen(name: str, call: ModuleCall, reason: str, *remarks: str) -> Finding:
-    """A finding that no comparison shows."""
+    """Return a finding that no comparison shows."""
     code = CODES[name]
     return Finding(
         route="f",
@@ -172,7 +172,7 @@ def _seen(name: str, call: ModuleCall, reason: str, *remarks: str) -> Finding:
 
 
 def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
-    """All that is known is which routes disagree."""
+    """Return a finding that names only the routes that disagree."""
     failed = guilty.failed
     code = CODES[next(code for status, code in _BY_STATUS.items() if status in statuses(failed))]
     routes = routes_of(failed)
@@ -193,19 +193,19 @@ def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
 
 
 def _names_custom(guilty: Guilty) -> bool:
-    """Whether torch says of all that fails that a Function takes ctx in forward, and there is a custom one inside."""
+    """Whether all failures are torch's message about ctx in forward, and there is a custom Function inside."""
     said = all(says(entry.detail, Wording.NO_SETUP_CONTEXT) for entry in guilty.failed)
     return said and bool(custom_classes(guilty.call))
 
 
 def _writes(subject: Subject) -> bool:
-    """Whether a call changes what it is differentiated by."""
+    """Whether the call changes the tensors it is differentiated by."""
     leaves, structure = tree_flatten(subject.inputs)
     return bool(changed_inputs(lambda *moved: subject.function(*tree_unflatten(list(moved), structure)), tuple(leaves)))
 
 
 def _way(entry: Entry) -> tuple[str, int]:
-    """How a comparison fails, in kinds that a module and a function in it share, and at which order."""
+    """Return the order and kind of a failure; a module and the function at fault in it share them."""
     kinds = {"fails": "raises", "raises": "raises", "non-smooth": "non-smooth"}
     return kinds.get(entry.status, "differs"), entry.order
 
@@ -222,5 +222,5 @@ def _submodule(call: ModuleCall) -> str:
 
 
 def count_numbers(tree: Any) -> int:
-    """How many numbers the tensors of a pytree hold."""
+    """Return the number of elements of all tensors in a pytree."""
     return sum(each.numel() for each in tensors_of(tree_leaves(tree)))

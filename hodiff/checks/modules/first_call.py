@@ -1,4 +1,4 @@
-"""The first call of a module to be checked: of a copy, in the precision that it runs in."""
+"""First call of a copy of the checked module, in float64 if it runs there."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Called:
 
     Attributes:
         root: The call.
-        args: What it was called with, in the precision that it runs in.
-        unsteady: The submodule that gave something else in a second call; None if all gave the same.
-        reason: Why.
-        stale: The submodule that keeps what it computed of its parameters or inputs; None if all follow them.
+        args: Its arguments, in the precision that the module runs in.
+        unsteady: The submodule whose second call gave another output; None if all outputs were equal.
+        reason: Why the outputs differ.
+        stale: The submodule that caches results of its parameters or inputs; None if there is none.
     """
 
     root: ModuleCall
@@ -37,7 +37,7 @@ class Called:
 
 
 def first_call(module: nn.Module, inputs: tuple[Any, ...]) -> Called:
-    """Call a module in float64 throughout; else in float64 where it does not choose; else as it is."""
+    """Call a copy with all precisions read as float64; else with float64 parameters and inputs; else as it is."""
     failed: list[CallFailed] = []
     for in_double, throughout in ((True, True), (True, False), (False, False)):
         own, fresh = (_copy_of(module, in_double=in_double) for _ in range(2))
@@ -47,9 +47,9 @@ def first_call(module: nn.Module, inputs: tuple[Any, ...]) -> Called:
             root, unsteady, reason = unsteady_call(own, args, precision)
             _put_back(own, fresh)
             stale: Any = None
-            # Of a module that counts its calls, say, the note is enough.
+            # A note suffices for modules whose calls differ, such as modules that count their calls.
             if unsteady is None:
-                # Where it may not be called at other numbers, nothing is known.
+                # A module that cannot be called with other numbers may still be right.
                 stale = _with_results(module, root) or attempt(stale_call, own, fresh, args, precision)
             return Called(root, args, unsteady, reason, None if isinstance(stale, Failure) else stale)
         except CallFailed as failure:
@@ -62,7 +62,7 @@ def first_call(module: nn.Module, inputs: tuple[Any, ...]) -> Called:
 
 
 def _put_back(called: nn.Module, fresh: nn.Module) -> None:
-    """Undo what a call wrote into its parameters, as embeddings with max_norm do: it is what a check has to find."""
+    """Restore the parameters that a call overwrote, as embeddings with max_norm do, so that the check sees it."""
     given = dict(fresh.named_parameters())
     with torch.no_grad():
         for name, each in called.named_parameters():
@@ -71,7 +71,7 @@ def _put_back(called: nn.Module, fresh: nn.Module) -> None:
 
 
 def _with_results(module: nn.Module, root: ModuleCall) -> ModuleCall | None:
-    """The call of a submodule that holds a tensor with a graph, which an earlier call has computed."""
+    """Return the call of a submodule that holds a tensor with a graph, computed by an earlier call."""
     names = {
         name
         for name, part in module.named_modules()
@@ -98,7 +98,7 @@ def _detached(tensor: Tensor) -> Tensor:
 
 
 def _in_double(tensor: Tensor) -> Tensor:
-    """A copy in float64 or complex128; integers stay."""
+    """Return a copy in float64 or complex128; integers keep their dtype."""
     tensor = _detached(tensor)
     if tensor.is_complex():
         return tensor.to(torch.complex128)
@@ -106,12 +106,12 @@ def _in_double(tensor: Tensor) -> Tensor:
 
 
 def _make_double(module: nn.Module) -> None:
-    # What hangs on real parameters, such as those that an RNN keeps in one piece, is torch's to bring along.
+    # `Module.double` also updates what depends on real parameters, such as the flat weights of an RNN.
     module.double()
     for each in (*module.parameters(), *module.buffers()):
         if each.is_complex():
             each.data = _in_double(each)
-    # Tensors that are neither, alone or in collections.
+    # Attributes may hold further tensors, alone or in collections.
     for part in module.modules():
         for name, value in list(vars(part).items()):
             if name.startswith("_") and isinstance(value, dict):
@@ -121,7 +121,7 @@ def _make_double(module: nn.Module) -> None:
 
 
 def _plain_in_double(tensor: Tensor) -> Tensor:
-    """A tensor that a module holds; one that knows its memory, such as a parameter in a list, stays what it is."""
+    """Return a tensor attribute of lower precision in float64; parameters are unchanged."""
     if not is_low(tensor) or isinstance(tensor, nn.Parameter):
         return tensor
     return _in_double(tensor).requires_grad_(tensor.requires_grad)

@@ -1,4 +1,4 @@
-"""What is good to know of the check of a module: what moved, in which state and precision, what was left aside."""
+"""Notes of a module's check: its variables, state and precision, and what was not checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hodiff.torch_internals.tensors import has_gradient_hooks
 _SMALL = 1e-4
 # Outputs that differ by less are the same computation.
 _ROUNDING = 1e-6
-# Outputs in which there is nothing to look for.
+# Types of outputs that need no search for tensors.
 _NUMBERS = (Tensor, bool, int, float, complex, str, type(None))
 
 
@@ -35,18 +35,18 @@ def notes_of(
     aside: Sequence[type],
     failed: Sequence[Entry],
 ) -> tuple[str, ...]:
-    """All notes.
+    """Return all notes on the check of a module.
 
     Args:
         module: The caller's module.
         called: The first call of its copy.
-        subject: What was differentiated.
-        comparison: What came of it.
-        aside: Functions that it calls where no input needs a gradient.
+        subject: The function that was differentiated.
+        comparison: The comparison of its routes.
+        aside: Custom Functions that the module calls only if no input needs a gradient.
         failed: The comparisons that failed.
 
     Returns:
-        A sentence each.
+        The notes, one sentence per note.
     """
     return (
         what_moves(called.root.module, subject),
@@ -63,7 +63,7 @@ def notes_of(
 
 
 def what_moves(module: nn.Module, subject: Subject) -> str:
-    """By how many numbers it is differentiated, and what stands still."""
+    """Return a note that counts the numbers differentiated by, and names the constants."""
     frozen = sum(each.numel() for each in module.parameters() if not each.requires_grad)
     parameters, *inputs = subject.inputs
     return (
@@ -81,7 +81,7 @@ def _avoided(function: type) -> str:
 
 
 def _of_small_errors(failed: Sequence[Entry]) -> Iterator[str]:
-    """What a solver does to derivatives, which is no defect of any rule."""
+    """Note errors so small that a solver's step control may cause them."""
     wrong = [entry.error for entry in failed if entry.status == "wrong" and entry.error is not None]
     if wrong and max(wrong) < _SMALL:
         yield (
@@ -91,7 +91,7 @@ def _of_small_errors(failed: Sequence[Entry]) -> Iterator[str]:
 
 
 def _of_precision(root: ModuleCall, comparison: Comparison) -> Iterator[str]:
-    """What is computed in a lower precision than float64."""
+    """Note computations in a lower precision than float64."""
     if comparison.problem.eps <= torch.finfo(torch.float64).eps:
         return
     low = {str(each.dtype) for each in tensors_of((root.output, root.args, root.kwargs)) if is_low(each)}
@@ -105,7 +105,7 @@ def _of_precision(root: ModuleCall, comparison: Comparison) -> Iterator[str]:
 
 
 def _coarse_inside(call: ModuleCall, known: dict[tuple[str, ...], bool]) -> Iterator[ModuleCall]:
-    """The innermost calls that compute in a lower precision, in one that does; calls that are alike are asked once."""
+    """Yield the innermost calls that compute in a lower precision; each signature is tested once."""
     coarse = []
     for child in call.children:
         if child.signature not in known:
@@ -126,17 +126,17 @@ def _of_state(called: Called) -> Iterator[str]:
 
 
 def _of_gradients_off(root: ModuleCall) -> Iterator[str]:
-    """Whether the module asks if gradients are recorded."""
+    """Note that the module computes something else when gradients are not recorded."""
     run = root.again()
     with torch.no_grad():
         output = attempt(run)
-    # Kernels that gradients cannot go through round otherwise.
+    # Kernels without gradients may round differently, hence the tolerance.
     if not isinstance(output, Failure) and not same(output, root.again()(), _ROUNDING):
         yield "computes something else under torch.no_grad(): the derivatives are of what it computes with gradients"
 
 
 def _of_outputs(root: ModuleCall) -> Iterator[str]:
-    """What holds tensors that no pytree shows."""
+    """Note objects in the output in which tensors cannot be found."""
     kinds = {type(each).__name__ for each in tree_leaves(root.output) if not isinstance(each, _NUMBERS)}
     if kinds:
         yield (
@@ -146,7 +146,7 @@ def _of_outputs(root: ModuleCall) -> Iterator[str]:
 
 
 def _of_hooks(module: nn.Module) -> Iterator[str]:
-    """Hooks on parameters change what training gets for a gradient, and no derivative; those of modules all of it."""
+    """Note backward hooks: modules' hooks change gradients only, and parameters' hooks are not run."""
     parts = [name or type(part).__name__ for name, part in module.named_modules() if has_backward_hooks(part)]
     if parts:
         yield (
@@ -159,7 +159,7 @@ def _of_hooks(module: nn.Module) -> Iterator[str]:
 
 
 def _of_other_leaves(module: nn.Module) -> Iterator[str]:
-    """Tensors that require a gradient and are no parameters."""
+    """Note tensors that require a gradient but are no parameters."""
     own = {id(each) for each in module.parameters()}
     names = [
         f"{path}.{name}".strip(".")

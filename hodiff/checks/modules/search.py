@@ -1,4 +1,4 @@
-"""From a module whose routes disagree to the smallest submodules at fault."""
+"""Search for the smallest submodules at fault in a module whose routes disagree."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.checks.subjects.subject import Subject
 
 @dataclass(frozen=True)
 class Guilty:
-    """A call whose routes disagree, though those of every call inside it agree.
+    """Call whose routes disagree, though the routes of all calls inside it agree.
 
     Attributes:
         call: The call.
@@ -31,11 +31,11 @@ class Guilty:
 
 
 class Search:
-    """Checks calls alone, each once.
+    """Search that checks calls alone; each call is checked once.
 
     Args:
-        failures: Gives the comparisons of a subject that fail.
-        subject_for: A call as a function of what it is differentiated by.
+        failures: Returns the failed comparisons of a subject.
+        subject_for: Returns a call as a function of the variables to differentiate by.
     """
 
     def __init__(self, failures: Callable[[Subject], tuple[Entry, ...]], subject_for: Callable[[ModuleCall], Subject]):
@@ -46,15 +46,15 @@ class Search:
     def run(
         self, root: ModuleCall, failed: tuple[Entry, ...], loss: Callable[[Any], Tensor] | None
     ) -> Iterator[Guilty]:
-        """Find what is at fault: first from the outside inwards, then in what was not looked at on the way.
+        """Find the calls at fault: first from the outside inwards, then beside that path.
 
         Args:
-            root: The whole.
+            root: The call of the whole module.
             failed: Its comparisons that failed.
-            loss: What the output went through.
+            loss: The loss of the output, if any.
 
         Yields:
-            The smallest calls at fault, that which is executed first before the others.
+            The smallest calls at fault; the call at fault that is executed first comes first.
         """
         first, path = self._descend(root, root, failed)
         if first.call is root and loss is not None:
@@ -80,7 +80,7 @@ class Search:
                     yield from self._beside(root, inner, seen)
 
     def failures(self, call: ModuleCall) -> tuple[Entry, ...]:
-        """The failed comparisons of a call alone."""
+        """Return the failed comparisons of a call checked alone."""
         if call not in self._known:
             self._known[call] = self._failures(self._subject_for(call))
         return self._known[call]
@@ -88,9 +88,9 @@ class Search:
     def _descend(
         self, root: ModuleCall, call: ModuleCall, failed: tuple[Entry, ...]
     ) -> tuple[Guilty, tuple[ModuleCall, ...]]:
-        """The smallest call at fault in one that is, and the calls on the way to it."""
+        """Return the smallest call at fault inside a call at fault, and the path to it."""
         path = [call]
-        # A solver calls its field a hundred times: of calls that are alike, one stands for all.
+        # A solver calls its field a hundred times, so check one of several equal calls.
         while guilty := next((child for child in _unlike(call.children) if self.failures(child)), None):
             call, failed = guilty, self.failures(guilty)
             path.append(call)
@@ -103,7 +103,7 @@ class Search:
 
 
 def _unlike(calls: Sequence[ModuleCall]) -> list[ModuleCall]:
-    """The first call of each module in each form."""
+    """Return the first call for each combination of module and signature."""
     firsts: dict[tuple[str, ...], ModuleCall] = {}
     for call in calls:
         firsts.setdefault((call.name, *call.signature), call)

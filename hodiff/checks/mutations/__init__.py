@@ -1,1 +1,1 @@
-"""Calls and their mutations: what the audit of invented calls and `explore=True` share."""
+"""Calls and their mutations, shared by the audit of invented calls and `explore=True`."""

@@ -1,7 +1,7 @@
-"""Changes to calls: each makes one that tests leave out.
+"""Changes that turn a call into a special case that tests often omit.
 
-Formulas fail where arguments are special: at zeros and ties, in one of two broadcast arguments, in views. A change
-returns the changed sample, or None where it does not apply.
+Formulas fail at special arguments: zeros and ties, one of two broadcast arguments, views. A change returns the changed
+sample, or None if it does not apply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Change = Callable[[Sample, int, random.Random], Sample | None]
 
 
 def value_change(change: Callable[[Tensor, random.Random], Tensor | None]) -> Change:
-    """The change of one differentiated tensor's numbers."""
+    """Return a change of one differentiated tensor's numbers."""
 
     def apply(sample: Sample, place: int, draw: random.Random) -> Sample | None:
         x = sample.leaves[place]
@@ -44,7 +44,7 @@ def _one_zero(x: Tensor, draw: random.Random) -> Tensor:
 
 
 def set_element(x: Tensor, index: int, value: float) -> Tensor:
-    """A copy with another number in one place."""
+    """Return a copy with another number at one index."""
     flat = x.flatten().clone()
     flat[index] = value
     return flat.view(x.shape)
@@ -115,7 +115,7 @@ def _is_integer(x: Any) -> bool:
 
 
 def _batched(sample: Sample, place: int, draw: random.Random) -> Sample | None:
-    """Two of one argument, the other ones as they are."""
+    """Stack two copies of one argument; the second copy of a floating tensor is perturbed."""
     x = sample.leaves[place]
     if not isinstance(x, Tensor) or x.layout != torch.strided:
         return None
@@ -126,7 +126,7 @@ def _batched(sample: Sample, place: int, draw: random.Random) -> Sample | None:
 
 
 def _narrowed(size: int) -> Change:
-    """One dimension of one argument cut to a size."""
+    """Return a change that narrows one dimension of one argument to a size."""
 
     def apply(sample: Sample, place: int, draw: random.Random) -> Sample | None:
         x = sample.leaves[place]
@@ -139,7 +139,7 @@ def _narrowed(size: int) -> Change:
 
 
 def _narrowed_everywhere(size: int) -> Change:
-    """All dimensions of one size, in all arguments, cut to another."""
+    """Return a change that narrows all dimensions of one size, in all arguments, to another size."""
 
     def apply(sample: Sample, place: int, draw: random.Random) -> Sample | None:
         x = sample.leaves[place]
@@ -150,13 +150,13 @@ def _narrowed_everywhere(size: int) -> Change:
 
 
 def cut(sample: Sample, old: int, new: int, *, last: bool = False) -> Sample:
-    """The sample with all dimensions of a size cut to another one.
+    """Return the sample with all dimensions of one size cut to another size.
 
     Args:
         sample: The call.
-        old: The size of dimensions.
-        new: What they are cut to.
-        last: Whether the last ones stay, and not the first.
+        old: The size of the dimensions to cut.
+        new: The size after the cut.
+        last: Whether to keep the last elements instead of the first.
 
     Returns:
         The smaller call, which torch may refuse.
@@ -172,7 +172,7 @@ def _cut(leaf: Any, old: int, kept: slice) -> Any:
 
 
 def _laid_out(layout: Callable[[Tensor], Layout | None]) -> Change:
-    """The same numbers in another arrangement of memory."""
+    """Return a change of the memory layout of one differentiated tensor."""
 
     def apply(sample: Sample, place: int, _: random.Random) -> Sample | None:
         if place not in sample.places:
@@ -199,7 +199,7 @@ def _channels_last(x: Tensor) -> Layout | None:
 
 
 def _expanded(sample: Sample, place: int, draw: random.Random) -> Sample | None:
-    """Rows that are all the same memory."""
+    """Expand one row of a tensor along a dimension, without copies."""
     x = sample.leaves[place]
     dims = [dim for dim in range(x.ndim) if x.shape[dim] > 1] if place in sample.places else []
     if not dims:
@@ -211,7 +211,7 @@ def _expanded(sample: Sample, place: int, draw: random.Random) -> Sample | None:
 
 
 def _number(sample: Sample, place: int, draw: random.Random) -> Sample | None:
-    """Another number or switch among the options."""
+    """Change a number or switch among the options."""
     leaf = sample.leaves[place]
     if isinstance(leaf, bool):
         return _with_leaf(sample, place, not leaf)
@@ -221,7 +221,7 @@ def _number(sample: Sample, place: int, draw: random.Random) -> Sample | None:
 
 
 def _keywords(sample: Sample, place: int, _: random.Random) -> Sample | None:
-    """All arguments but the first by keyword."""
+    """Pass all arguments but the first by keyword."""
     if place or not sample.parameters:
         return None
     numbered = tree_unflatten(list(range(len(sample.leaves))), sample.structure)
@@ -240,7 +240,7 @@ def _keywords(sample: Sample, place: int, _: random.Random) -> Sample | None:
 
 
 def _single(sample: Sample, place: int, _: random.Random) -> Sample | None:
-    """All in float32."""
+    """Convert all float64 tensors to float32."""
     if place:
         return None
     return replace(sample, leaves=tuple(_to_single(leaf) for leaf in sample.leaves))
@@ -283,11 +283,11 @@ CHANGES: dict[str, Change] = {
 
 
 def changed(sample: Sample, seed: int) -> Iterator[tuple[str, Sample]]:
-    """All changes that apply to a sample, in random order, each with its name.
+    """Yield all changes that apply to a sample, in random order, with their names.
 
     Args:
         sample: A call of the database.
-        seed: Of the order, and of what the changes draw.
+        seed: Seed of the order and of random numbers in the changes.
 
     Yields:
         The name of a change and the changed sample.

@@ -1,4 +1,4 @@
-"""Whether there is a derivative at an invented input: no kink, no jump, and two steps that agree."""
+"""Tests that a derivative exists at an invented input: no kink, no jump, and agreement of different steps."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from hodiff.checks.comparisons.scalarize import draw_normal
 from hodiff.checks.oracles.finite_differences import extrapolate
 
 _DIRECTIONS = 2
-# Part of a derivative by which those along two directions may miss their sum's, and of what a whole step changes by
-# which this small part of it may.
+# Relative gap allowed between the sum of two directional derivatives and the derivative along the sum; and the
+# fraction of a step that must change the value by less than that part of the whole step's change.
 _KINK, _NEAR = 1e-3, 1e-7
-# What is as small counts as rounding, whatever its relative error.
+# Absolute size below which differences count as rounding.
 VANISHING = 1e-9
-# At a point where a derivative does not exist, differences depend on the largest step: others are a part of it, or
-# short whatever the numbers are, among which a pole may be near.
+# Where no derivative exists, differences depend on the largest step. Other steps are a part of it, or short regardless
+# of the size of the numbers, as a pole may be near.
 _PART, _SHORT = 0.15, 0.01
-# The step of second differences, as a part of the largest, and the part by which they may miss those of a form.
+# The step of second differences, as a part of the largest step, and their allowed relative gap from a quadratic form.
 _SECOND, _FORM = 0.01, 0.05
-# Pairs of directions along which that is asked.
+# Number of pairs of directions for that test.
 _TURNS = 4
-# Part of a derivative by which differences of other steps may differ.
+# Relative difference allowed between differences of other steps.
 AGREEMENT = 0.1
 
 
 def narrow(problem: ScalarProblem, generator: torch.Generator) -> ScalarProblem:
-    """The problem along a few random directions where it has more numbers."""
+    """Restrict a problem of many numbers to a few random directions."""
     sizes = [leaf.numel() for leaf in problem.leaves]
     count = sum(sizes)
     if count <= _DIRECTIONS:
@@ -42,12 +42,12 @@ def narrow(problem: ScalarProblem, generator: torch.Generator) -> ScalarProblem:
 
 
 def other_reaches(problem: ScalarProblem) -> tuple[float, float]:
-    """Of steps with which differences have to say the same."""
+    """Return the factors of the largest step with which differences must agree."""
     return _PART, _SHORT / problem.step
 
 
 def is_differentiable(problem: ScalarProblem) -> bool:
-    """Whether no step is seen, and differences along two directions add up to those along their sum."""
+    """Whether there is no jump or kink, and derivatives along two directions add up to that along the sum."""
     everywhere = torch.ones(len(problem.point), dtype=torch.float64)
 
     def loss(s: float, direction: Tensor = everywhere) -> Tensor:
@@ -55,7 +55,7 @@ def is_differentiable(problem: ScalarProblem) -> bool:
         return torch.tensor([math.nan]) if isinstance(value, Failure) else value.detach()[None]
 
     near, far = (max(abs(float(loss(h) - loss(0.0))) for h in (s, -s)) for s in (_NEAR * problem.step, problem.step))
-    if not near <= _KINK * (far + abs(float(loss(0.0)))) + VANISHING:  # it raises, or there is a jump
+    if not near <= _KINK * (far + abs(float(loss(0.0)))) + VANISHING:  # the loss raises, or there is a jump
         return False
     along = [
         extrapolate(partial(loss, direction=each), problem.step, problem.eps)
@@ -67,7 +67,7 @@ def is_differentiable(problem: ScalarProblem) -> bool:
 
 
 def is_twice_differentiable(problem: ScalarProblem) -> bool:
-    """Whether second differences are those of a quadratic form, as they are not of the smallest of two squares."""
+    """Whether second differences are a quadratic form, unlike those of the smaller of two squares."""
     h = _SECOND * problem.step
 
     def along(direction: Tensor) -> float:
@@ -86,7 +86,7 @@ def is_twice_differentiable(problem: ScalarProblem) -> bool:
 
 
 def steps_agree(problem: ScalarProblem, order: int, seed: int) -> bool:
-    """Whether differences of other steps say the same at each order."""
+    """Whether differences with other largest steps agree at each order."""
 
     def levels(reach: float) -> list[Level]:
         generator = torch.Generator().manual_seed(seed)

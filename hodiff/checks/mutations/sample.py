@@ -1,4 +1,4 @@
-"""One call, as a function of the tensors that it is differentiated in."""
+"""Calls of functions, as functions of the tensors that they are differentiated by."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from hodiff.corrections.registry import correction_of
 
 
 class Layout(NamedTuple):
-    """How a tensor lies in memory.
+    """Memory layout of a tensor.
 
     Attributes:
-        arrange: Gives the same numbers in this layout, differentiably.
-        source: That as Python, with "{0}" for the tensor.
+        arrange: Returns equal numbers in this layout, differentiably.
+        source: The Python expression of `arrange`, with "{0}" for the tensor.
     """
 
     arrange: Callable[[Tensor], Tensor]
@@ -30,15 +30,15 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of a function.
+    """Call of a function.
 
     Attributes:
         call: Takes the function's arguments and returns its outputs.
         leaves: The leaves of its arguments, tensors or not.
-        structure: How they are arranged.
-        places: Which of them are differentiated.
-        layouts: Those of differentiated tensors that do not lie in memory one after the other.
-        parameters: The function's names of its arguments, as far as they are known.
+        structure: The structure of the leaves.
+        places: Positions of the leaves that are differentiated.
+        layouts: Layouts of differentiated tensors that are not contiguous, by position.
+        parameters: The names of the function's arguments, as far as they are known.
         direct: Whether `call` calls the torch function with its arguments and does nothing else.
     """
 
@@ -52,16 +52,16 @@ class Sample:
 
     @property
     def point(self) -> tuple[Tensor, ...]:
-        """Where it is differentiated."""
+        """The tensors that the call is differentiated by."""
         return tuple(self.leaves[i].detach().clone() for i in self.places)
 
     @property
     def size(self) -> int:
-        """Numbers in all tensors."""
+        """Number of elements of all tensors."""
         return sum(leaf.numel() for leaf in self.leaves if isinstance(leaf, Tensor))
 
     def function(self, *, correct: bool, seed: int | None = None) -> Callable[..., tuple[Tensor, ...]]:
-        """The floating-point outputs as a function of the differentiated tensors; a seed stops randomness."""
+        """Return the floating outputs as a function of the differentiated tensors; a seed fixes random numbers."""
 
         def run(*moving: Tensor) -> tuple[Tensor, ...]:
             filled = [leaf.detach().clone() if is_buffer(leaf) else leaf for leaf in self.leaves]
@@ -79,7 +79,7 @@ class Sample:
         return run
 
     def is_corrected(self) -> bool:
-        """Whether any torch function that is called has a rule of hodiff's."""
+        """Whether hodiff has a rule for any torch function that the call uses."""
         with torch.no_grad(), _Listener() as listener:
             self.function(correct=False)(*self.point)
         return listener.found
@@ -95,5 +95,5 @@ class _Listener(torch.overrides.TorchFunctionMode):
 
 
 def is_buffer(leaf: Any) -> bool:
-    """Whether an operator may change it, as the running statistics of a normalization."""
+    """Whether the leaf is a dense floating tensor, which operators may change, such as running statistics."""
     return isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.layout == torch.strided

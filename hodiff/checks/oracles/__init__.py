@@ -1,1 +1,1 @@
-"""Routes to a derivative that share no code with the function's own rules."""
+"""Oracles for derivatives, which share no code with the function's own rules."""

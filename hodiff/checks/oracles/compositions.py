@@ -1,4 +1,4 @@
-"""Every composition of reverse and forward passes, to any order.
+"""Compositions of reverse and forward passes, to any order.
 
 Griewank & Walther, *Evaluating Derivatives*, 2nd ed., 2008, chapters 3 and 5.
 """
@@ -29,7 +29,7 @@ def route_names(order: int) -> tuple[str, ...]:
         order: Order of the derivative, at least 1.
 
     Returns:
-        The names; routes with the same inner passes stand side by side.
+        The names; routes with the same inner passes are adjacent.
 
     Raises:
         InputError: If ``order`` is not a positive integer.
@@ -49,9 +49,9 @@ def derivative(f: TensorFunction, route: str) -> TensorFunction:
 
     .. math:: (x, v_1, \dots, v_{k-1}) \mapsto D^k f(x)[v_1, \dots, v_{k-1}, \cdot] \in \mathbb{R}^n
 
-    The free index is taken by the outermost reverse pass. A route without a reverse pass has none to give,
-    so its innermost-to-outermost passes run once for each basis vector. Of Functions whose forward takes ctx, which
-    torch.func refuses, ``torch.autograd`` takes the routes of reverse passes alone.
+    The outermost reverse pass provides the free index. A route without a reverse pass provides none, so all its passes
+    run once for each basis vector. torch.func refuses Functions whose forward takes ctx; for these Functions,
+    ``torch.autograd`` computes the routes of reverse passes only.
 
     Args:
         f: Maps a tensor of shape (n,) to a tensor of shape ().
@@ -75,7 +75,7 @@ def derivative(f: TensorFunction, route: str) -> TensorFunction:
     if "reverse" not in modes:
         return _by_basis(f, route)
     free = len(modes) - 1 - modes[::-1].index("reverse")
-    # What torch.func once refused it is not asked again: f may take long until it comes to that.
+    # After a refusal, skip torch.func: f may run long before it is refused again.
     refused = False
 
     def evaluate(x: Tensor, *directions: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def derivative(f: TensorFunction, route: str) -> TensorFunction:
 
 
 def _recorded(f: TensorFunction, x: Tensor, directions: tuple[Tensor, ...]) -> Tensor:
-    """D^k f(x)[v_1, ..., v_{k-1}, .] by torch.autograd."""
+    """Compute D^k f(x)[v_1, ..., v_{k-1}, .] by torch.autograd."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         value = f(x)
@@ -114,7 +114,7 @@ def _gradient(value: Tensor, x: Tensor, *, create_graph: bool = False) -> Tensor
 
 
 def along_directions(f: TensorFunction, route: str) -> TensorFunction:
-    """Compose passes into (x, v_1, ..., v_k) -> D^k f(x)[v_1, ..., v_k]; the innermost takes the first direction."""
+    """Compose passes into (x, v_1, ..., v_k) -> D^k f(x)[v_1, ..., v_k]; the innermost pass takes v_1."""
     modes = route.split("-over-")[::-1]
 
     def evaluate(x: Tensor, *directions: Tensor) -> Tensor:

@@ -17,9 +17,9 @@ LEVELS = 10
 DEPTH = 5
 # Fewer steps would let a coincidence pass for convergence.
 LEAST = 4
-# Where ten steps find none, as of sin(x) at a million or log(x) at a millionth, ten more begin with this part.
+# If ten steps find no derivative, as for sin(x) at 1e6 or log(x) at 1e-6, ten more steps begin at this fraction.
 FARTHER = RATIO**-8
-# An error that is a larger part of the largest element finds none.
+# Error, relative to the largest element, from which no derivative counts as found.
 FOUND = 1e-3
 # An error this small, relative to the largest element, cannot change a verdict in float64.
 ENOUGH = 1e-11
@@ -29,13 +29,13 @@ _SMALL, _LARGE = 1e-3, 1e2
 
 @dataclass(frozen=True)
 class DifferenceEstimate:
-    """A derivative by differences.
+    """Derivative by differences, with an error estimate.
 
     Attributes:
         value: The derivative, in the structure of the differentiated function's output.
-        error: Estimate of the largest absolute error of an element; ``inf`` where nothing finite came out.
-        step: The step whose column of the table was taken.
-        smooth: False if one-sided differences stay apart as the step shrinks, which is a kink.
+        error: Estimate of the largest absolute error of an element; ``inf`` if no extrapolation is finite.
+        step: The step of the chosen cell of the table.
+        smooth: False at a kink, where one-sided differences stay apart as the step shrinks.
     """
 
     value: Any
@@ -49,10 +49,10 @@ def central_differences(f: Callable[[Any], Any], x: Any, v: Any, *, step: float 
 
     .. math:: Df(x)[v] = \lim_{h \to 0} \frac{f(x + h v) - f(x - h v)}{2 h}
 
-    The quotients of up to ten steps, each a quarter of the one before, are extrapolated to a zero step, and the
-    extrapolation that changed least is returned together with that change; steps at which f raises or is not
-    finite do not count, and none is taken that could not improve on it. Everything runs in the dtype of ``x``: pass
-    float64 for an oracle.
+    The quotients of up to ten steps, each a quarter of the step before, are extrapolated to a zero step. The
+    extrapolation that changed least is returned, with that change as its error estimate. Steps at which f raises or is
+    not finite are ignored, and the refinement stops when smaller steps cannot improve the result. Everything runs in
+    the dtype of ``x``: pass float64 for an oracle.
 
     Args:
         f: Maps ``x`` to a tensor or a pytree of tensors.
@@ -95,11 +95,11 @@ def central_differences(f: Callable[[Any], Any], x: Any, v: Any, *, step: float 
 
 
 def hvp_differences(f: Callable[[Any], Tensor], x: Any, v: Any, *, step: float | None = None) -> DifferenceEstimate:
-    r"""Take a Hessian-vector product from central differences of the gradient.
+    r"""Compute a Hessian-vector product by central differences of the gradient.
 
     .. math:: \nabla^2 f(x)\, v = \lim_{h \to 0} \frac{\nabla f(x + h v) - \nabla f(x - h v)}{2 h}
 
-    Only the first derivative, by ``torch.autograd.grad``, is trusted.
+    It relies on the first derivative only, by ``torch.autograd.grad``.
 
     Args:
         f: Maps ``x`` to a scalar tensor.
@@ -135,7 +135,7 @@ def hvp_differences(f: Callable[[Any], Tensor], x: Any, v: Any, *, step: float |
 
 
 def has_extremes(leaves: Iterable[Tensor]) -> bool:
-    """Whether there are elements for whose size steps may be far too large."""
+    """Whether an element is so large or so small that the default steps may be far too large for it."""
     sizes = [leaf.detach().abs() for leaf in leaves]
     return any(bool(((each > _LARGE) | ((each > 0) & (each < _SMALL))).any()) for each in sizes)
 
@@ -145,8 +145,8 @@ def extrapolate(
 ) -> DifferenceEstimate:
     """Differentiate ``curve`` at zero by Ridders' table, normwise: one cell of the table for all elements.
 
-    Choosing a cell for each element would let lucky coincidences into the error estimate. At extreme points it goes
-    on to smaller steps, which elsewhere would miss what is rounded inside.
+    Choosing a cell for each element would let lucky coincidences into the error estimate. At extreme points it
+    continues with smaller steps. Elsewhere, smaller steps would not resolve changes that are rounded inside.
 
     Returns:
         The derivative at zero, in the shape of ``curve(0.0)``.
@@ -159,11 +159,11 @@ def extrapolate(
 
 
 def _by_table(curve: Callable[[float], Tensor], step: float, eps: float | None) -> tuple[DifferenceEstimate, bool]:
-    """The derivative by steps from one on, and whether it is one, which the smallest step sees, too."""
+    """Return the derivative by steps from the given step on, and whether it counts as found."""
     centre = curve(0.0)
 
     def sample(h: float) -> Tensor:
-        """Where the function raises it is outside of its domain, as where it gives NaN."""
+        """Return NaN where the function raises, as outside of its domain."""
         try:
             return curve(h)
         except Exception:
@@ -186,15 +186,15 @@ def _by_table(curve: Callable[[float], Tensor], step: float, eps: float | None) 
             if error < best.error:
                 best = DifferenceEstimate(row[-1], error, h, smooth=True)
         above = row
-        # Every error holds the rounding of its step, which grows as the steps shrink.
+        # Every error includes the rounding of its step, which grows as the steps shrink.
         if len(pairs) >= LEAST and best.error <= max(RATIO * rounding, ENOUGH * _largest(best.value)):
             break
-    # Two steps tell a kink from curvature; where functions are noisy, four tell it from noise.
+    # Two steps distinguish a kink from curvature; for noisy functions, four distinguish it from noise.
     fine_steps = steps[-4:] if eps > precise or len(pairs) == LEVELS else (steps[-3], steps[-1])
     ends = {h: pairs.get(h) or (sample(h), sample(-h)) for h in fine_steps}
     size = _largest(best.value)
     smooth = not _has_kink(centre, ends, size, precise)
-    # Steps over whole waves agree with each other.
+    # The smallest step must agree, too: steps over whole waves agree only with each other.
     h, (right, left) = min(ends.items())
     seen = _largest((right - left) / (2 * h) - best.value) <= FOUND * size + 10 * precise * _largest(centre) / h
     estimate = DifferenceEstimate(best.value, best.error, best.step, smooth)
@@ -202,7 +202,7 @@ def _by_table(curve: Callable[[float], Tensor], step: float, eps: float | None) 
 
 
 def _has_kink(centre: Tensor, pairs: dict[float, tuple[Tensor, Tensor]], size: float, eps: float) -> bool:
-    """Half the gap between one-sided slopes: it shrinks with h if smooth, grows with 1/h if noise."""
+    """Whether the gap between one-sided slopes stays: it shrinks with h if smooth, and grows with 1/h if noise."""
     gaps = [_largest(right + left - 2 * centre) / (2 * h) for h, (right, left) in pairs.items()]
     if not all(map(math.isfinite, (*gaps, size))):
         return False

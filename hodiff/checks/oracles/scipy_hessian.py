@@ -13,19 +13,19 @@ from tqdm.auto import tqdm
 from hodiff.common.options import require_bool
 from hodiff.errors import InputError
 
-POINTS = 100  # that an element takes, about
+POINTS = 100  # points per element, about
 
 
 @dataclass(frozen=True)
 class HessianEstimate:
-    """A Hessian by finite differences.
+    """Hessian by finite differences.
 
     Attributes:
         matrix: Shape (n, n), float64: the leaves of ``x`` flattened and joined in pytree order.
         error: Shape (n, n), float64: SciPy's estimate of each element's absolute error.
         success: True if every element met SciPy's tolerances. An element whose true value is zero seldom
             meets a relative one; look at ``error`` before distrusting ``matrix``.
-        evaluations: How many points ``f`` was evaluated at.
+        evaluations: Number of points at which ``f`` was evaluated.
     """
 
     matrix: Tensor
@@ -44,25 +44,25 @@ def scipy_hessian(
     tolerances: Mapping[str, float] | None = None,
     progress: bool = False,
 ) -> HessianEstimate:
-    r"""Take a Hessian by adaptive finite differences, without automatic differentiation.
+    r"""Compute a Hessian by adaptive finite differences, without automatic differentiation.
 
     .. math:: H_{ij} = \frac{\partial^2 f}{\partial x_i \, \partial x_j}
 
     ``f`` is called on one float64 point at a time under ``torch.no_grad()``, so it may detach, use NumPy, or
     call code that has no derivative at all. Each of the n (n + 1) / 2 elements takes about 100 points, and some
-    hundreds where the tolerances are out of reach; those that several elements have are evaluated once.
+    hundreds if the tolerances cannot be reached; points shared by several elements are evaluated once.
 
     Args:
         f: Maps ``x`` to a float64 scalar: a tensor of one element, a NumPy scalar or a Python float.
         x: Tensor or pytree of real tensors, n elements in all; cast to float64.
         initial_step: First absolute step. Lower it near the edge of f's domain.
         order: Order of the difference formula.
-        maxiter: Most refinements of the step.
+        maxiter: Largest number of refinements of the step.
         tolerances: ``{"atol": ..., "rtol": ...}``, at which SciPy stops refining.
-        progress: Whether to show how many points were evaluated, of about how many.
+        progress: Whether to show a progress bar of the evaluated points and their expected number.
 
     Returns:
-        The matrix, an error estimate for each element, and what it cost.
+        The matrix, an error estimate for each element, and the number of evaluations.
 
     Raises:
         InputError: If ``x`` has no elements or is not real, or ``f`` does not return a float64 scalar.
@@ -76,8 +76,8 @@ def scipy_hessian(
                 [8., 2.]], dtype=torch.float64)
 
     Source:
-        ``scipy.differentiate.derivative`` (SciPy 1.15 and later), of itself: as ``scipy.differentiate.hessian``, but
-        each element is refined no farther than it needs.
+        ``scipy.differentiate.derivative`` (SciPy 1.15 and later), nested. Unlike ``scipy.differentiate.hessian``, each
+        element is refined only as far as necessary.
     """
     from scipy.differentiate import derivative
 
@@ -90,14 +90,14 @@ def scipy_hessian(
     known: dict[tuple[tuple[int, float], ...], float] = {}
     options: Any = {"initial_step": initial_step, "order": order, "maxiter": maxiter}
     outer = {"rtol": np.finfo(float).eps ** 0.5, **(tolerances or {})}
-    # So that the slopes' errors do not count.
+    # Inner slopes are more exact, so that their errors do not count.
     inner = {**outer, "rtol": outer["rtol"] / 100}
 
     def value(step: float, other: float, element: int) -> float:
         offsets = {rows[element]: step}
         offsets[columns[element]] = offsets.get(columns[element], 0.0) + other
         moved = {place: flat[place] + offset for place, offset in offsets.items()}
-        # By which it is known again, where several elements share it.
+        # Several elements may share a point, which is evaluated once.
         key = tuple(sorted((place, to) for place, to in moved.items() if to != flat[place]))
         if key not in known:
             point = flat.copy()
@@ -144,7 +144,7 @@ def _require_real(x: Any) -> None:
 
 
 def _scalar(value: Any) -> float:
-    """Refuse lower precision: differences of float32 values have no correct digit at second order."""
+    """Return the value as a float; refuse lower precision, whose second differences have no correct digit."""
     array = value.detach().cpu().numpy() if isinstance(value, Tensor) else np.asarray(value)
     if array.dtype != np.float64 or array.size != 1:
         raise InputError(

@@ -1,1 +1,1 @@
-"""What a model calls, and which of its second derivatives exist."""
+"""Lists the torch functions that a model calls, and which of its second derivatives exist."""

@@ -1,4 +1,4 @@
-"""What `preflight` saw, as HTML for notebooks."""
+"""HTML of `preflight`'s report, for notebooks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def preflight_html(
     routes: Mapping[str, str],
     verdict: str,
 ) -> str:
-    """The verdict, the operators that are not simply right, what to do about them, and the remarks."""
+    """Return the verdict, the operators that are not right by every route, their remedies, and the remarks."""
     tint = "error" if BAD.intersection(routes.values()) else "ok" if set(routes.values()) <= GOOD else "warning"
     listed = [each for each in operators if each.worst != "right"]
     rows = [(each.name, f"{each.calls:,}", *(_cell(each.routes[route]) for route in ROUTES)) for each in listed]

@@ -1,4 +1,4 @@
-"""What the custom Functions in a graph lack."""
+"""Defects of the custom Functions in a graph."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from hodiff.torch_internals.autograd.graph_nodes import function_of, operator_of
 
 @dataclass(frozen=True)
 class FunctionDefect:
-    """A custom Function with a defect that can be seen from outside.
+    """Defect of a custom Function that can be seen from outside.
 
     Attributes:
         name: Its class.
-        defect: What it lacks.
-        remedy: What to do about it.
-        wrong: Routes that are wrong in silence because of it.
+        defect: The missing or wrong part.
+        remedy: What to change.
+        wrong: Routes that are silently wrong because of it.
         missing: Routes that raise because of it.
     """
 
@@ -34,7 +34,7 @@ class FunctionDefect:
 
 
 def custom_functions(outputs: Iterable[Any]) -> Iterator[type[Function]]:
-    """The Functions among all that computed some tensors; hodiff's own are passed over."""
+    """Yield the custom Functions that computed some tensors; hodiff's own Functions are skipped."""
     for output in outputs:
         for node in nodes_of(output) if isinstance(output, Tensor) else ():
             function = function_of(node)
@@ -43,7 +43,7 @@ def custom_functions(outputs: Iterable[Any]) -> Iterator[type[Function]]:
 
 
 def function_defects(function: type[Function]) -> Iterator[FunctionDefect]:
-    """What a Function lacks, as far as it can be seen from outside."""
+    """Yield the defects of a Function that can be seen without running its rules."""
     name = function.__name__
     if function.__module__ == "torch.utils.checkpoint":
         yield FunctionDefect(
@@ -61,7 +61,7 @@ def function_defects(function: type[Function]) -> Iterator[FunctionDefect]:
             wrong=ROUTES[:2],
         )
     if operator_of(function):
-        return  # which is judged among the operators
+        return  # operators are judged by `operator_routes`
     if function.setup_context is Function.setup_context:
         yield FunctionDefect(
             name,

@@ -1,4 +1,4 @@
-"""What a model calls, as it is called: torch functions with their verdicts, random numbers, changes in place, cuts."""
+"""Modes that record a model's torch functions with verdicts, random numbers, changes in place, and cuts."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ from hodiff.torch_internals.autograd.recording import saved_tensor_hooks
 from hodiff.torch_internals.interception import DispatchMode, run_operator
 from hodiff.torch_internals.operators import schema_of
 
-# What computes nothing of its tensors.
+# Functions that compute nothing.
 _NO_OPERATIONS = ("__get__", "__set__", ".requires_grad_")
-# What takes a tensor out of the graph.
+# Functions that take a tensor out of the graph.
 _DATA: Any = Tensor.data
 _NUMBERS = {Tensor.item, Tensor.tolist, Tensor.__float__, Tensor.__int__}
 _CUTS = {Tensor.detach, Tensor.detach_, torch.detach, Tensor.numpy, _DATA.__get__, *_NUMBERS}
-# What tells Python which way to go.
+# Functions that return a bool, which may control a branch.
 _TRUTHS: set[Any] = {Tensor.__bool__, Tensor.is_nonzero, torch.is_nonzero}
 _TRUTHS |= {Tensor.equal, torch.equal, Tensor.allclose, torch.allclose}
-# What is made of a tensor without its numbers.
+# Functions that use a tensor's shape but not its numbers.
 _SHAPES = ("_like", "new_empty", "new_full", "new_ones", "new_tensor", "new_zeros")
 
-# The ways out that take arguments of transforms and operators.
+# Remedy that uses options of transforms and operators.
 ONE_DRAW = ", or share one draw: randomness='same' of hodiff.hessian, randomness='fixed' of an operator"
 
 
 @dataclass
 class OperatorUse:
-    """One torch function that the model calls.
+    """Torch function that the model calls.
 
     Attributes:
-        name: As users write it.
+        name: Its name, as users write it.
         calls: How often it was called.
         routes: By route, "right", "corrected", "not smooth", "random", "raises", "wrong", "non-finite" or
             "not audited".
-        remedy: What to do about it; empty where nothing is amiss.
+        remedy: What to change; empty if no route is wrong or missing.
     """
 
     name: str
@@ -62,30 +62,30 @@ class OperatorUse:
 
     @property
     def worst(self) -> str:
-        """The worst word of its routes."""
+        """The worst verdict of its routes."""
         return max(self.routes.values(), key=RANKS.index, default="right")
 
 
 class WatchedCorrections(Corrections):
-    """Notes why the rule of the last call declined it."""
+    """Corrections that record why the rule of the last call declined it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.why: Declined | None = None
 
     def watch(self, call: Callable[[], Any]) -> tuple[Any, Declined | None]:
-        """The value of a call, and why its rule declined it, if one did."""
+        """Return the value of a call, and why its rule declined it; None if no rule declined."""
         self.why = None
         return call(), self.why
 
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
-        """Note why, and let torch do it."""
+        """Record the reason, and run torch's function."""
         self.why = why
         return func(*args, **kwargs)
 
 
 class CallListener(TorchFunctionMode):
-    """Notes every torch function that returns floating-point tensors."""
+    """Mode that records every torch function that returns differentiable tensors."""
 
     def __init__(self, correct: bool, corrections: WatchedCorrections):
         super().__init__()
@@ -103,7 +103,7 @@ class CallListener(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result, why = self.corrections.watch(lambda: func(*args, **(kwargs or {})))
         name = resolve_name(func) or getattr(func, "__name__", str(func))
-        # What hands a tensor on as it is, such as `module.to()`, computes nothing.
+        # Functions that return their argument itself, such as `to` without effect, compute nothing.
         unrecorded = not torch.is_grad_enabled() and _holds_numbers(result) and not (args and result is args[0])
         if (func in _CUTS or unrecorded) and _differentiable(args):
             self.cuts += 1
@@ -137,7 +137,7 @@ class CallListener(TorchFunctionMode):
         return result
 
     def sentences(self) -> Iterator[str]:
-        """The remarks in words."""
+        """Yield the remarks as sentences."""
         if self.cuts:
             yield (
                 f"torch.Tensor.detach and its like take what is differentiated out of the graph ({self.cuts} times): "
@@ -164,7 +164,7 @@ class CallListener(TorchFunctionMode):
 
 _SPECTRA = {torch.linalg.eigh, torch.linalg.eigvalsh, torch.linalg.eig, torch.linalg.eigvals}
 
-# What preflight says of a length that is 0, by its kind.
+# Remarks about a length that is 0, by the kind of its root.
 _AT_ZERO = {
     "length": (
         "has a kink: smooth functions of it made of elementwise functions and sums are differentiated rightly; "
@@ -180,7 +180,7 @@ _AT_ZERO = {
 
 
 class HookListener(TorchFunctionMode):
-    """Notes whether hooks pack what backward reads, as those of `torch.utils.checkpoint` do."""
+    """Mode that records whether hooks pack saved tensors, as the hooks of `torch.utils.checkpoint` do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class HookListener(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def defects(self) -> Iterator[FunctionDefect]:
-        """The routes that refuse such hooks."""
+        """Yield the defect of such hooks, which makes routes raise."""
         if self.seen:
             yield FunctionDefect(
                 "torch.autograd.graph.saved_tensors_hooks",
@@ -203,13 +203,13 @@ class HookListener(TorchFunctionMode):
 
 
 class _Followed:
-    """Tensors that are made of what is differentiated and have no gradient, such as comparisons."""
+    """Tensors without gradient that were computed from differentiated tensors, such as comparisons."""
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[Tensor]] = {}
 
     def depends(self, tree: Any) -> bool:
-        """Whether a tensor in a pytree is differentiated, or made of one that is."""
+        """Whether a tensor in the pytree requires grad, or was computed from a tensor that does."""
         return any(
             each.requires_grad or ((known := self._known.get(id(each))) is not None and known() is each)
             for each in pytree.tree_leaves(tree)
@@ -217,7 +217,7 @@ class _Followed:
         )
 
     def follow(self, result: Any, arguments: Any) -> None:
-        """Note what a call made."""
+        """Record the results of a call without gradient, if its arguments depend on differentiated tensors."""
         made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor) and not each.requires_grad]
         if made and self.depends(arguments):
             self._known.update((id(each), weakref.ref(each)) for each in made)
@@ -228,7 +228,7 @@ def _differentiable(result: Any) -> bool:
 
 
 def _without_derivative(result: Any) -> bool:
-    """Whether torch has recorded that it knows no derivative."""
+    """Whether torch recorded that the result has no derivative."""
     nodes = (each.grad_fn for each in pytree.tree_leaves(result) if isinstance(each, Tensor))
     return any(node is not None and raises_when_run(node) for node in nodes)
 
@@ -238,7 +238,7 @@ def _holds_numbers(result: Any) -> bool:
 
 
 class ChangeListener(DispatchMode):
-    """Notes random operators, and tensors of the caller's that are changed in place."""
+    """Mode that records random operators, and in-place changes of the caller's tensors."""
 
     def __init__(self, held: set[int]):
         super().__init__()
@@ -256,7 +256,7 @@ class ChangeListener(DispatchMode):
         return run_operator(func, args, kwargs)
 
     def sentences(self) -> Iterator[str]:
-        """The remarks in words."""
+        """Yield the remarks as sentences."""
         for name, count in self.random.items():
             yield (
                 f"{name} draws random numbers ({_times(count)}): routes that evaluate the function several times see "
@@ -275,7 +275,7 @@ def _times(count: int) -> str:
 
 
 def _given(func: Any, args: Any, kwargs: Any, name: str) -> Any:
-    """The value of an operator's argument; None if it has none of that name."""
+    """Return the value of an operator's argument; None if it has no argument of that name."""
     for i, argument in enumerate(schema_of(func).arguments):
         if argument.name == name:
             return args[i] if i < len(args) else kwargs.get(name, argument.default_value)

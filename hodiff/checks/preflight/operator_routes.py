@@ -1,4 +1,4 @@
-"""What each route makes of a torch function: looked up in the audit, and in the table of corrections."""
+"""Verdicts on the routes of a torch function, from the audit and the table of corrections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hodiff.torch_internals.custom_operators import (
 from hodiff.torch_internals.interception import without_function_modes
 from hodiff.torch_internals.operators import function_of_operator
 
-# By what name the database has functions that are called otherwise.
+# Names of functions in the database that differ from their common names.
 _NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases.split()} | {
     "__rtruediv__": "__rdiv__",
     "__floordiv__": "div.floor_rounding",
@@ -40,32 +40,32 @@ _NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases.
     "type": "to",
     "type_as": "to",
 }
-# Where its names begin, as functions and methods of one operator share an entry.
+# Prefixes of names in the database; functions and methods of one operator share an entry.
 _PREFIXES = ("", "nn.functional.", "linalg.", "special.", "fft.")
 
-# What no audit can call twice with the same numbers, and whose gradient torch has without a derivative.
+# Random functions, which audits cannot repeat with equal numbers; torch has their gradient only.
 _FIRST_ORDER_ALONE = {"_standard_gamma"}
 
-# From the audit's words to the table's, from good to bad: a route is as good as its worst operator.
+# Verdicts from good to bad; a route is as good as its worst operator.
 RANKS = ("right", "corrected", "random", "not smooth", "not audited", "non-finite", "timed out", "raises", "wrong")
 GOOD = frozenset({"right", "corrected"})
 BAD = frozenset({"non-finite", "raises", "wrong"})
-# Of what every route has right, and of what has no derivative, as nothing has recorded one.
+# Verdicts of functions that every route differentiates correctly, and of functions without a recorded derivative.
 RIGHT = dict.fromkeys(ROUTES, "right")
 UNKNOWN = dict.fromkeys(ROUTES, "raises"), "torch knows no derivative of it; detach its argument, or leave it out"
 
-# Which argument tells that statistics are constants, by name and position.
+# Name, position and default of the argument that decides whether statistics are computed from the batch.
 _STATISTICS = {F.batch_norm: ("training", 5, False), F.instance_norm: ("use_input_stats", 5, True)}
 
 
 def torch_is_right(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether torch alone is right at this call of a function that it has wrong, or not at all, at others."""
+    """Whether torch alone is right at this call, though it is wrong or raises at other calls."""
     if func in _STATISTICS:
         name, position, default = _STATISTICS[func]
         given = args[position] if len(args) > position else kwargs.get(name, default)
         return not given and not any(isinstance(each, Tensor) and each.requires_grad for each in args[1:3])
     if func is F.scaled_dot_product_attention:
-        # Its graph tells which of its kernels torch took; the one made of other operators has all derivatives.
+        # The graph shows which kernel torch used; only the kernel composed of other operators has all derivatives.
         with without_function_modes(Corrections):
             node = func(*args, **kwargs).grad_fn
         return node is not None and "ScaledDotProduct" not in node.name()
@@ -75,15 +75,15 @@ def torch_is_right(func: Any, args: Any, kwargs: Any) -> bool:
 def judge(
     func: Any, name: str, correction: Correction | None, why: Declined | None, correct: bool, mixed: bool = False
 ) -> tuple[dict[str, str], str]:
-    """What each route makes of a torch function, whose rule may have declined the call, and the remedy."""
+    """Return verdicts on the routes of a torch function, whose rule may have declined the call, and the remedy."""
     if why is not None or (correction is not None and correction.kind == "slow"):
         correction = None  # it did not run
     if correction is None and operator_in(func) is not None:
         return _of_library(operator_in(func), correct)
-    # A rule that declines because torch is right here had its part in the audit with corrections.
+    # The audit with corrections also covers rules that declined because torch is right.
     mended = correct and (correction is not None or (why is not None and why.torch_is_right))
     known = _audited(function_of_operator(func) or name, "corrected" if mended else "torch")
-    # A rule names the routes that torch has not right, and knows the calls in which it has.
+    # Without an audit, a rule is trusted: it lists the routes that torch gets wrong, and the calls it gets right.
     told = correction is not None or mended
     unknown = dict.fromkeys(ROUTES, "right" if told else "not audited")
     if name in _FIRST_ORDER_ALONE:
@@ -110,7 +110,7 @@ def judge(
 
 
 def _of_library(operator: Any, correct: bool) -> tuple[dict[str, str], str]:
-    """Verdicts for an operator of `torch.library`, whose formula torch uses in plain reverse mode alone."""
+    """Verdicts on an operator of `torch.library`, whose formula torch uses in plain reverse mode only."""
     missing = dict.fromkeys(ROUTES, "raises")
     if has_formula(operator):
         if correct:
@@ -124,7 +124,7 @@ def _of_library(operator: Any, correct: bool) -> tuple[dict[str, str], str]:
 
 
 def _of_inner_gradients(correct: bool) -> tuple[dict[str, str], str]:
-    """Verdicts for a gradient that the function computes itself, which is right to third order."""
+    """Verdicts on a gradient that the function computes itself, which is right to third order."""
     if correct or in_transform():
         return dict.fromkeys(ROUTES, "right"), ""
     missing = dict.fromkeys(ROUTES, "raises") | {ROUTES[0]: "right"}
@@ -132,7 +132,7 @@ def _of_inner_gradients(correct: bool) -> tuple[dict[str, str], str]:
 
 
 def _audited(name: str, which: str) -> dict[str, str]:
-    """By route, what the audit found of an operator, of all its variants the worst."""
+    """Return the audit's verdict on an operator by route, the worst of its variants."""
     operators = audit_on_file().operators
     plain = name.removeprefix("torch.").removeprefix("Tensor.")
     if plain not in operators:

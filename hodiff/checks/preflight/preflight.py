@@ -1,4 +1,4 @@
-"""`preflight`: what a model calls, and which of its second derivatives exist and are right, before any is taken."""
+"""`preflight`: lists a model's operators and which second derivatives are right, before computing any."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ from hodiff.torch_internals.compilers.dynamo import compiled_code, module_of
 
 @dataclass(frozen=True)
 class Preflight:
-    """What `preflight` saw.
+    """Report of `preflight`.
 
     Attributes:
-        operators: Every torch function called on or returning floating-point tensors, worst first.
-        functions: Custom Functions that lack something.
-        remarks: What else deserves to be known: random numbers, tensors changed in place.
-        routes: By route, the worst word among the operators.
-        cuts: How often what is differentiated is taken out of the graph.
+        operators: Every torch function that returns differentiable tensors, worst first.
+        functions: Defects of custom Functions.
+        remarks: Further facts: random numbers, tensors changed in place.
+        routes: By route, the worst verdict among the operators.
+        cuts: Number of times that differentiated tensors are taken out of the graph.
     """
 
     operators: tuple[OperatorUse, ...]
@@ -54,11 +54,11 @@ class Preflight:
 
     @property
     def ok(self) -> bool:
-        """Whether every route exists and is right, as far as is known."""
+        """Whether no route is wrong, raises or is non-finite, and no custom Function has a defect."""
         return not self.functions and not BAD.intersection(self.routes.values())
 
     def __str__(self) -> str:
-        """A table of what is not simply right, the remarks, and the verdict of each route."""
+        """Return a table of operators that are not right by every route, the remarks, and the verdict of each route."""
         listed = [each for each in self.operators if each.worst != "right"]
         fine = sum(each.calls for each in self.operators) - sum(each.calls for each in listed)
         short = ["rr", "fr", "rf", "ff"]
@@ -80,7 +80,7 @@ class Preflight:
 
     @property
     def verdict(self) -> str:
-        """What to do, in a sentence."""
+        """Recommendation, in a sentence."""
         words = set(self.routes.values())
         if words <= GOOD:
             but = ", but see the remarks" if self.remarks else ""
@@ -97,21 +97,21 @@ class Preflight:
 
 @compiled_code(runs=False)
 def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool = True, **options: Any) -> Preflight:
-    r"""List what a model calls in one forward pass, and by which routes its second derivatives exist and are right.
+    r"""List a model's operators in one forward pass, and the routes by which its second derivatives are right.
 
     Operators are looked up in hodiff's audit of torch's operator database and in the table of corrections; custom
-    Functions are found in the graph. Nothing is differentiated, modules are copied, and random states are put back.
+    Functions are found in the graph. Nothing is differentiated, modules are copied, and random states are restored.
 
     Args:
         model_or_function: A module or a function of tensors.
-        *inputs: What it is called with.
-        correct: Whether derivatives are taken by hodiff's transforms or within `hodiff.corrected()`; else what torch
-            alone would do.
-        **options: What else it is called with, by name, such as the tensors of a Hugging Face batch.
+        *inputs: Its positional arguments.
+        correct: Whether derivatives are taken by hodiff's transforms or within `hodiff.corrected()`; else by torch
+            alone.
+        **options: Its keyword arguments, such as the tensors of a Hugging Face batch.
 
     Returns:
-        A report; its `str` is a table that ends in a verdict, `ok` says whether every route is right, `routes` what
-        each is.
+        A report; its `str` is a table that ends in a verdict, `ok` says whether every route is right, `routes` gives
+        the verdict on each route.
 
     Raises:
         InputError: If the first argument is not callable, or does not run.
@@ -144,9 +144,9 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
             pytree.tree_leaves(outputs), lambda: pytree.tree_leaves(_run(model, inputs, options)), known=held
         )
         with nullcontext() if correct else hooks:
-            # Torch alone runs checkpoints of its own, which hodiff replaces.
+            # Torch alone uses its own checkpoints, which hodiff replaces.
             outputs = outputs if correct else _run(model, inputs, options)
-            # A model may take another way where its inputs need no gradient, as in training.
+            # A model may take another path if its inputs need no gradient, as in training.
             if modules:
                 still, named = pytree.tree_map_only(Tensor, Tensor.detach, (inputs, options))
                 with stored_instead(), corrections if correct else nullcontext():
@@ -170,7 +170,7 @@ def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool
 
 
 def _copy_of(model: Any) -> Any:
-    """A module that may be changed by its forward; what is no module, or cannot be copied, as it is."""
+    """Return a copy of a module, which its forward may change; return functions and uncopiable modules as they are."""
     if not isinstance(model, torch.nn.Module):
         return model
     copy = attempt(deep_copy, model)

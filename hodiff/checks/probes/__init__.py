@@ -1,1 +1,1 @@
-"""Probes: defects of custom Functions that are seen by calling their rules by hand."""
+"""Probes, which find defects of custom Functions by calling their rules directly."""

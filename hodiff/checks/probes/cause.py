@@ -1,4 +1,4 @@
-"""What a probe hands back: a defect, what shows it, and which failed comparisons follow from it."""
+"""Result of a probe: a defect, its evidence, and the failed comparisons that follow from it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ UNRELIABLE = frozenset({"HD303", "HD305", "HD308", "HD309", "HD903"})
 
 @dataclass(frozen=True)
 class Cause:
-    """A defect that a probe saw.
+    """Defect that a probe found.
 
     Attributes:
         code: A key of `hodiff.checks.findings.codes.CODES`.
-        evidence: What was seen, a phrase each.
+        evidence: The observations, one phrase per observation.
         explains: Whether a failed comparison follows from the defect.
-        location: Where in the source, as ``"file.py:123"``, or empty.
-        needs_symptom: Whether the defect counts only if a comparison failed that it explains.
-        severity: Overrides the code's own.
-        in_function: Whether the defect is in a plain function, and in no rule.
+        location: Line of the source, such as ``"file.py:123"``, or empty.
+        needs_symptom: Whether the defect counts only if it explains a failed comparison.
+        severity: Severity that overrides the code's own.
+        in_function: Whether the defect is in a plain function instead of a rule.
     """
 
     code: str
@@ -41,7 +41,7 @@ _GRADCHECKS = {"gradcheck": 0, "gradgradcheck": 1}
 
 
 def modes_of(entry: Entry) -> list[str]:
-    """The passes that an entry is about, outermost first; what compares a route with itself has none."""
+    """Return the passes of an entry, outermost first; none if it compares a route with itself."""
     if about_batches(entry):
         return []
     route = entry.route
@@ -56,50 +56,50 @@ def modes_of(entry: Entry) -> list[str]:
 
 
 def about_batches(entry: Entry) -> bool:
-    """Whether an entry compares batched with single evaluations."""
+    """Whether the entry compares batched with single evaluations."""
     batched = entry.route in _GRADCHECKS and entry.quantity.startswith("batched")
     return entry.route.startswith("vmap") or (batched and says(entry.detail, Wording.BATCHING))
 
 
 def no_entry(entry: Entry) -> bool:
-    """For a defect that shows in no comparison."""
+    """Return False: the defect shows in no comparison."""
     del entry
     return False
 
 
 def by_reverse(entry: Entry) -> bool:
-    """Whatever runs a backward, to any order."""
+    """Whether the entry runs a backward, at any order."""
     return "reverse" in modes_of(entry)
 
 
 def by_forward(entry: Entry) -> bool:
-    """Whatever runs a jvp, to any order."""
+    """Whether the entry runs a jvp, at any order."""
     return "forward" in modes_of(entry)
 
 
 def every_entry(entry: Entry) -> bool:
-    """For a defect after which no comparison is to be trusted."""
+    """Return True: the defect makes all comparisons unreliable."""
     del entry
     return True
 
 
 def of_derivatives(entry: Entry) -> bool:
-    """Whatever is a derivative."""
+    """Whether the entry compares a derivative."""
     return bool(modes_of(entry))
 
 
 def reverse_differentiated(entry: Entry) -> bool:
-    """Whatever differentiates a backward: a pass over a reverse pass, or more than one of either kind beyond that."""
+    """Whether the entry differentiates a backward: a pass over reverse, or two more passes."""
     modes = modes_of(entry)
     return "reverse" in modes[1:] or (len(modes) > 2 and "reverse" in modes)
 
 
 def forward_differentiated(entry: Entry) -> bool:
-    """Whatever differentiates a jvp."""
+    """Whether the entry differentiates a jvp: a pass over forward, or two more passes."""
     modes = modes_of(entry)
     return "forward" in modes[1:] or (len(modes) > 2 and "forward" in modes)
 
 
 def of_second_order(entry: Entry) -> bool:
-    """Whatever differentiates a rule."""
+    """Whether the entry differentiates a rule."""
     return len(modes_of(entry)) > 1

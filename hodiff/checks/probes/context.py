@@ -1,4 +1,4 @@
-"""A stand-in for the context of a Function, whose saved tensors can be looked at, copied and moved."""
+"""Replacement for a Function's context, whose saved tensors can be inspected, copied and changed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-# What the stand-in keeps for itself; everything else in its __dict__ was put there by the Function.
+# Attributes of the stand-in; everything else in its __dict__ was set by the Function.
 _OWN = {"needs_input_grad", "for_backward", "for_forward", "dirty", "constant_outputs", "reading", "materializes"}
 
 
 class StandInContext:
-    """What `ctx` is to the rules of a Function, without a graph behind it."""
+    """Replacement for `ctx` in the rules of a Function, without a graph."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]):
-        """Start empty."""
         self.needs_input_grad = needs_input_grad
         self.for_backward: tuple[Any, ...] = ()
         self.for_forward: tuple[Any, ...] | None = None
@@ -25,50 +24,50 @@ class StandInContext:
         self.reading = "backward"
 
     def save_for_backward(self, *tensors: Any) -> None:
-        """As torch's."""
+        """Save tensors for backward, as torch does."""
         self.for_backward = tensors
 
     def save_for_forward(self, *tensors: Any) -> None:
-        """As torch's."""
+        """Save tensors for jvp, as torch does."""
         self.for_forward = tensors
 
     def mark_dirty(self, *tensors: Any) -> None:
-        """As torch's."""
+        """Record the arguments that forward changes in place, as torch does."""
         self.dirty = tensors
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
-        """As torch's."""
+        """Record the outputs without derivatives, as torch does."""
         self.constant_outputs = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """As torch's."""
+        """Set whether missing gradients become zeros, as torch does."""
         self.materializes = value
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        """As torch's: those for forward mode in jvp, if there are any."""
+        """Saved tensors; in jvp the tensors saved for forward mode, if there are any."""
         if self.reading == "forward" and self.for_forward is not None:
             return self.for_forward
         return self.for_backward
 
     @property
     def saved_variables(self) -> tuple[Any, ...]:
-        """The old name."""
+        """Torch's old name of `saved_tensors`."""
         return self.saved_tensors
 
     def attributes(self) -> dict[str, Any]:
-        """What the Function put on the context itself."""
+        """Return the attributes that the Function set on the context."""
         return {name: value for name, value in vars(self).items() if name not in _OWN}
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that a rule could read, by a name that a user understands."""
+        """Return every tensor that a rule could read, by a name that users understand."""
         found = {f"saved_tensors[{i}]": t for i, t in enumerate(self.saved_tensors) if isinstance(t, Tensor)}
         for name, value in self.attributes().items():
             found |= {f"ctx.{name}{path}": t for path, t in _within(value)}
         return found
 
     def replaced(self, change: Callable[[str, Tensor], Tensor], reading: str) -> StandInContext:
-        """A copy in which every tensor is another, as `change(name, tensor)` says."""
+        """Return a copy in which `change(name, tensor)` replaces every tensor."""
         copy = StandInContext(self.needs_input_grad)
         copy.__dict__.update(vars(self))
         copy.reading = reading

@@ -1,4 +1,4 @@
-"""Rules of `custom_jvp` and `custom_vjp` that are not the derivative of their function, HD117; operators, HD412."""
+"""Probes of wrong rules of `custom_jvp` and `custom_vjp`, HD117, and of operators of torch.library, HD412."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from hodiff.recompute.cut_graphs import UnrecordedGradientError
 
 
 def operators_without_forward_mode(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Name an operator of torch.library, which has reverse mode alone, whatever its rule."""
+    """Report an operator of torch.library, which has no forward mode."""
     del generator
     evidence = (f"{call.name} is an operator of torch.library, with the rule of its register_autograd alone",)
     return [Cause("HD412", evidence, by_forward, needs_symptom=True)] if call.of_operator else []
 
 
 def custom_rules(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cause]:
-    """Compare the rule of each such function, alone and where it is called, with differences."""
+    """Check the rules of `custom_jvp` and `custom_vjp` functions by torch's gradcheck and gradgradcheck."""
     tracked = [leaf.clone().requires_grad_() for leaf in leaves]
     found: dict[CustomRule, Cause] = {}
     with torch.enable_grad():
@@ -61,7 +61,7 @@ def _is_right(owner: CustomRule, node: Any) -> bool:
 
 
 def _floating(output: Any) -> Iterator[Tensor]:
-    """The tensors of an output that have derivatives."""
+    """Yield the floating-point tensors of an output."""
     for each in tree_leaves(output):
         if isinstance(each, Tensor) and each.is_floating_point():
             yield each

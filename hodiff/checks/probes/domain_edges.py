@@ -1,4 +1,4 @@
-"""Large arguments and edges of the domain: HD111, HD112."""
+"""Probes of large arguments and edges of the domain: HD111, HD112."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.checks.probes.cause import Cause, no_entry
 from hodiff.checks.probes.function_calls import LeavesFunction
 
 SCALES = (10.0, -10.0, 100.0, -100.0, 1000.0, -1000.0)
-# Below this a float32 result has no correct digit; a right one loses a few at most.
+# Relative error from which a float32 result has no correct digit.
 LOST = 0.1
 _LARGEST = 1e30
 _TOWARDS_INFINITY = (1e2, 1e4, 1e8)
@@ -26,11 +26,11 @@ def large_arguments(
     """Compare low precision with float64 at large arguments, where low precision can hold the result.
 
     Args:
-        function: What is checked.
+        function: The function.
         leaves: The point.
-        location: Where the function is written.
-        truth: The same function for float64, for one that knows no float64; it is run in the dtypes of the point then,
-            else in float32.
+        location: Line of the function's source.
+        truth: The same function for float64, if `function` does not support float64. Then `function` runs in the
+            dtypes of the point, else in float32.
 
     Returns:
         The defects.
@@ -81,8 +81,8 @@ def _disagreements(
                 return
             size = float(truth.abs().max())
             error = float((y.double() - truth).abs().max())
-            # No formula can do better than what rounding of the inputs does to its result, and a derivative that
-            # vanishes but for rounding is no worse than the rounding of the values.
+            # No formula is more accurate than the effect of rounding its inputs, and a derivative that vanishes up to
+            # rounding may have the rounding of the values.
             allowed = max(LOST * size, 1e3 * float((moved - truth).abs().max()), 1e-3 * spread)
             if error > allowed and size > 1e-30:
                 yield what, f"is off by {error / size:.0e} in {dtype}"
@@ -90,13 +90,13 @@ def _disagreements(
 
 
 def values_of(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The outputs, complex ones as pairs of real numbers."""
+    """Return the outputs, complex outputs as pairs of real numbers."""
     with torch.no_grad():
         return tuple(_real(y) for y in function(*(leaf.clone() for leaf in leaves)))
 
 
 def gradients_of(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The gradients of a weighted sum of all outputs."""
+    """Return the gradients of a weighted sum of all outputs."""
     tracked = [leaf.clone().requires_grad_() for leaf in leaves]
     with torch.enable_grad():
         outputs = [_real(y) for y in function(*(leaf.clone() for leaf in tracked))]
@@ -106,7 +106,7 @@ def gradients_of(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> tuple[
 
 
 def _weights(y: Tensor) -> Tensor:
-    """Unequal weights, as many functions have outputs whose sum is a constant."""
+    """Return unequal weights, as many functions have outputs with a constant sum."""
     return torch.cos(torch.arange(y.numel(), dtype=torch.float64)).reshape(y.shape).to(y)
 
 
@@ -122,7 +122,7 @@ def domain_edges(
     *,
     infinite: bool = True,
 ) -> list[Cause]:
-    """Go to zeros, ties and infinities; where the function has slopes there, its derivatives have to be finite."""
+    """Report gradients that are not finite at zeros, ties and infinities where the function has slopes."""
     points: list[tuple[str, tuple[Tensor, ...], int | None]] = [(*each, None) for each in _edges(leaves)]
     if infinite:
         points += _infinities(leaves)
@@ -153,7 +153,7 @@ def _edges(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor, ...]
 
 
 def _infinities(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor, ...], int]]:
-    """With the index of the infinite input, whose gradient alone counts: the others may have it for a factor."""
+    """Yield points with an infinite element, and that input's index: other gradients may be infinite, too."""
     for i, leaf in enumerate(leaves):
         for infinity in ("inf", "-inf") if leaf.numel() else ():
             outside = leaf.clone()
@@ -164,7 +164,7 @@ def _infinities(leaves: tuple[Tensor, ...]) -> Iterator[tuple[str, tuple[Tensor,
 def bad_gradient(
     function: LeavesFunction, point: tuple[Tensor, ...], truth: LeavesFunction | None = None, only: int | None = None
 ) -> str:
-    """Which gradient is not finite though the function, or its float64 `truth`, has slopes; "" for none."""
+    """Name a gradient that is not finite though f, or its float64 `truth`, has slopes; "" if there is none."""
     values = values_of(function, point)
     if not all(bool(y.isfinite().all()) for y in values):
         return ""
@@ -179,7 +179,7 @@ def bad_gradient(
 
 
 def _has_slopes(function: LeavesFunction, point: tuple[Tensor, ...], i: int, element: int) -> bool:
-    """Whether differences from both sides stay bounded as the step shrinks; at infinity, whether they vanish."""
+    """Whether one-sided differences stay bounded as the step shrinks; at infinity, whether they vanish."""
 
     def at(h: float, x: float | None = None) -> Tensor:
         leaf = point[i].clone()
@@ -203,7 +203,7 @@ def _has_slopes(function: LeavesFunction, point: tuple[Tensor, ...], i: int, ele
 
 
 def _has_limit(at: Callable[[float], Tensor], limit: Tensor, sign: float) -> bool:
-    """Whether values tend to the one at infinity, and slopes to zero: a derivative there is zero then."""
+    """Whether values converge at infinity and slopes vanish, so that the derivative there is zero."""
     size = max(1.0, float(limit.abs().max()))
     gaps, slopes = [], []
     for x in _TOWARDS_INFINITY:

@@ -1,4 +1,4 @@
-"""Tensors with a dimension of 0, as the last batch of a filtered data set may be: HD409, and some of HD112."""
+"""Probes of tensors with a dimension of 0, such as the last batch of filtered data: HD409, and some HD112."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.checks.probes.cause import Cause, no_entry
 from hodiff.checks.probes.domain_edges import bad_gradient, gradients_of, values_of
 from hodiff.checks.probes.function_calls import LeavesFunction
 
-# What is tried: a rule's name, and what it gives for a function and its leaves.
+# A rule's name, and a call that runs the rule for a function and its leaves.
 Trial = tuple[str, Callable[[LeavesFunction, tuple[Tensor, ...]], Any]]
 
 _BATCH = 2
@@ -24,16 +24,16 @@ _BATCH = 2
 def empty_tensors(
     f: Callable[..., Any], args: tuple[Any, ...], leaves: tuple[Tensor, ...], location: str, *, vmap: bool = True
 ) -> list[Cause]:
-    """Take out all elements along one size after the other, in all tensors at once, as where one size has one name.
+    """Set one size after the other to 0, in all dimensions that have that size, and run all rules.
 
-    Where forward refuses that, nothing is asked; where it does not, what works at the point has to work there.
+    If forward accepts the empty tensors, every rule that works at the point must work for them, too.
 
     Args:
-        f: What is checked.
+        f: The function.
         args: Its arguments.
-        leaves: The floating ones, in the dtypes of the check.
-        location: Where the function is written.
-        vmap: Whether batching is asked for.
+        leaves: The floating arguments, in the dtypes of the check.
+        location: Line of the function's source.
+        vmap: Whether to check batching.
 
     Returns:
         The defects.
@@ -48,7 +48,7 @@ def empty_tensors(
         where = f"where a dimension of size {size} is 0"
         for rule, trial in _TRIALS if vmap else _TRIALS[:-1]:
             outcome = attempt(trial, function, empty)
-            # What fails at the point itself has findings of its own.
+            # Rules that fail at the point itself have their own findings.
             if isinstance(outcome, Failure) and not isinstance(attempt(trial, *_of_leaves(f, args)), Failure):
                 evidence = (f"{rule} fails {where}, which forward accepts: {outcome.message}",)
                 return [Cause("HD409", evidence, no_entry, location)]
@@ -73,7 +73,7 @@ def _with_leaves(args: tuple[Any, ...], leaves: tuple[Tensor, ...]) -> tuple[Any
 
 
 def _of_leaves(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[LeavesFunction, tuple[Tensor, ...]]:
-    """As a function of floating leaves, which may have no elements."""
+    """Return f as a function of its floating leaves, which may have no elements, and the leaves."""
     apply = getattr(f, "apply", f) if isinstance(f, type) else f
     flat, structure = tree_flatten(args)
     places = [i for i, each in enumerate(flat) if isinstance(each, Tensor) and each.is_floating_point()]
@@ -89,7 +89,7 @@ def _of_leaves(f: Callable[..., Any], args: tuple[Any, ...]) -> tuple[LeavesFunc
 
 
 def _tangents(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> Any:
-    """Forward mode accepts tangents of another shape than the output's silently."""
+    """Run forward mode, which silently accepts tangents of a shape other than the output's."""
     pushed: Any = torch.func.jvp(function, leaves, tuple(torch.ones_like(leaf) for leaf in leaves))
     outputs, tangents = pushed
     return _require_shapes(tangents, outputs)

@@ -1,4 +1,4 @@
-"""Differences of a Function's forward, block by block, against its rules: HD101, HD102, HD105, HD109, HD110."""
+"""Probe that compares rules with differences of forward, in blocks: HD101, HD102, HD105, HD109, HD110."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
 from hodiff.checks.probes.repeated_calls import beside
 from hodiff.checks.source_lines import rule_location
 
-# Differences of two steps, extrapolated, know some ten digits; what differs more than this is wrong.
+# Relative error of a wrong rule; extrapolated differences of two steps have some ten correct digits.
 WRONG = 1e-5
 # Beyond this many elements of an argument, differences are taken along random directions.
 ELEMENTS = 64
@@ -26,17 +26,17 @@ DIRECTIONS = 3
 
 @dataclass(frozen=True)
 class Block:
-    """The derivative of one output by one argument, pulled back from one cotangent.
+    """Derivative of one output by one argument, contracted with one cotangent.
 
     Attributes:
-        output: Which output.
-        argument: Which argument.
-        truth: By differences, elements of the argument or directions in it.
-        claimed: By backward, likewise; zero where it returns None; None if it cannot be compared.
+        output: Index of the output.
+        argument: Index of the argument.
+        truth: The derivative by differences, along elements of the argument or directions in it.
+        claimed: The derivative by backward, likewise; zero if backward returns None; None if it cannot be compared.
         incoming: The cotangent.
-        gradient: What backward returned for the argument.
+        gradient: The value that backward returned for the argument.
         size: The largest derivative of the output.
-        tolerance: What differs more than this, relative to the size, is wrong.
+        tolerance: The error, relative to the size, above which the block is wrong.
     """
 
     output: int
@@ -50,7 +50,7 @@ class Block:
 
     @property
     def error(self) -> float:
-        """Relative to the largest derivative of the output."""
+        """Error of backward, relative to the largest derivative of the output."""
         if self.claimed is None:
             return 0.0
         error = float((self.claimed - self.truth).abs().max()) / max(self.size, 1e-300)
@@ -80,16 +80,16 @@ def first_order(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
 
 
 def first_order_beside(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Compare backward with differences a little further on, where a rule that keeps its first slope is wrong."""
+    """Compare backward with differences at a nearby point, where a rule that caches its first slope is wrong."""
     bad = [block for block in blocks_of(beside(call), generator, elements=0) if block.wrong]
     evidence = (*(f"beside the inputs {_ratio(call, block)}" for block in bad),)
     location = rule_location(call.function, "backward", "vjp")
-    # What differs from call to call upsets every truth that is built on it.
+    # A rule that depends on earlier calls may spoil every derivative.
     return [Cause("HD101", evidence[:1], of_derivatives, location, needs_symptom=True)] if bad else []
 
 
 def blocks_of(call: FunctionCall, generator: torch.Generator, elements: int = ELEMENTS) -> list[Block]:
-    """Every output by every differentiated argument, along random directions where that has more than some elements."""
+    """Return a block for every pair of output and argument; large arguments are moved in random directions."""
     ran = call.fresh().run()
     found = []
     for k in range(len(ran.outputs)):
@@ -105,7 +105,7 @@ def blocks_of(call: FunctionCall, generator: torch.Generator, elements: int = EL
             truth = differences(call, k, i, cotangents[k], basis)
             if truth is None:
                 continue
-            # A missing gradient has a finding of its own.
+            # A missing gradient has its own finding.
             gradient = gradients[i] if i < len(gradients) else None
             claimed = _projected(gradient, call.args[i], basis) if i < len(gradients) else None
             group.append((i, truth, claimed, gradient))
@@ -118,7 +118,7 @@ def blocks_of(call: FunctionCall, generator: torch.Generator, elements: int = EL
 
 
 def tolerance_of(call: FunctionCall) -> float:
-    """What a rule may be off by: a rule of low precision, half of its digits."""
+    """Return the tolerated error of a rule: half of the digits in low precision."""
     return max(WRONG, call.eps**0.5)
 
 
@@ -134,7 +134,7 @@ def _projected(gradient: Any, value: Tensor, basis: Tensor | None) -> Tensor | N
     elif not isinstance(gradient, Tensor):
         return None
     elif gradient.shape != value.shape:
-        # Torch reduces a broadcast gradient itself; the shape has a finding of its own.
+        # Torch reduces a broadcast gradient itself; the shape has its own finding.
         reduced = attempt(lambda: gradient.sum_to_size(value.shape))
         if isinstance(reduced, Failure):
             return None
@@ -145,7 +145,7 @@ def _projected(gradient: Any, value: Tensor, basis: Tensor | None) -> Tensor | N
 
 
 def _tangent_errors(call: FunctionCall, generator: torch.Generator) -> tuple[float, float]:
-    """How far jvp is from differences, and how far from being backward's transpose, both relative."""
+    """Return the relative errors of jvp from differences, and from the transpose of backward."""
     ran = call.fresh().run()
     tangents = ran.tangents(generator)
     with torch.no_grad():
@@ -185,7 +185,7 @@ def _goes_through(call: FunctionCall, ran: ForwardRun, blocks: list[Block], bloc
 
 
 def _ignores_mask(call: FunctionCall, ran: ForwardRun, blocks: list[Block], block: Block) -> str:
-    """Whether the gradient is right where forward depends on the element, and not zero where it does not."""
+    """Return evidence if the gradient is right where forward depends on the element, but not zero elsewhere."""
     if block.claimed is None or block.truth.numel() != call.args[block.argument].numel():
         return ""
     dead = block.truth.abs() <= 1e-9 * block.size
@@ -204,7 +204,7 @@ def _ignores_mask(call: FunctionCall, ran: ForwardRun, blocks: list[Block], bloc
 
 
 def _ignores_output(call: FunctionCall, ran: ForwardRun, blocks: list[Block], block: Block) -> str:
-    """Whether backward uses the gradient of another output, and not of this one."""
+    """Return evidence if backward uses the gradient of another output, but not of this output."""
     mine = [b for b in blocks if b.output == block.output]
     others = [b for b in blocks if b.output != block.output]
     unserved = all(b.claimed is not None and not bool(b.claimed.any()) for b in mine)

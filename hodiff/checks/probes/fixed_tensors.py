@@ -1,4 +1,4 @@
-"""Tensors made inside in a fixed dtype or on a fixed device: HD306, HD307."""
+"""Probes of tensors made inside with a fixed dtype or on a fixed device: HD306, HD307."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hodiff.checks.probes.torch_calls import TorchCalls, kind_of
 from hodiff.checks.source_lines import rule_location
 from hodiff.torch_internals.wording import Wording, says
 
-# A device on which nothing is computed, and which every build of torch has.
+# Device that computes no numbers and exists in every build of torch.
 _ELSEWHERE = "meta"
 
 
 def fixed_dtypes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Look at the dtypes of what rules return, and at whether they notice small changes."""
+    """Report rules that return a lower precision than float64, or ignore small changes of the inputs."""
     if not all(a.dtype == torch.float64 for i, a in enumerate(call.args) if call.moving[i]):
         return []
     rules: tuple[tuple[str, Callable[[ForwardRun, float], tuple[Any, ...]], Explains], ...] = (
@@ -65,7 +65,7 @@ def _fixed(call: FunctionCall, rule: Callable[[ForwardRun, float], tuple[Any, ..
 
 
 def fixed_devices(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Run all rules on a device that does not exist, where only shapes and devices are known."""
+    """Run all rules on the meta device, which has shapes and devices but no numbers."""
     fake = _Elsewhere()
     if _enters_extensions(lambda: _all_rules(call, generator)):
         return []
@@ -103,7 +103,7 @@ def _all_rules(call: FunctionCall, generator: torch.Generator) -> None:
 
 
 def device_of_function(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Cause]:
-    """The same for a plain function; what it closes over counts as made inside."""
+    """Run a plain function on the meta device; tensors that it closes over count as made inside."""
     fake = _Elsewhere()
     own = tree_map(lambda a: a.clone() if isinstance(a, Tensor) else a, args)
     if _enters_extensions(lambda: function(*own)):
@@ -114,14 +114,14 @@ def device_of_function(function: Callable[..., Any], args: tuple[Any, ...]) -> l
 
 
 class _Guard(TorchCalls):
-    """Refuses calls that would read memory that is not there, and notes which tensors the rule itself makes."""
+    """Recorder of calls that refuses to read missing memory, and records the tensors that a rule makes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.made: list[Tensor] = []
 
     def holds_made(self, tensors: tuple[Tensor, ...]) -> bool:
-        """Whether one of them is on a real device and was made inside."""
+        """Whether a tensor among them is on a real device and was made inside."""
         here = [t for t in tensors if t.device.type != _ELSEWHERE]
         return any(t is each for t in here for each in self.made)
 
@@ -140,7 +140,7 @@ def _enters_extensions(rule: Callable[[], Any]) -> bool:
     found = []
 
     def note(frame: Any, event: str, argument: Any) -> None:
-        # Functions of pybind11 are bound to a capsule.
+        # Functions made by pybind11 are bound to a capsule.
         if event == "c_call" and type(getattr(argument, "__self__", None)).__name__ == "PyCapsule":
             found.append(str(getattr(argument, "__module__", "")))
 
@@ -154,14 +154,14 @@ def _enters_extensions(rule: Callable[[], Any]) -> bool:
 
 
 class _Elsewhere:
-    """Another device, and what goes wrong there."""
+    """The meta device, and errors of rules there."""
 
     def put(self, tensor: Any) -> Any:
-        """A tensor there, of the same shape and strides."""
+        """Return a tensor of the same shape and strides on the meta device."""
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_ELSEWHERE)
 
     def look(self, rule: Callable[[], tuple[Any, ...]]) -> tuple[str, str]:
-        """Run a rule there: what was wrong about devices, and the line; data-dependent rules say nothing."""
+        """Run a rule on the meta device; return its error about devices and the line, or empty strings."""
         trace = _Guard()
         try:
             with torch.no_grad(), trace:

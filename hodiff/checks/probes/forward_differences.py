@@ -1,4 +1,4 @@
-"""Differences of a Function's forward, which say nothing at a kink."""
+"""Differences of a Function's forward, which are undefined at a kink."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.function_calls import FunctionCall, as_tuple
 
-# Where differences of two steps are further apart than this, there is a kink between them, and smaller ones are tried.
+# Relative gap of two steps' differences that suggests a kink between the steps; then smaller steps are tried.
 _APART = 1e-5
 _SMALLER = (1 / 16, 1 / 256)
-# Part of a value that is rounding to its slope.
+# Slopes below this part of the value are rounding.
 _NOISE = 1e-6
 
 
 def differences(
     call: FunctionCall, output: int, argument: int, cotangent: Tensor, basis: Tensor | None
 ) -> Tensor | None:
-    """Differentiate one output, contracted, along a basis; None where forward, or its float64 twin, cannot say."""
+    """Return differences of one contracted output along a basis; None if forward or its float64 twin cannot run."""
     value = call.args[argument]
     if (value.dtype != torch.float64 and call.truth is None) or not value.numel():
         return None
@@ -46,7 +46,7 @@ def differences(
 
 
 def _central(at: Callable[[Tensor], Tensor], centre: Tensor, steps: Tensor, h: float) -> tuple[Tensor, bool]:
-    """Differences extrapolated from two steps, and whether both say the same, as they do not beside a kink."""
+    """Return differences extrapolated from two steps, and whether the steps agree; NaN at a kink."""
     (right, left), (near_right, near_left) = (
         (torch.stack([at(s * step) for step in steps]), torch.stack([at(-s * step) for step in steps]))
         for s in (h, h / 2)
@@ -69,5 +69,5 @@ def _outputs(call: FunctionCall, argument: int, move: Tensor) -> tuple[Any, ...]
 
 
 def _is_kink(coarse: float, fine: float) -> bool:
-    """Whether slopes from both sides stay apart as the step is halved, where a smooth function's gap is halved too."""
+    """Whether the gap between one-sided slopes stays as the step is halved; for smooth functions, it is halved."""
     return abs(fine) > 0.8 * abs(coarse) and abs(fine) > 1e-6

@@ -1,4 +1,4 @@
-"""Gradients that are lost where another argument needs none: some of HD101."""
+"""Probe of gradients that are lost if another argument needs none: some of HD101."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodiff.checks.source_lines import mentions, rule_location
 
 
 def frozen_arguments(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Freeze all arguments but one, and one at a time; the gradients of the others have to stay what they are."""
+    """Freeze arguments, and report gradients of other arguments that change."""
     places = call.moves()
     if len(places) < 2:
         return []
@@ -37,7 +37,7 @@ def frozen_arguments(call: FunctionCall, generator: torch.Generator) -> list[Cau
 
 
 def _subsets(places: list[int]) -> Iterator[tuple[int, ...]]:
-    """Each alone, then all but one."""
+    """Yield each place alone, then all places but one."""
     yield from ((i,) for i in places)
     if len(places) > 2:
         yield from (tuple(j for j in places if j != i) for i in places)

@@ -1,4 +1,4 @@
-"""The custom Functions that a function calls, with the arguments they get, and their rules called by hand."""
+"""Custom Functions that a function calls, with their arguments, so that rules can be called directly."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LeavesFunction = Callable[..., tuple[Tensor, ...]]
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """One call of a custom Function.
+    """Call of a custom Function.
 
     Attributes:
-        function: Its class.
+        function: The Function's class.
         args: Its arguments; no tensor among them requires grad.
-        moving: Which of them are differentiated.
-        truth: The same function for float64, if there is one because the Function itself has too few digits.
-        of_operator: Whether it stands for an operator of torch.library and the rule of its `register_autograd`.
+        moving: Whether each argument is differentiated.
+        truth: The same function for float64, if the Function itself has too few digits.
+        of_operator: Whether the Function represents an operator of torch.library and its `register_autograd` rule.
     """
 
     function: type[Function]
@@ -42,12 +42,12 @@ class FunctionCall:
 
     @property
     def name(self) -> str:
-        """What its author calls it."""
+        """Name of the Function's class."""
         return self.function.__name__
 
     @property
     def eps(self) -> float:
-        """The coarsest rounding among its arguments."""
+        """The coarsest rounding among the arguments."""
         dtypes = [a.dtype for a in self.args if isinstance(a, Tensor) and a.is_floating_point()]
         return max((torch.finfo(dtype).eps for dtype in dtypes), default=torch.finfo(torch.float64).eps)
 
@@ -58,29 +58,29 @@ class FunctionCall:
 
     @property
     def backward(self) -> Callable[..., Any]:
-        """Its backward, under whichever of torch's two names."""
+        """The Function's backward, under either of torch's two names."""
         return self.function.vjp if self.function.vjp is not Function.vjp else self.function.backward
 
     @property
     def has_jvp(self) -> bool:
-        """Whether it has a jvp of its own."""
+        """Whether the Function defines a jvp."""
         return self.function.jvp is not Function.jvp
 
     def argument(self, index: int) -> str:
-        """The name of an argument, as in the source."""
+        """Return the name of an argument in the source."""
         names = list(inspect.signature(self.function.forward).parameters)[int(self.takes_context) :]
         return names[index] if index < len(names) else f"argument {index}"
 
     def fresh(self) -> FunctionCall:
-        """The same with tensors of its own, since a Function may write into them."""
+        """Return the call with cloned tensors, since a Function may write into them."""
         return replace(self, args=tuple(a.clone() if isinstance(a, Tensor) else a for a in self.args))
 
     def at(self, values: dict[int, Tensor]) -> FunctionCall:
-        """The same with some arguments replaced."""
+        """Return the call with some arguments replaced."""
         return replace(self, args=tuple(values.get(i, a) for i, a in enumerate(self.args)))
 
     def moves(self) -> list[int]:
-        """The places of the arguments that are differentiated."""
+        """Return the positions of the arguments that are differentiated."""
         return [i for i, moving in enumerate(self.moving) if moving]
 
     def run(self) -> ForwardRun:
@@ -98,12 +98,12 @@ class FunctionCall:
 
 @dataclass(frozen=True)
 class ForwardRun:
-    """A call after its forward.
+    """Call of a custom Function after its forward.
 
     Attributes:
         call: The call.
-        context: What the Function kept.
-        outputs: What it returned.
+        context: The context, with saved tensors.
+        outputs: The outputs.
     """
 
     call: FunctionCall
@@ -111,14 +111,14 @@ class ForwardRun:
     outputs: tuple[Any, ...]
 
     def differentiable(self, k: int) -> bool:
-        """Whether an output has a gradient."""
+        """Whether the output has a gradient."""
         y = self.outputs[k]
         if not isinstance(y, Tensor) or not (y.is_floating_point() or y.is_complex()):
             return False
         return not any(y is constant for constant in self.context.constant_outputs)
 
     def cotangents(self, generator: torch.Generator, only: int | None = None) -> tuple[Any, ...]:
-        """Random incoming gradients, of one output alone if asked; constant outputs get zeros, as from torch."""
+        """Return random incoming gradients, optionally of one output only; constant outputs get zeros."""
 
         def incoming(k: int, y: Any) -> Any:
             if self.differentiable(k) and only in {None, k}:
@@ -130,20 +130,20 @@ class ForwardRun:
         return tuple(incoming(k, y) for k, y in enumerate(self.outputs))
 
     def tangents(self, generator: torch.Generator) -> tuple[Any, ...]:
-        """Random tangents of what is differentiated, and None."""
+        """Return random tangents of differentiated arguments, and None for other arguments."""
         return tuple(
             torch.randn(a.shape, generator=generator, dtype=torch.float64).to(a) if moving else None
             for a, moving in zip(self.call.args, self.call.moving, strict=True)
         )
 
     def pull(self, cotangents: tuple[Any, ...], context: StandInContext | None = None) -> tuple[Any, ...]:
-        """Call backward by hand."""
+        """Call backward."""
         context = self.context if context is None else context
         context.reading = "backward"
         return as_tuple(self.call.backward(context, *cotangents))
 
     def push(self, tangents: tuple[Any, ...], context: StandInContext | None = None) -> tuple[Any, ...]:
-        """Call jvp by hand."""
+        """Call jvp."""
         context = self.context if context is None else context
         context.reading = "forward"
         given = [
@@ -154,22 +154,22 @@ class ForwardRun:
 
 
 def _has_tangents(argument: Any) -> bool:
-    """Whether torch makes up a tangent for an argument that has none."""
+    """Whether torch fills in a missing tangent of the argument with zeros."""
     return isinstance(argument, Tensor) and (argument.is_floating_point() or argument.is_complex())
 
 
 def as_tuple(result: Any) -> tuple[Any, ...]:
-    """What a rule returned, as a tuple."""
+    """Return the result of a rule as a tuple."""
     return tuple(result) if isinstance(result, tuple | list) else (result,)
 
 
 def function_calls(function: LeavesFunction, leaves: tuple[Tensor, ...], own: Any) -> list[FunctionCall]:
-    """One call of each custom Function that a function makes; hodiff's own are passed over, unless asked for.
+    """Return one call of each custom Function in a function; Functions of torch and hodiff are skipped.
 
     Args:
-        function: Of tensors, to a tuple of tensors.
-        leaves: Where to call it.
-        own: The Function that is checked, if it is one.
+        function: Function of tensors that returns a tuple of tensors.
+        leaves: The point.
+        own: The checked object; if it is a Function, it is never skipped.
 
     Returns:
         The calls, in the order of the graph.
@@ -194,11 +194,11 @@ def function_calls(function: LeavesFunction, leaves: tuple[Tensor, ...], own: An
 
 @contextmanager
 def _recorded(functions: list[type[Function]], calls: dict[type[Function], FunctionCall]) -> Iterator[None]:
-    """Note the arguments of each Function's first call; the classes are as before afterwards."""
+    """Record the arguments of each Function's first call; restore the classes afterwards."""
     before = {cls: vars(cls).get("forward") for cls in functions}
     try:
         for cls in functions:
-            # mypy takes a method for what no one assigns to; below it is put back.
+            # mypy forbids assignments to methods; the method is restored below.
             cls.forward = staticmethod(_recording(cls, calls))  # type: ignore[method-assign]
         yield
     finally:
@@ -206,12 +206,12 @@ def _recorded(functions: list[type[Function]], calls: dict[type[Function], Funct
             if forward is None:
                 del cls.forward
             else:
-                # As above.
+                # mypy forbids this assignment, too.
                 cls.forward = forward  # type: ignore[method-assign]
 
 
 def _stand_in(rule: OperatorRule) -> type[Function]:
-    """A Function of an operator of torch.library and its rule, which lie below what torch made of them."""
+    """Return a Function of an operator of torch.library, built from its kernel and registered rule."""
 
     def forward(*args: Any) -> Any:
         return call_by_position(rule.operator, args)
@@ -244,7 +244,7 @@ def _recording(cls: type[Function], calls: dict[type[Function], FunctionCall]) -
             if rule is None:
                 calls[cls] = FunctionCall(cls, held, tuple(needs))
             else:
-                # Last comes what torch keeps of the call.
+                # The last argument is torch's metadata of the call.
                 held = with_defaults(rule.operator, held[:-1])
                 moving = tuple(i < len(needs) - 1 and needs[i] for i in range(len(held)))
                 calls[cls] = FunctionCall(_stand_in(rule), held, moving, of_operator=True)

@@ -1,4 +1,4 @@
-"""Where a plain function leaves the graph, or changes what passes it or comes in: HD101, HD104, HD106, HD303."""
+"""Probe of plain functions that leave the graph, change gradients or change inputs: HD101, HD104, HD106, HD303."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.common.complex_numbers import equal_with_nan
 from hodiff.graphs import leaves_made_inside
 
 _KINDS = (("HD106", "foreign"), ("HD104", "detach"), ("HD104", "no_grad"), ("HD101", "hook"))
-# What names a call of torch's own, and no operator.
+# Kinds whose names are never operators.
 _NAMED = ("no_grad", "hook")
 
 
@@ -23,13 +23,13 @@ def _without_an_error(entry: Entry) -> bool:
 
 
 def _differs(entry: Entry) -> bool:
-    """Not that torch refuses to write into a leaf."""
+    """Whether a derivative differs, except that torch refuses to write into a leaf."""
     return _without_an_error(entry) and not entry.detail.startswith("RuntimeError")
 
 
 def changed_inputs(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Tensor]:
-    """The inputs that a call writes into, here or where they are larger; none where it raises."""
-    for factor in (1.0, 1.5):  # what clips them has done so before at the point
+    """Return the inputs that a call changes, at the point or at 1.5 times the inputs."""
+    for factor in (1.0, 1.5):  # inputs at the point may be clipped already
         before = [factor * leaf.detach() for leaf in leaves]
         own = [leaf.clone() for leaf in before]
         with torch.no_grad():
@@ -41,7 +41,7 @@ def changed_inputs(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list
 
 
 def left_graph(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cause]:
-    """Name the first call that leaves the graph, if derivatives are wrong."""
+    """Report the first call that leaves the graph, if derivatives are wrong."""
     written = changed_inputs(function, leaves)
     if written:
         evidence = (f"a tensor of shape {tuple(written[0].shape)} is another after the call",)
@@ -50,7 +50,7 @@ def left_graph(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cau
     with torch.enable_grad(), TorchCalls() as trace:
         outputs = attempt(function, *tracked)
     for code, kind in _KINDS:
-        # An operator of torch.library says itself what it lacks.
+        # Operators of torch.library raise their own errors about missing rules.
         steps = [step for step in trace.of(kind) if step.location and (kind in _NAMED or "." not in step.name)]
         if steps:
             evidence = (f"the function calls {steps[0].name}",)

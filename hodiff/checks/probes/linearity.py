@@ -1,4 +1,4 @@
-"""Rules that are not linear in what comes in: some of HD101 and HD102."""
+"""Probe of rules that are not linear in the incoming gradient or tangent: some of HD101 and HD102."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
 from hodiff.checks.probes.numbers import gap_of, rounding_of
 from hodiff.checks.source_lines import rule_location
 
-# Powers of two, by which nothing is rounded; 1e-8 to 1e8, as losses are divided by many samples or scaled up.
+# Powers of two, which cause no rounding; 1e-8 to 1e8, as losses are divided by many samples or scaled up.
 _SCALES = (-1.0, 2.0**-27, 2.0**-13, 2.0**13, 2.0**27)
 
 Rule = Callable[[ForwardRun, float], tuple[Any, ...]]
 
 
 def linearity(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Scale incoming gradients and tangents; what comes out has to be scaled alike."""
+    """Scale incoming gradients and tangents, and report rules whose results do not scale."""
     causes = []
     for name, what, rule, code, explains in _RULES:
         if name == "jvp" and not call.has_jvp:
             continue
-        # A rule that raises has a finding of its own.
+        # A rule that raises has its own finding.
         seen = attempt(_not_scaled, call, rule)
         if not isinstance(seen, Failure) and seen:
             evidence = (f"{name} of {call.name} is not linear in its {what}: {seen}",)
@@ -64,7 +64,7 @@ def _not_scaled(call: FunctionCall, rule: Rule) -> str:
 
 
 def _holds(call: FunctionCall, scale: float) -> bool:
-    """Whether the dtypes can hold products of a few such numbers."""
+    """Whether the dtypes can hold products of a few numbers of this scale."""
     dtypes = [a.dtype for a in call.args if isinstance(a, Tensor) and a.is_floating_point()]
     return all(torch.finfo(t).tiny ** 0.25 <= abs(scale) <= torch.finfo(t).max ** 0.25 for t in dtypes)
 

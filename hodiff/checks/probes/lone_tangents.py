@@ -1,4 +1,4 @@
-"""Tangents that are wrong where one argument alone has one: some of HD102 and HD408."""
+"""Probe of tangents that are wrong if only one argument has a tangent: some of HD102 and HD408."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hodiff.checks.source_lines import rule_location
 
 
 def lone_tangents(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Push one tangent at a time: each of the output's shape, and their sum what all together give."""
+    """Push one tangent at a time; check the shapes, and the sum against all tangents together."""
     places = call.moves()
     if len(places) < 2 or not call.has_jvp:
         return []
@@ -49,7 +49,7 @@ def lone_tangents(call: FunctionCall, generator: torch.Generator) -> list[Cause]
     if evidence := (*raised, *counted, *shaped):
         return [Cause("HD408", evidence, by_forward, location)]
     total = tuple(_total([each[k] for each in alone.values()], y) for k, y in enumerate(together))
-    # A rule may solve by iterations, and is then as exact as they are.
+    # A rule may use an iterative solver, with its tolerance.
     if gap_of(together, total) <= tolerance_of(call):
         return []
     evidence = (f"tangents of {call.name} one at a time do not add up to its tangent of all of them",)
@@ -57,7 +57,7 @@ def lone_tangents(call: FunctionCall, generator: torch.Generator) -> list[Cause]
 
 
 def _pushed(call: FunctionCall, tangents: tuple[Any, ...], only: int) -> tuple[Any, ...]:
-    """By a run of its own, in which no other argument is differentiated."""
+    """Push one tangent in a separate run, in which no other argument is differentiated."""
     ran = replace(call.fresh(), moving=tuple(j == only for j in range(len(call.args)))).run()
     with torch.no_grad():
         return ran.push(_copies(t if j == only else None for j, t in enumerate(tangents)))
@@ -68,6 +68,6 @@ def _copies(tangents: Any) -> tuple[Any, ...]:
 
 
 def _total(parts: list[Any], like: Any) -> Any:
-    """The sum of what is there."""
+    """Return the sum of the parts that are tensors."""
     there = [part for part in parts if isinstance(part, Tensor)]
     return torch.stack(there).sum(0) if there else torch.zeros_like(like) if isinstance(like, Tensor) else like

@@ -1,4 +1,4 @@
-"""Equal numbers in another memory layout, as inputs and as incoming gradients: HD309."""
+"""Probe with equal numbers in other memory layouts, as inputs and as incoming gradients: HD309."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from hodiff.checks.probes.function_calls import FunctionCall
 from hodiff.checks.probes.numbers import gap_of, rounding_of
 from hodiff.checks.source_lines import rule_location
 
-# Takes a tensor; returns equal numbers in another layout, or None where that is no other.
+# Returns a tensor's numbers in another layout, or None if the layout does not apply.
 Layout = Callable[[Tensor], Tensor | None]
 
-# Equal memory in another layout gives equal numbers, up to the order of sums.
+# Tolerance for results of equal numbers in another layout: sums may differ in order.
 _LEAST = 1e-9
 _LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 def _as_it_is(a: Tensor) -> Tensor | None:
-    """The tensor itself."""
     return a
 
 
 def _strided(a: Tensor) -> Tensor | None:
-    """Columns next to each other, or every second element of a longer vector."""
+    """Lay the tensor out by columns, or take every second element of a longer vector."""
     if a.dim() == 1:
         longer = torch.full((2 * len(a),), 3, dtype=a.dtype, device=a.device)
         longer[::2] = a
@@ -37,12 +36,12 @@ def _strided(a: Tensor) -> Tensor | None:
 
 
 def _channels_last(a: Tensor) -> Tensor | None:
-    """As convolutions like it."""
+    """Lay the tensor out with channels last."""
     return a.contiguous(memory_format=_LAST[a.dim()]) if a.dim() in _LAST else None
 
 
 def _every_second(a: Tensor) -> Tensor | None:
-    """A part of a larger tensor, that begins further on."""
+    """Take a part of a larger tensor, with a storage offset."""
     if a.dim() < 2:
         return None
     larger = torch.full((*a.shape[:-1], 2 * a.shape[-1]), 3, dtype=a.dtype, device=a.device)
@@ -51,27 +50,27 @@ def _every_second(a: Tensor) -> Tensor | None:
 
 
 def _one_number(a: Tensor) -> Tensor | None:
-    """The first number in place of all, in memory of its own."""
+    """Repeat the first number, in contiguous memory."""
     return torch.full_like(a, a.reshape(-1)[0].item()) if a.numel() > 1 else None
 
 
 def _one_number_expanded(a: Tensor) -> Tensor | None:
-    """The same number, that stands in memory once, as the gradient of a sum does."""
+    """Expand the first number without a copy, as the gradient of a sum does."""
     return _before_others(a, a.reshape(-1)[:1]).reshape((1,) * a.dim()).expand(a.shape) if a.numel() > 1 else None
 
 
 def _one_row(a: Tensor) -> Tensor | None:
-    """The first row in place of all, in memory of its own."""
+    """Repeat the first row, in contiguous memory."""
     return a[:1].repeat(len(a), *(1,) * (a.dim() - 1)) if a.dim() > 1 and len(a) > 1 else None
 
 
 def _one_row_expanded(a: Tensor) -> Tensor | None:
-    """As the gradient of a sum over rows."""
+    """Expand the first row without a copy, as the gradient of a sum over rows does."""
     return _before_others(a, a[:1]).expand(a.shape) if a.dim() > 1 and len(a) > 1 else None
 
 
 def _before_others(a: Tensor, part: Tensor) -> Tensor:
-    """A part with as many numbers behind it as there were: kernels that read them read no foreign memory."""
+    """Return a part with the full memory behind it, so that kernels that read too far stay in bounds."""
     memory = torch.full((a.numel(),), 3, dtype=a.dtype, device=a.device)
     memory[: part.numel()] = part.reshape(-1)
     return memory[: part.numel()].reshape(part.shape)
@@ -83,7 +82,7 @@ _STRIDES: tuple[tuple[Layout, Layout], ...] = tuple(
 )
 _EXPANSIONS = ((_one_number, _one_number_expanded), (_one_row, _one_row_expanded))
 
-# What is laid out, the rule that reads it, and what follows.
+# The tensors that are laid out, the rule that reads them, the entries that follow, and the pairs of layouts.
 _READ: tuple[tuple[str, str, Explains, tuple[tuple[Layout, Layout], ...]], ...] = (
     ("inputs", "forward", every_entry, _STRIDES),
     ("incoming gradients", "backward", by_reverse, _STRIDES + _EXPANSIONS),
@@ -91,7 +90,7 @@ _READ: tuple[tuple[str, str, Explains, tuple[tuple[Layout, Layout], ...]], ...] 
 
 
 def memory_layouts(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Give the same numbers in another memory layout: first as inputs, then as incoming gradients."""
+    """Compare results for equal numbers in another memory layout: of inputs, then of incoming gradients."""
     known: dict[Layout, Any] = {_as_it_is: _results(call, _as_it_is, _as_it_is)}
     for what, rule, explains, pairs in _READ:
         for plain, other in pairs:
@@ -117,14 +116,14 @@ def _difference(call: FunctionCall, plain: Any, moved: Any) -> str:
     if isinstance(plain, Failure):
         return ""
     if isinstance(moved, Failure):
-        # Writing into memory that is read twice is refused by torch, and has a finding of its own.
+        # Torch refuses to write into expanded memory, which has its own finding.
         return "" if "single memory location" in moved.message else f"raises ({moved.message})"
     allowed = max(_LEAST, rounding_of(call.eps))
     return "gives other numbers" if any(gap_of(a, b) > allowed for a, b in zip(plain, moved, strict=True)) else ""
 
 
 def _results(call: FunctionCall, inputs: Layout, incoming: Layout) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Outputs and gradients."""
+    """Return outputs and gradients."""
     fresh = call.fresh()
     ran = fresh.at({i: _laid_out(a, inputs) for i, a in enumerate(fresh.args) if isinstance(a, Tensor)}).run()
     given = tuple(_laid_out(g, incoming) for g in ran.cotangents(torch.Generator().manual_seed(0)))
@@ -134,7 +133,7 @@ def _results(call: FunctionCall, inputs: Layout, incoming: Layout) -> tuple[tupl
 
 
 def _laid_out(a: Any, layout: Layout) -> Any:
-    """The same where a layout says nothing of it."""
+    """Lay a tensor out; return arguments to which the layout does not apply as they are."""
     if not isinstance(a, Tensor) or a.layout != torch.strided or not a.numel() or not a.dim():
         return a
     found = layout(a)

@@ -1,4 +1,4 @@
-"""Factors of a lower precision in rules of float64: some of HD306."""
+"""Probe of factors of lower precision in rules of float64: some of HD306."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.checks.probes.numbers_inside import numbers_inside
 from hodiff.checks.report.data import Entry
 from hodiff.checks.source_lines import rule_location
 
-# What rounding a factor to float32 makes of a derivative, at most; a larger error has another cause.
+# Largest error that rounding a factor to float32 causes; a larger error has another cause.
 _LARGEST = 1e-5
 
 _RULES: tuple[tuple[str, Callable[[ForwardRun], Any], Explains], ...] = (
@@ -25,7 +25,7 @@ _RULES: tuple[tuple[str, Callable[[ForwardRun], Any], Explains], ...] = (
 
 
 def narrow_factors(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Look for numbers in less than float64 inside of rules, where derivatives are off by as much."""
+    """Report rules that compute with numbers in less than float64, if derivatives are off by their rounding."""
     if not all(a.dtype == torch.float64 for i, a in enumerate(call.args) if call.moving[i]):
         return []
     causes = []

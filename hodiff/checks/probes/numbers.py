@@ -1,4 +1,4 @@
-"""How far the results of two calls of a rule are apart."""
+"""Distances between the results of two calls of a rule."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import Any
 
 from torch import Tensor
 
-# What a few sums in another order make of equal numbers, in units of the rounding.
+# Difference of sums in another order, in units of the rounding.
 _ROUNDINGS = 1e4
 
 
 def gap_of(a: tuple[Any, ...], b: tuple[Any, ...]) -> float:
-    """The largest relative difference among pairs of tensors; infinite where one of a pair is missing."""
+    """Return the largest relative difference of two tuples' tensors; infinite if a nonzero tensor has no partner."""
     gaps = [0.0]
     for x, y in zip(a, b, strict=False):
         if not isinstance(x, Tensor) or not isinstance(y, Tensor):
@@ -23,7 +23,7 @@ def gap_of(a: tuple[Any, ...], b: tuple[Any, ...]) -> float:
 
 
 def rounding_of(eps: float) -> float:
-    """What gap is no more than rounding in another order."""
+    """Return the largest gap that counts as rounding in another order."""
     return min(_ROUNDINGS * eps, 0.1)
 
 

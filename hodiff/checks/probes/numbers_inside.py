@@ -1,4 +1,4 @@
-"""What numbers a computation makes on its way: of which precision, how large, and whether they cancel."""
+"""Numbers inside a computation: their precision and size, and whether they cancel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.torch_internals.tensors import is_zero_without_memory
 
 aten = torch.ops.aten
 _SUMS = {aten.add, aten.sub, aten.rsub, aten.sum}
-# Results of these that are infinite have left the range of their dtype; those of others may be at a pole.
+# Operators whose infinite results have left the range of their dtype; other operators may be at a pole.
 _GROW = {
     aten.exp,
     aten.exp2,
@@ -29,28 +29,27 @@ _GROW = {
     aten.mm,
     aten.square,
 }
-# Results of these that are zero have left it where no factor is.
+# Operators whose zero results have left the range if no factor is zero.
 _SHRINK = {aten.mul, aten.div}
-# Parts of a sum that are as much larger than it take half of the digits of float32.
+# Ratio of a sum's parts to the sum at which half of the digits of float32 are lost.
 _MANY = 1e4
 
-# Constants such as masks, halves and small whole numbers are the same in every precision.
+# Multiples of 1 / 4096, such as masks, halves and small integers, count as exact in every precision.
 _SHORT = 4096.0
 
 
 class NumbersInside(DispatchMode):
-    """Watches every tensor that operators of torch read and return.
+    """Mode that inspects every tensor that operators of torch read and return.
 
     Attributes:
-        rounded: Whether there were numbers in less than float64 that float64 would hold otherwise.
-        narrow: Whether there were any in less than float64.
+        rounded: Whether there were numbers in less than float64 that float64 might hold more exactly.
+        narrow: Whether there were numbers in less than float64.
         largest: The largest number.
-        cancelled: The largest part of a sum over the sum, where that is largest.
-        left_range: Whether something became infinite by growing, or zero by shrinking.
+        cancelled: The largest ratio of a sum's parts to the sum.
+        left_range: Whether a number overflowed to infinity or underflowed to zero.
     """
 
     def __init__(self) -> None:
-        """Start without any."""
         super().__init__()
         self.rounded = False
         self.narrow = False
@@ -59,10 +58,9 @@ class NumbersInside(DispatchMode):
         self.left_range = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Look at what goes in and comes out."""
         result = run_operator(func, args, kwargs)
         given = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        # Counts, and complex numbers, have no such parts.
+        # Integers and complex numbers are not inspected for cancellation.
         real = _is_readable(result) and all(map(_is_readable, given))
         if real and func.overloadpacket in _SUMS:
             self._compare(func, args, kwargs or {}, result)
@@ -74,7 +72,7 @@ class NumbersInside(DispatchMode):
         return result
 
     def _compare(self, func: Any, args: Any, kwargs: Any, result: Tensor) -> None:
-        """How much larger than a sum its parts are."""
+        """Record the ratio of a sum's parts to the sum."""
         if func.overloadpacket is aten.sum:
             parts = func(args[0].abs(), *args[1:], **kwargs)
         else:
@@ -93,13 +91,13 @@ class NumbersInside(DispatchMode):
 
 
 def _is_readable(each: Any) -> bool:
-    """Whether it is a tensor of real numbers that are in memory; forward mode has zeros that are not."""
+    """Whether the value is a real tensor with memory; forward mode has zero tensors without memory."""
     real = isinstance(each, Tensor) and each.is_floating_point()
     return real and has_strides(each) and not each.is_meta and not is_zero_without_memory(each)
 
 
 def _leaves_range(operator: Any, args: Any, result: Tensor) -> bool:
-    """Whether finite numbers gave infinity, or factors that are not zero gave zero."""
+    """Whether finite numbers gave infinity, or nonzero factors gave zero."""
     given = [torch.as_tensor(each) for each in args if isinstance(each, (Tensor, int, float))]
     if operator in _GROW and bool(result.isinf().any()):
         return all(bool(each.isfinite().all()) for each in given)
@@ -112,7 +110,7 @@ def _leaves_range(operator: Any, args: Any, result: Tensor) -> bool:
 
 
 def numbers_inside(run: Callable[[], Any]) -> NumbersInside:
-    """Those of a computation without a graph."""
+    """Inspect the numbers of a computation, which runs without a graph."""
     seen = NumbersInside()
     with torch.no_grad(), seen:
         run()
@@ -120,6 +118,6 @@ def numbers_inside(run: Callable[[], Any]) -> NumbersInside:
 
 
 def cancels(run: Callable[[], Any], size: float) -> bool:
-    """Whether float64 numbers that are far larger than what comes of them take digits away."""
+    """Whether float64 computations lose digits to cancellation or to numbers far larger than the size."""
     seen = numbers_inside(run)
     return not seen.narrow and (seen.largest > _MANY * max(size, 1e-300) or seen.cancelled > _MANY)

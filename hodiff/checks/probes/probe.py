@@ -1,4 +1,4 @@
-"""Probes: defects of custom Functions that are seen by calling their rules by hand."""
+"""`probe`: runs all probes on a function and the custom Functions that it calls."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from hodiff.corrections import corrected
 
 Probe = Callable[[FunctionCall, torch.Generator], list[Cause]]
 
-# Codes of wrong formulas, which a surrogate has on purpose.
+# Codes of wrong formulas, which surrogates have on purpose.
 _OF_FORMULAS = {"HD101", "HD102", "HD105", "HD109", "HD110", "HD111", "HD112"}
 
 # Code that takes numbers out of tensors rarely handles empty ones.
@@ -48,7 +48,7 @@ _OFF_GRAPH = {"HD104", "HD106"}
 _ROUNDED = {"HD306"}
 _FORMULA = {"HD101", "HD105", "HD109", "HD110"}
 
-# Probe, and the codes after which it has nothing to say.
+# Probes, and the codes after which a probe is skipped.
 PROBES: tuple[tuple[Probe, Set[str]], ...] = (
     (uninitialised_memory, set()),
     (repeated_calls, {"HD308"}),
@@ -58,7 +58,7 @@ PROBES: tuple[tuple[Probe, Set[str]], ...] = (
     (tensors_on_context, set()),
     (returned_gradients, set()),
     (frozen_arguments, UNRELIABLE | {"HD203"}),
-    # What is computed by the flag of another is lost where that one is off.
+    # Skip this probe if a gradient is missing or lost when another argument needs none.
     (unneeded_gradients, {"HD203", "HD101"}),
     (fixed_dtypes, UNRELIABLE),
     (fixed_devices, set()),
@@ -88,7 +88,7 @@ def probe(
     truth: LeavesFunction | None = None,
     brief: bool = False,
 ) -> list[Cause]:
-    """Run every probe that makes sense for a function and the calls within it; one that cannot run says nothing."""
+    """Run all applicable probes on a function and the calls within it; a probe that raises finds nothing."""
     with warnings.catch_warnings():
         # Probes run f at points and in dtypes that the user did not ask for.
         warnings.simplefilter("ignore")
@@ -123,7 +123,7 @@ def _of_whole(
     if not UNRELIABLE & codes:
         with buffers_put_back():
             found += _causes_of(large_arguments, function, leaves, location, truth)
-            # Infinities are left out where large arguments overflow already, or the formula is wrong.
+            # Skip infinities if large arguments overflow already, or the formula is wrong.
             found += _causes_of(
                 partial(domain_edges, infinite=not found and not _FORMULA & codes), function, leaves, location, truth
             )

@@ -1,4 +1,4 @@
-"""Equal calls that differ, and what one call leaves behind for another: HD305, HD903."""
+"""Probes of equal calls that differ, and of state that a call leaves behind: HD305, HD903."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.checks.probes.numbers import gap_of, rounding_of
 from hodiff.checks.report.data import Entry
 from hodiff.checks.source_lines import rule_location
 
-# What happens at every n-th call is seen up to this n; large calls are repeated less.
+# Number of calls, which shows defects of every n-th call up to this n; large calls are repeated less.
 CALLS = 24
 _ELEMENTS = 4096
 
@@ -38,7 +38,7 @@ def repeated_calls(call: FunctionCall, generator: torch.Generator) -> list[Cause
 
 
 def _of_backward(call: FunctionCall, saved: dict[str, Tensor], ran: ForwardRun, gap: float) -> Cause:
-    """Equal outputs may hide that forward saves something else in every call."""
+    """Blame backward if forward saved equal tensors, else forward: equal outputs may hide other saved tensors."""
     kept = ran.context.tensors()
     if saved.keys() == kept.keys() and not _differs(call, tuple(saved.values()), tuple(kept.values())):
         evidence = f"two backward passes of {call.name} differ by {gap:.1e}"
@@ -48,7 +48,7 @@ def _of_backward(call: FunctionCall, saved: dict[str, Tensor], ran: ForwardRun, 
 
 
 def calls_between(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Run forward elsewhere between a forward and its backward."""
+    """Run forward at other inputs between a forward and its backward."""
     ran = call.fresh().run()
     plain = _pulled(call.fresh().run())
     if isinstance(attempt(lambda: beside(call).run()), Failure):
@@ -64,7 +64,7 @@ def calls_between(call: FunctionCall, generator: torch.Generator) -> list[Cause]
 
 
 def beside(call: FunctionCall) -> FunctionCall:
-    """The same call a little further on, in the directions in which it is differentiated."""
+    """Return the call at a nearby point: differentiated arguments are moved a little."""
     change = max(1e-2, 4 * call.eps)
     moved = {}
     for i in call.moves():
@@ -90,5 +90,5 @@ def _count(call: FunctionCall) -> int:
 
 
 def _unsettled(entry: Entry) -> bool:
-    """What runs a backward, or was compared with differences of one."""
+    """Whether the entry runs a backward, or has differences that do not settle."""
     return by_reverse(entry) or entry.status == "non-smooth"

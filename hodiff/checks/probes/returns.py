@@ -1,4 +1,4 @@
-"""What backward returns: how many gradients, in which shapes, for which arguments: HD201 to HD204, HD501."""
+"""Probes of backward's results: number, shapes and arguments of gradients: HD201 to HD204, HD501."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def returned_gradients(call: FunctionCall, generator: torch.Generator) -> list[C
 
 
 def unneeded_gradients(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Ask for one gradient at a time, and see which others backward computes."""
+    """Request one gradient at a time, and report the other gradients that backward computes."""
     places = call.moves()
     extra: dict[int, int] = {}
     raised = ""
@@ -80,7 +80,7 @@ def unneeded_gradients(call: FunctionCall, generator: torch.Generator) -> list[C
 
 
 def _is_work(gradient: Any, incoming: tuple[Any, ...]) -> bool:
-    """Handing on the incoming gradient, or a view of it, costs nothing."""
+    """Whether the gradient is a computed tensor; the incoming gradient, or a view of it, costs nothing."""
     if not isinstance(gradient, Tensor):
         return False
     start = gradient.untyped_storage().data_ptr()

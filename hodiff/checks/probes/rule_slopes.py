@@ -1,8 +1,8 @@
-"""Whether rules can be differentiated again: derivatives of a rule by autograd against differences of it.
+"""Probes that differentiate rules again: derivatives of a rule by autograd against differences of it.
 
-A rule is a function of its saved tensors, of what it keeps on ctx, and of what comes in. Autograd through the rule and
-differences of it agree unless the rule cuts the graph. If they agree, and second derivatives are wrong all the same,
-the rule reads something whose own dependence on the inputs is lost.
+A rule is a function of its saved tensors, of attributes of ctx, and of incoming gradients or tangents. Autograd through
+the rule and differences of it agree unless the rule cuts the graph. If they agree, and second derivatives are wrong
+anyway, the rule reads a tensor whose dependence on the inputs is lost.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hodiff.graphs import is_once_differentiable
 
 
 def backward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Where backward cannot be differentiated: HD103, HD104, HD106, HD107, HD115, HD116."""
+    """Report why backward cannot be differentiated: HD103, HD104, HD106, HD107, HD115, HD116."""
     location = rule_location(call.function, "backward", "vjp")
     once = is_once_differentiable(call.function)
     if once:
@@ -41,7 +41,7 @@ def backward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Caus
 
 
 def forward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Where jvp cannot be differentiated: HD108."""
+    """Report why jvp cannot be differentiated: HD108."""
     if not call.has_jvp:
         return []
     ran = call.fresh().run()
@@ -70,7 +70,7 @@ def forward_slopes(call: FunctionCall, generator: torch.Generator) -> list[Cause
 
 
 def _hides(slope: Slope) -> bool:
-    """Whether jvp surely detaches its tangent; no failed comparison has to support that."""
+    """Whether jvp certainly detaches its tangent, so that no failed comparison is needed as a symptom."""
     if not slope.name.startswith("incoming"):
         return False
     certain = slope.by_autograd == 0 and abs(slope.by_differences) > 100 * slope.noise
@@ -78,7 +78,7 @@ def _hides(slope: Slope) -> bool:
 
 
 def _cuts(call: FunctionCall, ran: ForwardRun, incoming: tuple[Any, ...], cut: list[Slope]) -> list[Cause]:
-    """The call in backward that cuts the graph decides the code."""
+    """Return causes for cuts in backward; the call that cuts the graph decides the code."""
     location = rule_location(call.function, "backward", "vjp")
     context = ran.context.replaced(lambda name, t: t.clone().requires_grad_(t.is_floating_point()), "backward")
     given = tuple(g.clone().requires_grad_() if isinstance(g, Tensor) else g for g in incoming)
@@ -114,7 +114,7 @@ def _cuts(call: FunctionCall, ran: ForwardRun, incoming: tuple[Any, ...], cut: l
 
 
 def _lost(call: FunctionCall, ran: ForwardRun, read: list[Slope]) -> list[Cause]:
-    """What backward reads that depends on the inputs outside of the graph."""
+    """Return causes for saved tensors that backward reads and that depend on the inputs outside of the graph."""
     lost = [s for s in read if not s.name.startswith("incoming") and not _is_given(ran, s.tensor)]
     saved = [s for s in lost if s.name.startswith("saved") and _depends_on_inputs(call, s.name, "backward")]
     if not saved:
@@ -142,7 +142,7 @@ def _lost(call: FunctionCall, ran: ForwardRun, read: list[Slope]) -> list[Cause]
 
 
 def call_tensors(ran: ForwardRun) -> list[Tensor]:
-    """Inputs and outputs."""
+    """Return the tensors among inputs and outputs."""
     return [t for t in (*ran.call.args, *ran.outputs) if isinstance(t, Tensor)]
 
 
@@ -156,7 +156,7 @@ def _same_memory(a: Tensor, b: Tensor) -> bool:
 
 
 def _depends_on_inputs(call: FunctionCall, name: str, reading: str) -> bool:
-    """Whether a saved tensor changes with the arguments that are differentiated."""
+    """Whether a saved tensor changes with the differentiated arguments."""
     change = max(1e-3, 4 * call.eps)
     moved = {i: call.args[i] * (1 + change) + change for i in call.moves()}
     ends = []

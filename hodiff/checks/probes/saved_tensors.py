@@ -1,4 +1,4 @@
-"""What a Function saves, and what its rules read of it: HD502."""
+"""Probe of the tensors that a Function saves, and of what backward reads of them: HD502."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _SEVERAL = 2
 
 
 def wasted_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Count which saved tensors take part in backward, and their bytes."""
+    """Report saved tensors that backward does not need, and their bytes."""
     if any(isinstance(each, Tensor) and each.is_complex() for each in call.args):
-        return []  # Of complex arguments the rules are not called by hand.
+        return []  # Rules of complex arguments are not probed.
     ran = call.fresh().run()
     saved = [t for t in ran.context.for_backward if isinstance(t, Tensor)]
     unread = _unread(ran, generator)
@@ -35,14 +35,14 @@ def wasted_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]
 
 
 def _unread(ran: ForwardRun, generator: torch.Generator) -> dict[int, str]:
-    """By place, the saved tensors of which backward reads nothing, or little."""
+    """Return messages on saved tensors of which backward reads nothing or little, by position."""
     context = ran.context.replaced(lambda name, t: t.clone(), "backward")
     incoming = ran.cotangents(generator)
     with torch.no_grad(), TorchCalls() as trace:
         # A rule that raises has not shown what it reads.
         if not isinstance(attempt(ran.pull, incoming, context), tuple):
             return {}
-    # A rule may compute again what it keeps where it is differentiated itself.
+    # A rule may recompute saved values when it is differentiated itself.
     tracked = context.replaced(lambda name, t: _tracked(t), "backward")
     with torch.enable_grad(), TorchCalls() as recorded:
         attempt(ran.pull, tuple(map(_tracked, incoming)), tracked)
@@ -55,7 +55,7 @@ def _unread(ran: ForwardRun, generator: torch.Generator) -> dict[int, str]:
         if not steps and not _matters(ran, i):
             found[i] = f"backward of {ran.call.name} never reads saved_tensors[{i}]{_size(tensor)}"
         elif not steps:
-            # Read where calls cannot be seen, as within a transform of torch.func.
+            # The tensor is read where calls cannot be recorded, as within a transform of torch.func.
             continue
         elif all(step.kind == "metadata" for step in steps):
             found[i] = f"backward of {ran.call.name} reads only the shape of saved_tensors[{i}]{_size(tensor)}"
@@ -70,7 +70,7 @@ def _tracked(tensor: Any) -> Any:
 
 
 def _matters(ran: ForwardRun, i: int) -> bool:
-    """Whether NaN in a saved tensor comes out."""
+    """Whether NaN in a saved tensor changes the gradients."""
 
     def poisoned(name: str, t: Tensor) -> Tensor:
         bad = name == f"saved_tensors[{i}]" and t.is_floating_point()
@@ -93,7 +93,7 @@ def _given(ran: ForwardRun, i: int) -> bool:
 
 
 def _larger_than_needed(call: FunctionCall, ran: ForwardRun, unread: set[int]) -> Iterator[str]:
-    """Find masks stored as numbers, and copies or repetitions of constants."""
+    """Yield messages on masks stored as numbers, and on copies or repetitions of constants."""
     runs = [ran, *_elsewhere(call)]
     if len(runs) == 1 or len({len(each.context.for_backward) for each in runs}) > 1:
         return
@@ -115,7 +115,7 @@ def _larger_than_needed(call: FunctionCall, ran: ForwardRun, unread: set[int]) -
 
 
 def _elsewhere(call: FunctionCall) -> Iterator[ForwardRun]:
-    """At other points, so that equal numbers are no accident; none if forward refuses one."""
+    """Run forward at other points, to rule out accidentally equal numbers; none if a run raises."""
     points = [{i: scale * call.args[i] + shift for i in call.moves()} for scale, shift in _ELSEWHERE]
     found = [attempt(call.fresh().at(point).run) for point in points]
     return iter(
@@ -145,7 +145,7 @@ def _is_view(ran: ForwardRun, tensor: Tensor) -> bool:
 
 
 def _too_large(ran: ForwardRun, saved: list[Tensor]) -> list[str]:
-    """Inputs and outputs are kept anyway; what else is saved should not be larger than they are."""
+    """Compare the bytes of saved tensors with those of inputs and outputs, which are kept anyway."""
     given = [t for t in (*ran.call.args, *ran.outputs) if isinstance(t, Tensor)]
     own = [t for t in saved if not any(_same_storage(t, each) for each in given)]
     extra, bound = sum(map(_bytes, own)), sum(map(_bytes, given))

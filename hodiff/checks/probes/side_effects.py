@@ -1,4 +1,4 @@
-"""What a Function writes into, keeps, or reads by accident: HD301 to HD304, HD308."""
+"""Probes of in-place writes, attributes of ctx and uninitialised memory: HD301 to HD304, HD308."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hodiff.checks.source_lines import mentions, rule_location
 from hodiff.common.complex_numbers import equal_with_nan
 from hodiff.torch_internals.tensors import version_of
 
-# The setting is missing from its stubs.
+# The stubs of torch.utils.deterministic lack this setting.
 _MEMORY: Any = _deterministic
 
 
 def in_place_writes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Compare the arguments of each rule, and what it saved, before and after its call."""
+    """Report rules that write into arguments or saved tensors."""
     causes = []
     fresh = call.fresh()
     before = _copies(fresh.args)
@@ -59,7 +59,7 @@ def _written(
     location = rule_location(call.function, rule)
     kind = "incoming gradient" if rule == "backward" else "tangent"
     changed = [g for g, copy in zip(incoming, given, strict=True) if _changed(g, copy)]
-    # In forward mode torch asks an in-place function to write into its tangent, too.
+    # In forward mode, torch requires an in-place function to write into its tangent, too.
     if changed and not (rule == "jvp" and ran.context.dirty):
         evidence = (f"{rule} of {call.name} writes into its {kind}",)
         causes.append(Cause("HD301", evidence, explains, _line(trace, changed) or location))
@@ -72,7 +72,7 @@ def _written(
 
 
 def tensors_on_context(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Find tensors that are kept as attributes of ctx, whether or not they make a number wrong."""
+    """Report tensors that are kept as attributes of ctx."""
     ran = call.fresh().run()
     ran.context.reading = "backward"
     names = [name for name in ran.context.tensors() if name.startswith("ctx.")]
@@ -86,7 +86,7 @@ def tensors_on_context(call: FunctionCall, generator: torch.Generator) -> list[C
 
 
 def uninitialised_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
-    """Poison memory that was never written, and see where it comes out."""
+    """Fill uninitialised memory with NaN, and report the rules that return it."""
     causes = []
     rules: tuple[tuple[str, Callable[[ForwardRun], tuple[Any, ...]], Callable[..., bool]], ...] = (
         ("forward", lambda ran: ran.outputs, every_entry),
@@ -150,7 +150,7 @@ def _line(trace: TorchCalls, tensors: list[Any]) -> str:
 
 @contextmanager
 def _poisoned() -> Iterator[None]:
-    """Fill every uninitialised tensor with NaN; torch's settings are as before afterwards."""
+    """Fill every uninitialised tensor with NaN; restore torch's settings afterwards."""
     mode, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     fill = _MEMORY.fill_uninitialized_memory
     try:

@@ -1,4 +1,4 @@
-"""How a rule depends on what it reads, by differences and by autograd."""
+"""Slopes of a rule with respect to the tensors it reads, by differences and by autograd."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.function_calls import ForwardRun, as_tuple
 
 CUT = 1e-4
-# Part of a slope by which one of half the step may differ where there is neither jump nor kink.
+# Relative difference of slopes of a step and half of it, below which there is no jump or kink.
 _JUMP = 0.01
 _DOUBLE = torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
 class Precision:
-    """What differences of a rule can tell.
+    """Precision of differences of a rule.
 
     Attributes:
-        step: Relative to the tensor that is moved.
-        cut: What autograd and differences may differ by, relative to the slope.
-        noise: And relative to the value of the rule.
+        step: Step, relative to the tensor that is moved.
+        cut: Tolerated difference of autograd and differences, relative to the slope.
+        noise: Tolerated difference, relative to the value of the rule.
     """
 
     step: float
@@ -35,16 +35,16 @@ class Precision:
 
     @property
     def is_low(self) -> bool:
-        """Whether rounding shows."""
+        """Whether rounding limits the tolerance."""
         return self.cut > CUT
 
     def noise_of(self, tensor: Tensor, size: float) -> float:
-        """What rounding of a rule's value makes of its slope by a tensor."""
+        """Return the error of a slope by a tensor that is caused by rounding of the rule's value."""
         return self.noise * size / (max(1e-3, float(tensor.abs().max())) if self.is_low else 1.0)
 
     @staticmethod
     def of(eps: float) -> Precision:
-        """That of a rule that rounds to eps; in low precision truncation and rounding are balanced."""
+        """Return the precision of a rule that rounds to eps; in low precision, truncation and rounding are balanced."""
         if eps <= _DOUBLE:
             return Precision(1e-5)
         error = eps ** (2 / 3)
@@ -53,16 +53,16 @@ class Precision:
 
 @dataclass(frozen=True)
 class Slope:
-    """How a rule depends on one of the tensors that it can read.
+    """Slope of a rule with respect to one of the tensors that it can read.
 
     Attributes:
-        name: Such as ``"saved_tensors[0]"``, ``"ctx.slope"``, ``"incoming 0"``.
+        name: Name such as ``"saved_tensors[0]"``, ``"ctx.slope"``, ``"incoming 0"``.
         tensor: The tensor.
-        by_differences: Derivative of the rule along a random direction.
-        by_autograd: The same by autograd.
+        by_differences: Derivative of the rule along a random direction, by differences.
+        by_autograd: Derivative of the rule along the same direction, by autograd.
         size: The value of the rule, contracted.
-        precision: What differences can tell.
-        noise: What is no slope but rounding.
+        precision: The precision of differences.
+        noise: Slope that rounding alone may cause.
     """
 
     name: str
@@ -80,13 +80,13 @@ class Slope:
 
     @property
     def cut(self) -> bool:
-        """Whether autograd does not see that."""
+        """Whether autograd and differences disagree."""
         larger = max(abs(self.by_differences), abs(self.by_autograd))
         return abs(self.by_differences - self.by_autograd) > self.precision.cut * larger + self.noise
 
 
 def slopes_of(ran: ForwardRun, reading: str, incoming: tuple[Any, ...], generator: torch.Generator) -> list[Slope]:
-    """Differentiate a rule by everything that it reads."""
+    """Return the slopes of a rule with respect to every tensor that it reads."""
     rule = inspect.unwrap(ran.call.backward) if reading == "backward" else ran.call.function.jvp
     ran.context.reading = reading
     names = {n: t for n, t in ran.context.tensors().items() if t.is_floating_point() and t.numel()}
@@ -98,7 +98,7 @@ def slopes_of(ran: ForwardRun, reading: str, incoming: tuple[Any, ...], generato
     def value(given: dict[str, Tensor]) -> Tensor:
         context = ran.context.replaced(lambda name, t: given.get(name, t).clone(), reading)
         entering = [given.get(f"incoming {k}", g) for k, g in enumerate(incoming)]
-        # A rule may write into what it gets.
+        # A rule may write into its arguments.
         entering = [g.clone() if isinstance(g, Tensor) else g for g in entering]
         results = as_tuple(rule(context, *entering))
         total = torch.zeros((), dtype=torch.float64)
@@ -119,7 +119,7 @@ def slopes_of(ran: ForwardRun, reading: str, incoming: tuple[Any, ...], generato
         if isinstance(outcome, Tensor) and outcome.requires_grad:
             found = attempt(lambda: torch.autograd.grad(outcome, list(variables.values()), allow_unused=True))
             if isinstance(found, Failure):
-                # It raises, which the comparisons of routes report.
+                # The rule raises, which the comparisons of routes report.
                 return []
             grads = found
     slopes = []
@@ -145,7 +145,7 @@ def slopes_of(ran: ForwardRun, reading: str, incoming: tuple[Any, ...], generato
 def _by_differences(
     value: Callable[[Tensor], Tensor], direction: Tensor, t: Tensor, precision: Precision
 ) -> tuple[float, Callable[[], bool]]:
-    """The slope along a direction, and whether half of the step gives the same from both sides."""
+    """Return the slope along a direction, and a test that half of the step agrees from both sides."""
     h = precision.step * max(1e-3, float(t.abs().max()))
 
     def at(s: float) -> float:

@@ -1,4 +1,4 @@
-"""What a rule does to tensors, call by call, and on which line of the source."""
+"""Recorder of a rule's calls into torch, with their source lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.checks.source_lines import is_own, place
 from hodiff.torch_internals.autograd.recording import set_recording
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 
-# What takes a tensor out of the graph, by torch's own name for it.
+# Torch's names of functions that take a tensor out of the graph.
 _DETACHING = {"detach", "detach_", "item", "__float__", "__int__"}
 _FOREIGN = {"numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "storage", "__dlpack__"}
 _METADATA = {
@@ -56,14 +56,14 @@ _COMPARING = {
 
 @dataclass(frozen=True)
 class TorchCall:
-    """One call into torch.
+    """Call into torch.
 
     Attributes:
-        name: Torch's name of what was called.
+        name: Torch's name of the function.
         tensors: The tensors among its arguments.
-        kind: ``"detach"``, ``"no_grad"``, ``"hook"``, ``"foreign"`` (NumPy, pointers, operators of others),
+        kind: ``"detach"``, ``"no_grad"``, ``"hook"``, ``"foreign"`` (NumPy, pointers, operators of other libraries),
             ``"metadata"``, ``"comparison"``, ``"in place"`` or ``"other"``.
-        location: Where.
+        location: Line of the source.
     """
 
     name: str
@@ -72,7 +72,7 @@ class TorchCall:
     location: str
 
     def reads(self, tensor: Tensor) -> bool:
-        """Whether a tensor, or a view of all of it, is among the arguments."""
+        """Whether the tensor, or a view of all of it, is among the arguments."""
         return any(each is tensor or _shares(each, tensor) for each in self.tensors)
 
 
@@ -81,22 +81,20 @@ def _shares(a: Tensor, b: Tensor) -> bool:
 
 
 class TorchCalls(TorchFunctionMode):
-    """Records every call into torch while it is entered."""
+    """Mode that records every call into torch."""
 
     def __init__(self) -> None:
-        """Start empty."""
         super().__init__()
         self.steps: list[TorchCall] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Note the call, and make it."""
         name = _name(func)
         tensors = tuple(a for a in tree_leaves((args, kwargs or {})) if isinstance(a, Tensor))
         self.steps.append(TorchCall(name, tensors, kind_of(func, args), _caller()))
         return func(*args, **(kwargs or {}))
 
     def of(self, *kinds: str) -> list[TorchCall]:
-        """The steps of some kinds."""
+        """Return the steps of some kinds."""
         return [step for step in self.steps if step.kind in kinds]
 
 
@@ -108,7 +106,7 @@ def _name(func: Any) -> str:
 
 
 def kind_of(func: Any, args: Any) -> str:
-    """What a call does, in a word of `TorchCall`."""
+    """Return the kind of a call, one of those in `TorchCall`."""
     name = _name(func)
     getter = getattr(func, "__name__", "") == "__get__"
     if name in _FOREIGN or _is_foreign_operator(func):
@@ -131,7 +129,7 @@ def kind_of(func: Any, args: Any) -> str:
 
 
 def _is_foreign_operator(func: Any) -> bool:
-    """An operator that someone registered with torch.library, with nothing for autograd to see."""
+    """Whether the function is an operator outside of torch's own namespaces."""
     namespace = getattr(func, "namespace", None)
     return isinstance(func, OpOverload | OpOverloadPacket) and namespace not in {
         None,
@@ -142,15 +140,15 @@ def _is_foreign_operator(func: Any) -> bool:
 
 
 def _caller() -> str:
-    """The innermost line that is not torch's; none if it is hodiff's own, which is no one's fault."""
+    """Return the innermost line outside of torch; empty if it is hodiff's own."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None and is_own(frame.f_code.co_filename):
         frame = frame.f_back
     while frame is not None:
-        # Modes that watch stand between what torch writes in Python and its caller.
+        # Frames of recording modes may lie between torch's Python code and its caller.
         if is_own(frame.f_code.co_filename) and frame.f_code.co_name != "__torch_function__":
             return ""
-        # A decorator of torch's calls what it decorates, whose own line is the one to see.
+        # For torch's decorators, report the line of the decorated function.
         decorated = getattr(frame.f_locals.get("func"), "__code__", None)
         if frame.f_code.co_name == "decorate_context" and decorated is not None:
             return place(decorated.co_filename, decorated.co_firstlineno)

@@ -1,1 +1,1 @@
-"""What a check found, as data, text, HTML and JSON."""
+"""Reports of a check, as data, text, HTML and JSON."""

@@ -1,4 +1,4 @@
-"""A report as HTML for notebooks: one escaped fragment, without scripts, style sheets or anything from outside."""
+"""HTML of a report for notebooks: an escaped fragment without scripts, style sheets or external resources."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hodiff.displays.elements import TINTS, Cell, Html, badge, code, element, fo
 
 
 def report_html(report: ReportData) -> str:
-    """Write a whole report: verdict, findings, then the tables, folded if every comparison agreed."""
+    """Return a whole report as HTML; the tables are folded if every comparison agreed."""
     worst = next((severity for severity, _ in by_severity(report.findings)), "ok")
     parts = [element("p", element("b", f"check of {report.title}"), ": ", badge(verdict(report), worst))]
     for severity, found in by_severity(report.findings):
@@ -29,7 +29,7 @@ def _finding(finding: FindingData, severity: str) -> Html:
 
 
 def _fact(label: str, text: str) -> object:
-    """Set code between backquotes, places and pages in a fixed pitch."""
+    """Show code between backquotes, and the labels "at" and "page", in a fixed pitch."""
     if label in {"at", "page"}:
         return code(text)
     pieces = text.split("`")

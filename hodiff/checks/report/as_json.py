@@ -1,4 +1,4 @@
-"""A report as JSON that any strict parser reads, and back."""
+"""Reading and writing of reports as strict JSON."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from hodiff.errors import InputError
 SCHEMA = "hodiff.report"
 VERSION = 1
 
-# JSON has no such numbers; these are the names that Python's float() reads back.
+# JSON has no infinities; Python's float() reads these names.
 _NAMES = {math.inf: "inf", -math.inf: "-inf"}
 
 
 def report_to_json(report: ReportData, *, indent: int | None = None) -> str:
-    """Write a report.
+    """Write a report as JSON.
 
     Args:
-        report: What a check found.
+        report: The report.
         indent: Spaces for each level, or None for one line.
 
     Returns:
         An object with ``schema``, ``version``, ``title``, ``ok``, ``codes``, ``findings``, ``entries`` and
-        ``notes``. Errors and tolerances are numbers; those that JSON lacks are the strings "nan", "inf" and "-inf".
+        ``notes``. Errors and tolerances are numbers, or the strings "nan", "inf" and "-inf", which JSON lacks.
     """
     content = {
         "schema": SCHEMA,
@@ -42,7 +42,7 @@ def report_to_json(report: ReportData, *, indent: int | None = None) -> str:
 
 
 def report_from_json(text: str) -> ReportData:
-    """Read what `report_to_json` wrote; later versions may add fields."""
+    """Read a report that `report_to_json` wrote; unknown fields of later versions are ignored."""
     content = _content(text)
     try:
         return ReportData(
@@ -84,6 +84,6 @@ def _finding_value(key: str, value: Any) -> Any:
 
 
 def _known(kind: Any, content: dict[str, Any], read: Any) -> dict[str, Any]:
-    """The fields that this version has: a later one may add some without breaking readers."""
+    """Return the fields that this version has, so that later versions may add fields."""
     names = {field.name for field in fields(kind)}
     return {key: read(key, value) for key, value in content.items() if key in names}

@@ -1,4 +1,4 @@
-"""A report as text: a table of errors, then the findings, errors apart from warnings and notes."""
+"""Text of a report: a table of errors, then the findings by severity."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _COLORS = {"error": "31", "warning": "33", "note": "36", "ok": "32"}
 
 
 def finding_text(finding: FindingData, *, color: bool = False, width: int = WIDTH) -> str:
-    """Write one finding: its code and title, and a labelled line for each fact, wrapped at ``width``."""
+    """Return one finding as text: its code and title, and a labelled line for each fact, wrapped at ``width``."""
     title = _paint(heading(finding), f"{_BOLD};{_COLORS[finding.severity]}", color)
     lines = [title] if title else []
     for label, text in facts(finding):
-        # What was measured needs no label: its kind stands in brackets before it.
+        # A measurement needs no label, as it begins with its kind in brackets.
         lead = "" if label == "shown by" else f"{label}: "
         lines += _wrapped(f"{lead}{text}", width, indent="    " if lines else "")
     return "\n".join(lines)
 
 
 def report_text(report: ReportData, *, color: bool = False, width: int = WIDTH) -> str:
-    """Title and verdict, tables, findings by severity wrapped at a width, and notes; failures may be coloured."""
+    """Return a report as wrapped text: title, verdict, tables, findings and notes; failures may be coloured."""
     worst = next((severity for severity, _ in by_severity(report.findings)), "note")
     hue = _COLORS["ok"] if report.ok and worst == "note" else _COLORS[worst]
     parts = [f"check of {report.title}: {_paint(verdict(report), hue, color)}"]
@@ -44,18 +44,18 @@ def report_text(report: ReportData, *, color: bool = False, width: int = WIDTH) 
 
 
 def print_report(report: ReportData, stream: TextIO) -> None:
-    """Write a report and a line end to a stream, as wide and as coloured as that one allows."""
+    """Write a report and a line end to a stream, in the width and colours of its terminal."""
     width = min(shutil.get_terminal_size().columns, WIDTH) if stream.isatty() else WIDTH
     stream.write(report_text(report, color=wants_color(stream), width=width) + "\n")
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Whether a stream is a terminal whose user did not set NO_COLOR (https://no-color.org)."""
+    """Whether the stream is a terminal whose user did not set NO_COLOR (https://no-color.org)."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def _table_lines(blocks: tuple[Table, ...], color: bool) -> Iterator[str]:
-    """All tables share the width of the routes, so that they read as one."""
+    """Yield the lines of all tables, which share the width of the column of routes."""
     routes = max((block.widths()[1] for block in blocks), default=0)
     for block in blocks:
         widths = block.widths()
@@ -68,7 +68,7 @@ def _table_lines(blocks: tuple[Table, ...], color: bool) -> Iterator[str]:
 
 
 def _padded(texts: Iterable[str], widths: list[int]) -> list[str]:
-    """Pad all but the last, which would only trail."""
+    """Pad all texts but the last."""
     padded = [text.ljust(width) for text, width in zip(texts, widths, strict=True)]
     return [*padded[:-1], padded[-1].rstrip()]
 
@@ -83,7 +83,7 @@ def _wrapped(text: str, width: int, indent: str) -> list[str]:
         width,
         initial_indent=indent,
         subsequent_indent=indent + "    ",
-        # A path, a route or a line of code is of use only in one piece.
+        # Paths, routes and lines of code must stay in one piece.
         break_long_words=False,
         break_on_hyphens=False,
     )

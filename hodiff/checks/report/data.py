@@ -1,4 +1,4 @@
-"""What a check found, as data: comparisons and defects, which know nothing of how they are shown."""
+"""Data of a report: comparisons and findings, without their presentation."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Entry:
-    """One comparison.
+    """Comparison of one derivative.
 
     Attributes:
         route: The route or check that was compared, such as ``"forward-over-reverse"`` or ``"vmap"``.
         order: Order of the derivative; 0 is the value.
-        quantity: What it was compared in, such as ``"vs differences"``.
+        quantity: The comparison, such as ``"vs differences"``.
         error: Largest absolute difference over the scale of the derivative; None for pass-or-fail checks.
         tolerance: The relative error allowed; None for pass-or-fail checks.
         status: ``"ok"``, ``"skipped"``, ``"gap"`` (a surrogate's derivative, which is measured and not judged), or the
@@ -30,13 +30,13 @@ class Entry:
 
     @property
     def failed(self) -> bool:
-        """Whether this entry leads to a finding."""
+        """Whether the entry leads to a finding."""
         return self.status not in {"ok", "skipped", "gap"}
 
 
 @dataclass(frozen=True)
 class FindingData:
-    """One defect; `Finding` says what each field means."""
+    """Data of a defect; `Finding` documents the fields."""
 
     route: str
     order: int
@@ -54,7 +54,7 @@ class FindingData:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything that a check measured; `Report` says what each field means."""
+    """Data of a check; `Report` documents the fields."""
 
     title: str
     entries: tuple[Entry, ...]
@@ -68,5 +68,5 @@ class ReportData:
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """The codes of the findings, in order."""
+        """Codes of the findings, in order."""
         return tuple(finding.code for finding in self.findings)

@@ -1,4 +1,4 @@
-"""What text and HTML show alike: the verdict, tables of comparisons, and the facts of a finding."""
+"""Layout shared by text and HTML: the verdict, tables of comparisons, and the facts of a finding."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ PAGE = "docs/reference/findings.md"
 # The plural of each severity; the order is that of the report.
 SEVERITIES = {"error": "errors", "warning": "warnings", "note": "notes"}
 
-# Comparisons with what knows nothing of automatic differentiation, and their names.
+# Comparisons with oracles that do not use automatic differentiation, and the oracles' names.
 TRUTHS = {"vs differences": "differences", "vs SciPy": "SciPy's Hessians"}
 
 
 @dataclass(frozen=True)
 class TableCell:
-    """What stands at one place of a table."""
+    """Cell of a table."""
 
     text: str
     failed: bool = False
@@ -28,13 +28,13 @@ class TableCell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of one header."""
+    """Table with one header."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[TableCell, ...], ...]
 
     def widths(self) -> list[int]:
-        """Number of characters that each column needs."""
+        """Return the number of characters that each column needs."""
         columns = zip(self.header, *([cell.text for cell in row] for row in self.rows), strict=True)
         return [max(map(len, column)) for column in columns]
 
@@ -71,7 +71,7 @@ def verdict(report: ReportData) -> str:
 
 
 def summary(report: ReportData) -> str:
-    """One line: the verdict, how far the truths agree, and what torch's checks say."""
+    """Return one line: the verdict, agreement with differences and SciPy, and results of torch's checks."""
     parts = [f"{report.title}: {verdict(report)}"]
     for quantity, name in TRUTHS.items():
         compared = [entry for entry in report.entries if entry.quantity == quantity and entry.error is not None]
@@ -90,7 +90,7 @@ def summary(report: ReportData) -> str:
 
 
 def by_severity(findings: Iterable[FindingData]) -> Iterator[tuple[str, tuple[FindingData, ...]]]:
-    """Each severity that has findings with these, the worst first."""
+    """Yield each severity that has findings, with its findings, the worst severity first."""
     found = tuple(findings)
     for severity in SEVERITIES:
         some = tuple(finding for finding in found if finding.severity == severity)
@@ -105,18 +105,18 @@ def _count(severity: str, found: tuple[FindingData, ...]) -> str:
 
 
 def heading(finding: FindingData) -> str:
-    """The code, what it is, and under which condition."""
+    """Return a finding's code, title and condition."""
     return " ".join(part for part in (finding.code, finding.title, finding.condition) if part)
 
 
 def facts(finding: FindingData) -> tuple[tuple[str, str], ...]:
-    """What a finding says, as labels and texts; what is empty or said already is left out."""
+    """Return a finding as pairs of label and text, without empty or repeated texts."""
     cause = finding.cause.strip()
     shown = f"[{finding.kind}] {finding.route}, order {finding.order}"
     if finding.message and finding.message not in cause:
         shown = f"{shown}: {finding.message}"
     elif finding.kind == "seen" and cause:
-        # No comparison shows it, and what a probe saw is the cause.
+        # No comparison shows this defect, and the cause states what a probe saw.
         shown = ""
     evidence = [each for each in finding.evidence if each not in cause and each not in shown]
     pairs = (
@@ -131,6 +131,6 @@ def facts(finding: FindingData) -> tuple[tuple[str, str], ...]:
 
 
 def _anchor(finding: FindingData) -> str:
-    """What renderers of Markdown call the section `CODE: title`: lower case, hyphens, no punctuation."""
+    """Return Markdown's anchor of the section `CODE: title`: lower case, hyphens, no punctuation."""
     heading = f"{finding.code}: {finding.title}".lower()
     return "-".join(re.sub(r"[^\w\s-]", "", heading).split())

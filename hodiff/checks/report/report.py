@@ -1,4 +1,4 @@
-"""What a check gives its user: findings and a report that show themselves as text, HTML and JSON."""
+"""Reports and findings of a check, which print as text, HTML and JSON."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from hodiff.errors import CheckError
 
 @dataclass(frozen=True)
 class Finding(FindingData):
-    """One defect.
+    """Defect that a check found.
 
     Attributes:
         route: The routes or checks that show it, joined by commas.
         order: The lowest order at which it shows.
         kind: ``"wrong"``, ``"zero"``, ``"raises"``, ``"non-finite"``, ``"non-smooth"``, ``"imprecise"``,
-            ``"float64"`` or ``"fails"`` for what comparisons show, ``"seen"`` for what a probe shows alone.
-        message: What was measured.
-        remedy: What to do about it.
-        code: Which defect it is, a key of `hodiff.checks.findings.codes.CODES`.
+            ``"float64"`` or ``"fails"`` if comparisons show it, ``"seen"`` if only a probe shows it.
+        message: The measurement.
+        remedy: What to change.
+        code: Code of the defect, a key of `hodiff.checks.findings.codes.CODES`.
         severity: ``"error"``, ``"warning"`` (it works here, and wastes or fails elsewhere) or ``"note"``.
-        title: What it is, in a few words.
+        title: The defect, in a few words.
         cause: Why derivatives go wrong here, in one sentence with the evidence.
-        evidence: What was seen: arguments, routes, sizes of errors, saved tensors.
-        location: Where in the source, as ``"file.py:123"``; empty where it cannot be told.
-        condition: Under which condition it shows, as ``"where an element of input 0 is 0"``; empty at the given inputs.
+        evidence: Observations: arguments, routes, sizes of errors, saved tensors.
+        location: Line of the source, such as ``"file.py:123"``; empty if it is unknown.
+        condition: Condition under which the defect shows, such as ``"where an element of input 0 is 0"``; empty if it
+            shows at the given inputs.
 
     Example:
         >>> print(Finding("forward", 1, "wrong", "relative error 1.0e+00", "Compare jvp with backward."))
@@ -40,19 +41,19 @@ class Finding(FindingData):
     """
 
     def __str__(self) -> str:
-        """What it is, what was measured, and what to do."""
+        """Return the defect, its measurement and its remedy as text."""
         return finding_text(self)
 
 
 @dataclass(frozen=True)
 class Report(ReportData):
-    """Everything that `hodiff.check` measured.
+    """Result of `hodiff.check`.
 
     Attributes:
-        title: One line: what was checked, and where.
+        title: One line with the name and the shapes of the checked function.
         entries: All comparisons, in the order in which they were made.
-        findings: The defects, errors first; empty if every comparison agreed and no probe saw anything.
-        notes: What is no defect and yet good to know, a sentence each.
+        findings: The defects, errors first; empty if every comparison agreed and no probe found anything.
+        notes: Useful facts that are no defects, one sentence per note.
 
     Example:
         >>> from hodiff.checks import Entry
@@ -72,17 +73,17 @@ class Report(ReportData):
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """The findings that say that something is wrong or missing."""
+        """Findings about derivatives that are wrong or missing."""
         return self._of_severity("error")
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """The findings that say that something works here, and wastes or fails elsewhere."""
+        """Findings about code that works here, and wastes or fails elsewhere."""
         return self._of_severity("warning")
 
     @property
     def summary(self) -> str:
-        """One line: the verdict, the largest relative distances from differences and from SciPy, torch's checks."""
+        """One line: the verdict, agreement with differences and SciPy, and results of torch's checks."""
         return summary(self)
 
     def _of_severity(self, severity: str) -> tuple[Finding, ...]:
@@ -92,7 +93,7 @@ class Report(ReportData):
         """Raise if there is a finding of severity "error".
 
         Raises:
-            CheckError: With the whole report as its text.
+            CheckError: An error whose text is the whole report.
         """
         if not self.ok:
             raise CheckError(str(self))
@@ -102,10 +103,10 @@ class Report(ReportData):
 
         Args:
             color: Whether to mark failures by the colours of ANSI terminals.
-            width: Where sentences are wrapped.
+            width: Number of characters at which sentences are wrapped.
 
         Returns:
-            Lines of text; ``str(report)`` is the same without colours.
+            Lines of text; ``str(report)`` has no colours and the default width.
         """
         return report_text(self, color=color, width=width)
 
@@ -113,25 +114,25 @@ class Report(ReportData):
         """Print the report, in colours if on a terminal and NO_COLOR is not set.
 
         Args:
-            file: Where to; standard output by default.
+            file: Stream to write to; standard output by default.
         """
         print_report(self, sys.stdout if file is None else file)
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Write the report as strict JSON; its schema and version are named in it.
+        """Return the report as strict JSON, which includes its schema and version.
 
         Args:
             indent: Spaces for each level, or None for one line.
 
         Returns:
-            An object with ``title``, ``ok``, ``codes``, ``findings``, ``entries`` and ``notes``. Errors are numbers;
-            those that JSON lacks are the strings "nan", "inf" and "-inf".
+            An object with ``title``, ``ok``, ``codes``, ``findings``, ``entries`` and ``notes``. Errors are numbers,
+            or the strings "nan", "inf" and "-inf", which JSON lacks.
         """
         return report_to_json(self, indent=indent)
 
     @classmethod
     def from_json(cls, text: str) -> Report:
-        """Read what `to_json` wrote.
+        """Read a report that `to_json` wrote.
 
         Args:
             text: The JSON.
@@ -140,7 +141,7 @@ class Report(ReportData):
             An equal report.
 
         Raises:
-            InputError: If it is no such JSON, or of another version.
+            InputError: If the text is not such JSON, or has another version.
 
         Example:
             >>> from hodiff.checks import Entry
@@ -152,7 +153,7 @@ class Report(ReportData):
         return cls(read.title, read.entries, tuple(Finding(**vars(each)) for each in read.findings), read.notes)
 
     def __str__(self) -> str:
-        """A table of relative errors, route by quantity, followed by the findings and the notes."""
+        """Return a table of relative errors, route by quantity, followed by the findings and the notes."""
         return report_text(self)
 
     def _repr_html_(self) -> str:

@@ -1,1 +1,1 @@
-"""What is checked: calls of modules and of torch functions, as problems of a few numbers whose routes are compared."""
+"""Calls of modules and torch functions, as problems of a few numbers whose routes are compared."""

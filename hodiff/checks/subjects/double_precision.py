@@ -1,4 +1,4 @@
-"""Float64 throughout: what a model computes in a lower precision on purpose is judged without that rounding."""
+"""Mode that computes in float64 where a model asks for a lower precision, so that rounding is not judged."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-# What is read in the place of a lower precision.
+# Dtypes that replace lower precisions.
 _DOUBLE = dict.fromkeys((torch.float32, torch.float16, torch.bfloat16), torch.float64) | {
     torch.complex64: torch.complex128
 }
-# Methods that say the precision by their names.
+# Methods named after the precision that they convert to.
 _CASTS = {
     Tensor.float: torch.float64,
     Tensor.half: torch.float64,
@@ -25,10 +25,10 @@ _CASTS = {
 
 
 class InDouble(TorchFunctionMode):
-    """Reads float64 wherever a model asks for a lower precision.
+    """Mode that reads float64 wherever a model asks for a lower precision.
 
     Attributes:
-        places: The forwards that asked, as `RMSNorm.forward`.
+        places: Methods that asked for a lower precision, such as `RMSNorm.forward`.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class InDouble(TorchFunctionMode):
             self._note(args)
             args, kwargs = tree_map_only(torch.dtype, lambda dtype: _DOUBLE.get(dtype, dtype), (args, kwargs))
         result = func(*args, **(kwargs or {}))
-        # To ask for a dtype is a call as well, so results come first, which are seldom low.
+        # Test the result first: it is seldom low, and reading the dtypes of all arguments takes calls, too.
         if not (
             is_low(result) if isinstance(result, Tensor) else isinstance(result, (list, tuple)) and _any_low(result)
         ):
             return result
-        # What is made of nothing has torch's default precision.
+        # Factory functions return torch's default precision.
         made = not (_any_low(args) or (kwargs and _any_low(kwargs.values())))
         return tree_map_only(Tensor, _in_double, result) if made else result
 
@@ -59,8 +59,8 @@ class InDouble(TorchFunctionMode):
 
 
 def _any_dtype(leaves: Iterable[Any]) -> bool:
-    """Whether a dtype is among what a call was given, or in its lists; pytrees take longer than most calls."""
-    # Each call within a checked model comes here, for which generators are slow.
+    """Whether a dtype is among the arguments of a call, or in their lists; faster than a pytree traversal."""
+    # This runs for every torch function in a checked model, so it avoids slow generators.
     for each in leaves:
         if type(each) is torch.dtype or (isinstance(each, (list, tuple)) and torch.dtype in map(type, each)):
             return True
@@ -68,12 +68,12 @@ def _any_dtype(leaves: Iterable[Any]) -> bool:
 
 
 def _any_low(leaves: Iterable[Any]) -> bool:
-    """The same of tensors of a lower precision."""
+    """Whether a tensor of lower precision is among the arguments of a call, or in their lists."""
     return any(is_low(each) or (isinstance(each, (list, tuple)) and any(map(is_low, each))) for each in leaves)
 
 
 def is_low(leaf: Any) -> bool:
-    """Whether it is a tensor of a lower precision than float64."""
+    """Whether the leaf is a tensor of a lower precision than float64."""
     return isinstance(leaf, Tensor) and leaf.dtype in _DOUBLE
 
 
@@ -82,7 +82,7 @@ def _in_double(tensor: Tensor) -> Tensor:
 
 
 def _module_code() -> str:
-    """The method of a module that is running, as `RMSNorm.forward`; empty if none is."""
+    """Return the running method of a module, such as `RMSNorm.forward`; empty if there is none."""
     frame = inspect.currentframe()
     while frame is not None:
         owner = frame.f_locals.get("self")

@@ -1,4 +1,4 @@
-"""The calls that a module makes of its submodules, with copies of what they were called with."""
+"""Recorded calls of a module's submodules, with copies of their arguments."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from hodiff.common.module_state import attributes_put_back, untouched_buffers
 from hodiff.common.trees import has_strides
 from hodiff.torch_internals.autograd.transforms import in_transform
 
-# By how much parameters and inputs move, relative, to see whether outputs follow; and what counts as the same output.
+# Relative change of parameters and inputs that outputs must follow, and tolerance for equal outputs.
 _MOVE = 1e-2
 _STALE = 1e-6
 
 
 @dataclass(eq=False)
 class ModuleCall:
-    """One call of a module.
+    """Recorded call of a module.
 
     Attributes:
-        name: Its qualified name; empty for the whole.
+        name: Its qualified name; empty for the root.
         module: The module.
         args: Copies of its positional arguments.
         kwargs: Copies of its keyword arguments.
-        setting: How it is called.
-        output: A copy of what it returned; None if it raised.
+        setting: The setting in which it is called.
+        output: A copy of its output; None if it raised.
         children: The calls that it made, in order.
     """
 
@@ -51,13 +51,13 @@ class ModuleCall:
 
     @property
     def label(self) -> str:
-        """Its name and class, as `layers.3.norm (LayerNorm)`."""
+        """Qualified name and class, such as `layers.3.norm (LayerNorm)`."""
         kind = type(self.module).__name__
         return f"{self.name} ({kind})" if self.name else kind
 
     @property
     def location(self) -> str:
-        """Where its forward is written, as `file.py:123`; empty where that cannot be told."""
+        """Source line of the module's forward, such as `file.py:123`; empty if it is unknown."""
         try:
             file, (_, line) = (
                 inspect.getsourcefile(type(self.module)),
@@ -69,17 +69,17 @@ class ModuleCall:
 
     @cached_property
     def signature(self) -> tuple[str, ...]:
-        """What modules of one kind have in common: class, options and shapes."""
+        """Class, options and shapes, which equal modules share."""
         tensors = [each for each in tree_leaves((self.args, self.kwargs)) if isinstance(each, Tensor)]
         shapes = [f"{each.dtype}{tuple(each.shape)}" for each in (*self.module.parameters(), *tensors)]
         return (f"{type(self.module).__module__}.{type(self.module).__qualname__}", repr(self.module), *shapes)
 
     def again(self) -> Callable[[], Any]:
-        """The same call once more, with copies of its arguments."""
+        """Return a function that repeats the call, with copies of its arguments."""
         args, kwargs = self.setting.copied((self.args, self.kwargs))
 
         def run() -> Any:
-            # A call may write into its buffers, which the next one must not see.
+            # A call may write into its buffers, which the next call must not see.
             buffers = {name: each.detach().clone() for name, each in self.module.named_buffers()}
             with self.setting.entered():
                 return functional_call(self.module, buffers, args, kwargs)
@@ -87,25 +87,25 @@ class ModuleCall:
         return run
 
     def leaves(self) -> Iterator[ModuleCall]:
-        """The calls within it that call no other module."""
+        """Yield the calls within this call that call no other module."""
         for child in self.children:
             yield from child.leaves()
         if not self.children:
             yield self
 
     def post_order(self) -> Iterator[ModuleCall]:
-        """All calls, as they returned."""
+        """Yield all calls in the order in which they returned."""
         for child in self.children:
             yield from child.post_order()
         yield self
 
 
 class CallFailed(Exception):  # noqa: N818 (what failed is the user's code)
-    """A module raised.
+    """Error of a module that raised.
 
     Attributes:
-        call: The innermost call that did.
-        error: What it raised.
+        call: The innermost call that raised.
+        error: The exception.
     """
 
     def __init__(self, call: ModuleCall, error: Exception):
@@ -115,7 +115,7 @@ class CallFailed(Exception):  # noqa: N818 (what failed is the user's code)
 
 
 def record_calls(module: nn.Module, args: tuple[Any, ...], precision: InDouble | None = None) -> ModuleCall:
-    """Call a module once and note the calls of its submodules.
+    """Call a module once and record the calls of its submodules.
 
     Args:
         module: The module.
@@ -134,7 +134,7 @@ def record_calls(module: nn.Module, args: tuple[Any, ...], precision: InDouble |
     copied = setting.copied
 
     def enter(name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
-        # What a transform inside of a forward calls has no numbers to call it with again.
+        # Arguments inside of a transform are wrappers, with which no call can be repeated.
         if in_transform():
             return
         call = ModuleCall(name, module, copied(args), copied(kwargs), setting)
@@ -148,14 +148,14 @@ def record_calls(module: nn.Module, args: tuple[Any, ...], precision: InDouble |
     handles: list[Any] = []
     for name, each in module.named_modules():
         if isinstance(each, torch.jit.ScriptModule):
-            # Scripts take no such hooks; what they do is seen in the module around them.
+            # Scripted modules do not support these hooks; the enclosing module is recorded.
             continue
-        # Before the hooks that the module has already: these run again when it is called alone.
+        # Record before the module's own hooks, which run again when it is called alone.
         hook: Callable[..., None] = partial(enter, name)
         handles.append(each.register_forward_pre_hook(hook, prepend=True, with_kwargs=True))
         handles.append(each.register_forward_hook(leave))
     try:
-        # As it will be used: without recording, what takes a gradient inside would fail, and layers take other paths.
+        # Record gradients as in training: gradients inside need it, and layers may take other paths without it.
         with torch.enable_grad(), precision or nullcontext():
             module(*copied(args))
     except Exception as error:
@@ -167,7 +167,7 @@ def record_calls(module: nn.Module, args: tuple[Any, ...], precision: InDouble |
 
 
 def is_repeatable(call: ModuleCall) -> bool:
-    """Whether the call gives the same once more, in its own setting."""
+    """Whether repeating the call gives the same output, in its own setting."""
     one, two = (call.again()() for _ in range(2))
     return same(one, two)
 
@@ -175,7 +175,7 @@ def is_repeatable(call: ModuleCall) -> bool:
 def unsteady_call(
     module: nn.Module, args: tuple[Any, ...], precision: InDouble | None = None
 ) -> tuple[ModuleCall, ModuleCall | None, str]:
-    """Look for what makes two calls with the same inputs differ: random numbers, or a state that each call changes.
+    """Find the call that makes outputs for equal inputs differ, by random numbers or a changing state.
 
     Args:
         module: The module, a copy: its buffers may change.
@@ -183,10 +183,10 @@ def unsteady_call(
         precision: The mode in which it is called, if any.
 
     Returns:
-        The call, the innermost call to blame, and why; None and an empty reason if nothing differs.
+        The root call, the innermost call at fault, and the reason; None and an empty reason if nothing differs.
     """
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    # The same seed twice would hide random numbers, and the caller's generators must not notice.
+    # One fork for both calls: equal seeds would hide random numbers, and the caller's generators must not change.
     with torch.random.fork_rng():
         first = record_calls(module, args, precision)
         changed = [name for name, buffer in module.named_buffers() if not same(buffer, before[name])]
@@ -204,17 +204,17 @@ def unsteady_call(
 def stale_call(
     called: nn.Module, fresh: nn.Module, args: tuple[Any, ...], precision: InDouble | None = None
 ) -> ModuleCall | None:
-    """Look for a module that keeps what it computed of its parameters or inputs, and does not follow them.
+    """Find a module that caches results of its parameters or inputs and ignores their changes.
 
     Args:
-        called: A copy that was called with the arguments. It is as it was afterwards.
+        called: A copy that was called with the arguments. It is restored afterwards.
         fresh: Another copy, in the state before the first call.
         args: The arguments.
         precision: The mode in which they are called, if any.
 
     Returns:
-        The innermost call whose output is another than that of the fresh copy, both with parameters and arguments that
-        have changed; None if there is none.
+        The innermost call whose output differs from the fresh copy's, after the same change of parameters and
+        arguments; None if there is none.
     """
     args = tree_map_only(Tensor, _moved, args)
     records: list[ModuleCall] = []

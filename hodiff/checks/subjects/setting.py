@@ -1,4 +1,4 @@
-"""In what setting a model is called, again and again: no call sees what another one changed."""
+"""Setting in which a model is called repeatedly, so that no call sees changes by another call."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hodiff.checks.subjects.double_precision import InDouble
 from hodiff.common.module_state import attributes_put_back
 from hodiff.common.randomness import RandomState, is_generator
 
-# What may be shared, as nobody can change it.
+# Immutable types, which need no copy.
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 
 
 class _Detaching(TorchFunctionMode):
-    """Copies tensors that have a graph as constants, which `copy.deepcopy` refuses."""
+    """Mode in which `copy.deepcopy` copies tensors with a graph as constants; it refuses them otherwise."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__deepcopy__ and not args[0].is_leaf:
@@ -33,20 +33,20 @@ class _Detaching(TorchFunctionMode):
 
 
 def deep_copy(value: Any, shared: Mapping[int, Any] | None = None) -> Any:
-    """A deep copy that has no graph, but for what is shared, by the identities of objects."""
+    """Return a deep copy without graphs; shared objects, given by identity, are not copied."""
     with _Detaching():
         return copy.deepcopy(value, dict(shared or {}))
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model, and each of its modules, is called.
+    """Setting in which a model, and each of its modules, is called.
 
     Attributes:
         model: The model; None for a function.
-        shared: What is the model's own, by identity: its modules, parameters and buffers, which no call gets a copy of.
-        precision: The mode in which float64 is read for every lower precision; None to leave them as they are.
-        random: The states of random generators that each call begins with; None to leave them as they are.
+        shared: The model's own modules, parameters and buffers by identity, which are never copied.
+        precision: The mode that replaces lower precisions by float64; None to keep precisions.
+        random: States of the random generators at the beginning of each call; None to keep their states.
     """
 
     model: nn.Module | None = None
@@ -56,14 +56,14 @@ class Setting:
 
     @staticmethod
     def of(model: nn.Module, precision: InDouble | None = None) -> Setting:
-        """That of a model."""
+        """Return the setting in which a model is called."""
         tensors = (*model.parameters(), *model.buffers())
         shared = {id(each): each for each in (*model.modules(), *tensors)}
         return Setting(model, shared, precision, RandomState(tensors, generators_of(model), foreign=True))
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Where a call is made. What it draws, and writes into attributes of modules and their classes, is put back."""
+        """Enter the setting; on exit, restore random generators and attributes of modules and their classes."""
         with ExitStack() as stack:
             if self.random is not None:
                 stack.enter_context(self.random.replayed())
@@ -75,7 +75,7 @@ class Setting:
             yield
 
     def copied(self, tree: Any) -> Any:
-        """Copies of arguments: of tensors without their graph, and of what else a call may change, such as caches."""
+        """Copy arguments: tensors without their graph, and other mutable objects such as caches."""
         return tree_map(self._copied, tree)
 
     def _copied(self, leaf: Any) -> Any:
@@ -83,19 +83,19 @@ class Setting:
             return leaf.detach().clone()
         if isinstance(leaf, (*_CONSTANT, nn.Module)) or callable(leaf):
             return leaf
-        # What cannot be copied is shared.
+        # Objects that cannot be copied are shared.
         one = attempt(deep_copy, leaf, self.shared)
         return leaf if isinstance(one, Failure) else one
 
 
 def generators_of(model: nn.Module) -> list[Any]:
-    """The random generators that modules hold."""
+    """Return the random generators that modules hold as attributes."""
     return [each for module in model.modules() for each in vars(module).values() if is_generator(each)]
 
 
 @contextmanager
 def surroundings_put_back(model: nn.Module) -> Iterator[None]:
-    """Put back what lies outside of the modules: attributes of the user's classes, and torch's default dtype."""
+    """Restore the attributes of the user's classes, and torch's default dtype, on exit."""
     classes = {type(module) for module in model.modules() if not type(module).__module__.startswith("torch.nn.")}
     kept = [(cls, dict(vars(cls))) for cls in classes]
     dtype = torch.get_default_dtype()

@@ -1,4 +1,4 @@
-"""A module's call, or a torch function's, as a problem of a few numbers whose routes can be compared."""
+"""Problems of a few numbers, from a call of a module or torch function, whose routes can be compared."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from hodiff.common.randomness import RandomState
 from hodiff.common.trees import has_strides
 from hodiff.errors import InputError
 
-# What a module is differentiated by.
+# Variables that a module can be differentiated by.
 WRT = ("both", "parameters", "inputs")
 _PLAIN = Setting()
-# Each direction moves every number, so that two are enough.
+# Two directions suffice, as every direction moves all numbers.
 DIRECTIONS = 2
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A function of tensors and the tensors that it is differentiated by.
+    """Function of tensors, and the tensors that it is differentiated by.
 
     Attributes:
         function: Takes ``inputs`` and returns a list of tensors.
@@ -46,16 +46,16 @@ class Subject:
 def subject_of_call(
     call: ModuleCall, loss: Callable[[Any], Tensor] | None = None, wrt: str = "both", fixed: Collection[int] = ()
 ) -> Subject:
-    """A call as a function of the parameters that require grad and of the floating inputs.
+    """Return a call as a function of the parameters that require grad and of the floating inputs.
 
     Args:
         call: The call.
-        loss: What to make of the output; by default its tensors are taken.
+        loss: Function of the output; by default the output's tensors are differentiated.
         wrt: One of `WRT`.
-        fixed: Positions of arguments that are constants all the same.
+        fixed: Positions of floating arguments to treat as constants.
 
     Returns:
-        The function and where it is taken.
+        The function and its point.
     """
     own = dict(call.module.named_parameters())
     moving = own if wrt != "inputs" else {}
@@ -64,7 +64,7 @@ def subject_of_call(
     padding = {name: row for name, row in padding_rows(call.module).items() if name in free}
 
     def run(reals: dict[str, Tensor], args: Any, kwargs: Any) -> Any:
-        # A call may write into its buffers, which the next one must not see.
+        # A call may write into its buffers, which the next call must not see.
         buffers = {name: each.detach().clone() for name, each in call.module.named_buffers()}
         parameters = {name: _like(real, free[name]) for name, real in reals.items()}
         held = {name: _with_row(parameters[name], row, free[name]) for name, row in padding.items()}
@@ -79,7 +79,7 @@ def subject_of_call(
 
 
 def padding_rows(module: nn.Module) -> dict[str, int]:
-    """The rows of embeddings that are constants to training, by the names of the parameters."""
+    """Return the padding rows of embeddings, which are constants, by the names of the parameters."""
     names = {id(parameter): name for name, parameter in module.named_parameters()}
     return {
         names[id(each.weight)]: each.padding_idx
@@ -96,12 +96,12 @@ def _with_row(weight: Tensor, row: int, constant: Tensor) -> Tensor:
 
 
 def subject_of_loss(loss: Callable[[Any], Tensor], call: ModuleCall) -> Subject:
-    """A loss as a function of the floating tensors in a call's output."""
+    """Return a loss as a function of the floating tensors in a call's output."""
     return _split(lambda _, outputs, kwargs: loss(*outputs), {}, ((call.output,), {}))
 
 
 def subject_of_function(function: Callable[..., Any], args: Any, kwargs: Any) -> Subject:
-    """A torch function as a function of its floating arguments."""
+    """Return a torch function as a function of its floating arguments."""
     setting = Setting(random=RandomState((), foreign=True))
 
     def run(_: Any, args: Any, kwargs: Any) -> Any:
@@ -113,11 +113,11 @@ def subject_of_function(function: Callable[..., Any], args: Any, kwargs: Any) ->
 
 @dataclass(frozen=True)
 class Comparison:
-    """What came of comparing all routes.
+    """Result of comparing all routes.
 
     Attributes:
         problem: The function at its point.
-        loss: What was differentiated of it.
+        loss: The loss that was differentiated.
         levels: Its derivatives, order by order.
         entries: The comparisons.
     """
@@ -129,7 +129,7 @@ class Comparison:
 
 
 def problem_of(subject: Subject, generator: torch.Generator) -> ScalarProblem:
-    """The subject along random directions that move each number in proportion."""
+    """Restrict the subject to random directions that move each tensor in proportion to its size."""
     if not tensors_of(subject.inputs):
         raise InputError(
             "check: inputs: expected a parameter that requires grad or a floating tensor among the inputs to "
@@ -152,13 +152,13 @@ def compare_routes(subject: Subject, order: int, seed: int, *, curved: bool) -> 
 
 
 def failures(subject: Subject, order: int, seed: int) -> tuple[Entry, ...]:
-    """The comparisons that fail; none where there is nothing to differentiate, or the part does not run alone."""
+    """Return the failed comparisons; none if the subject has no floating numbers or does not run alone."""
     comparison = attempt(lambda: compare_routes(subject, order, seed, curved=True))
     return () if isinstance(comparison, Failure) else tuple(each for each in comparison.entries if each.failed)
 
 
 def raises(subject: Subject, order: int, seed: int) -> bool:
-    """Whether a route does, which takes a tenth of the time of comparing all with differences."""
+    """Whether a route raises, which takes a tenth of the time of comparing all routes with differences."""
     generator = torch.Generator().manual_seed(seed)
 
     def by_any_route() -> bool:
@@ -169,31 +169,31 @@ def raises(subject: Subject, order: int, seed: int) -> bool:
 
 
 def is_coarse(subject: Subject) -> bool:
-    """Whether something inside computes in a lower precision than what comes in and goes out."""
+    """Whether the subject computes in a lower precision inside than float64."""
     generator = torch.Generator().manual_seed(0)
     rounding = attempt(lambda: problem_of(subject, generator).rounding())
     return not isinstance(rounding, Failure) and rounding > torch.finfo(torch.float64).eps
 
 
 def tensors_of(tree: Any) -> list[Tensor]:
-    """The tensors in an output, which may hold other things as well."""
+    """Return the tensors in an output, which may hold other objects."""
     return [each for each in tree_leaves(tree) if isinstance(each, Tensor)]
 
 
 def is_free(leaf: Any) -> bool:
-    """Whether one can differentiate by it; what is infinite in it is a constant."""
+    """Whether the leaf can be differentiated by: a floating or complex tensor with some finite elements."""
     if not isinstance(leaf, Tensor) or not has_strides(leaf) or not (leaf.is_floating_point() or leaf.is_complex()):
         return False
     return leaf.numel() > 0 and bool(leaf.isfinite().any())
 
 
 def _as_real(tensor: Tensor) -> Tensor:
-    """Complex numbers by their real and imaginary parts, in a last dimension of two."""
+    """Return complex numbers as real and imaginary parts, in a last dimension of two."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _like(real: Tensor, tensor: Tensor) -> Tensor:
-    """The inverse of `_as_real`."""
+    """Invert `_as_real`."""
     return torch.view_as_complex(real) if tensor.is_complex() else real
 
 
@@ -206,13 +206,13 @@ def _split(
 ) -> Subject:
     leaves, structure = tree_flatten(inputs)
     args, kwargs = inputs
-    # In the order of the leaves: those of the arguments by position come first.
+    # Leaves of positional arguments come first, as in `leaves`.
     moves = [is_free(leaf) and i not in fixed for i, each in enumerate(args) for leaf in tree_leaves(each)]
     moves += map(is_free, tree_leaves(kwargs))
     places = [i for i, one in enumerate(moves) if one]
 
     def function(parameters: dict[str, Tensor], *moving: Tensor) -> Any:
-        # What is written in place must not be seen by the next call.
+        # Writes in place must not be seen by the next call.
         filled = setting.copied(leaves)
         for place, leaf in zip(places, moving, strict=True):
             filled[place] = _like(leaf, leaves[place])
@@ -222,13 +222,13 @@ def _split(
 
 
 def _in_proportion(problem: ScalarProblem, generator: torch.Generator) -> ScalarProblem:
-    """Move every leaf in proportion to its size: a step that suits inputs of size one would throw weights far off."""
+    """Move every leaf in proportion to its size: a step for inputs of size one is too large for weights."""
     everything = max(1.0, problem.step / 0.1)
 
     def moved(leaf: Tensor) -> Tensor:
         size = float(leaf.double().square().mean().sqrt())
         size = (size if 0 < size < math.inf else 1.0) / everything
-        # By a power of two, so that every dtype sees the same directions.
+        # Scale by a power of two, so that every dtype sees the same directions.
         return draw_normal((leaf.numel(), DIRECTIONS), generator).to(leaf.device) * 2.0 ** round(math.log2(size))
 
     return replace(problem, directions=tuple(map(moved, problem.leaves)))

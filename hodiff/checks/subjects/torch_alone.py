@@ -1,4 +1,4 @@
-"""What torch alone gets wrong, of what hodiff's transforms differentiate rightly."""
+"""Warning about derivatives that torch alone gets wrong and hodiff's corrections get right."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hodiff.checks.subjects.torch_functions import Culprit, culprits
 from hodiff.corrections import Corrections
 from hodiff.corrections.registry import CORRECTIONS, correction_of
 
-# The part of a derivative that torch may lose unseen, and the size below which a derivative counts as zero.
+# Relative error of torch that is tolerated, and the size below which a derivative counts as zero.
 _LOST, _NORMAL = 1e-3, 1e-290
 
 
 class _Asking(Corrections):
-    """Notes whether a function is called with a rule that is more than faster."""
+    """Corrections that also record whether a call's correction does more than save time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,17 +48,17 @@ def torch_alone(
     seed: int,
     functions: Sequence[type] = (),
 ) -> tuple[Finding, ...]:
-    """A warning, if torch alone fails where corrections do not.
+    """Return a warning if torch alone fails where corrections do not.
 
     Args:
-        prepare: Gives the call that was checked, ready to be made once.
-        comparison: What it came to within corrections.
+        prepare: Returns the call that was checked, ready to be made once.
+        comparison: Its comparison within corrections.
         order: The highest order.
         seed: The seed.
-        functions: The custom Functions inside, whose forward mode corrections mend.
+        functions: The custom Functions inside, whose forward mode corrections fix.
 
     Returns:
-        One finding, or none.
+        At most one finding.
     """
     with _Asking() as mode:
         attempt(prepare())
@@ -72,7 +72,7 @@ def torch_alone(
 
 
 def _failed(comparison: Comparison) -> Iterator[Entry]:
-    """The routes that fail outside of corrections alone."""
+    """Yield the routes that fail only without corrections."""
     point = comparison.problem.point
     for level in comparison.levels:
         for route, corrected in level.outcomes.items():
@@ -87,7 +87,7 @@ def _failed(comparison: Comparison) -> Iterator[Entry]:
 
 
 def _lost_part(corrected: Any, outcome: Any) -> float:
-    """How far torch is off, where differences of the value show nothing, as in a tail; a part of the derivative."""
+    """Return torch's relative error from corrected derivatives, for tails in which differences show nothing."""
     if not (isinstance(corrected, Tensor) and isinstance(outcome, Tensor)):
         return 0.0
     size = float(corrected.abs().max()) if corrected.numel() else 0.0

@@ -1,4 +1,4 @@
-"""Which torch function inside a module makes routes disagree."""
+"""Search for the torch function inside a module whose routes disagree."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from hodiff.graphs import nodes_of
 from hodiff.torch_internals.autograd.graph_nodes import function_of
 from hodiff.torch_internals.interception import MODULES_BETWEEN, MODULES_OF_LIBRARIES
 
-# Frames of these are not where a function was called from.
+# Modules whose frames are not the caller of a function.
 _MACHINERY = (*MODULES_BETWEEN, "hodiff.", "contextlib", "torch.utils.", *MODULES_OF_LIBRARIES)
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """A torch function whose routes disagree at what a module called it with.
+    """Torch function whose routes disagree at the arguments of a module's call.
 
     Attributes:
-        name: As users write it.
+        name: Its name, as users write it.
         function: The function.
         failed: The comparisons that failed.
-        location: The line that called it, as `file.py:123`.
-        subject: The call, as a function of what is differentiated.
+        location: The line that called it, such as `file.py:123`.
+        subject: The call, as a function of its floating arguments.
     """
 
     name: str
@@ -60,7 +60,7 @@ class _Use:
 
 
 class _Recorder(TorchFunctionMode):
-    """Notes every torch function of floating tensors, with copies of its arguments."""
+    """Mode that records every torch function of floating tensors, with copies of its arguments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class _Recorder(TorchFunctionMode):
         try:
             result = func(*args, **kwargs)
         except Exception:
-            # What cannot even be called here may be what is looked for.
+            # A function that raises may be the culprit.
             self.uses += [use] if told else []
             raise
         if told and any(each.is_floating_point() or each.is_complex() for each in tensors_of(result)):
@@ -92,18 +92,18 @@ def culprits(
     *,
     raising: bool = False,
 ) -> Iterator[Culprit]:
-    """Check every torch function that is called, alone, at what it was called with.
+    """Check every torch function that a call makes, alone, at its recorded arguments.
 
     Args:
-        prepare: Gives a call that is ready to be made, once.
-        mode: Makes the context in which derivatives are taken.
+        prepare: Returns a call that is ready to be made, once.
+        mode: Returns the context in which derivatives are taken.
         order: The highest order.
         seed: The seed.
-        suspects: Which functions to check.
-        raising: Whether only those are looked for that raise.
+        suspects: Whether to check a function.
+        raising: Whether to look only for functions whose routes raise.
 
     Yields:
-        The functions whose routes disagree, each once, in the order of their calls.
+        The functions whose routes disagree, without repetition, in the order of their calls.
     """
     recorder, run = _Recorder(), prepare()
     with torch.enable_grad(), recorder:
@@ -123,7 +123,7 @@ def culprits(
 
 
 def custom_classes(call: ModuleCall, *, inputs: bool = True) -> tuple[type, ...]:
-    """The custom Functions of a call whose inputs need a gradient, or do not; none if that cannot be told."""
+    """Return the custom Functions that run if inputs need a gradient, or if not; none if the call raises."""
     found = attempt(_custom_classes, call, inputs)
     return () if isinstance(found, Failure) else found
 
@@ -133,7 +133,7 @@ def _custom_classes(call: ModuleCall, inputs: bool) -> tuple[type, ...]:
     if inputs:
         args, kwargs = tree_map_only(Tensor, lambda x: x.requires_grad_() if is_free(x) else x, (args, kwargs))
     with torch.enable_grad(), call.setting.entered():
-        # A call may write into its parameters, as embeddings with max_norm do, which a check has yet to see.
+        # A call may write into its parameters, as embeddings with max_norm do; the check has yet to see that.
         parameters = {name: each.clone() for name, each in call.module.named_parameters()}
         outputs = tensors_of(torch.func.functional_call(call.module, {**_buffers(call), **parameters}, args, kwargs))
     classes = [function_of(node) for output in outputs for node in nodes_of(output)]
@@ -145,7 +145,7 @@ def _buffers(call: ModuleCall) -> dict[str, Tensor]:
 
 
 def _caller(frame: FrameType | None) -> str:
-    """The line that called a torch function."""
+    """Return the line that called a torch function."""
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
         if not module.startswith(_MACHINERY) and module != "torch.nn.functional":

@@ -1,1 +1,1 @@
-"""torch's operator database in Taylor mode."""
+"""Audit of torch's operator database in Taylor mode."""

@@ -1,4 +1,4 @@
-"""How far coefficients by jets are from those by an oracle, where it knows them."""
+"""Distances between Taylor coefficients by jets and by an oracle, where the oracle knows them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from hodiff.checks.audit.jets.oracles import Coefficients
 
-# Values tell of a number where two intervals agree so far.
+# Relative tolerance of neighbouring intervals, within which interpolated values settle a number.
 SETTLED = 1e-7
 
 
 def distances(found: list[list[Tensor | None]], right: list[Coefficients], order: int) -> dict[int, float]:
-    """By order the largest distance of all outputs, where the oracle knows any number."""
+    """Return the largest distance of all outputs by order; orders without a known number are omitted."""
     if len(found) != len(right):
         return dict.fromkeys(range(order + 1), math.inf)
     distances: dict[int, float] = {}
@@ -45,19 +45,19 @@ def _distance(own: Sequence[Tensor | None], right: Coefficients, k: int) -> floa
 
 
 def _settled(right: Coefficients, k: int) -> Tensor:
-    """Where intervals agree."""
+    """Return a mask of the numbers whose intervals agree."""
     assert right.errors is not None
     size = 1 + right.numbers[k].abs().nan_to_num(0.0, 0.0, 0.0)
     return torch.isfinite(right.numbers[k]) & (right.errors[k] <= SETTLED * size)
 
 
 def settled_everywhere(right: list[Coefficients], k: int) -> bool:
-    """Whether values tell of every number of a coefficient."""
+    """Whether values settle every number of a coefficient."""
     return all(bool(_settled(each, k).all()) for each in right)
 
 
 def distance_of_sums(found: list[list[Tensor | None]], plain: list[list[Tensor | None]], order: int) -> float:
-    """Of collapsed jets to the plain ones, whose coefficients of the highest order are summed."""
+    """Return the distance of collapsed jets to plain jets, whose highest coefficient is summed."""
     worst = 0.0
     for own, right in zip(found, plain, strict=True):
         for k in range(order + 1):
@@ -76,15 +76,15 @@ def _relative(got: Tensor, expected: Tensor) -> float:
 
 
 def slack_of(plain: list[list[Tensor | None]]) -> float:
-    """How much coarser outputs round than double precision."""
+    """Return a factor of tolerances for outputs coarser than double precision; 1 for double precision."""
     coarsest = max(torch.finfo(own[0].dtype).eps for own in plain if own[0] is not None)
     return coarsest / torch.finfo(torch.float64).eps / 1e4 if coarsest > 1e-10 else 1.0
 
 
 def _dense(got: Tensor | None, expected: Tensor | None, summed: bool) -> tuple[Tensor, Tensor]:
-    """Both as tensors, where None is zero; the expected one summed over the directions."""
+    """Return both as tensors, with zeros for None; `expected` is summed over the directions if `summed`."""
     if expected is not None and summed:
         expected = expected.sum(0)
-    # The caller leaves out where both are None.
+    # The caller skips the case that both are None.
     zeros = torch.zeros_like(next(each for each in (got, expected) if each is not None))
     return zeros if got is None else got, zeros if expected is None else expected

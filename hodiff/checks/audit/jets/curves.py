@@ -1,4 +1,4 @@
-"""A call of an operator along random polynomial curves in several directions."""
+"""Calls of operators along random polynomial curves in several directions."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _DIRECTIONS = 2
 
 @dataclass(frozen=True)
 class Curves:
-    r"""A function and, for each direction, the curve $x_0 + \sum_k x_k t^k$ of each argument.
+    r"""Function and, for each direction, the curve $x_0 + \sum_k x_k t^k$ of each argument.
 
     Attributes:
-        function: Takes the arguments, tensors or what stands for them, and returns the outputs that can move.
+        function: Takes the arguments, tensors or jets, and returns the outputs with real or complex numbers.
         start: The arguments at t = 0.
-        terms: Of each argument the coefficients from the first up, (K, directions, ...).
-        seed: Of what the function draws.
+        terms: Coefficients of each argument from the first up, (K, directions, ...).
+        seed: Seed of the function's random numbers.
     """
 
     function: Callable[..., tuple[Any, ...]]
@@ -34,16 +34,16 @@ class Curves:
 
     @property
     def order(self) -> int:
-        """How many coefficients the curves have."""
+        """Number of coefficients of the curves, without the value."""
         return len(self.terms[0])
 
     @property
     def directions(self) -> int:
-        """In how many directions."""
+        """Number of directions."""
         return self.terms[0].shape[1]
 
     def along(self, direction: int, t: Any) -> tuple[Any, ...]:
-        """The outputs at t, the same random numbers at each."""
+        """Return the outputs at t, with equal random numbers at every t."""
         draw_from(self.seed)
         powers = [t]
         for _ in range(self.order - 1):
@@ -58,14 +58,14 @@ class Curves:
 
 
 def places_of(sample: Sample, name: str) -> list[tuple[int, ...]]:
-    """Which leaves of a sample move: all double-precision tensors and, if those cannot, the database's choice."""
+    """Return choices of moving leaves: all double-precision tensors, then the database's choice if it differs."""
     held = LABELS.get(name)
     everything = tuple(i for i, leaf in enumerate(sample.leaves) if i != held and _can_move(leaf))
     return [everything] if everything == sample.places else [everything, sample.places]
 
 
 def curves_of(sample: Sample, places: Sequence[int], order: int, seed: int) -> Curves | None:
-    """A sample of the database along random curves, or None where no numbers move."""
+    """Return a sample of the database along random curves; None if no numbers move."""
     start = tuple(sample.leaves[i].detach().clone() for i in places)
     if not any(x.numel() for x in start):
         return None
@@ -95,5 +95,5 @@ def moves(x: Any) -> bool:
 
 
 def draw_from(seed: int) -> None:
-    """Start torch's random numbers on a CPU, without a look at other devices."""
+    """Seed torch's default generator on the CPU, without touching other devices."""
     torch.default_generator.manual_seed(seed)

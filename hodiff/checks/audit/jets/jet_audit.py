@@ -1,4 +1,4 @@
-"""`jet_audit`: torch's operator database in Taylor mode."""
+"""`jet_audit`: compares Taylor mode with oracles on torch's operator database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hodiff.errors import InputError
 
 @dataclass(frozen=True)
 class JetAudit:
-    """What `jet_audit` measured.
+    """Result of `jet_audit`.
 
     Attributes:
         torch: The version of torch.
@@ -41,23 +41,23 @@ class JetAudit:
 
     @property
     def counts(self) -> Counter[str]:
-        """How many operators have which status."""
+        """Number of operators with each status."""
         return Counter(verdict.status for verdict in self.operators.values())
 
     @property
     def defects(self) -> dict[str, JetVerdict]:
-        """Those that are off or did not end."""
+        """Operators that are off or timed out."""
         return {name: verdict for name, verdict in self.operators.items() if verdict.is_defect}
 
     def to_json(self) -> str:
-        """The table as JSON, an operator a line."""
+        """Return the table as JSON, one operator per line."""
         lines = [f"{json.dumps(name)}: {json.dumps(each.to_json())}" for name, each in sorted(self.operators.items())]
         head = f'{{"torch": {json.dumps(self.torch)}, "order": {self.order}, "operators": {{\n'
         return head + ",\n".join(lines) + "\n}}\n"
 
     @staticmethod
     def from_json(text: str) -> JetAudit:
-        """Read what `to_json` wrote.
+        """Read an audit that `to_json` wrote.
 
         Args:
             text: The JSON.
@@ -66,7 +66,7 @@ class JetAudit:
             The audit.
 
         Raises:
-            InputError: If it is something else.
+            InputError: If the text is no such JSON.
         """
         try:
             data = json.loads(text)
@@ -76,7 +76,7 @@ class JetAudit:
             raise InputError(f"JetAudit.from_json: text: expected such an audit's JSON, got {error}.") from error
 
     def __str__(self) -> str:
-        """The counts, and a line each of what is not right."""
+        """Return the counts, and a line for each operator that is off or timed out."""
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.most_common())
         bad = [f"{name}: {each.status}: {each.detail}" for name, each in sorted(self.defects.items())]
         head = f"operators of torch {self.torch} in Taylor mode to order {self.order}: {counts}"
@@ -96,22 +96,22 @@ def jet_audit(
     r"""Measure whether Taylor mode is right, operator by operator, along curves in several directions.
 
     Samples of each operator of torch's own database are called in float64 along random polynomial curves
-    $x_r(t) = x_0 + \sum_{k=1}^K x_{rk} t^k$, all arguments moving, and all coefficients of the outputs are compared
-    with those by two other ways: nested forward mode in t, with hodiff's corrections, and interpolation of the values
-    at Chebyshev points, in which no derivative has a part. Collapsed jets of orders 2 and 4 are compared with the sum
-    of plain ones over the directions.
+    $x_r(t) = x_0 + \sum_{k=1}^K x_{rk} t^k$ of all arguments. All coefficients of the outputs are compared with two
+    oracles: nested forward mode in t, with hodiff's corrections, and interpolation of the values at Chebyshev points,
+    which uses no derivative code. Collapsed jets of orders 2 and 4 are compared with the sum of plain jets over the
+    directions.
 
     Args:
-        operators: As of `hodiff.checks.audit`.
+        operators: Names of operators, as in `hodiff.checks.audit`.
         order: The highest order K, 1 to 5.
-        samples: The most samples of an operator, of at most 1500 numbers each.
-        jobs: The most processes.
+        samples: Largest number of samples of an operator, of at most 1500 numbers each.
+        jobs: Largest number of processes.
         time_limit: Seconds for each operator.
-        seed: Of the curves.
+        seed: Seed of the curves.
         progress: Whether to show a progress bar.
 
     Returns:
-        A table of verdicts; its ``str`` names what is not right.
+        A table of verdicts; its ``str`` names the operators that are off or timed out.
 
     Raises:
         HodiffError: If this build of torch lacks the database.
@@ -142,7 +142,6 @@ def jet_audit(
     with tqdm(total=len(names), disable=not progress, unit="operator", smoothing=0.05) as bar:
 
         def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
-            """Note the verdict."""
             found[request["operator"]] = _verdict(reply)
             bar.update()
             return []

@@ -1,4 +1,4 @@
-"""One operator of the database in Taylor mode, against both oracles."""
+"""Judgement of an operator of the database in Taylor mode, against both oracles."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hodiff.checks.audit.samples import name_of, samples
 from hodiff.checks.mutations.sample import Sample
 from hodiff.torch_internals.function_names import function_name
 
-# How far jets may be from either way, relative to the largest number of a coefficient or to 1.
+# Tolerances of jets against the oracles, relative to the largest number of a coefficient or to 1.
 NESTED_TOLERANCE = 1e-9
 VALUES_TOLERANCE = 1e-6
-# Nested forward mode of the fifth order computes 32 of everything.
+# Largest size of a sample: nested forward mode of the fifth order computes 32 copies of every number.
 _ELEMENTS = 1500
 _LISTED = 40
 COLLAPSED = (2, 4)
@@ -32,8 +32,8 @@ def audit_jets(op: Any, *, order: int, count: int, seed: int) -> JetVerdict:
     Args:
         op: The entry of the database.
         order: The highest order.
-        count: The most samples.
-        seed: Of the curves and of what the operator draws.
+        count: Largest number of samples.
+        seed: Seed of the curves and of the operator's random numbers.
 
     Returns:
         The worst verdict.
@@ -89,7 +89,7 @@ def _compared(
     reason: str,
     names: tuple[str, ...],
 ) -> JetVerdict:
-    """The verdict of what the three ways and collapsed jets give."""
+    """Return the verdict from the jets, both oracles and collapsed jets."""
     order = curves.order
     to_nested = {} if nested is None else distances(plain, nested, order)
     to_values = {} if values is None else distances(plain, values, order)
@@ -123,7 +123,7 @@ def _compared(
 
 
 def _draws(curves: Curves) -> bool:
-    """Whether values differ from one draw to another."""
+    """Whether values depend on the seed."""
     zero = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():
         first, second = (replace(curves, seed=seed).along(0, zero) for seed in (1, 2))

@@ -1,4 +1,4 @@
-"""Taylor coefficients along curves by three ways: by jets, by nested forward mode, and by values alone."""
+"""Taylor coefficients along curves by jets, by nested forward mode, and by interpolated values."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from hodiff.derivatives.transforms import push
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.passes import framed, through
 
-# Half the lengths of the intervals on which values are interpolated, and at how many points.
+# Half lengths of the intervals on which values are interpolated, and the number of points.
 _RADII = (0.6, 0.3, 0.12, 0.05, 0.02, 0.008)
 _POINTS = 15
 
 
 @dataclass(frozen=True)
 class Coefficients:
-    """Of one output.
+    """Taylor coefficients of one output.
 
     Attributes:
-        numbers: Those from the value up, each with the directions as its first axis, but for the value.
-        errors: How far each number may be off, in the same shapes; None where rounding is all.
+        numbers: The value, then the coefficients from the first up, with the directions as their first axis.
+        errors: Error estimate of each number, in the same shapes; None if there is only rounding.
     """
 
     numbers: list[Tensor]
@@ -38,7 +38,7 @@ class Coefficients:
 def by_jets(
     curves: Curves, order: int, *, collapsed: bool = False, observer: Callable[[Any], None] | None = None
 ) -> list[list[Tensor | None]]:
-    """By one pass of Taylor mode in all directions; collapsed, the highest is the sum over them."""
+    """Compute the coefficients by one pass of Taylor mode; collapsed, the highest is summed over directions."""
     draw_from(curves.seed)
     with framed(order, curves.directions, collapsed=collapsed, observer=observer) as frame:
         jets = [
@@ -50,7 +50,7 @@ def by_jets(
 
 
 def by_nesting(curves: Curves, order: int) -> list[Coefficients]:
-    """By forward mode in t, nested as deep as the order, direction by direction, with hodiff's corrections."""
+    """Compute the coefficients by nested forward mode in t, direction by direction, with hodiff's corrections."""
 
     def tower(direction: int, t: Any, height: int) -> tuple[Any, ...]:
         if height == 0:
@@ -70,9 +70,9 @@ def by_nesting(curves: Curves, order: int) -> list[Coefficients]:
 
 
 def by_values(curves: Curves, order: int) -> list[Coefficients]:
-    """By interpolation of values at Chebyshev points of several intervals; no derivative code has a part in it."""
-    # Number by number the interval that agrees best with its two neighbours gives each coefficient and, as its error,
-    # the larger of the two differences: one alone may be small by chance.
+    """Compute the coefficients by interpolation of values at Chebyshev points, without derivative code."""
+    # For each number, the interval that agrees best with its two neighbours gives the coefficient. Its error is the
+    # larger of the two differences, as one difference may be small by chance.
     nodes, weights = _interpolation(order)
     rows = []
     with torch.no_grad():
@@ -98,7 +98,7 @@ def by_values(curves: Curves, order: int) -> list[Coefficients]:
 
 
 def _interpolation(order: int) -> tuple[list[float], Tensor]:
-    """Chebyshev's points of (-1, 1), and the weights of values there in coefficients 0 to K of the interpolant."""
+    """Return Chebyshev points of (-1, 1), and weights that map values there to coefficients 0 to K."""
     nodes = np.cos(np.pi * (np.arange(_POINTS) + 0.5) / _POINTS)
     in_chebyshev = np.linalg.inv(np.polynomial.chebyshev.chebvander(nodes, _POINTS - 1))
     columns = [np.polynomial.chebyshev.cheb2poly(each)[: order + 1] for each in np.eye(_POINTS)]
@@ -114,7 +114,7 @@ def _scaled(weights: Tensor, radius: float, like: Tensor) -> Tensor:
 
 
 def _best(by_radius: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """The estimates that differ least from those of the intervals before and after, and how much."""
+    """Return the estimates that agree best with the intervals before and after, and their errors."""
     estimates = torch.stack(by_radius)
     gaps = (estimates[1:] - estimates[:-1]).abs().nan_to_num(math.inf)
     errors, places = torch.maximum(gaps[1:], gaps[:-1]).min(0)

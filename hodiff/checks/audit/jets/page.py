@@ -1,4 +1,4 @@
-"""The audit of Taylor mode as a page of Markdown."""
+"""Markdown page of the audit of Taylor mode."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ precision may be off by 50 000 times more. An operator is as good as its worst s
 
 
 def jet_page(table: JetAudit) -> str:
-    """Write the text, the counts, how close, what is not right, and what has no rule."""
+    """Return a page with counts, distances, operators that are not right, and functions without a rule."""
     parts = [f"# Taylor mode on the operators of torch {table.torch}, audited", _HOW.format(order=table.order)]
     parts += ["## Counts", *_counts(table), "## How close", *_distances(table)]
     parts += ["## Not right", _details(table, ("off", "refused", "timed out"))]

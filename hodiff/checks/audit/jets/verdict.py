@@ -1,4 +1,4 @@
-"""What the audit of Taylor mode says of one operator."""
+"""Verdicts of the audit of Taylor mode on an operator."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-# From the least telling to the worst: the worst sample decides.
+# Statuses from the least informative to the worst: the worst sample decides.
 STATUSES = ("not differentiable", "random", "no oracle", "right", "refused", "timed out", "off")
 
 
 @dataclass(frozen=True)
 class JetVerdict:
-    """An operator in Taylor mode.
+    """Verdict on an operator in Taylor mode.
 
     Attributes:
         status: One of `STATUSES`.
-        detail: What is amiss, or why there was no comparison.
-        nested: By order the largest distance to nested forward mode.
-        values: By order the largest distance to interpolated values.
-        collapsed: By order the same of collapsed jets, to the sum over directions of the better oracle.
-        without_rule: Functions that go by nested forward mode, for want of a rule.
+        detail: The defect, or why there was no comparison.
+        nested: Largest distance to nested forward mode, by order.
+        values: Largest distance to interpolated values, by order.
+        collapsed: Largest distance of collapsed jets to the sum of plain jets over the directions, by order.
+        without_rule: Functions without a rule, which use nested forward mode.
         coarse: Whether an output is in single precision.
     """
 
@@ -34,11 +34,11 @@ class JetVerdict:
 
     @property
     def is_defect(self) -> bool:
-        """Whether jets are off or too slow; what is refused says so."""
+        """Whether jets are off or too slow; operators that are refused raise an error, which is no defect here."""
         return self.status in ("timed out", "off")
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes by name, errors to two digits, as more differ from machine to machine."""
+        """Return the nonempty attributes by name; errors have two digits, as further digits depend on the machine."""
         rounded = {
             name: {order: float(f"{error:.1e}") for order, error in getattr(self, name).items()}
             for name in ("nested", "values", "collapsed")
@@ -47,12 +47,12 @@ class JetVerdict:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> JetVerdict:
-        """What `to_json` gave."""
+        """Return the verdict that `to_json` wrote."""
         return JetVerdict(**{**data, "without_rule": tuple(data.get("without_rule", ()))})
 
 
 def merged(samples: Iterable[JetVerdict]) -> JetVerdict:
-    """The worst of several samples, with the largest errors of all."""
+    """Return the worst of several verdicts, with the largest errors of all."""
     listed = list(samples)
     worst = max(listed, key=lambda each: STATUSES.index(each.status))
     names = {name: None for each in listed for name in each.without_rule}

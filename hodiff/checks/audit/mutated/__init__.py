@@ -1,1 +1,1 @@
-"""The audit that invents its samples: the calls that torch's database leaves out."""
+"""Audit at invented calls, which torch's database omits."""

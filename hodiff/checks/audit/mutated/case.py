@@ -1,4 +1,4 @@
-"""One invented call: its value, and its derivatives of order 1 to 3 by every route, against differences."""
+"""Judgement of an invented call: its value, and derivatives of order 1 to 3 by every route, against differences."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from hodiff.checks.report.data import Entry
 from hodiff.common.randomness import seeded
 from hodiff.errors import InputError
 
-# In silence: a number that is wrong, or none.
+# Statuses of errors without an exception.
 SILENT = frozenset({"wrong", "zero", "non-finite"})
 _ORDER = 3
-# float32 answers are compared with float64 ones; ill-conditioned calls magnify rounding to some hundredths.
+# Tolerance of float32 against float64: ill-conditioned calls magnify rounding to some hundredths.
 _GROSS = 0.1
-# Rounding of values that ill-conditioned calls magnify, in float32.
+# Tolerance of values in float32, whose rounding ill-conditioned calls magnify.
 _COARSE = 1e-3
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A number that is wrong, missing or not finite.
+    """Value or derivative that is wrong, missing or not finite.
 
     Attributes:
-        order: Of the derivative; 0 for the value.
-        route: By which it was taken.
+        order: Order of the derivative; 0 for the value.
+        route: Route of the derivative.
         status: "wrong", "zero", "non-finite" or "raises".
-        error: Relative to the scale of the derivative, where there was a comparison.
-        detail: What else there is to say.
+        error: Error relative to the scale of the derivative; None without a comparison.
+        detail: Further remark.
     """
 
     order: int
@@ -49,21 +49,21 @@ class Defect:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing says so."""
+        """Whether no exception reports the defect."""
         return self.status in SILENT
 
 
 def judge_case(sample: Sample, *, correct: bool, seed: int) -> list[Defect] | None:
-    """Judge a call that was invented.
+    """Judge an invented call.
 
     Args:
         sample: The call.
         correct: Whether hodiff's corrections are on.
-        seed: Of everything random.
+        seed: Seed of all random numbers.
 
     Returns:
-        What is amiss, nothing where all is right; None where torch refuses the call, or where there is no derivative
-        that two steps of differences agree on.
+        The defects, empty if all is right; None if torch refuses the call, or if there is no derivative on which
+        two steps of differences agree.
     """
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
@@ -79,15 +79,15 @@ def judge_case(sample: Sample, *, correct: bool, seed: int) -> list[Defect] | No
         single = any(leaf.dtype == torch.float32 for leaf in sample.point)
         draws = differs(others, torchs)
         if single and draws:
-            return None  # numbers of another precision are other draws
+            return None  # other precisions draw other numbers
         if not draws and differs(value, torchs, _COARSE if single else None):
             return [Defect(0, "value", "wrong", None, "the value is not torch's")]
         with seeded(seed):
             try:
                 found = _judge_derivatives(sample, correct, seed, single)
             except (UnrepeatableError, InputError):
-                return None  # random in spite of the seed, or nothing to differentiate
-        # By torch's definition what is drawn from a distribution is a constant.
+                return None  # random despite the seed, or nothing to differentiate
+        # By torch's definition, samples of a distribution are constants.
         return None if draws and any((each.order, each.status) == (1, "zero") for each in found or ()) else found
 
 
@@ -108,7 +108,7 @@ def _judge_derivatives(sample: Sample, correct: bool, seed: int, single: bool) -
 
 
 def _with_all_numbers(sample: Sample) -> Sample:
-    """The same call with what is expanded in memory of its own, of all elements of which it is a function."""
+    """Return the call with expanded tensors copied to full memory, as a function of all their elements."""
     leaves, layouts = list(sample.leaves), dict(sample.layouts)
     for place, layout in sample.layouts.items():
         whole = layout.arrange(leaves[place].detach())
@@ -128,7 +128,7 @@ def _climbed(
 
 
 def _is_sure(entry: Entry, levels: list[Level], again: list[Level], single: bool) -> bool:
-    """Whether differences of other steps say the same, and the error is no rounding of what vanishes."""
+    """Whether differences of other steps agree, and the error is more than rounding of a vanishing derivative."""
     if len(again) < entry.order:
         return False
     here, there = levels[entry.order - 1].differences, again[entry.order - 1].differences
@@ -141,7 +141,7 @@ def _is_sure(entry: Entry, levels: list[Level], again: list[Level], single: bool
 
 
 def in_double(sample: Sample) -> Sample:
-    """The same call with float64 in place of float32."""
+    """Return the call with float64 instead of float32."""
     return replace(
         sample,
         leaves=tuple(
@@ -156,9 +156,9 @@ def _in_double(levels: list[Level]) -> list[Entry]:
 
 
 def _in_single(sample: Sample, problem: ScalarProblem, levels: list[Level], correct: bool, seed: int) -> list[Entry]:
-    """Compare the float32 call with the float64 one, of which only gross errors count."""
+    """Compare the float32 call with the float64 call; only gross errors count."""
     run = sample.function(correct=correct, seed=seed)
-    # What is infinite stays so here, too.
+    # scalarize also keeps infinite elements constant here.
     own = scalarize(run, sample.point, torch.Generator().manual_seed(seed))
     drawn = {name: getattr(problem, name) for name in ("directions", "cotangents", "weights", "reach")}
     coarse = replace(own, **drawn, eps=torch.finfo(torch.float32).eps)

@@ -1,4 +1,4 @@
-"""`mutated_audit`: torch's operators at calls that its database leaves out."""
+"""`mutated_audit`: measures derivatives of torch's operators at calls that its database omits."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hodiff.errors import InputError
 
 @dataclass(frozen=True)
 class Count:
-    """Invented calls of one operator.
+    """Counts of an operator's invented calls.
 
     Attributes:
-        judged: Those that torch takes and that differences could judge.
-        silent: Of these, those with a wrong or non-finite number, in silence.
-        raising: Those that raise by some route, and are right by the others.
+        judged: Calls that torch accepts and that differences could judge.
+        silent: Judged calls with a silently wrong or non-finite number.
+        raising: Judged calls that raise by some route, without a silent error.
         lost: Why the operator was given up: a crash of torch, or the time limit.
     """
 
@@ -36,13 +36,13 @@ class Count:
 
 @dataclass(frozen=True)
 class MutatedAudit:
-    """What `mutated_audit` measured.
+    """Result of `mutated_audit`.
 
     Attributes:
         torch: The version of torch.
-        seed: Of the changes.
-        counts: By run, "torch" alone or "corrected", and operator.
-        findings: Of the last run, some of each kind for each operator.
+        seed: Seed of the changes.
+        counts: Counts by run, "torch" alone or "corrected", and operator.
+        findings: Findings of the last run, some of each kind for each operator.
     """
 
     torch: str
@@ -51,7 +51,7 @@ class MutatedAudit:
     findings: tuple[Finding, ...]
 
     def total(self, run: str) -> Count:
-        """The sums over all operators; `lost` says how many were given up."""
+        """Return the sums over all operators; `lost` states how many were given up."""
         counts = self.counts[run].values()
         lost = sum(bool(each.lost) for each in counts)
         return Count(
@@ -63,16 +63,16 @@ class MutatedAudit:
 
     @property
     def silent(self) -> tuple[Finding, ...]:
-        """The findings of which no error tells."""
+        """Findings of silent errors."""
         return tuple(each for each in self.findings if each.defect.is_silent)
 
     def to_json(self) -> str:
-        """All of it as JSON."""
+        """Return the audit as JSON."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @staticmethod
     def from_json(text: str) -> MutatedAudit:
-        """Read what `to_json` wrote.
+        """Read an audit that `to_json` wrote.
 
         Args:
             text: The JSON.
@@ -81,7 +81,7 @@ class MutatedAudit:
             The audit.
 
         Raises:
-            InputError: If it is something else.
+            InputError: If the text is no such JSON.
         """
         try:
             data = json.loads(text)
@@ -91,7 +91,7 @@ class MutatedAudit:
             raise InputError(f"MutatedAudit.from_json: text: expected such an audit's JSON, got {error}.") from error
 
     def __str__(self) -> str:
-        """Of each run, how many calls fail; then the silent findings with their scripts."""
+        """Return the number of failing calls for each run, then the silent findings with their scripts."""
         lines = [f"invented calls of operators of torch {self.torch}, seed {self.seed}"]
         for run in self.counts:
             total = self.total(run)
@@ -113,22 +113,23 @@ def mutated_audit(
     seed: int = 0,
     progress: bool = False,
 ) -> MutatedAudit:
-    r"""Measure derivatives of torch's operators at invented calls: what `audit` does at the database's own samples.
+    r"""Measure derivatives of torch's operators at invented calls, which the database's own samples omit.
 
     Each sample of torch's database is changed in one way: one argument batched, or with a dimension of size 1 or 0;
     zeros, ties, equal slices, large, small and subnormal numbers; close eigenvalues and matrices that are nearly
     singular; transposed, sliced, expanded and channels-last memory; repeated indices; other options, keyword arguments,
     float32. The value is compared with torch's, and derivatives of order 1 to 3 by every route with extrapolated
-    differences of the order below. A call counts where differences of two largest steps agree; what fails has to fail
-    along other directions too, is made smaller as long as it fails, and is written down as a script.
+    differences of the order below. A call counts if differences with other largest steps agree. A failing call must
+    also fail along other directions; it is made smaller as long as it fails, and written as a script.
 
     Args:
         operators: Names of the database, with or without variant and module; all of them by default.
         correct: Whether hodiff's corrections are on, or ``"both"`` for both runs.
-        cases: The most calls of each operator to judge; six take about ten minutes for all operators, on two cores.
-        jobs: The most processes.
-        time_limit: Seconds for each operator and run. One that takes longer, or that crashes, is given up.
-        seed: Of the changes, cotangents and directions: another seed, other calls.
+        cases: Largest number of calls to judge per operator; six take about ten minutes for all operators, on two
+            cores.
+        jobs: Largest number of processes.
+        time_limit: Seconds for each operator and run. An operator that takes longer, or crashes, is given up.
+        seed: Seed of the changes, cotangents and directions; another seed gives other calls.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -167,7 +168,7 @@ def mutated_audit(
     with tqdm(total=len(requests), disable=not progress, unit="operator", smoothing=0.05) as bar:
 
         def done(request: Request, reply: Reply | TimedOutError | DiedError) -> list[Request]:
-            """Note the counts, and the findings of the last run."""
+            """Record the counts, and the findings of the last run."""
             bar.update()
             run = RUNS[request["correct"]]
             if not isinstance(reply, dict):

@@ -1,4 +1,4 @@
-"""All invented calls of one operator, in a worker process: how many fail, and the smallest ones that do."""
+"""Judgement of an operator's invented calls in a worker process: counts, and the smallest failing calls."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from hodiff.checks.audit.samples import samples
 from hodiff.checks.mutations.changes import changed
 from hodiff.checks.mutations.sample import Sample
 
-# Bases to change; the database repeats itself.
+# Number of samples to change, as the database repeats itself.
 _BASES = 6
-# Changes that torch refuses cost little, so that many may be tried for one that it takes.
+# Changes tried for each call to judge: changes that torch refuses cost little.
 _TRIALS = 6
-# Of one operator, findings of the same kind are printed so often.
+# Largest number of findings of the same kind for one operator.
 _PRINTED = 3
 
 
 def _repeats(change: str, _: Sample) -> bool:
-    """Whether a place may be written twice, which torch calls undefined."""
+    """Whether the change may write a place twice, which torch leaves undefined."""
     return change in {"a repeated index", "batched"}
 
 
 def _keeps_pivots(_: str, sample: Sample) -> bool:
-    """Whether LAPACK's gelsy takes the pivots of one matrix for the next, so that torch's value is wrong."""
+    """Whether LAPACK's gelsy reuses the pivots of one matrix for the next, which makes torch's value wrong."""
     return "gelsy" in sample.leaves and sample.point[0].dim() > 2
 
 
-# Calls of which torch has no right value to differentiate.
+# Calls without a right value in torch.
 _WITHOUT_VALUE: dict[str, Callable[[str, Sample], bool]] = {
     "index_put": _repeats,
     "linalg.lstsq": _keeps_pivots,
@@ -41,13 +41,13 @@ _WITHOUT_VALUE: dict[str, Callable[[str, Sample], bool]] = {
 
 @dataclass(frozen=True)
 class Finding:
-    """A defect of one invented call, with the script that shows it.
+    """Defect of an invented call, with a script that reproduces it.
 
     Attributes:
-        operator: Its name in torch's database.
+        operator: The operator's name in torch's database.
         change: The name of the change that made the call.
-        defect: What is amiss, of the lowest order that is.
-        script: Shows it, at the smallest call that was found.
+        defect: The defect of the lowest order; silent defects take precedence.
+        script: Script that reproduces the defect, at the smallest call that was found.
     """
 
     operator: str
@@ -56,16 +56,16 @@ class Finding:
     script: str
 
     def to_json(self) -> dict[str, Any]:
-        """The attributes by name."""
+        """Return the attributes by name."""
         return asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Finding:
-        """What `to_json` gave."""
+        """Return the finding that `to_json` wrote."""
         return Finding(**{**data, "defect": Defect(**data["defect"])})
 
     def __str__(self) -> str:
-        """One line, and the script below."""
+        """Return one line, and the script below."""
         where = f"order {self.defect.order}, {self.defect.route}" if self.defect.order else "value"
         how = f" by {self.defect.error:.1e}" if self.defect.error and self.defect.status == "wrong" else ""
         line = f"{self.operator}, {self.change}: {where}: {self.defect.status}{how} {self.defect.detail}".rstrip()
@@ -76,14 +76,14 @@ def audit_changed(name: str, op: Any, *, correct: bool, cases: int, seed: int) -
     """Judge invented calls of an operator.
 
     Args:
-        name: Of the operator in torch's database.
-        op: Its entry.
+        name: The operator's name in torch's database.
+        op: The operator's entry.
         correct: Whether hodiff's corrections are on.
-        cases: How many calls to judge, at most.
-        seed: Of everything random.
+        cases: Largest number of calls to judge.
+        seed: Seed of all random numbers.
 
     Returns:
-        How many were judged, how many fail in silence and how many raise, and some findings.
+        The numbers of calls that were judged, fail silently and raise, and some findings.
     """
     judged = silent = raising = 0
     findings: dict[tuple[int, str], list[Finding]] = {}
@@ -106,7 +106,7 @@ def audit_changed(name: str, op: Any, *, correct: bool, cases: int, seed: int) -
 
 
 def _calls(name: str, op: Any, seed: int) -> Iterator[tuple[str, Sample]]:
-    """Changed calls, one of each base in turn."""
+    """Yield changed calls, taking one change of each sample in turn."""
     bases = samples(name, op, _BASES)
     streams = [changed(base, seed + i) for i, base in enumerate(bases)]
     rounds = itertools.zip_longest(*streams)
@@ -115,7 +115,7 @@ def _calls(name: str, op: Any, seed: int) -> Iterator[tuple[str, Sample]]:
 
 
 def _confirmed(sample: Sample, defects: list[Defect], correct: bool, seed: int) -> Defect | None:
-    """The worst of the lowest order, if other directions show it too; silent ones before those that raise."""
+    """Return the defect of lowest order, silent defects first, if other directions show it, too."""
     if not defects:
         return None
     first = min(defects, key=lambda each: (not each.is_silent, each.order))
@@ -123,7 +123,7 @@ def _confirmed(sample: Sample, defects: list[Defect], correct: bool, seed: int) 
 
 
 def _has(sample: Sample, defect: Defect, correct: bool, seed: int) -> bool:
-    """Whether a call has a defect of that order, route and status."""
+    """Whether the call has a defect of that order, route and status."""
     found = judge_case(sample, correct=correct, seed=seed) or ()
     return any((each.order, each.route, each.status) == (defect.order, defect.route, defect.status) for each in found)
 

@@ -1,4 +1,4 @@
-"""A failing call as a script that anybody can run."""
+"""Scripts that reproduce failing calls."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ call = call_of({name!r})  # the operator as torch's database calls it
 
 
 class _Code(str):
-    """Text that stands for itself where arguments are written."""
+    """Text whose repr is the text itself, for arguments in source code."""
 
     __slots__ = ()
 
@@ -36,11 +36,11 @@ class _Code(str):
 
 
 def script_of(name: str, op: Any, sample: Sample, *, correct: bool) -> str:
-    """Write a call down so that `hodiff.check` shows what is amiss.
+    """Return a script that runs `hodiff.check` on a call.
 
     Args:
-        name: The operator in torch's database.
-        op: Its entry.
+        name: The operator's name in torch's database.
+        op: The operator's entry.
         sample: The call.
         correct: Whether hodiff's corrections are on.
 

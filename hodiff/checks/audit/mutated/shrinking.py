@@ -1,4 +1,4 @@
-"""A failing call made as small as it fails."""
+"""Reduction of a failing call to a smaller call that still fails."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 from hodiff.checks.mutations.changes import cut
 from hodiff.checks.mutations.sample import Sample
 
-# Each attempt judges the call again.
+# Largest number of attempts, each of which judges the call again.
 _ATTEMPTS = 40
 
 
 def shrink(sample: Sample, still_fails: Callable[[Sample], bool]) -> Sample:
-    """Make a failing call smaller as long as it fails: fewer numbers, fewer that move, rounder ones.
+    """Make a failing call smaller as long as it fails: fewer numbers, fewer moving tensors, rounder numbers.
 
     Args:
         sample: The call that fails.
-        still_fails: Whether a smaller one fails in the same way.
+        still_fails: Whether a smaller call fails in the same way.
 
     Returns:
         The smallest call that was found.
@@ -41,7 +41,7 @@ def shrink(sample: Sample, still_fails: Callable[[Sample], bool]) -> Sample:
 
 
 def _smaller(sample: Sample) -> Iterator[Sample]:
-    """Simpler calls, the greatest steps first."""
+    """Yield simpler calls, the greatest reductions first."""
     sizes = sorted({n for leaf in sample.leaves if isinstance(leaf, Tensor) for n in leaf.shape}, reverse=True)
     for old in sizes:
         for new, last in itertools.product(sorted({1, 2, old // 2} & set(range(1, old))), (False, True)):
@@ -67,5 +67,5 @@ def _rounded(x: Any, decimals: int) -> Any:
 
 
 def _with_layouts_that_fit(sample: Sample) -> Sample:
-    """Without expansions to a shape that the others no longer have."""
+    """Remove expansions, whose shapes may no longer fit the other arguments."""
     return replace(sample, layouts={i: each for i, each in sample.layouts.items() if ".expand(" not in each.source})
