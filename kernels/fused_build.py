@@ -24,8 +24,8 @@ SOURCES = (
     "coloring/greedy.cpp",
     "cross_entropy/rows.cpp",
 )
-# OpenMP is left unresolved, for torch to bring: a second copy would start threads of its own. Without symbols for a
-# debugger a library is a quarter of the size, and read as quickly.
+# OpenMP is left unresolved, because torch provides it: a second copy would start threads of its own. Without debug
+# symbols, a library is a quarter of the size, and read as quickly.
 FLAGS = (
     "-O3",
     "-g0",

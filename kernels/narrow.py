@@ -53,7 +53,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     suits = LEAST <= b.shape[1] < NARROW <= a.shape[0] // NARROW and a.device.type == "cpu" and a.dtype in _EXACT
     if not suits:
         return aten.mm.default(a, b)
-    if a.dtype is torch.float32 and a.shape[1] and has_onednn_products():  # oneDNN refuses empty sums
+    if a.dtype is torch.float32 and a.shape[1] and has_onednn_products():  # oneDNN rejects empty sums
         return onednn_product(a, b)
     return aten.mm.default(b.t(), a.t()).t().contiguous()
 
@@ -74,7 +74,7 @@ def softmax_derivative(cotangent: Tensor, output: Tensor, dim: int, dtype: torch
 
 
 def _narrow_classes(cotangent: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> bool:
-    # Half precision accumulates in float32 inside torch's kernel, so it stays there.
+    # Torch's kernel accumulates half precision in float32, so use it there.
     exact = cotangent.dtype == output.dtype == dtype and dtype in _EXACT
     return exact and cotangent.device.type == "cpu" and cotangent.dim() > 1 and cotangent.shape[dim] < NARROW
 

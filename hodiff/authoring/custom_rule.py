@@ -136,7 +136,7 @@ def _for_graph(bind: Callable[..., Any], evaluate: Callable[..., Any]) -> Callab
 
 # Types that a graph can hold as arguments of a node, alone or in containers.
 _HELD = (Tensor, bool, int, float, complex, str, tuple, list, dict)
-# Values that a graph cannot hold, by the integer that it holds instead.
+# Values that a graph cannot hold, keyed by the integer that it holds instead.
 _OPAQUE: dict[int, Any] = {}
 
 

@@ -65,7 +65,7 @@ def _transpose_by_transform(
             for i, (output, cotangent) in enumerate(zip(linear(list(tangents)), cotangents, strict=True))
             if output is not None and cotangent is not None and _is_recorded(output, i, linear, inputs)
         ]
-        # torch.func.vjp refuses a function without outputs.
+        # torch.func.vjp rejects a function without outputs.
         pairs = pairs or [(zeros[0].new_zeros(()), zeros[0].new_zeros(()))]
         seeds.extend(cotangent for _, cotangent in pairs)
         return tuple(output for output, _ in pairs)

@@ -61,7 +61,7 @@ def _cuts(shape: torch.Size, dim: int, limit: int) -> Iterator[tuple[slice, ...]
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> list[int]:
-    """The shape that shapes broadcast to; torch.broadcast_shapes takes longer than a small product."""
+    """Return the shape that shapes broadcast to, faster than torch.broadcast_shapes."""
     rank = max(map(len, shapes))
     aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return [next((size for size in sizes if size != 1), 1) for sizes in zip(*aligned, strict=True)]

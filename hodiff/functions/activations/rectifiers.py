@@ -239,7 +239,7 @@ def softplus(x: Tensor, beta: Tensor | float = 1.0, threshold: float | None = No
     r"""Smooth rectifier, $\frac{1}{\beta} \log(1 + e^{\beta x})$.
 
     No threshold is needed for stability. With a threshold, the function is $x$ where $\beta x$ exceeds it, as in torch,
-    whose default is 20. There, the derivative is 1 and all others, also by β, are 0, an error of $e^{-20}$ at the
+    whose default is 20. There, the derivative is 1 and all others, also those of β, are 0, an error of $e^{-20}$ at the
     border.
 
     Args:

@@ -44,7 +44,7 @@ def on_cpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: b
 
 
 def on_gpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: bool, given: Given) -> Found:
-    """Evaluate by Triton if it is installed; derivatives by a mask are not supported."""
+    """Evaluate by Triton if it is installed; gradients of a mask are not supported."""
     if wanted[3] or given.get("mask_t") is not None:
         return None
     q, k, v = given["q"], given["k"], given["v"]

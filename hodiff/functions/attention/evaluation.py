@@ -31,7 +31,7 @@ def tangent(options: Options) -> WithKernel:
 
 
 def gradient(options: Options, wanted: tuple[bool, ...]) -> WithKernel:
-    """Formula and kernel of the wanted gradients by q, k, v and the mask."""
+    """Formula and kernel of the wanted gradients of q, k, v and the mask."""
     return WithKernel(partial(formulas.gradient, options, wanted), partial(_run, "gradient", options, wanted, False))
 
 
@@ -76,7 +76,7 @@ def in_graphs(
     dropout_p: float,
     batch: Sequence[int],
 ) -> list[Tensor]:
-    """Evaluate the formula of a name as one node of a compiled graph, so that memory stays linear there."""
+    """Evaluate a formula, given by name, as one node of a compiled graph, so that memory stays linear there."""
     options = Options(scale, low, high, softcap, dropout_p, tuple(batch))
     chosen = tuple(wanted)
     formula = {

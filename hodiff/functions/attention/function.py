@@ -66,7 +66,7 @@ class Attention(AnyOrderFunction):
 
 
 class AttentionGradient(AnyOrderFunction):
-    """The wanted gradients by q, k, v and the mask. Saves the inputs of attention and the cotangent."""
+    """The wanted gradients of q, k, v and the mask. Saves the inputs of attention and the cotangent."""
 
     @staticmethod
     def forward(

@@ -22,6 +22,6 @@ def rows_plan(tensors: Any, outputs: tuple[bool, ...]) -> Plan:
 
 
 def gradient_plan(tensors: Any, wanted: Sequence[bool]) -> Plan:
-    """Plan for the wanted gradients by q, k, v and the mask."""
+    """Plan for the wanted gradients of q, k, v and the mask."""
     plan = rows_plan(tensors, ())
     return plan._replace(outputs=tuple(rows for rows, want in zip(plan.inputs[:4], wanted, strict=True) if want))

@@ -1,9 +1,9 @@
 r"""Convolutions as one family of three bilinear maps, closed under differentiation.
 
-Input $x$, weight $w$ and output cotangent $g$ form a trilinear form, $\langle g,\, x * w \rangle$. Its gradients by
-$g$, $w$ and $x$ are the convolution, `ConvolutionWeightGradient` and `ConvolutionInputGradient`. Each is linear in the
-two other tensors, so the derivative of any of the three is again one of the three. A derivative of any order is
-therefore a number of ordinary convolution kernels, and only the wanted kernels run: none by constant data.
+Input $x$, weight $w$ and output cotangent $g$ form a trilinear form, $\langle g,\, x * w \rangle$. Its gradients with
+respect to $g$, $w$ and $x$ are the convolution, `ConvolutionWeightGradient` and `ConvolutionInputGradient`. Each is
+linear in the two other tensors, so the derivative of any of the three is again one of the three. A derivative of any
+order is therefore a number of ordinary convolution kernels, and only the wanted kernels run: none for constant data.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class ConvolutionInputGradient(AnyOrderFunction):
 
     @staticmethod
     def forward(cotangent: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-        """Compute the gradient by the input, (N, C, ...)."""
+        """Compute the gradient of the input, (N, C, ...)."""
         # The kernel reads only the shape of x.
         x = cotangent.new_empty((cotangent.shape[0], weight.shape[1] * geometry.groups, *geometry.size))
         return _gradient_kernel(cotangent, x, weight, None, geometry, [True, False, False])[0]
@@ -218,7 +218,7 @@ class ConvolutionWeightGradient(AnyOrderFunction):
 
     @staticmethod
     def forward(x: Tensor, cotangent: Tensor, geometry: Geometry, with_bias: bool) -> Any:
-        """Compute the gradients by the weight, (O, C / groups, ...), and by the bias, (O,)."""
+        """Compute the gradients of the weight, (O, C / groups, ...), and of the bias, (O,)."""
         channels = cotangent.shape[1]
         # The kernel reads only the shape of the weight.
         weight = x.new_empty((channels, x.shape[1] // geometry.groups, *geometry.kernel))

@@ -118,7 +118,6 @@ def linear_cross_entropy(
 def _require(
     input: Any, linear_weight: Any, target: Any, linear_bias: Any, weight: Any, reduction: Any, ignore_index: Any
 ) -> None:
-    """Raise if tensors do not fit together, or options are invalid."""
     require_dense_floating(_NAME, input=input, linear_weight=linear_weight)
     if input.dim() < 1 or linear_weight.dim() != 2 or input.shape[-1] != linear_weight.shape[-1]:
         raise InputError(

@@ -21,7 +21,7 @@ def value_kernel(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: 
         return torch.native_layer_norm(x, x.shape[-layout.size :], weight, bias, layout.eps)
     if layout.kind == "groups":
         samples, _, places = sizes = _sizes(x)
-        if not places:  # later versions of torch refuse it
+        if not places:  # later versions of torch reject it
             return torch.empty_like(x), *x.new_zeros(2, samples, layout.size)
         return torch.native_group_norm(_dense(x), _dense(weight), _dense(bias), *sizes, layout.size, layout.eps)
     # The kernel updates a running variance; with momentum 1, that is the new variance.

@@ -103,7 +103,7 @@ class External(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Pull back by the node."""
+        """Pull the cotangents back by the node."""
         gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
         if needed and any(each is not None for each in cotangents):
@@ -116,7 +116,7 @@ class External(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Push forward by the node."""
+        """Push the tangents forward by the node."""
         return tuple(
             pushed if floating else None
             for pushed, (_, floating) in zip(
@@ -290,7 +290,6 @@ class _Differenced:
         self.policy = policy
 
     def measured(self, x: Array) -> tuple[Array, Array]:
-        """Compute values and their errors."""
         return elementwise_derivative(self.f, x)
 
     def __call__(self, x: Array) -> Array:

@@ -63,7 +63,7 @@ class PermutahedronProjection(AnyOrderFunction):
 
     @staticmethod
     def forward(z: Tensor, w: Tensor, blocks: Tensor) -> Tensor:
-        r"""Compute $z - \bar z + \bar w$ with means over blocks, which keeps a small w beside a large z."""
+        r"""Compute $z - \bar z + \bar w$ with means over blocks, which keeps the digits of a small w."""
         return z - _block_means(z, blocks) + _block_means(w, blocks)
 
     @staticmethod
@@ -207,7 +207,6 @@ def _descending_ranks(x: Tensor) -> Tensor:
 
 
 def _checked(function: str, x: Tensor, temperature: Any, dim: Any) -> int:
-    """Check the arguments, and return the dimension."""
     require_floating(function, x=x)
     require_number_or_floating(function, temperature=temperature)
     if x.dim() == 0:

@@ -49,12 +49,12 @@ def flex_attention(
     $$ \phi(x)_{bhij} = \begin{cases} \text{score\_mod}(x_{bhij}, b, h, i, j) & \text{if mask\_mod}(b, h, i, j) \\
        -\infty & \text{otherwise} \end{cases} $$
 
-    The functions have the signatures of `torch.nn.attention.flex_attention`. Derivatives of every order exist by q, k,
-    v and by the tensors that the functions close over. Memory is linear in L and in S at every order: blocks of query
-    rows are recomputed for each derivative. A function that only adds to the score, such as ALiBi or a relative bias,
-    runs in the kernels of `attention`; other functions run by torch's operators. A function of the positions is
-    evaluated once along the indices that it does not depend on. A row that sees no key returns zero and has zero
-    derivatives. 16-bit inputs are computed in float32.
+    The functions have the signatures of `torch.nn.attention.flex_attention`. Derivatives of every order exist with
+    respect to q, k, v and the tensors that the functions close over. Memory is linear in L and in S at every order:
+    blocks of query rows are recomputed for each derivative. A function that only adds to the score, such as ALiBi or a
+    relative bias, runs in the kernels of `attention`; other functions run by torch's operators. A function of the
+    positions is evaluated once along the indices that it does not depend on. A row that sees no key returns zero and
+    has zero derivatives. 16-bit inputs are computed in float32.
 
     Code that `torch.compile` traces uses one block, and the compiler plans its memory.
 
