@@ -234,7 +234,7 @@ class BatchedRuleCall(RuleCall):
     def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
         """Return outputs and residuals with the batch in front."""
         results = self.over(lambda leaves: tuple(self.inner.forward(leaves)), in_dims=(self.in_dims,))(tuple(leaves))
-        # `vmap` expands an unbatched result, but forward mode gives its tangent the layout of a dense tensor.
+        # `vmap` expands an unbatched result. Make it dense, because forward mode gives its tangent the same layout.
         results = tuple(map(dense, results))
         self.output, self.kept, self.extra = self.inner.output, self.inner.kept, self.inner.extra
         self.like = [(each.shape, each.dtype) for each in results[: len(self.inner.like)]]

@@ -68,7 +68,7 @@ def value(options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
         options: Options of attention.
         q: Tensor (..., L, E), float16, bfloat16 or float32; with Triton 3.9 also float64.
         k: Tensor (..., S, E), of as many dimensions and the same dtype; batch dimensions broadcast.
-        v: Tensor (..., S, F), likewise.
+        v: Tensor (..., S, F), of as many dimensions and the same dtype; batch dimensions broadcast.
         mask: Tensor that broadcasts with (..., L, S): boolean, True where a query sees a key, or floating-point, added
             to the scores; or None.
         seed: Integer tensor that broadcasts with (..., 1, 1), below 2**32, or None without dropout.
