@@ -1,12 +1,12 @@
-"""What runs faster than torch's own operators, or than their usual order; the public functions stand in front of it.
+"""Kernels that are faster than torch's operators, or than their usual order; public functions call them.
 
-- `fused`: one pass over memory for what torch does in several; C++ in `fused.cpp`, loaded by `fused_library`
-  where it is what `fused_build` says it must be, and called as `fused_signatures` declares.
-- `matrix_products`: the faster of MKL and oneDNN, measured once a shape.
+- `fused`: one pass over memory where torch takes several; C++ in `fused.cpp`, checked by `fused_build`, loaded by
+  `fused_library`, and called as `fused_signatures` declares.
+- `matrix_products`: the faster of MKL and oneDNN, measured once per class of shapes.
 - `narrow`: products and softmax derivatives of matrices with few rows or columns.
-- `turning`: blocks of vectors, from columns into rows.
+- `turning`: transposes of blocks of vectors, from columns into rows.
 - `unit_directions`: products with unit directions, which pick columns.
 - `coloring`: colorings of sparse matrices, in C++.
 
-The folder stands at the top level of the repository and is installed as `hodiff.kernels`.
+The folder is at the top level of the repository and is installed as `hodiff.kernels`.
 """

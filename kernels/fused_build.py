@@ -1,7 +1,7 @@
-"""What the compiled kernels are built from, and whether a library is what that gave; `setup.py` runs this file, too.
+"""Sources and flags of the compiled kernels, and the check of a built library; `setup.py` runs this file, too.
 
-A library is executed as it stands: a truncated one kills the process, and one of older sources reads its arguments
-wrongly. So the build writes a record beside it, which is compared with the files before anything is loaded.
+A truncated library kills the process, and a library of older sources reads its arguments wrongly. So the build writes a
+record beside the library, which is compared with the files before anything is loaded.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SOURCES = (
     "coloring/greedy.cpp",
     "cross_entropy/rows.cpp",
 )
-# OpenMP is left unresolved, for torch to bring: a second copy would start threads of its own. Without symbols for a
-# debugger a library is a quarter of the size, and read as quickly.
+# OpenMP is left unresolved, because torch provides it: a second copy would start threads of its own. Without debug
+# symbols, a library is a quarter of the size, and read as quickly.
 FLAGS = (
     "-O3",
     "-g0",
@@ -37,33 +37,33 @@ FLAGS = (
     "-ffp-contract=fast",
     "-fvisibility=hidden",
 )
-# clang's threads want LLVM's OpenMP: on Linux torch brings GNU's, and Apple's clang has none. Its kernels take one
-# thread.
+# clang's threads require LLVM's OpenMP, but torch brings GNU's on Linux, and Apple's clang has none. Kernels built by
+# clang use one thread.
 OF_CLANG = {"-fopenmp": "-fopenmp-simd"}
 
 
 def flags_of(command: Sequence[str]) -> list[str]:
-    """What a compiler is to be called with, told by the words of its command, of which some may be flags."""
+    """Return the flags for a compiler, given the words of its command, of which some may be flags."""
     compiler = itertools.takewhile(lambda word: not word.startswith("-"), command)
     try:
         said = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=False).stdout
-    except OSError:  # there is none, and the build says so
+    except OSError:  # no compiler, which the build reports
         said = ""
     return [OF_CLANG.get(flag, flag) for flag in FLAGS] if "clang" in said else list(FLAGS)
 
 
 def record_of(library: Path) -> Path:
-    """The file beside a library that says what it was built from."""
+    """Return the file beside a library that records its sources."""
     return library.with_name(f"{library.name}.json")
 
 
 def write_record(library: Path) -> None:
-    """Note a library that was built just now, and its sources."""
+    """Record the digests of a library that was just built and of its sources."""
     record_of(library).write_text(json.dumps({"library": _digest(library), **_sources()}, indent=1) + "\n")
 
 
 def flaw(library: Path) -> str | None:
-    """Why a library must not be loaded, or None where it is what these sources gave."""
+    """Return why a library must not be loaded, or None if it was built from these sources."""
     try:
         record = dict(json.loads(record_of(library).read_text()))
         found = _digest(library)

@@ -1,7 +1,7 @@
-"""The compiled kernels of `fused.cpp`: loading them, what they may read, and calling them.
+"""Loading and calling the compiled kernels of `fused.cpp`, and checks of the tensors that they support.
 
-They are compiled when hodiff is installed, if there is a C++ compiler. Where they are not, or tensors are not plain
-float32 on a CPU, `takes` says so.
+The kernels are compiled when hodiff is installed, if there is a C++ compiler. `takes` is False if they are missing, or
+if tensors are not plain float32 on a CPU.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _FOLDER = Path(__file__).parent
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None where they were not built or their OpenMP is not the one that torch brought."""
+    """Return the compiled kernels, or None if they were not built or torch brought another OpenMP."""
     found, complaint = _load()
     if complaint and complaint not in _said:
-        # Noted first, so that it is said once also where warnings are errors.
+        # Record the complaint first, so that it is reported once even if warnings are errors.
         _said.add(complaint)
         warnings.warn(complaint, HodiffWarning, stacklevel=2)
     return found
@@ -44,7 +44,7 @@ _said: set[str] = set()
 
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """The library, and what is to be said of one that is not used."""
+    """Load the library; return None and a complaint if it must not be used."""
     built = [_FOLDER / f"_fused{suffix}" for suffix in EXTENSION_SUFFIXES]
     path = next((each for each in built if each.exists()), None)
     if path is None:
@@ -66,24 +66,24 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 
 def available() -> bool:
-    """Whether the kernels were built, and what was built is what these sources give."""
+    """Whether the kernels were built from these sources and can be loaded."""
     return library() is not None
 
 
 def run(kernel: str, *arguments: int | float | None) -> Any:
-    """Call a kernel by its name, with addresses and numbers as its signature has them."""
+    """Call a kernel by its name, with addresses and numbers as in its signature."""
     return getattr(_load()[0], kernel)(*arguments)
 
 
 @cache
 def formulas() -> dict[str, int]:
-    """The functions that `elementwise` knows, by name."""
+    """Functions that `elementwise` supports, as indices by name."""
     return _names("hodiff_formula", "hodiff_formulas")
 
 
 @cache
 def pullbacks() -> dict[str, int]:
-    """The functions that `pullback` knows, by name."""
+    """Functions that `pullback` supports, as indices by name."""
     return _names("hodiff_pullback_formula", "hodiff_pullbacks")
 
 
@@ -96,7 +96,7 @@ def _names(name: str, count: str) -> dict[str, int]:
 
 
 def suit(*tensors: Tensor) -> bool:
-    """Whether there are kernels for such dtypes, shapes and devices; `takes` may still refuse the tensors."""
+    """Whether kernels support these dtypes, shapes and devices; `takes` may still be False."""
     if torch.compiler.is_compiling() or not available():
         return False
     shape = tensors[0].shape
@@ -104,7 +104,7 @@ def suit(*tensors: Tensor) -> bool:
 
 
 def takes(*tensors: Tensor, mask: Tensor | None = None, dtype: torch.dtype = torch.float32) -> bool:
-    """Whether kernels may read these tensors and boolean mask: plain contiguous memory that nothing watches."""
+    """Whether kernels can read these tensors and boolean mask: plain contiguous memory that nothing watches."""
     if not unwatched():
         return False
     given = [(x, dtype) for x in tensors] + ([] if mask is None else [(mask, torch.bool)])
@@ -112,19 +112,19 @@ def takes(*tensors: Tensor, mask: Tensor | None = None, dtype: torch.dtype = tor
 
 
 def unwatched() -> bool:
-    """Whether there are kernels, and nothing that would have to see the operators which they stand for."""
+    """Whether there are kernels, and nothing has to see the operators that they replace."""
     return nothing_watches() and available()
 
 
 def nothing_watches() -> bool:
-    """Whether a kernel may stand for operators that nobody has to see."""
+    """Whether no compiler, mode, trace or forward pass has to see the operators that a kernel replaces."""
     if torch.compiler.is_compiling() or dispatch_mode_count() or in_jit_trace():
         return False
     return not (in_forward_mode() and tangents_are_on())
 
 
 def is_plain(x: Tensor, device: str = "cpu") -> bool:
-    """Whether a tensor has memory on a device that a kernel may read, and no graph is recorded of it."""
+    """Whether a tensor has memory on the device that a kernel may read, and records no graph."""
     return (
         x.device.type == device
         and type(x) in (Tensor, torch.nn.Parameter)

@@ -1,4 +1,4 @@
-"""Blocks of vectors turned from columns into rows."""
+"""Transposes of blocks of vectors, from columns into rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hodiff.kernels import fused
 
 
 def turned(block: Tensor) -> Tensor:
-    """The transpose (k, n) of a block (n, k), contiguous."""
+    """Return the contiguous transpose (k, n) of a block (n, k)."""
     rows = block.t()
     if rows.is_contiguous():
         return rows

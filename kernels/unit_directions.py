@@ -1,7 +1,8 @@
 """Products of a matrix with unit directions, which pick columns of it and need no multiplication.
 
 A dense Hessian pulls back the unit directions of each leaf. The first operator that a direction of a weight meets is
-the product with that layer's inputs, as large a product as any later one, although each factor holds a single one.
+the product with that layer's inputs. This product is as large as any later one, although each factor holds a single
+one.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from hodiff.torch_internals.tensors import share_storage, version_of
 
 
 class UnitRows:
-    """Rows of an identity, each in the shape of a leaf; it finds where the one of each lies in a view of them.
+    """Rows of an identity, each in the shape of a leaf; locates the one of each row in a view of the rows.
 
     Args:
-        rows: Tensor (k, *shape), contiguous, with nothing but a one in each row; not to be written to.
-        first: Where the first row has its one; that of each further row is one place further.
+        rows: Tensor (k, *shape), contiguous, with a single one and zeros in each row; must not be written to.
+        first: Position of the one in the first row; in each further row it is one place further.
     """
 
     def __init__(self, rows: Tensor, first: int):
         self._rows, self._first, self._version = rows, first, version_of(rows)
 
     def places(self, view: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Row and column of the one in each matrix of a batch (k, p, n); None where it is no view of all rows."""
+        """Return row and column of the one in each matrix (k, p, n); None if they are not a view of all rows."""
         k, p, n = view.shape
         rows = self._rows
         same = share_storage(view, rows) and version_of(rows) == self._version
@@ -39,7 +40,7 @@ class UnitRows:
 
 
 def picked_columns(a: Tensor, rows: Tensor, columns: Tensor, width: int, *, samples_inside: bool) -> Tensor:
-    """Products (k, m, width) of one matrix with matrices whose only one is at `rows[i]`, `columns[i]`."""
+    """Multiply a matrix with matrices whose only one is at `rows[i]`, `columns[i]`: products (k, m, width)."""
     k, m = len(rows), len(a)
     picked = a.t()[rows]
     if samples_inside:

@@ -1,4 +1,4 @@
-"""Write one rule, get every derivative: decorators and makers of functions with derivatives of your own."""
+"""Decorators that give a function your own derivative rule; every other derivative follows from it."""
 
 from hodiff.authoring.custom_jvp import custom_jvp as custom_jvp
 from hodiff.authoring.custom_vjp import custom_vjp as custom_vjp

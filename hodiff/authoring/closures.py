@@ -1,4 +1,4 @@
-"""Tensors that a function uses without taking them as arguments: their gradients would be lost, so they are refused."""
+"""Checks for captured tensors: a rule would lose the gradients of tensors that its function closes over."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_batches, is_wa
 
 
 def recorded(name: str, f: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Call a function of constants with recording on: a result that is recorded gives away a captured tensor."""
+    """Call a function on constants with recording on; raise if the result is recorded: a tensor was captured."""
     before = torch.is_grad_enabled()
-    # Transforms enter levels of forward mode too; below them, what they track is watched for otherwise.
+    # Transforms enter forward-mode levels, too; `watched` looks for the tensors that they track.
     dual = in_forward_mode() and not in_transform()
     set_recording(True)
     try:
@@ -45,13 +45,13 @@ def recorded(name: str, f: Callable[..., Any], arguments: Sequence[Any]) -> Any:
 
 
 def watched(name: str, f: Callable[..., Any], leaves: Sequence[Any], constants: Sequence[Tensor] = ()) -> Any:
-    """Call a function below all transforms, where a tensor that a transform tracks can only be a captured one."""
+    """Call a function below all transforms; raise if it uses a tensor of a transform, except `constants`."""
     with RefuseForeign(lambda _: _closed_over(name), constants):
         return f(leaves)
 
 
 def refuse_captured_by(name: str, *functions: Any) -> None:
-    """Refuse functions that close over a tensor that a transform tracks, before the transform is left."""
+    """Raise if a function closes over a tensor that a transform tracks; call it inside the transform."""
     for function in functions:
         for where, tensor in named_tensors(function):
             if is_watched(tensor) or is_moving(tensor):
@@ -59,7 +59,7 @@ def refuse_captured_by(name: str, *functions: Any) -> None:
 
 
 def captured_constants(name: str, *functions: Any) -> list[Tensor]:
-    """Tensors made inside a transform that functions close over, refused where they have a derivative or a batch."""
+    """Return tensors of a transform that functions close over; raise if they have a derivative or a batch."""
     found = []
     for function in functions:
         for where, tensor in named_tensors(function):
@@ -79,6 +79,6 @@ def _closed_over(name: str, where: str = "") -> InputError:
 
 
 def _recorded_in(f: Callable[..., Any], arguments: Sequence[Any]) -> str:
-    """The name of a captured tensor that requires a gradient, where it is to be found."""
+    """Name of a captured tensor that requires a gradient, or an empty string if none is found."""
     found = (where for each in (f, *arguments) for where, tensor in named_tensors(each) if tensor.requires_grad)
     return next(found, "")

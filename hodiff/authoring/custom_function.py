@@ -1,4 +1,4 @@
-"""The one `torch.autograd.Function` behind every rule, and what it asks of a call."""
+"""The `torch.autograd.Function` behind every custom rule, and the interface of the calls that it runs."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ Tensors = Sequence[Any]
 
 
 class RuleCall(ABC):
-    """One call of a function with a rule: what is not a tensor, and how tensors become arguments and results.
+    """One call of a function with a rule: its static data, and the layout of its arguments and results.
 
     Attributes:
         signature: How the function's arguments are bound.
-        name: What messages call the function.
+        name: Name of the function in messages.
         static: Arguments that are not differentiated.
         layout: Structure of the differentiated arguments; None if they are bare tensors.
         output: Structure of the output, known after `forward`; None if it is one bare tensor.
         transformed: Whether a transform of torch.func was active when the call was made.
         captured: Constants made inside of a transform that the function closes over.
-        modes: Those that were active then, such as corrections; the rules run in them.
-        kept: Positions among the results of `forward` that backward wants saved.
-        extra: How many results of `forward` are no outputs.
+        modes: Function modes, such as corrections, that were active at the call; the rules run in them.
+        kept: Positions of the results of `forward` that are saved for backward.
+        extra: Number of residuals among the results of `forward`.
         like: Shapes and dtypes of the output's tensors, known after `forward`.
-        holds_anywhere: Whether the rules hold at other arguments, so that differences can be compared with them.
+        holds_anywhere: Whether the rules hold at other arguments, so that finite differences can check them.
     """
 
     __slots__ = (
@@ -65,21 +65,21 @@ class RuleCall(ABC):
 
     @abstractmethod
     def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
-        """Tensors of the output, then residuals that are neither inputs nor outputs."""
+        """Return the tensors of the output, then residuals that are neither inputs nor outputs."""
 
     @abstractmethod
     def pushforward(self, leaves: Tensors, tangents: Tensors) -> list[Tensor | None]:
-        """Tangents of the output's tensors, linear in the tangents, where None is zero or non-differentiable."""
+        """Return tangents of the output's tensors, linear in `tangents`; None is zero or non-differentiable."""
 
     @abstractmethod
     def pullback(
         self, leaves: Tensors, kept: Tensors | None, needed: Sequence[bool], cotangents: Tensors
     ) -> list[Tensor | None]:
-        """Cotangents of the leaves; `kept` is None where residuals must be computed again to be differentiable."""
+        """Return cotangents of the leaves; `kept` is None if residuals must be recomputed differentiably."""
 
     def in_modes(self, rule: Callable[..., Any], *arguments: Any) -> Any:
-        """What a rule of the user's returns in the modes of the call."""
-        if self.captured:  # by a transform that may be left where the rule runs
+        """Run a user's rule in the function modes of the call."""
+        if self.captured:  # the rule may run after the transform has ended
             with in_function_modes(self.modes):
                 return watched(self.name, lambda arguments: rule(*arguments), arguments, self.captured)
         if not self.modes:
@@ -88,21 +88,21 @@ class RuleCall(ABC):
             return rule(*arguments)
 
     def all_arguments(self, leaves: Tensors) -> Sequence[Any]:
-        """What the user's function takes, in the order of its signature."""
+        """Return all arguments of the user's function, in the order of its signature."""
         arguments = self.arguments(leaves)
         return self.signature.merge(self.static, arguments) if self.static else arguments
 
     def argument_name(self, leaf: int) -> str:
-        """Where a tensor sits among the arguments, for messages."""
+        """Return the argument and the path in it that hold a leaf, for messages."""
         position, path = (leaf, "") if self.layout is None else self.layout.locate(leaf)
         return f"{self.signature.differentiated_name(position)}{path}"
 
     def arguments(self, leaves: Tensors) -> tuple[Any, ...]:
-        """The differentiated arguments."""
+        """Rebuild the differentiated arguments from their leaves."""
         return tuple(leaves) if self.layout is None else self.layout.fill(leaves)
 
     def take_output(self, output: Any) -> list[Tensor]:
-        """Note the structure of the output and flatten it."""
+        """Record the structure of the output and return its tensors."""
         if isinstance(output, Tensor):
             tensors = [output]
         else:
@@ -113,11 +113,11 @@ class RuleCall(ABC):
         return tensors
 
     def give_output(self, tensors: Tensors) -> Any:
-        """The output as the user's function returned it."""
+        """Rebuild the output in the structure that the user's function returned."""
         return tensors[0] if self.output is None else self.output.fill(tensors)
 
     def flatten_output_like(self, tree: Any, what: str) -> list[Any]:
-        """Leaves of a tree that has the output's structure, those that belong to tensors."""
+        """Return the leaves of a tree with the output's structure that belong to tensors."""
         if self.output is None:
             if tree is None or isinstance(tree, Tensor):
                 return [tree]
@@ -125,7 +125,7 @@ class RuleCall(ABC):
         return self.output.pick(flatten_like(tree, self.output.spec, f"{self.name}: {what}"))
 
     def tangents_of_output(self, tree: Any) -> list[Tensor | None]:
-        """What a rule returned as the output's tangent, checked."""
+        """Check and flatten the output tangent that a rule returned."""
         tangents: list[Tensor | None] = []
         for tangent, (shape, dtype) in zip(self.flatten_output_like(tree, "tangent_out"), self.like, strict=True):
             if tangent is not None and not isinstance(tangent, Tensor):
@@ -143,11 +143,11 @@ class RuleCall(ABC):
 
 
 class CustomFunction(Function):
-    """Runs a `RuleCall` under autograd; saves the tensors among the arguments and the residuals that the call names."""
+    """Runs a `RuleCall` under autograd; saves the tensor arguments and the residuals that the call names."""
 
     @staticmethod
     def forward(call: RuleCall, *leaves: Any) -> tuple[Tensor, ...]:
-        """Run the call on constants."""
+        """Run the call on detached leaves."""
         constants = tuple([each.detach() for each in leaves])
         results = (
             call.forward(constants)
@@ -155,7 +155,7 @@ class CustomFunction(Function):
             else watched(call.name, call.forward, constants, call.captured)
         )
         count = len(call.like)
-        # An output that shares memory with an argument counts as a view, whose tangent torch wants to be one too.
+        # Torch treats an output that shares memory with an argument as a view, and requires a view as its tangent.
         return tuple([
             each.clone() if i < count and _shares(each, constants) else each for i, each in enumerate(results)
         ])
@@ -175,11 +175,11 @@ class CustomFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """Pull back; from saved residuals only where nothing outside could differentiate them."""
+        """Pull back; use saved residuals only if nothing outside may differentiate them."""
         call, needed = ctx.call, ctx.needs_input_grad[1:]
         if all(each is None for each in cotangents):
             return (None,) * (len(needed) + 1)
-        # A pullback that is used after its transform has ended meets wrappers that no further transform accepts.
+        # A pullback that runs after its transform has ended receives wrappers that other transforms reject.
         seeds = [_alive(each) for each in cotangents[: len(call.like)]]
         saved, count = [_alive(each) for each in ctx.saved_tensors], len(needed)
         if may_be_differentiated():
@@ -190,10 +190,10 @@ class CustomFunction(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, _: Any, *tangents: Any) -> tuple[Tensor | None, ...]:
-        """Push forward."""
+        """Push tangents forward."""
         call, leaves = ctx.call, ctx.saved_tensors
         found = call.pushforward(leaves, tangents)
-        # Torch takes None for the tangent of what cannot have one, and for nothing else.
+        # Torch accepts None only as the tangent of a non-differentiable output.
         dense = [
             leaves[0].new_zeros(shape, dtype=dtype)
             if each is None and (dtype.is_floating_point or dtype.is_complex)
@@ -204,7 +204,7 @@ class CustomFunction(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], call: RuleCall, *leaves: Any) -> tuple[Any, int]:
-        """Make one call of the batch, with the batch of the outputs in front."""
+        """Run the call once for the whole batch; outputs have the batch in front."""
         return CustomFunction.apply(BatchedRuleCall(call, in_dims[1:], info.randomness), *leaves), 0
 
 
@@ -213,14 +213,14 @@ _apply = super(Function, CustomFunction).apply
 
 
 def apply(call: RuleCall, leaves: Tensors) -> tuple[Tensor, ...]:
-    """Results of a call, differentiable: tensors of the output, then residuals."""
+    """Run a call differentiably; return the tensors of the output, then residuals."""
     if call.transformed:
         return CustomFunction.apply(call, *leaves)
     return _apply(call, *[_alive(each) for each in leaves])
 
 
 class BatchedRuleCall(RuleCall):
-    """The same call of every element of a batch."""
+    """A `RuleCall` for every element of a batch, by `vmap`."""
 
     __slots__ = ("in_dims", "inner", "over")
 
@@ -232,16 +232,16 @@ class BatchedRuleCall(RuleCall):
         self.over = partial(torch.func.vmap, randomness=randomness)
 
     def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
-        """Each output with the batch in front."""
+        """Return outputs and residuals with the batch in front."""
         results = self.over(lambda leaves: tuple(self.inner.forward(leaves)), in_dims=(self.in_dims,))(tuple(leaves))
-        # A result that the batch does not reach is one for all, and forward mode lays out its tangent likewise.
+        # `vmap` expands an unbatched result. Make it dense, because forward mode gives its tangent the same layout.
         results = tuple(map(dense, results))
         self.output, self.kept, self.extra = self.inner.output, self.inner.kept, self.inner.extra
         self.like = [(each.shape, each.dtype) for each in results[: len(self.inner.like)]]
         return results
 
     def pushforward(self, leaves: Tensors, tangents: Tensors) -> list[Tensor | None]:
-        """The rule over the batch: a tangent is batched as its primal is."""
+        """Push forward over the batch; tangents are batched like their primals."""
         moving = _where(tangents)
         return self._over_some(
             lambda leaves, tangents: self.inner.pushforward(leaves, _spread(tangents, moving)),
@@ -252,7 +252,7 @@ class BatchedRuleCall(RuleCall):
     def pullback(
         self, leaves: Tensors, kept: Tensors | None, needed: Sequence[bool], cotangents: Tensors
     ) -> list[Tensor | None]:
-        """The rule over the batch; what belongs to all elements is summed."""
+        """Pull back over the batch; sum the cotangents of unbatched arguments."""
         given = _where(cotangents)
         seeds = tuple(each for each in cotangents if each is not None)
         found = self._over_some(
@@ -268,7 +268,7 @@ class BatchedRuleCall(RuleCall):
         ]
 
     def _over_some(self, function: Any, arguments: tuple[Any, ...], in_dims: tuple[Any, ...]) -> list[Tensor | None]:
-        """Batch a function that may return None in place of a tensor, which vmap refuses."""
+        """Batch a function that may return None instead of a tensor, which vmap rejects."""
         found: list[int | None] = []
 
         def present(*arguments: Any) -> tuple[Tensor, ...]:
@@ -284,7 +284,7 @@ def _alive(tensor: Tensor | None) -> Any:
 
 
 def _where(values: Sequence[Any]) -> list[int | None]:
-    """For each value that is not None, its position among those."""
+    """Index of every value among the values that are not None; None for None."""
     count = itertools.count()
     return [None if each is None else next(count) for each in values]
 

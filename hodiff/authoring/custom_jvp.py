@@ -29,23 +29,23 @@ class CustomJVP(CustomRule):
         """Define the rule.
 
         Args:
-            rule: `rule(primals, tangents) -> (primal_out, tangent_out)`, made of differentiable torch operators and
-                linear in the tangents. With `nondiff_argnums`, those arguments come first, one by one.
-            symbolic_zeros: Whether tangents that are zero come as None, which saves work; otherwise as zeros.
+            rule: `rule(primals, tangents) -> (primal_out, tangent_out)`, composed of differentiable torch operators and
+                linear in the tangents. With `nondiff_argnums`, the static arguments come first, one by one.
+            symbolic_zeros: Whether zero tangents are passed as None, which saves work, instead of zero tensors.
 
         Returns:
-            The rule, so that this also decorates.
+            The rule, so that `defjvp` works as a decorator.
         """
         self._define(symbolic_zeros, rule)
         self.rule = rule
         return rule
 
     def defjvps(self, *rules: Callable[..., Any] | None) -> None:
-        """Define the rule argument by argument; only those of arguments that are differentiated are called.
+        """Define one rule per argument; only rules of arguments with a tangent are called.
 
         Args:
-            *rules: For each argument `rule(tangent, output, *primals) -> tangent_out`, its contribution, or None if the
-                output does not depend on it.
+            *rules: `rule(tangent, output, *primals) -> tangent_out` for each argument, which returns its contribution,
+                or None if the output does not depend on the argument.
 
         Raises:
             InputError: If there are not as many rules as arguments, or some arguments are static.
@@ -93,11 +93,11 @@ class JVPCall(RuleCall):
         self.owner = owner
 
     def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
-        """The function's own value."""
+        """Evaluate the function."""
         return tuple(self.take_output(recorded(self.name, self.owner.f, self.all_arguments(leaves))))
 
     def run_rule(self, leaves: Tensors, tangents: Tensors) -> tuple[Any, Any]:
-        """The two results of the rule."""
+        """Run the rule and return its primal and tangent outputs."""
         symbolic = self.owner.symbolic_zeros
         if not symbolic and any(t is None for t in tangents):
             tangents = [
@@ -111,7 +111,7 @@ class JVPCall(RuleCall):
         return result[0], result[1]
 
     def pushforward(self, leaves: Tensors, tangents: Tensors) -> list[Tensor | None]:
-        """The rule, and a check of what it returns."""
+        """Run the rule and check its results."""
         primals, tangent = self.run_rule(leaves, tangents)
         if isinstance(primals, Tensor) and isinstance(tangent, Tensor) and self.output is None:
             ((shape, dtype),) = self.like
@@ -126,7 +126,7 @@ class JVPCall(RuleCall):
     def pullback(
         self, leaves: Tensors, kept: Tensors | None, needed: Sequence[bool], cotangents: Tensors
     ) -> list[Tensor | None]:
-        """The rule, transposed; where that leads back to the function, as of a linear one, its own body's gradient."""
+        """Transpose the rule; if that calls the function again (a linear one), use the gradient of its body."""
         del kept
         if self.owner in _TRANSPOSED.owners:
             return transpose_of(self._shift, leaves, needed, cotangents)
@@ -137,7 +137,7 @@ class JVPCall(RuleCall):
             _TRANSPOSED.owners.pop()
 
     def _shift(self, leaves: Tensors, tangents: Tensors) -> list[Tensor]:
-        """The function's own value at leaves moved along tangents."""
+        """Evaluate the function at the leaves plus the tangents."""
         moved = [x if t is None else x + t for x, t in zip(leaves, tangents, strict=True)]
         return self.take_output(self.in_modes(self.owner.f, *self.all_arguments(moved)))
 
@@ -155,7 +155,7 @@ _TRANSPOSED = _Transposed()
 def transpose_of(
     pushforward: Callable[..., Any], leaves: Tensors, needed: Sequence[bool], cotangents: Tensors
 ) -> list[Tensor | None]:
-    """Cotangents of the leaves that need one, by the pushforward's transpose at them; None is zero."""
+    """Cotangents of the leaves that need one, by transposing the pushforward; None is zero."""
     if all(needed):
         return transpose(lambda tangents: pushforward(leaves, tangents), list(leaves), cotangents)
     chosen = [i for i, need in enumerate(needed) if need]
@@ -180,24 +180,24 @@ def custom_jvp(f: Callable[..., Any] | None = None, *, nondiff_argnums: int | Se
 
     $$ \dot y = L(x) \, \dot x, \qquad \bar x = L(x)^T \bar y, $$
 
-    and higher derivatives are those of $x \mapsto L(x)$ as the rule computes it. So reverse and forward mode of every
-    order and in every composition, `torch.func.vmap` and `torch.compile` work, and all follow the rule, which need not
-    be the derivative of the function. The rule may call the function itself.
+    and higher derivatives differentiate $x \mapsto L(x)$ as the rule computes it. Reverse and forward mode of every
+    order and in every composition, `torch.func.vmap` and `torch.compile` work. All follow the rule, which need not be
+    the derivative of the function. The rule may call the function itself.
 
-    A forward pass keeps the tensors among the arguments, and no others. Backward evaluates the rule, the function
-    included where the rule calls it, so that a backward pass costs about a forward pass more than a hand-written one.
+    A forward pass saves only the tensor arguments. Backward evaluates the rule, and the function if the rule calls it.
+    A backward pass thus costs about one forward pass more than a hand-written one.
 
     Args:
-        f: The function: tensors, pytrees of tensors and constants in, a tensor or a pytree out. Keyword arguments are
-            resolved to positions. Tensors that are to be differentiated must be arguments.
-        nondiff_argnums: Positions of arguments that are handed to the rule as they are, before primals and tangents:
+        f: The function: takes tensors, pytrees of tensors and constants, and returns a tensor or a pytree. Keyword
+            arguments are resolved to positions. Tensors that are to be differentiated must be arguments.
+        nondiff_argnums: Positions of arguments that are passed to the rule unchanged, before primals and tangents:
             functions, strings, settings.
 
     Returns:
         The function, with `defjvp(rule)` for `rule(primals, tangents) -> (primal_out, tangent_out)`, or `defjvps` for
-        one rule an argument, and `check_rule(*args)`. Tangents have the structure of the arguments; those of integer
-        tensors and of constants other than numbers are None. A rule may return None for a tangent that is zero.
-        Without arguments of its own, this is the decorator; with `nondiff_argnums`, it returns one.
+        one rule per argument, and `check_rule(*args)`. Tangents have the structure of the arguments; tangents of
+        integer tensors and of constants other than numbers are None. A rule may return None for a zero tangent. Without
+        `f`, returns a decorator.
 
     Raises:
         InputError: If the function has keyword-only parameters, has no rule when called, closes over a tensor with a

@@ -1,4 +1,4 @@
-"""What functions with a custom rule share: how a call is bound, checked and dispatched."""
+"""Base class of functions with a custom rule: binds, checks and dispatches their calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hodiff.torch_internals.compilers.dynamo import as_one_node, at_trace_time, 
 
 
 class CustomRule(ABC):
-    """A function whose derivative is a rule of its own."""
+    """A function with a custom derivative rule."""
 
     def __init__(self, f: Callable[..., Any], nondiff_argnums: int | Sequence[int], decorator: str, definer: str):
         if not callable(f):
@@ -42,14 +42,14 @@ class CustomRule(ABC):
 
     @overridable_in_trees
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's value, differentiable by the rule."""
+        """Evaluate the function, differentiable by its rule."""
         if torch.compiler.is_dynamo_compiling():
             return self._in_graph(*_portable(args, kwargs))
         call, leaves = self._bind(args, kwargs)
         return call.give_output(self._evaluate(call, leaves))
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """Refuse to be a method, whose `self` a rule would silently treat as a constant."""
+        """Refuse to bind as a method: a rule would silently treat `self` as a constant."""
         if instance is None:
             return self
         raise InputError(
@@ -58,7 +58,7 @@ class CustomRule(ABC):
         )
 
     def check_rule(self, *args: Any, seed: int = 0, **kwargs: Any) -> None:
-        """Check at a point what the rule promises: the function's value, and that it is linear.
+        """Check at a point that the rule returns the function's value and is linear.
 
         Args:
             *args: Arguments of the function.
@@ -66,14 +66,14 @@ class CustomRule(ABC):
             **kwargs: Further arguments.
 
         Raises:
-            InputError: If the rule breaks a promise; the message says which.
+            InputError: If a check fails; the message says which.
         """
         call, leaves = self._bind(args, kwargs)
         self._check(call, [each.detach() for each in leaves], seed)
 
     @abstractmethod
     def _check(self, call: Any, leaves: list[Tensor], seed: int) -> None:
-        """Raise where the rule breaks a promise at a point."""
+        """Raise if the rule fails a check at a point."""
 
     def _define(self, symbolic_zeros: bool, *functions: Any) -> None:
         for each in functions:
@@ -107,7 +107,7 @@ class CustomRule(ABC):
 
     @abstractmethod
     def _call(self, static: tuple[Any, ...], layout: TreeLayout | None, transformed: bool) -> RuleCall:
-        """What one call of the function is to torch: its value and both its rules."""
+        """Create the `RuleCall` of one call of the function."""
 
     def _evaluate(self, call: RuleCall, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
         if are_differentiated(leaves):
@@ -119,8 +119,8 @@ class CustomRule(ABC):
 
 
 def _for_graph(bind: Callable[..., Any], evaluate: Callable[..., Any]) -> Callable[..., Any]:
-    """The call as one node of a compiled graph, through which torch differentiates by the rule as in eager code."""
-    # Torch ignores a Function's jvp, or refuses it, where it traces into it; so it must not.
+    """Make the call one node of a compiled graph; torch differentiates it by the rule, as in eager code."""
+    # Torch must not trace into the Function: it would ignore or reject its jvp.
 
     def call(arguments: list[Any], keywords: dict[str, Any], keys: list[int]) -> Any:
         args = tuple(_OPAQUE[key] if key else each for each, key in zip(arguments, keys, strict=False))
@@ -134,9 +134,9 @@ def _for_graph(bind: Callable[..., Any], evaluate: Callable[..., Any]) -> Callab
     return as_one_node(call)
 
 
-# What a graph can hold as an argument of a node, alone or in containers.
+# Types that a graph can hold as arguments of a node, alone or in containers.
 _HELD = (Tensor, bool, int, float, complex, str, tuple, list, dict)
-# What it cannot hold, by the number that it holds instead.
+# Values that a graph cannot hold, keyed by the integer that it holds instead.
 _OPAQUE: dict[int, Any] = {}
 
 
@@ -152,10 +152,10 @@ def _key(value: Any) -> int:
 
 
 def _portable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any], list[int]]:
-    """Arguments with zeros in place of what a graph cannot hold, and the keys of that."""
+    """Replace arguments that a graph cannot hold by zeros; return their keys as well."""
     values = [*args, *kwargs.values()]
     opaque = [not isinstance(each, _HELD) for each in values]
-    # The sum is a number of the graph's own; torch cannot guard on the result of a function taken for constant.
+    # Adding 0 makes the key a number of the graph; torch cannot guard on the result of a function treated as constant.
     keys = [_key(each) + 0 if hidden else 0 for each, hidden in zip(values, opaque, strict=True)]
     shown = [0 if hidden else each for each, hidden in zip(values, opaque, strict=True)]
     return shown[: len(args)], dict(zip(kwargs, shown[len(args) :], strict=True)), keys

@@ -30,11 +30,11 @@ class CustomVJP(CustomRule):
 
         Args:
             forward: `forward(*args) -> (output, residuals)` with the arguments of the function; residuals are any
-                pytree. Made of differentiable torch operators, as second derivatives go through it.
+                pytree. It is composed of differentiable torch operators, as second derivatives differentiate it.
             backward: `backward(residuals, cotangent) -> cotangents`, linear in the cotangent: a tuple with one entry
-                for each argument, of its structure, where None is zero. With `nondiff_argnums`, those arguments come
-                first, one by one, and have no entry.
-            symbolic_zeros: Whether parts of the cotangent that are zero come as None, which saves work.
+                per argument, with the argument's structure; None is zero. With `nondiff_argnums`, the static arguments
+                come first, one by one, and have no entry.
+            symbolic_zeros: Whether zero parts of the cotangent are passed as None, which saves work.
         """
         self._define(symbolic_zeros, forward, backward)
         self.forward, self.backward = forward, backward
@@ -60,7 +60,7 @@ class VJPCall(RuleCall):
         self.owner = owner
 
     def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
-        """The output by the rule, and the residuals; of those, arguments and outputs are not kept twice."""
+        """Return the rule's output and its residuals, except residuals that are arguments or outputs."""
         output, residuals = self._pair(recorded(self.name, self.owner.forward, self.all_arguments(leaves)))
         results = self.take_output(output)
         count = len(results)
@@ -83,7 +83,7 @@ class VJPCall(RuleCall):
     def pullback(
         self, leaves: Tensors, kept: Tensors | None, needed: Sequence[bool], cotangents: Tensors
     ) -> list[Tensor | None]:
-        """The rule, and a check of what it returns."""
+        """Run the rule and check its results."""
         if kept is None:
             _, residuals = self._pair(self.in_modes(self.owner.forward, *self.all_arguments(leaves)))
         else:
@@ -91,7 +91,7 @@ class VJPCall(RuleCall):
         return self._run_rule(residuals, leaves, needed, cotangents)
 
     def pushforward(self, leaves: Tensors, tangents: Tensors) -> list[Tensor | None]:
-        """The rule, transposed by its cotangent."""
+        """Transpose the rule as a linear function of its cotangent."""
         output, residuals = self._pair(self.in_modes(self.owner.forward, *self.all_arguments(leaves)))
         values = [output] if self.output is None else self.output.pick(pytree.tree_leaves(output))
         moving = [each is not None for each in tangents]
@@ -165,25 +165,24 @@ def custom_vjp(f: Callable[..., Any] | None = None, *, nondiff_argnums: int | Se
 
     $$ \bar x = P(x) \, \bar y, \qquad \dot y = P(x)^T \dot x, $$
 
-    and higher derivatives are those of $x \mapsto P(x)$ as forward and backward compute it: forward is run again
-    where the residuals have to be differentiated, so that they are never taken for constants. Reverse and forward
-    mode of every order and in every composition, `torch.func.vmap` and `torch.compile` work, and all follow the rule.
+    and higher derivatives differentiate $x \mapsto P(x)$ as forward and backward compute it. Forward is run again where
+    the residuals must be differentiated, so that they are never treated as constants. Reverse and forward mode of every
+    order and in every composition, `torch.func.vmap` and `torch.compile` work, and all follow the rule.
 
-    A forward pass keeps the tensors among the arguments, and the residuals. A residual that is an argument or an output
-    itself takes no memory of its own. Under a transform of `torch.func`, and in a backward pass that is recorded,
-    forward is evaluated again.
+    A forward pass saves the tensor arguments and the residuals. A residual that is an argument or an output takes no
+    extra memory. Under a transform of `torch.func`, and in a backward pass that is recorded, forward is evaluated
+    again.
 
     Args:
-        f: The function: tensors, pytrees of tensors and constants in, a tensor or a pytree out. Keyword arguments are
-            resolved to positions. Tensors that are to be differentiated must be arguments.
+        f: The function: takes tensors, pytrees of tensors and constants, and returns a tensor or a pytree. Keyword
+            arguments are resolved to positions. Tensors that are to be differentiated must be arguments.
         nondiff_argnums: Positions of arguments that are not differentiated: functions, strings, settings. Backward
             gets them before residuals and cotangent; forward gets all arguments in their own order.
 
     Returns:
         The function, with `defvjp(forward, backward)` for `forward(*args) -> (output, residuals)` and
-        `backward(residuals, cotangent) -> cotangents`, and `check_rule(*args)`. Cotangents are a tuple with an entry
-        for each differentiated argument, where None, also in place of any part of a pytree, is zero. Without
-        arguments of its own, this is the decorator; with `nondiff_argnums`, it returns one.
+        `backward(residuals, cotangent) -> cotangents`, and `check_rule(*args)`. Cotangents are a tuple with one entry
+        per differentiated argument; None, also for any part of a pytree, is zero. Without `f`, returns a decorator.
 
     Raises:
         InputError: If the function has keyword-only parameters, has no rule when called, closes over a tensor with a
@@ -210,8 +209,8 @@ def custom_vjp(f: Callable[..., Any] | None = None, *, nondiff_argnums: int | Se
         >>> torch.func.jvp(product, (torch.tensor(2.0), torch.tensor(3.0)), (torch.tensor(1.0), torch.tensor(1.0)))[1]
         tensor(5.)
 
-    A backward rule that is not linear, as the clamp above, has no transpose: its forward mode is that of the rule's
-    derivative at zero.
+    A nonlinear backward rule, such as the clamp above, has no transpose. Its forward mode uses the derivative of the
+    rule at zero.
 
     Source:
         JAX, "Custom derivative rules for JAX-transformable Python functions", `jax.custom_vjp`; forward mode by two

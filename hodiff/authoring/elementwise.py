@@ -1,4 +1,4 @@
-"""`elementwise`: a function of numbers and its derivative, as an `ElementwiseFunction`."""
+"""`elementwise`: make an `ElementwiseFunction` from a formula and its derivative."""
 
 from __future__ import annotations
 
@@ -34,22 +34,23 @@ def elementwise(
     $$ y = f(x_1, \dots, x_m), \qquad \dot y = \sum_i \partial_i f \, \dot x_i, \qquad
        \bar x_i = \sum_\text{broadcast} \partial_i f \, \bar y $$
 
-    Derivatives of every order, by every route, are those of `derivative`. It takes the inputs, and after them the
-    output if it has one parameter more. What it takes is what a forward pass keeps: a parameter whose name begins with
-    an underscore is not kept and comes as None, so that `lambda _x, y: 1 - y * y` keeps the output alone.
+    `derivative` defines the derivatives of every order, by every route. It takes the inputs and, if it has one
+    parameter more, the output. A forward pass saves what `derivative` takes, except parameters whose name begins with
+    an underscore, which are None: `lambda _x, y: 1 - y * y` saves only the output.
 
     Args:
-        f: The formula: as many tensors or numbers in as it has required parameters, a tensor out.
-        derivative: The partial derivative by the only input; for several, one function for each (None where the
-            derivative is zero), or one that returns a tuple with all of them.
-        name: What messages and autograd graphs call the function; the name of `f` unless given.
+        f: The formula: takes one tensor or number per required parameter, and returns a tensor.
+        derivative: The derivative with respect to the only input. For several inputs, one function per input (None for
+            a zero derivative), or one function that returns a tuple of all partial derivatives.
+        name: Name of the function in messages and autograd graphs; defaults to the name of `f`.
 
     Returns:
         The function, of tensors and numbers whose shapes broadcast; numbers get no gradient. Its attribute `Function`
         is the `torch.autograd.Function` behind it.
 
     Raises:
-        InputError: If the derivative does not fit the function, or an argument is no floating-point tensor or number.
+        InputError: If the derivative does not fit the function, or an argument is not a floating-point tensor or
+            number.
 
     Example:
         >>> import torch
@@ -75,8 +76,8 @@ def elementwise(
     def run(*inputs: Any) -> Tensor:
         return Function.apply(*inputs)
 
-    # As in hodiff.authoring.function: Function.apply binds the signature anew at each call. (mypy knows super() in
-    # methods only.)
+    # As in hodiff.authoring.custom_function: Function.apply binds the signature anew at each call. (mypy knows super()
+    # in methods only.)
     plain = super(torch.autograd.Function, Function).apply  # type: ignore[misc]
     in_graph = as_one_node(run)
     named = [(each, i) for i, each in enumerate(partials.inputs)]
@@ -108,18 +109,18 @@ def elementwise(
 
 
 class _Partials:
-    """The partial derivatives, and what they read.
+    """The partial derivatives, and the residuals that they read.
 
     Attributes:
         count: Number of inputs.
-        inputs: Their names.
-        rules: The functions given.
+        inputs: Names of the inputs.
+        rules: The functions that compute the derivatives.
         reads: For each input, and then the output, whether any rule reads it.
     """
 
     def __init__(self, title: str, f: Callable[..., Tensor], derivative: Derivative | Sequence[Derivative | None]):
         several = isinstance(derivative, (tuple, list))
-        # `several` says which of the two types it is, which mypy cannot follow.
+        # mypy cannot infer the type from `several`.
         self.rules: list[Derivative | None] = list(derivative) if several else [derivative]  # type: ignore[list-item,arg-type]
         for rule in self.rules:
             if rule is not None and not callable(rule):
@@ -151,7 +152,7 @@ class _Partials:
                 self.reads[i] |= not parameter.startswith("_")
 
     def slope(self, index: int, *residuals: Any) -> Any:
-        """One partial derivative, from the inputs and the output."""
+        """Compute a partial derivative from the inputs and the output."""
         which = 0 if self.together else index
         rule = self.rules[which]
         if rule is None:
@@ -169,7 +170,7 @@ class _Partials:
 
 
 def _function(title: str, f: Callable[..., Tensor], partials: _Partials) -> type[ElementwiseFunction]:
-    """The class: rules as plain functions, as torch.compile traces no others."""
+    """Create the Function; its rules are plain functions, because torch.compile traces no others."""
 
     def forward(*inputs: Any) -> Tensor:
         constants = tuple(each.detach() if isinstance(each, Tensor) else each for each in inputs)

@@ -28,7 +28,7 @@ from hodiff.torch_internals.operators import OpOverload
 
 
 class _Context(SimpleNamespace):
-    """The `ctx` of the rules; every attribute that they set is a residual."""
+    """The `ctx` passed to an operator's rules; every attribute that they set is a residual."""
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         self.saved_tensors = tensors
@@ -43,21 +43,21 @@ class _Context(SimpleNamespace):
 def from_custom_op(op: Any) -> Callable[..., Any]:
     r"""Give a custom operator of `torch.library` every derivative, by the rule of its `register_autograd`.
 
-    An operator of `torch.library` has reverse mode alone: its tangent is zero under `torch.func.jvp`, with no error,
-    and `torch.func.grad` refuses it. The function that is returned computes the same, and is differentiated by the same
-    rule $P(x)$ for cotangents: forward mode is its transpose, $\dot y = P(x)^T \dot x$, and higher derivatives are
-    those of $x \mapsto P(x)$, to any order. `torch.func.vmap` takes the operator's `register_vmap`, where torch cannot
-    do without, and `torch.compile` its `register_fake`.
+    An operator of `torch.library` supports reverse mode only: its tangent is zero under `torch.func.jvp`, with no
+    error, and `torch.func.grad` refuses it. The returned function computes the same value, and is differentiated by the
+    same rule $P(x)$ for cotangents. Forward mode is its transpose, $\dot y = P(x)^T \dot x$, and higher derivatives
+    differentiate $x \mapsto P(x)$, to any order. `torch.func.vmap` uses the operator's `register_vmap` where torch
+    requires it, and `torch.compile` its `register_fake`.
 
     Args:
-        op: An operator by `torch.library.custom_op`, or one of `torch.ops`, with `register_autograd`. Its rule is made
-            of torch operators, or of others that have derivatives.
+        op: An operator defined by `torch.library.custom_op`, or one of `torch.ops`, with `register_autograd`. Its rule
+            is composed of torch operators, or of other operators that have derivatives.
 
     Returns:
         The function, with the arguments of the operator.
 
     Raises:
-        InputError: If `op` is no such operator, has no rule, or changes its arguments.
+        InputError: If `op` is not such an operator, has no rule, or changes its arguments.
 
     Example:
         >>> import torch, hodiff
@@ -91,10 +91,10 @@ def from_custom_op(op: Any) -> Callable[..., Any]:
 
 
 def function_of(operator: OpOverload, known: OperatorRule | None) -> CustomVJP:
-    """Give an operator all derivatives by its rule; pass None for a rule that only a call can find."""
+    """Make a function with all derivatives of an operator's rule; None finds the rule at the first call."""
 
     def run(*args: Any) -> Any:
-        with without_function_modes(RuleMode):  # corrections would call the function that is made here
+        with without_function_modes(RuleMode):  # corrections would replace the operator by this function
             return call_by_position(operator, args)
 
     run.__name__ = _name_of(operator)
@@ -103,7 +103,7 @@ def function_of(operator: OpOverload, known: OperatorRule | None) -> CustomVJP:
     rule = _FoundRule(operator, known)
 
     def forward(*args: Any) -> Any:
-        # Where something is differentiated, what is saved of the output depends on the arguments.
+        # Call `function`, not the operator, so that saved outputs depend differentiably on the arguments.
         output, context = function(*args), _Context(needs_input_grad=(True,) * len(args), saved_tensors=())
         rule(args).setup_context(context, args, output)
         return output, vars(context)
@@ -117,13 +117,12 @@ def function_of(operator: OpOverload, known: OperatorRule | None) -> CustomVJP:
 
 
 class _FoundRule:
-    """The rule of an operator, which may be found by a call alone."""
+    """The rule of an operator, found at the first call if it is not known before."""
 
     def __init__(self, operator: OpOverload, known: OperatorRule | None):
         self.operator, self.rule = operator, known
 
     def __call__(self, args: Any = ()) -> OperatorRule:
-        """The rule."""
         if self.rule is None:
             with outside_transforms() if in_transform() else nullcontext():
                 below = pytree.tree_map_only(Tensor, below_transforms, args)

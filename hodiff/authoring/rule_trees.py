@@ -1,4 +1,4 @@
-"""Arguments and results of rules as flat lists of tensors, and what a rule must return."""
+"""Conversion of rule arguments and results between pytrees and flat lists of tensors."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class TreeLayout:
-    """The structure of a pytree, and its leaves that are no tensors.
+    """The structure of a pytree and its non-tensor leaves.
 
     Attributes:
         spec: The structure.
-        constants: The leaves, with `TENSOR` where a tensor stands.
+        constants: The leaves, with `TENSOR` instead of tensors.
     """
 
     TENSOR = object()
@@ -32,12 +32,12 @@ class TreeLayout:
         self.constants = constants
 
     def fill(self, tensors: Sequence[Any]) -> Any:
-        """The tree with these tensors."""
+        """Rebuild the tree with the given tensors."""
         stream = iter(tensors)
         return self.spec.unflatten([next(stream) if each is self.TENSOR else each for each in self.constants])
 
     def fill_tangents(self, tangents: Sequence[Any], symbolic_zeros: bool) -> Any:
-        """The tree of tangents: those of numbers are the number zero, those of anything else None."""
+        """Rebuild the tree of tangents; numbers get 0.0 (None if `symbolic_zeros`), other constants None."""
         stream = iter(tangents)
         return self.spec.unflatten([
             next(stream) if each is self.TENSOR else 0.0 if not symbolic_zeros and is_number(each) else None
@@ -45,38 +45,38 @@ class TreeLayout:
         ])
 
     def locate(self, tensor: int) -> tuple[int, str]:
-        """Of a tuple's layout, the item where a tensor sits and the path from there."""
+        """Return the index of the tuple item that holds a tensor, and the path inside the item."""
         paths = [path for path, _ in pytree.tree_flatten_with_path(self.spec.unflatten(self.constants))[0]]
         path = self.pick(paths)[tensor]
         return path[0].idx, pytree.keystr(path[1:])
 
     def pick(self, leaves: Sequence[Any]) -> list[Any]:
-        """Of the leaves of another tree of this structure, those that belong to tensors."""
+        """Select the tensor leaves from the leaves of another tree with this structure."""
         return [leaf for leaf, each in zip(leaves, self.constants, strict=True) if each is self.TENSOR]
 
 
 def plain_tensors(values: Sequence[Any]) -> bool:
-    """Whether these are nothing but tensors of torch's own types, whose structure is then trivial."""
+    """Whether all values are tensors of torch's own types, so that their structure is trivial."""
     return all(type(each) in _PLAIN for each in values)
 
 
 def flatten(tree: Any) -> tuple[list[Tensor], TreeLayout]:
-    """The tensors of a tree and what puts them back."""
+    """Return the tensors of a tree, and the layout that rebuilds it."""
     leaves, spec = pytree.tree_flatten(tree)
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     return tensors, TreeLayout(spec, [TreeLayout.TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves])
 
 
 def flatten_like(tree: Any, spec: pytree.TreeSpec, where: str) -> list[Any]:
-    """Leaves of a tree in the order of a structure, where None may stand for any part of it.
+    """Flatten a tree in the order of a structure; None may replace any part of the tree.
 
     Args:
         tree: What a rule returned.
         spec: The structure that it must have.
-        where: What the tree is, for the message.
+        where: Name of the tree in the message.
 
     Returns:
-        One leaf for each of the structure; None where the tree has None.
+        One leaf per leaf of the structure; None where the tree has None.
 
     Raises:
         InputError: If the tree has another structure.
@@ -98,10 +98,10 @@ def flatten_like(tree: Any, spec: pytree.TreeSpec, where: str) -> list[Any]:
 
 
 def differentiable(tensor: Tensor) -> bool:
-    """Whether a derivative by or of this tensor can exist."""
+    """Whether the tensor is floating-point or complex, so that it can have derivatives."""
     return tensor.is_floating_point() or tensor.is_complex()
 
 
 def kind(value: Any) -> str:
-    """What a rule returned, in words."""
+    """Describe the type of a rule's result."""
     return f"{type(value).__name__} of {len(value)}" if isinstance(value, (tuple, list)) else type(value).__name__

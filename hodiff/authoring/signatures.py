@@ -1,4 +1,4 @@
-"""From a call as the user wrote it to positional arguments, split into differentiated and static ones."""
+"""Binding of calls to positional arguments, which are split into differentiated and static ones."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class Signature:
-    """How a function's arguments are bound; what depends on the signature alone is worked out once.
+    """Binds a function's arguments; work that depends on the signature alone is done once.
 
     Attributes:
-        name: What messages call the function.
+        name: Name of the function in messages.
         static: Positions of the arguments that are not differentiated, ascending.
-        exact: The number of positional arguments that need no binding, or -1 where any number may come.
+        exact: Number of positional arguments that need no binding, or -1 if the number may vary.
     """
 
     def __init__(self, f: Callable[..., Any], nondiff_argnums: int | Sequence[int], decorator: str):
@@ -41,7 +41,7 @@ class Signature:
             )
 
     def positional(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, ...]:
-        """All arguments by position, defaults filled in; refused if they do not fit the signature."""
+        """Return all arguments by position, with defaults; raise if they do not fit the signature."""
         if self._signature is None:
             if keywords:
                 raise InputError(
@@ -57,18 +57,18 @@ class Signature:
         return bound.args
 
     def split(self, arguments: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """Static arguments, and the others."""
+        """Split arguments into static and differentiated ones."""
         static = tuple(arguments[i] for i in self.static)
         return static, tuple(each for i, each in enumerate(arguments) if i not in self.static)
 
     def differentiated_name(self, position: int) -> str:
-        """The name of the argument at a position among those that are differentiated."""
+        """Name of the argument at a position among the differentiated arguments."""
         names = list(self._signature.parameters) if self._signature else []
         kept = [name for i, name in enumerate(names) if i not in self.static]
         return kept[position] if position < len(kept) else f"argument {position}"
 
     def merge(self, static: Sequence[Any], others: Sequence[Any]) -> list[Any]:
-        """The inverse of `split`."""
+        """Merge static and differentiated arguments; the inverse of `split`."""
         merged = list(others)
         for position, each in zip(self.static, static, strict=True):
             merged.insert(position, each)
@@ -76,7 +76,7 @@ class Signature:
 
 
 def parameter_count(f: Callable[..., Any]) -> int | None:
-    """Number of required positional parameters, or None where Python cannot tell."""
+    """Number of required positional parameters, or None if the signature is unknown."""
     signature = _signature(f)
     if signature is None:
         return None
@@ -84,7 +84,7 @@ def parameter_count(f: Callable[..., Any]) -> int | None:
 
 
 def parameter_names(f: Callable[..., Any]) -> list[str]:
-    """Names of the positional parameters, in order; empty where Python cannot tell."""
+    """Names of the positional parameters, in order; empty if the signature is unknown."""
     signature = _signature(f)
     return [] if signature is None else [p.name for p in signature.parameters.values() if p.kind in _POSITIONAL]
 

@@ -1,4 +1,4 @@
-"""The transpose of a linear function, from its forward evaluation alone."""
+"""The transpose of a linear function, computed from its forward evaluation."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Linear = Callable[[list[Tensor]], Sequence[Tensor | None]]
 
 
 def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
-    r"""$\bar t = L^T \bar y$ for a linear map $L$ of tensors of the inputs' shapes; None is zero on both sides."""
-    # The map is evaluated at zero and differentiated backward; both are recorded for higher derivatives where torch
-    # records anything at all.
+    r"""Compute $\bar t = L^T \bar y$ for a linear map $L$ of tensors shaped like the inputs; None is zero."""
+    # Evaluate the map at zero and differentiate it backward. Both are recorded for higher derivatives if recording is
+    # on.
     if in_transform():
         return _transpose_by_transform(linear, inputs, cotangents)
     recorded = torch.is_grad_enabled()
@@ -32,7 +32,7 @@ def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor 
                 seeds.append(cotangent)
         if not outputs:
             return [None] * len(inputs)
-        # torch.autograd.grad checks what is known here, at the price of a third of a small product.
+        # torch.autograd.grad would repeat checks, which cost a third of a small product.
         return list(
             run_backward(tuple(outputs), tuple(seeds), recorded, recorded, tuple(tangents), True, accumulate_grad=False)
         )
@@ -41,7 +41,7 @@ def transpose(linear: Linear, inputs: list[Tensor], cotangents: Sequence[Tensor 
 
 
 def _is_recorded(output: Tensor, i: int, linear: Linear, inputs: list[Tensor]) -> bool:
-    """Whether a linear map recorded an output; one that is constant must be zero everywhere."""
+    """Whether a linear map recorded an output; raise if an unrecorded output is not zero."""
     if output.requires_grad or torch.compiler.is_compiling():
         return True
     at_ones = linear([torch.ones_like(x) for x in inputs])[i]
@@ -65,7 +65,7 @@ def _transpose_by_transform(
             for i, (output, cotangent) in enumerate(zip(linear(list(tangents)), cotangents, strict=True))
             if output is not None and cotangent is not None and _is_recorded(output, i, linear, inputs)
         ]
-        # torch.func.vjp refuses a function without outputs.
+        # torch.func.vjp rejects a function without outputs.
         pairs = pairs or [(zeros[0].new_zeros(()), zeros[0].new_zeros(()))]
         seeds.extend(cotangent for _, cotangent in pairs)
         return tuple(output for output, _ in pairs)

@@ -1,4 +1,4 @@
-"""What a rule promises and Python cannot see: that it is linear, and that it belongs to the function."""
+"""Checks of a custom rule: it is linear, and it computes the function's value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Linear = Callable[[list[Tensor | None]], Sequence[Tensor | None]]
 
 
 def require_same_value(what: str, found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """Refuse a rule that computes another function, by more than rounding."""
+    """Raise if a rule's value differs from the function's value by more than rounding."""
     for a, b in zip(found, expected, strict=True):
         if not _close(a, b):
             raise InputError(
@@ -24,7 +24,7 @@ def require_same_value(what: str, found: Sequence[Tensor], expected: Sequence[Te
 
 
 def require_linear(what: str, rule: Linear, like: Sequence[Tensor], seed: int) -> None:
-    """Refuse a rule of tangents or cotangents that is not linear, by two random inputs of the shapes of `like`."""
+    """Raise if a rule is not linear in tangents or cotangents, for two random inputs shaped like `like`."""
     generator = torch.Generator().manual_seed(seed)
     u, v = ([_random(each, generator) for each in like] for _ in range(2))
     both = [None if a is None or b is None else 2 * a - 3 * b for a, b in zip(u, v, strict=True)]

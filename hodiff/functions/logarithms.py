@@ -24,7 +24,7 @@ class LogSigmoid(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$σ(-x)$."""
+        """Compute $σ(-x)$."""
         return Logistic.call(-x)
 
 
@@ -33,18 +33,18 @@ class Log1mExp(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute $log(1 - e^{-x})$, by the one of two formulas that keeps the digits."""
+        """Compute $log(1 - e^{-x})$ by the more accurate of two formulas."""
         far = torch.log1p(-torch.exp(-x.clamp(min=0.5)))
         return torch.where(x < math.log(2), torch.log(-torch.expm1(-x)), far)
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$1 / (e^x - 1)$."""
+        """Compute $1 / (e^x - 1)$."""
         return Occupation.call(x)
 
 
 class Occupation(ElementwiseFunction):
-    """$n(x) = 1 / (e^x - 1)$, the mean occupation of Bose and Einstein. Saves its input."""
+    """$n(x) = 1 / (e^x - 1)$, the mean occupation number of Bose and Einstein. Saves its input."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Occupation(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$-n (1 + n)$, in which nothing cancels or overflows too early."""
+        """Compute $-n (1 + n)$, which neither cancels nor overflows too early."""
         n = Occupation.call(x)
         return -(n * (1 + n))
 
@@ -68,7 +68,7 @@ class Logit(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$1 / (x (1 - x))$."""
+        """Compute $1 / (x (1 - x))$."""
         return LogitSlope.call(x)
 
 
@@ -82,7 +82,7 @@ class LogitSlope(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$(2x - 1) y^2$ in terms of the value y, which overflows to the right infinity."""
+        """Compute $(2x - 1) y^2$ from the value y, which overflows to the right infinity."""
         y = LogitSlope.call(x)
         return (2 * x - 1) * (y * y)
 
@@ -97,9 +97,9 @@ class XLogY(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor, y: Tensor) -> Tensor:
-        """$log(y)$ by x and $x / y$ by y, and zero where the function is taken for the constant zero."""
+        """Compute $log(y)$ for x and $x / y$ for y, and zero where the function is the constant zero."""
         constant = (x == 0) & (y <= 0)
-        y = torch.where(constant, 1, y)  # inside too, or derivatives of the branch not taken would be 0 · ∞
+        y = torch.where(constant, 1, y)  # derivatives of the branch not taken would be 0 · ∞ otherwise
         return torch.log(y) if index == 0 else torch.where(constant, 0, x / y)
 
 
@@ -114,7 +114,7 @@ def log_sigmoid(x: Tensor) -> Tensor:
         Tensor of the same shape.
 
     Raises:
-        InputError: If `x` is no floating-point tensor.
+        InputError: If `x` is not a floating-point tensor.
 
     Example:
         >>> import torch
@@ -141,7 +141,7 @@ def log1mexp(x: Tensor) -> Tensor:
         Tensor of the same shape.
 
     Raises:
-        InputError: If `x` is no floating-point tensor.
+        InputError: If `x` is not a floating-point tensor.
 
     Example:
         >>> import torch
@@ -167,7 +167,7 @@ def logit(x: Tensor) -> Tensor:
         Tensor of the same shape.
 
     Raises:
-        InputError: If `x` is no floating-point tensor.
+        InputError: If `x` is not a floating-point tensor.
 
     Example:
         >>> import torch
@@ -184,7 +184,7 @@ def logit(x: Tensor) -> Tensor:
 def xlogy(x: Tensor, y: Tensor) -> Tensor:
     r"""$x \log y$, and 0 where $x = 0$ and $y$ is not NaN.
 
-    Where $x = 0$ and $y \le 0$ it is taken for the constant zero: all derivatives are 0 there.
+    Where $x = 0$ and $y \le 0$ it is the constant zero: all derivatives are 0 there.
 
     Args:
         x: Floating-point tensor of any shape.
@@ -194,7 +194,7 @@ def xlogy(x: Tensor, y: Tensor) -> Tensor:
         Tensor of the broadcast shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch

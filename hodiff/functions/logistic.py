@@ -1,6 +1,6 @@
-r"""The logistic function $\sigma(z) = 1 / (1 + e^{-z})$ and the Functions that its derivatives are made of.
+r"""The logistic function $\sigma(z) = 1 / (1 + e^{-z})$ and the Functions that express its derivatives.
 
-Two Functions close the tower, without a difference of nearly equal numbers at any order:
+Two Functions express all derivatives, without a difference of nearly equal numbers at any order:
 
 $$ \sigma' = b, \qquad b' = -b\, t, \qquad t' = 2 b, \qquad b(z) = \sigma(z)\,\sigma(-z), \quad t(z) = \tanh(z/2). $$
 """
@@ -18,7 +18,8 @@ from hodiff.common.overriding import overridable
 from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating
 from hodiff.rules.elementwise import ElementwiseFunction
 
-# Beyond it every derivative of σ is zero in float64; products of it with the argument are zero too, not 0 · ∞.
+# Beyond this bound, every derivative of σ is zero in float64. Clamped arguments make its product with the argument
+# zero, too, not 0 · ∞.
 SATURATED = 1e3
 
 
@@ -34,7 +35,7 @@ class BellSlope(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, z: Tensor) -> Tensor:
-        """$b (t^2 - 2b)$."""
+        """Compute $b (t^2 - 2b)$."""
         b, t = Bell.call(z), HalfTanh.call(z)
         return b * (t * t - 2 * b)
 
@@ -51,7 +52,7 @@ class Bell(ElementwiseFunction):
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """By its derivative."""
+        """Multiply by the derivative."""
         return BellSlope.scaled(vector, *residuals)
 
 
@@ -67,7 +68,7 @@ class Logistic(ElementwiseFunction):
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """By its derivative."""
+        """Multiply by the derivative."""
         return Bell.scaled(vector, *residuals)
 
 
@@ -81,7 +82,7 @@ class HalfTanh(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, z: Tensor) -> Tensor:
-        """$2 b(z)$."""
+        """Compute $2 b(z)$."""
         return 2 * Bell.call(z)
 
 
@@ -90,19 +91,19 @@ class BernoulliEntropy(ElementwiseFunction):
 
     @staticmethod
     def forward(z: Tensor) -> Tensor:
-        """Compute it as a sum of positive terms, in terms of |z|, as it is even."""
+        """Compute it as a sum of positive terms in |z|, because it is even."""
         size = z.abs().clamp(max=SATURATED)
         return size * torch.sigmoid(-size) - F.logsigmoid(size)
 
     @staticmethod
     def slope(index: int, z: Tensor) -> Tensor:
-        """$-z b(z)$."""
+        """Compute $-z b(z)$."""
         z = z.clamp(-SATURATED, SATURATED)
         return -(z * Bell.call(z))
 
 
 class ScaledSigmoid(ElementwiseFunction):
-    """The Function behind `scaled_sigmoid`, for a constant scale. Saves its output, which the next layer keeps anyway.
+    """The Function behind `scaled_sigmoid`, for a constant scale. Saves its output, which the next layer saves anyway.
 
     The derivative is $y (1 - y/s)$, so its error is relative to the scale, not to itself, where σ is close to 1.
     """
@@ -116,12 +117,12 @@ class ScaledSigmoid(ElementwiseFunction):
 
     @staticmethod
     def residuals(inputs: Sequence[Any], output: Any) -> Sequence[Any]:
-        """The output and the scale."""
+        """Return the output and the scale."""
         return output, inputs[1]
 
     @staticmethod
     def slope(index: int, y: Tensor, scale: float) -> Tensor:
-        """$y (1 - y/s)$."""
+        """Compute $y (1 - y/s)$."""
         return Parabola.call(y, scale) if scale else y
 
 
@@ -135,7 +136,7 @@ class Parabola(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, y: Tensor, scale: float) -> Tensor:
-        """$1 - 2y/s$."""
+        """Compute $1 - 2y/s$."""
         return torch.rsub(y, 1, alpha=2 / scale)
 
 
@@ -143,10 +144,10 @@ class Parabola(ElementwiseFunction):
 def scaled_sigmoid(x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     r"""Logistic function between 0 and a scale, $s\,\sigma(x)$ with $\sigma(x) = 1 / (1 + e^{-x})$.
 
-    Backward needs the output alone, and the input is not kept, so that derivatives lose digits where the output is near
-    s: beyond x = 1 they have the absolute precision of $1 - \sigma(x)$, and at 37 they are zero in float64. Where that
-    tail counts, take `torch.sigmoid` within `hodiff.corrected()`, which keeps x. With a scale that is a tensor it
-    keeps $\sigma(x)$ and the scale: $\sigma = y/s$ is lost where a learned scale is zero.
+    Backward needs only the output, and the input is not saved. Derivatives therefore lose digits where the output is
+    near s: beyond x = 1 they have the absolute precision of $1 - \sigma(x)$, and at 37 they are zero in float64. If
+    that tail matters, use `torch.sigmoid` within `hodiff.corrected()`, which saves x. With a tensor as scale,
+    $\sigma(x)$ and the scale are saved, because $\sigma = y/s$ is lost where a learned scale is zero.
 
     Args:
         x: Floating-point tensor of any shape.
@@ -156,7 +157,7 @@ def scaled_sigmoid(x: Tensor, scale: Tensor | float = 1.0) -> Tensor:
         Tensor of the broadcast shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch

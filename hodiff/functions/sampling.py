@@ -1,4 +1,4 @@
-"""Samples that can be differentiated by the parameters of their distribution."""
+"""Samples that are differentiable with respect to the parameters of their distribution."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def gumbel_softmax(
 ) -> Tensor:
     r"""Relaxed one-hot sample of a class, $y = \operatorname{softmax}((x + g)/\tau)$ with Gumbel noise $g$.
 
-    The noise is drawn once, so that the sample is a smooth function of the logits and the temperature, and its
-    derivatives of every order are those of the soft sample, at this noise. With `hard` the values are the one-hot
-    vector of the largest element, whose class has the probabilities $\operatorname{softmax}(x)$ exactly, and the
-    derivatives of every order remain the soft sample's (straight-through).
+    The noise is drawn once, so that the sample is a smooth function of the logits and the temperature, and has the
+    derivatives of the soft sample at this noise. With `hard`, the value is the one-hot vector of the largest element,
+    whose class has exactly the probabilities $\operatorname{softmax}(x)$. Its derivatives of every order remain those
+    of the soft sample (straight-through).
 
-    Under `torch.func.vmap` pass `randomness="different"` or `"same"` to it, and no generator. Transforms that evaluate
-    a function several times want `sample_gumbel` outside and `perturbed_softmax` inside.
+    Under `torch.func.vmap`, pass `randomness="different"` or `"same"` to it, and no generator. For transforms that
+    evaluate a function several times, call `sample_gumbel` outside and `perturbed_softmax` inside.
 
     Args:
         logits: Floating-point tensor of unnormalized log-probabilities.
@@ -49,7 +49,7 @@ def gumbel_softmax(
         Tensor of the shape of `logits`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -69,15 +69,15 @@ def gumbel_softmax(
 def perturbed_softmax(
     logits: Tensor, noise: Tensor, temperature: Tensor | float = 1.0, hard: bool = False, dim: int = -1
 ) -> Tensor:
-    r"""`gumbel_softmax` with noise that is given: $\operatorname{softmax}((x + g)/\tau)$, a deterministic function.
+    r"""`gumbel_softmax` with given noise: $\operatorname{softmax}((x + g)/\tau)$, a deterministic function.
 
-    What evaluates a function several times, as transforms of `torch.func`, operators and checks do, sees one function.
-    The derivatives of every order are those of the soft sample, by the noise as well.
+    Code that evaluates a function several times, such as transforms of `torch.func`, operators and checks, sees one
+    function. Derivatives of every order, also with respect to the noise, are those of the soft sample.
 
     Args:
         logits: Floating-point tensor of unnormalized log-probabilities.
-        noise: Floating-point tensor of the same shape, as of `sample_gumbel`.
-        temperature: As of `gumbel_softmax`.
+        noise: Floating-point tensor of the same shape, as from `sample_gumbel`.
+        temperature: Temperature, as in `gumbel_softmax`.
         hard: Whether the values are one-hot.
         dim: The dimension of the classes.
 
@@ -85,7 +85,7 @@ def perturbed_softmax(
         Tensor of the shape of `logits`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -114,7 +114,7 @@ def sample_gumbel(like: Tensor, generator: torch.Generator | None = None) -> Ten
         Tensor of the shape of `like`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -126,7 +126,7 @@ def sample_gumbel(like: Tensor, generator: torch.Generator | None = None) -> Ten
     """
     require_floating("sample_gumbel", like=like)
     _require_generator("sample_gumbel", like, generator)
-    # In single precision at least: a uniform number in half precision is zero too often.
+    # Draw in single precision at least: a uniform number in half precision is zero too often.
     dtype = torch.promote_types(like.dtype, torch.float32)
     u = torch.rand(like.shape, generator=generator, dtype=dtype, device=like.device)
     limits = torch.finfo(dtype)
@@ -151,7 +151,7 @@ def _perturbed(name: str, logits: Tensor, noise: Tensor, temperature: Tensor | f
 
 
 def _one_hot(x: Tensor, dim: int) -> Tensor:
-    # Not of the softmax, in which a small temperature makes elements equal that are not.
+    # Take the maximum before the softmax, in which a small temperature makes unequal elements equal.
     return torch.zeros_like(x).scatter(dim, x.argmax(dim, keepdim=True), 1.0)
 
 

@@ -1,4 +1,4 @@
-r"""Functions of symmetric matrices by their eigenvalues, with derivatives where eigenvalues are equal or nearly so.
+r"""Functions of symmetric matrices, with derivatives that are right for equal or nearly equal eigenvalues.
 
 With $A = V \Lambda V^H$ and divided differences $f[\lambda_{i_0}, \dots, \lambda_{i_k}]$ the derivatives of $f(A)$ are
 sums of
@@ -6,8 +6,8 @@ sums of
 $$ D_k(A)[E_1, \dots, E_k] = V \Big( \sum f[\lambda_{i_0}, \dots, \lambda_{i_k}]\,
    \hat E^1_{i_0 i_1} \cdots \hat E^k_{i_{k-1} i_k} \Big) V^H, \qquad \hat E = V^H E V, $$
 
-whose own derivative by A puts one more factor in each place. Source: Higham, *Functions of Matrices* (2008), theorem
-3.11; Daleckii and Krein (1965).
+whose derivative with respect to A inserts one more factor in each place. Source: Higham, *Functions of Matrices*
+(2008), theorem 3.11; Daleckii and Krein (1965).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
 
-# Points of Gauss and Legendre, on the interval from 0 to 1.
+# Gauss-Legendre points and weights on the interval from 0 to 1.
 _POINTS, _WEIGHTS = (np.polynomial.legendre.leggauss(6)[0] + 1) / 2, np.polynomial.legendre.leggauss(6)[1] / 2
 
 
 class SpectralDerivative(AnyOrderFunction):
-    """$D_k(A)[E_1, …, E_k]$; saves its inputs."""
+    """The Function $D_k(A)[E_1, …, E_k]$. Saves its inputs."""
 
     @staticmethod
     def forward(A: Tensor, f: Any, *factors: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class SpectralDerivative(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """The cotangent closes the chain of factors, which is cut open elsewhere."""
+        """Insert the cotangent as a factor, and rotate the chain of factors cyclically."""
         if cotangent is None:
             return (None,) * len(ctx.needs_input_grad)
         (A, *factors), last = ctx.saved_tensors, cotangent.mH
@@ -70,7 +70,7 @@ class SpectralDerivative(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, A_t: Tensor | None, _: None, *tangents: Tensor | None) -> Any:
-        """One more factor in each place, and each factor's tangent in its own."""
+        """Insert the tangent of A in each place, and replace each factor by its tangent."""
         A, *factors = ctx.saved_tensors
         terms = []
         if A_t is not None:
@@ -84,7 +84,7 @@ class SpectralDerivative(AnyOrderFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], A: Tensor, f: Any, *factors: Tensor) -> tuple[Tensor, int]:
-        """The batch is one more in front."""
+        """Put the batch in front."""
 
         def in_front(x: Tensor, dim: int | None) -> Tensor:
             return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
@@ -96,11 +96,11 @@ class SpectralDerivative(AnyOrderFunction):
 def spectral_function(A: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
     r"""Compute $f(A) = V f(\Lambda) V^H$ of a symmetric or Hermitian matrix, with derivatives of every order.
 
-    Unlike those of `torch.linalg.eigh`, its derivatives are right where eigenvalues are equal or nearly equal. The
-    derivative of order k takes $n^{k+1}$ numbers for a matrix of n rows.
+    Its derivatives are right where eigenvalues are equal or nearly equal, unlike the derivatives of
+    `torch.linalg.eigh`. The derivative of order k takes $n^{k+1}$ numbers for a matrix of n rows.
 
     Args:
-        A: Symmetric or Hermitian matrices (..., n, n); of others the symmetric part $(A + A^H) / 2$ is taken.
+        A: Symmetric or Hermitian matrices (..., n, n); for other matrices, the symmetric part $(A + A^H) / 2$ is used.
         f: A smooth elementwise function of torch, such as `torch.log`, of a real tensor. It is called on eigenvalues
             and between neighbouring ones, and must not depend on tensors that are differentiated.
 
@@ -108,7 +108,7 @@ def spectral_function(A: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
         The matrices $f(A)$ (..., n, n).
 
     Raises:
-        InputError: If A is not made of square matrices of real or complex floating-point numbers, or f not callable.
+        InputError: If A does not hold square matrices of real or complex floating-point numbers, or f is not callable.
 
     Example:
         >>> import torch, hodiff
@@ -128,7 +128,7 @@ def spectral_function(A: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def divided_differences(f: Callable[[Tensor], Tensor], x: Tensor, order: int) -> Tensor:
-    """Divided differences of all choices of order + 1 of the points (..., n), with their limits: (..., n, …, n)."""
+    """Divided differences of all choices of order + 1 of the points (..., n), with limits: (..., n, …, n)."""
     n = x.shape[-1]
     grid = [x.reshape(*x.shape[:-1], *[n if i == k else 1 for i in range(order + 1)]) for k in range(order + 1)]
     points = torch.stack(torch.broadcast_tensors(*grid), -1).sort(-1).values
@@ -137,23 +137,24 @@ def divided_differences(f: Callable[[Tensor], Tensor], x: Tensor, order: int) ->
 
 
 def _differences(f: list[Callable[[Tensor], Tensor]], x: Tensor, scale: Tensor) -> Tensor:
-    """Divided differences of sorted points, the last dimension."""
+    """Divided differences of points that are sorted along the last dimension."""
     order = x.shape[-1] - 1
     if not order:
         return f[0](x[..., 0])
     low, high = x[..., 0], x[..., -1]
     gap, largest = high - low, torch.maximum(low.abs(), high.abs())
-    # Near points by an integral; on both sides of 0 only where they are near beside the largest eigenvalue.
+    # Use an integral for near points. Points on both sides of 0 are near only if their gap is small compared to the
+    # largest eigenvalue.
     near = torch.where(low * high > 0, gap <= largest / 8, gap <= torch.finfo(x.dtype).eps ** (1 / 3) * scale)
     apart = (_differences(f, x[..., 1:], scale) - _differences(f, x[..., :-1], scale)) / torch.where(near, 1, gap)
     return torch.where(near, _integral(f[order], torch.where(near.unsqueeze(-1), x, x[..., :1])), apart)
 
 
 def _integral(derivative: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    r"""Hermite and Genocchi's $\int f^{(k)}(\sum_i t_i x_i)\,dt$ over the simplex, by Gauss and Legendre's rule."""
+    r"""Hermite-Genocchi integral $\int f^{(k)}(\sum_i t_i x_i)\,dt$ over the simplex, by Gauss-Legendre quadrature."""
     order = x.shape[-1] - 1
     places = np.stack([each.ravel() for each in np.meshgrid(*[np.arange(len(_POINTS))] * order, indexing="ij")])
-    # The simplex as a cube: t_1 = u_1, t_2 = u_1 u_2 and so on, of which each step multiplies the one after.
+    # Map the simplex to a cube: t_1 = u_1, t_2 = u_1 u_2 and so on.
     u, powers = _POINTS[places], np.arange(order - 1, -1, -1)[:, None]
     steps = torch.as_tensor(u.cumprod(0).T, dtype=x.dtype, device=x.device)
     weights = torch.as_tensor((_WEIGHTS[places] * u**powers).prod(0), dtype=x.dtype, device=x.device)
@@ -165,5 +166,5 @@ def _derivative(f: Callable[[Tensor], Tensor], order: int) -> Callable[[Tensor],
     if not order:
         return f
     below = _derivative(f, order - 1)
-    # By reverse mode, as forward mode of torch.autograd.forward_ad holds no other inside.
+    # Use reverse mode, because torch.autograd.forward_ad does not nest.
     return torch.func.grad(lambda x: below(x).sum())

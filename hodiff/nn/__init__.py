@@ -1,4 +1,4 @@
-"""Modules whose derivatives are right to every order; they take the place of those in `torch.nn`."""
+"""Replacements for modules of `torch.nn`, with correct derivatives of every order."""
 
 from hodiff.nn.activations import GELU as GELU
 from hodiff.nn.activations import ClippedReLU as ClippedReLU

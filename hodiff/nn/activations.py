@@ -17,7 +17,7 @@ class Swish(nn.Module):
     r"""$x\,\sigma(\beta x)$ with a learned β.
 
     Args:
-        beta: The value that β starts from; a tensor gives one β for each feature, broadcast with the input.
+        beta: Initial value of β; a tensor gives one β per feature, broadcast with the input.
 
     Raises:
         InputError: If `beta` is neither a number nor a floating-point tensor.
@@ -42,7 +42,7 @@ class Swish(nn.Module):
         return swish(x, self.beta)
 
     def extra_repr(self) -> str:
-        """Value of β, or its shape."""
+        """Return the value of β, or its shape."""
         return f"beta={_described(self.beta)}"
 
 
@@ -50,7 +50,7 @@ class ScaledSigmoid(nn.Module):
     r"""$s\,\sigma(x)$ with a constant or learned scale.
 
     Args:
-        scale: The scale, or what it starts from; a tensor is broadcast with the input.
+        scale: The scale, or its initial value; a tensor is broadcast with the input.
         learned: Whether the scale is a parameter. If not, it is a constant, and a tensor becomes a buffer.
 
     Raises:
@@ -82,7 +82,7 @@ class ScaledSigmoid(nn.Module):
         return scaled_sigmoid(x, self.scale)
 
     def extra_repr(self) -> str:
-        """Value of the scale, or its shape."""
+        """Return the value of the scale, or its shape."""
         return f"scale={_described(self.scale)}, learned={self.learned}"
 
 
@@ -90,10 +90,10 @@ class ClippedReLU(nn.Module):
     r"""$\min(\max(x, 0), c)$; derivative 1 inside $(0, c)$, and 0 elsewhere.
 
     Args:
-        max: The ceiling c, a positive number; 6 by default, as of torch's `ReLU6`.
+        max: The ceiling c, a positive number; 6 by default, as in torch's `ReLU6`.
 
     Raises:
-        InputError: If `max` is no positive number.
+        InputError: If `max` is not a positive number.
 
     Example:
         >>> import torch
@@ -113,7 +113,7 @@ class ClippedReLU(nn.Module):
         return clipped_relu(x, self.max)
 
     def extra_repr(self) -> str:
-        """The ceiling."""
+        """Return the ceiling."""
         return f"max={self.max}"
 
 
@@ -176,7 +176,7 @@ class GELU(nn.Module):
         return gelu(x, self.approximate)
 
     def extra_repr(self) -> str:
-        """Which form."""
+        """Return the approximation."""
         return f"approximate={self.approximate!r}"
 
 
@@ -200,8 +200,8 @@ class Softplus(nn.Module):
     r"""$\frac{1}{\beta} \log(1 + e^{\beta x})$ with a constant or learned β.
 
     Args:
-        beta: The sharpness β, or what it starts from; a tensor is broadcast with the input.
-        threshold: Where βx is above it, the function is x; None for nowhere.
+        beta: The sharpness β, or its initial value; a tensor is broadcast with the input.
+        threshold: Bound on βx above which the function is x; None for no bound.
         learned: Whether β is a parameter. If not, it is a constant, and a tensor becomes a buffer.
 
     Raises:
@@ -234,7 +234,7 @@ class Softplus(nn.Module):
         return softplus(x, self.beta, self.threshold)
 
     def extra_repr(self) -> str:
-        """Value of β, or its shape, and the threshold."""
+        """Return the value of β, or its shape, and the threshold."""
         return f"beta={_described(self.beta)}, threshold={self.threshold}, learned={self.learned}"
 
 

@@ -1,4 +1,4 @@
-"""Modules of convolutions: those of torch, by `hodiff.functions`."""
+"""Convolution modules of torch, computed by `hodiff.functions`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.torch_internals.modules import padding_of_both_sides
 
 
 class Conv1d(torch.nn.Conv1d):
-    """`torch.nn.Conv1d` by `hodiff.functions.conv1d`.
+    """`torch.nn.Conv1d`, computed by `hodiff.functions.conv1d`.
 
     Example:
         >>> import torch
@@ -23,12 +23,12 @@ class Conv1d(torch.nn.Conv1d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """The convolution."""
+        """Apply `hodiff.functions.conv1d`."""
         return _convolve(self, conv1d, input)
 
 
 class Conv2d(torch.nn.Conv2d):
-    """`torch.nn.Conv2d` by `hodiff.functions.conv2d`.
+    """`torch.nn.Conv2d`, computed by `hodiff.functions.conv2d`.
 
     Example:
         >>> import torch
@@ -37,12 +37,12 @@ class Conv2d(torch.nn.Conv2d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """The convolution."""
+        """Apply `hodiff.functions.conv2d`."""
         return _convolve(self, conv2d, input)
 
 
 class Conv3d(torch.nn.Conv3d):
-    """`torch.nn.Conv3d` by `hodiff.functions.conv3d`.
+    """`torch.nn.Conv3d`, computed by `hodiff.functions.conv3d`.
 
     Example:
         >>> import torch
@@ -51,7 +51,7 @@ class Conv3d(torch.nn.Conv3d):
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """The convolution."""
+        """Apply `hodiff.functions.conv3d`."""
         return _convolve(self, conv3d, input)
 
 

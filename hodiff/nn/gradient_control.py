@@ -1,4 +1,4 @@
-"""Modules that change the gradient and nothing else."""
+"""Modules that change only the gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hodiff.functions.gradients.control import reverse_gradient, scale_gradient
 class GradientReversal(nn.Module):
     r"""The identity with Jacobian $-\lambda I$, for domain-adversarial training.
 
-    `strength` is a plain attribute, to be raised by a schedule.
+    `strength` is a plain attribute, which a schedule may raise.
 
     Args:
         strength: $\lambda$.
@@ -32,7 +32,7 @@ class GradientReversal(nn.Module):
         return reverse_gradient(x, self.strength)
 
     def extra_repr(self) -> str:
-        """The strength."""
+        """Return the strength."""
         return f"strength={self.strength}"
 
 
@@ -57,5 +57,5 @@ class ScaleGradient(nn.Module):
         return scale_gradient(x, self.factor)
 
     def extra_repr(self) -> str:
-        """The factor."""
+        """Return the factor."""
         return f"factor={self.factor}"

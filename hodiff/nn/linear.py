@@ -16,10 +16,10 @@ UNFUSED = {"relu": nn.ReLU, "tanh": nn.Tanh, "silu": nn.SiLU, "gelu": nn.GELU}
 
 
 class FusedLinear(nn.Linear):
-    """`torch.nn.Linear` and its activation in one, by `hodiff.functions.fused_linear`; parameters have the same names.
+    """`torch.nn.Linear` and an activation in one, by `hodiff.functions.fused_linear`; parameters keep their names.
 
-    Tools that look for layers of exactly the type `torch.nn.Linear` pass it over without a word, such as torch's
-    `quantize_dynamic`; give them `hodiff.nn.unfused(model)`. Those that take its subclasses too, as torchao, need not.
+    Tools that look for layers of exactly the type `torch.nn.Linear`, such as torch's `quantize_dynamic`, silently skip
+    it; pass them `hodiff.nn.unfused(model)`. Tools that accept subclasses, such as torchao, need no change.
 
     Args:
         in_features: Size of the last dimension of the input.
@@ -52,24 +52,24 @@ class FusedLinear(nn.Linear):
         return fused_linear(input, self.weight, self.bias, self.activation)
 
     def extra_repr(self) -> str:
-        """What `repr` shows."""
+        """Return the settings of the layer, and the activation."""
         return f"{super().extra_repr()}, activation={self.activation!r}"
 
 
 def unfused(model: nn.Module) -> nn.Module:
-    r"""A copy of a model in which each `FusedLinear` is a `torch.nn.Linear` followed by its activation.
+    r"""Return a copy of a model in which each `FusedLinear` is a `torch.nn.Linear` followed by its activation.
 
-    It computes the same, and is for tools that know layers by their exact type, such as torch's dynamic quantization.
-    Names of parameters grow by a "0", that of the layer in the pair.
+    The copy computes the same values, for tools that recognize layers by their exact type, such as torch's dynamic
+    quantization. Parameter names gain a "0", the index of the layer in the pair.
 
     Args:
-        model: A module, which stays as it is.
+        model: A module, which is not changed.
 
     Returns:
         The copy.
 
     Raises:
-        InputError: If `model` is no module.
+        InputError: If `model` is not a module.
 
     Example:
         >>> import torch
@@ -99,7 +99,7 @@ def unfused(model: nn.Module) -> nn.Module:
 
 
 def _pair(layer: FusedLinear) -> nn.Module:
-    """The layer and its activation, with the same parameters."""
+    """Split a layer into a linear layer and its activation, with the same parameters."""
     plain = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
     plain.weight, plain.bias = layer.weight, layer.bias
     return nn.Sequential(plain, UNFUSED[layer.activation]()).train(layer.training)

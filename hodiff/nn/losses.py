@@ -11,11 +11,11 @@ class CrossEntropyLoss(nn.Module):
     """Cross-entropy between logits and classes; see `hodiff.functions.cross_entropy`, whose arguments it takes.
 
     Args:
-        weight: Weight of each class (C,), kept as a buffer.
+        weight: Weight of each class (C,), stored as a buffer.
         ignore_index: Samples of this class do not count.
         reduction: "mean", "sum" or "none".
         label_smoothing: Share of the uniform distribution in the target.
-        chunk_size: Samples whose probabilities exist at once.
+        chunk_size: Number of samples whose probabilities exist at once.
 
     Example:
         >>> import torch
@@ -64,7 +64,7 @@ class CrossEntropyLoss(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Return the settings."""
         return (
             f"ignore_index={self.ignore_index}, reduction={self.reduction!r}, "
             f"label_smoothing={self.label_smoothing}, chunk_size={self.chunk_size!r}"
@@ -75,7 +75,7 @@ class HuberLoss(nn.Module):
     """Huber's loss; see `hodiff.functions.huber`.
 
     Args:
-        delta: Where it becomes linear.
+        delta: Residual at which the loss becomes linear.
         reduction: "mean", "sum" or "none".
 
     Example:
@@ -104,7 +104,7 @@ class HuberLoss(nn.Module):
         return huber(input, target, self.delta, self.reduction)
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Return the settings."""
         return f"delta={self.delta}, reduction={self.reduction!r}"
 
 
@@ -141,5 +141,5 @@ class HingeLoss(nn.Module):
         return hinge(input, target, self.margin, self.reduction)
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Return the settings."""
         return f"margin={self.margin}, reduction={self.reduction!r}"

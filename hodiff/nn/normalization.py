@@ -1,7 +1,7 @@
-"""Torch's normalization modules with derivatives that are right in every route and of every order.
+"""Torch's normalization modules, with correct derivatives of every order by every route.
 
-Each is a subclass of torch's module of the same name, with its arguments, parameters and state dict; only the
-arithmetic is hodiff's.
+Each module is a subclass of torch's module of the same name, with its arguments, parameters and state dict; only the
+computation is hodiff's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hodiff.functions.normalization import layers as functions
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """`torch.nn.LayerNorm` by `hodiff.functions.normalization.layer_norm`."""
+    """`torch.nn.LayerNorm`, computed by `hodiff.functions.normalization.layer_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize the trailing dimensions."""
@@ -23,7 +23,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """`torch.nn.RMSNorm` by `hodiff.functions.normalization.rms_norm`."""
+    """`torch.nn.RMSNorm`, computed by `hodiff.functions.normalization.rms_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize the trailing dimensions."""
@@ -31,7 +31,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class GroupNorm(torch.nn.GroupNorm):
-    """`torch.nn.GroupNorm` by `hodiff.functions.normalization.group_norm`."""
+    """`torch.nn.GroupNorm`, computed by `hodiff.functions.normalization.group_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize groups of channels."""
@@ -39,7 +39,7 @@ class GroupNorm(torch.nn.GroupNorm):
 
 
 class _BatchNorm:
-    """The forward pass of all batch normalizations, which stands before torch's."""
+    """Forward pass of all batch normalizations, which overrides torch's."""
 
     def forward(self: Any, input: Tensor) -> Tensor:
         """Normalize each channel, in training by the batch; momentum None averages over all batches."""
@@ -64,19 +64,19 @@ class _BatchNorm:
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d` by `hodiff.functions.normalization.batch_norm`."""
+    """`torch.nn.BatchNorm1d`, computed by `hodiff.functions.normalization.batch_norm`."""
 
 
 class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d` by `hodiff.functions.normalization.batch_norm`."""
+    """`torch.nn.BatchNorm2d`, computed by `hodiff.functions.normalization.batch_norm`."""
 
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d` by `hodiff.functions.normalization.batch_norm`."""
+    """`torch.nn.BatchNorm3d`, computed by `hodiff.functions.normalization.batch_norm`."""
 
 
 class _InstanceNorm:
-    """The arithmetic of all instance normalizations; torch's module keeps its care for inputs without a batch."""
+    """Computation of all instance normalizations; torch's module handles inputs without a batch."""
 
     def _apply_instance_norm(self: Any, input: Tensor) -> Tensor:
         momentum = 0.0 if self.momentum is None else self.momentum
@@ -87,12 +87,12 @@ class _InstanceNorm:
 
 
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
-    """`torch.nn.InstanceNorm1d` by `hodiff.functions.normalization.instance_norm`."""
+    """`torch.nn.InstanceNorm1d`, computed by `hodiff.functions.normalization.instance_norm`."""
 
 
 class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
-    """`torch.nn.InstanceNorm2d` by `hodiff.functions.normalization.instance_norm`."""
+    """`torch.nn.InstanceNorm2d`, computed by `hodiff.functions.normalization.instance_norm`."""
 
 
 class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
-    """`torch.nn.InstanceNorm3d` by `hodiff.functions.normalization.instance_norm`."""
+    """`torch.nn.InstanceNorm3d`, computed by `hodiff.functions.normalization.instance_norm`."""

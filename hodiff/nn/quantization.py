@@ -1,4 +1,4 @@
-"""Modules that quantize, with a step size that is learned."""
+"""Quantization modules with a learned step size."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from hodiff.functions.gradients.quantization import quantize_ste
 class FakeQuantize(nn.Module):
     r"""Uniform quantization by `hodiff.functions.quantize_ste`, with a learned step size.
 
-    The gradient of the step size is scaled by $1 / \sqrt{N q_+}$ with N numbers in the input, so that it moves at the
-    pace of the weights.
+    The gradient of the step size is scaled by $1 / \sqrt{N q_+}$ for N numbers in the input, so that the step size
+    changes at the pace of the weights.
 
     Args:
         bits: Number of bits.
-        symmetric: Whether the integers lie around zero, as for weights; else they start from zero, as for activations
-            that are not negative.
-        scale: First step size; `initialize_` sets it from data.
-        learnable: Whether the step size is a parameter, or a buffer.
-        device: Of the step size.
-        dtype: Of the step size.
+        symmetric: Whether the integers lie around zero, as for weights; else they start from zero, as for nonnegative
+            activations.
+        scale: Initial step size; `initialize_` sets it from data.
+        learnable: Whether the step size is a parameter; else it is a buffer.
+        device: Device of the step size.
+        dtype: Dtype of the step size.
 
     Attributes:
         scale: The step size.
 
     Raises:
-        InputError: If `bits` or `scale` is not what it should be.
+        InputError: If `bits` or `scale` is invalid.
 
     Example:
         >>> import torch
@@ -78,13 +78,13 @@ class FakeQuantize(nn.Module):
         r"""Set the step size to $2 \overline{|x|} / \sqrt{q_+}$.
 
         Args:
-            x: Numbers of the kind to be quantized, not all zero.
+            x: Sample of the numbers to be quantized, not all zero.
 
         Returns:
             This module.
 
         Raises:
-            InputError: If that is not a positive number.
+            InputError: If the step size is not a positive number.
         """
         scale = 2 * x.abs().mean() / math.sqrt(self.highest)
         if not 0 < float(scale) < math.inf:
@@ -93,9 +93,9 @@ class FakeQuantize(nn.Module):
         return self
 
     def forward(self, x: Tensor) -> Tensor:
-        """Quantize."""
+        """Quantize the input."""
         if torch.compiler.is_compiling():
-            # A size that is a symbol has no square root that is a number, and float16 ends before most sizes.
+            # A symbolic size has no numeric square root, and most sizes exceed the range of float16.
             wide = torch.promote_types(self.scale.dtype, torch.float32)
             factor = torch.full((), x.numel(), dtype=wide, device=self.scale.device).clamp(min=1).mul(self.highest)
             scale = scale_gradient(self.scale.to(wide), factor.rsqrt()).to(self.scale.dtype)
@@ -104,5 +104,5 @@ class FakeQuantize(nn.Module):
         return quantize_ste(x, self.bits, scale=scale, symmetric=self.symmetric)
 
     def extra_repr(self) -> str:
-        """The grid."""
+        """Return the grid."""
         return f"bits={self.bits}, symmetric={self.symmetric}"

@@ -1,4 +1,4 @@
-"""Modules that sample."""
+"""Sampling modules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GumbelSoftmax(nn.Module):
 
     @property
     def temperature(self) -> Tensor | float:
-        """The temperature now."""
+        """The current temperature."""
         return self.initial_temperature if self.log_temperature is None else self.log_temperature.exp()
 
     def forward(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -59,6 +59,6 @@ class GumbelSoftmax(nn.Module):
         return gumbel_softmax(logits, temperature, self.hard, self.dim, generator)
 
     def extra_repr(self) -> str:
-        """The settings."""
+        """Return the settings."""
         learnable = ", learnable=True" if self.log_temperature is not None else ""
         return f"temperature={self.initial_temperature}, hard={self.hard}, dim={self.dim}{learnable}"

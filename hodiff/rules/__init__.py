@@ -1,1 +1,1 @@
-"""How a Function of any order is made: its rules, their nesting and batching, and what it refuses."""
+"""Parts of Functions of any order: rules, nesting, batching and argument checks."""

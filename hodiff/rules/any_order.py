@@ -1,4 +1,4 @@
-"""The base class of Functions with a forward-mode rule, and how to call it so that `torch.compile` can train."""
+"""Base class of Functions with a forward-mode rule that `torch.compile` can train through."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class AnyOrderFunction(Function):
-    """A `torch.autograd.Function` with `jvp` that may stand in compiled code; call it by `call`.
+    """A `torch.autograd.Function` with `jvp` that works in compiled code; run it by `call`.
 
-    Dynamo refuses a Function with `jvp` where a gradient is recorded, and never calls the rule. So every subclass has a
-    twin without, whose `backward` compiled training runs; compiled transforms of `torch.func` differentiate what
-    `forward` consists of, but for a call that is one node of dynamo's graph.
+    Dynamo rejects a Function with `jvp` where a gradient is recorded, and never calls the rule. So every subclass has a
+    twin without `jvp`, whose `backward` runs in compiled training. Compiled transforms of `torch.func` differentiate
+    the operators of `forward`, except in a call that is one node of dynamo's graph.
     """
 
     _is_twin = False
 
     @staticmethod
     def call(*inputs: Any) -> Any:
-        """Apply the Function to all its arguments, or its twin where dynamo traces."""
+        """Apply the Function, or its twin if dynamo traces, to all of its arguments."""
         raise NotImplementedError
 
     def __init_subclass__(cls) -> None:
-        """Make the twin, after whatever the classes between make of the subclass."""
+        """Create the twin of the subclass."""
         super().__init_subclass__()
         if not cls._is_twin and cls.forward is not Function.forward:
-            # Function.apply asks for it each time, and would work it out anew.
+            # Cache the signature, which Function.apply would compute at each call.
             cls.forward.__signature__ = inspect.signature(cls.forward)  # type: ignore[attr-defined]
             twin = type(cls.__name__, (cls,), {"_is_twin": True, "__module__": cls.__module__})
             twin.jvp = staticmethod(Function.jvp)  # type: ignore[attr-defined]
@@ -48,23 +48,23 @@ class AnyOrderFunction(Function):
 
 
 def _either(function: Any, twin: Any) -> Callable[..., Any]:
-    # Function.apply fills in defaults, which a call with all arguments does not need: a third of a small call's time.
+    # Function.apply fills in defaults, which takes a third of a small call's time; `call` gets all arguments.
     plain = super(Function, function).apply
 
     forward = function.forward
     batches = function.vmap is not Function.vmap and not function.generate_vmap_rule
 
-    # A closure, as dynamo reads no attribute of a Function and looks none up in a table.
+    # Use a closure: dynamo neither reads attributes of a Function nor looks it up in a table.
     def call(*inputs: Any) -> Any:
         if traced_by_dynamo():
-            # Dynamo of torch 2.13 hands a context to a `forward` of any number of arguments where nothing records.
+            # Dynamo of torch 2.13 passes a context to a variadic `forward` if nothing is recorded.
             return twin.apply(*inputs) if not in_transform() and _records(inputs) else forward(*inputs)
         if in_transform():
             if batches and innermost_is_vmap():
                 return call_batched(function, call, inputs)
             return function.apply(*inputs)
         inputs = unwrap_all_ended(inputs)
-        # Where nothing records, as in a last backward pass, the formula alone will do.
+        # If nothing is recorded, as in a last backward pass, the formula suffices.
         if not torch.is_grad_enabled() and not in_forward_mode():
             return forward(*inputs)
         return plain(*inputs)
@@ -73,7 +73,7 @@ def _either(function: Any, twin: Any) -> Callable[..., Any]:
 
 
 def traced_by_dynamo() -> bool:
-    """Whether dynamo reads this code, or an export runs it; not where a compiler runs what dynamo left as one node."""
+    """Whether dynamo traces this code, or an export runs it; False inside a node that dynamo left opaque."""
     return torch.compiler.is_dynamo_compiling() or (torch.compiler.is_compiling() and torch.compiler.is_exporting())
 
 
@@ -82,8 +82,8 @@ def _records(inputs: tuple[Any, ...]) -> bool:
 
 
 def in_dtype(t: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert a result of `forward`, or hand it on."""
-    # Compiled by torch 2.11, a result that `to` hands on as it is loses its gradient, and nothing is said.
+    """Convert a result of `forward` to a dtype, if it has another."""
+    # Compiled by torch 2.11, a result that `to` returns unchanged silently loses its gradient.
     return t if t.dtype == dtype else t.to(dtype)
 
 
@@ -96,15 +96,15 @@ def outside_graphs(function: F) -> F:
             # `torch.compiler.disable` takes a second to import.
             return _disabled(function)(*args, **kwargs) if is_dynamo_loaded() else function(*args, **kwargs)
 
-    # Keeps dynamo from looking into this wrapper, too.
+    # Keep dynamo from tracing this wrapper, too.
     hide_from_dynamo(outside)
     return cast(F, outside)
 
 
 def _disabled(function: Any) -> Any:
-    """The function under `torch.compiler.disable`, made once."""
-    # Not kept in the closure of a wrapper: dynamo, where it meets such a frame, takes what one closure holds for what
-    # all do. Nor in a table, which would keep functions alive.
+    """Return the function under `torch.compiler.disable`, cached as its attribute."""
+    # Do not cache it in the closure of a wrapper: dynamo assumes that all closures of such a frame hold the same value.
+    # A table would keep functions alive.
     known = vars(function)
     if "outside_graphs" not in known:
         known["outside_graphs"] = torch.compiler.disable(function)

@@ -1,4 +1,4 @@
-"""What the plain functions in front of Functions refuse, in one wording."""
+"""Argument checks of the public functions, with uniform messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.errors import InputError
 
 
 def require_floating(function: str, **arguments: Any) -> None:
-    """Refuse what is not a real floating-point tensor."""
+    """Raise if an argument is not a real floating-point tensor."""
     for name, value in arguments.items():
         if not isinstance(value, Tensor):
             raise InputError(
@@ -29,12 +29,12 @@ def require_floating(function: str, **arguments: Any) -> None:
             )
 
 
-# What torch's operators compute in; 8-bit and 4-bit floating point is for storage.
+# Dtypes that torch's operators compute in; 8-bit and 4-bit floating point is for storage.
 _COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def require_dense_floating(function: str, **arguments: Any) -> None:
-    """Refuse what is not a dense tensor of real floating-point numbers that torch computes in."""
+    """Raise if an argument is not a dense floating-point tensor of 16 bits or more."""
     require_floating(function, **arguments)
     require_dense(function, **arguments)
     for name, value in arguments.items():
@@ -46,7 +46,7 @@ def require_dense_floating(function: str, **arguments: Any) -> None:
 
 
 def require_dense(function: str, **arguments: Tensor) -> None:
-    """Refuse tensors that do not hold all their elements."""
+    """Raise if a tensor is not dense."""
     for name, value in arguments.items():
         if not has_strides(value):
             raise InputError(
@@ -55,7 +55,7 @@ def require_dense(function: str, **arguments: Tensor) -> None:
 
 
 def require_one_device(function: str, **arguments: Any) -> None:
-    """Refuse tensors of several devices; other arguments are passed over."""
+    """Raise if tensors are on several devices; other arguments are ignored."""
     devices = {name: value.device for name, value in arguments.items() if isinstance(value, Tensor)}
     first = next(iter(devices.values()))
     if any(each != first for each in devices.values()):
@@ -64,7 +64,7 @@ def require_one_device(function: str, **arguments: Any) -> None:
 
 
 def require_number_or_floating(function: str, **arguments: Any) -> None:
-    """Refuse what is neither a real number nor a real floating-point tensor."""
+    """Raise if an argument is neither a real number nor a real floating-point tensor."""
     for name, value in arguments.items():
         if isinstance(value, Tensor):
             require_floating(function, **{name: value})
@@ -75,7 +75,7 @@ def require_number_or_floating(function: str, **arguments: Any) -> None:
 
 
 def require_broadcastable(function: str, **arguments: Any) -> None:
-    """Refuse tensors whose shapes do not broadcast; other arguments are passed over."""
+    """Raise if the shapes of tensors do not broadcast; other arguments are ignored."""
     shapes = {name: tuple(value.shape) for name, value in arguments.items() if isinstance(value, Tensor)}
     if shapes and not broadcast(*shapes.values()):
         listing = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
@@ -107,7 +107,7 @@ def broadcasts_to(shape: Sequence[int], to: Sequence[int]) -> bool:
 
 
 def _comparison() -> Callable[[Any, Any], bool]:
-    """Whether two sizes differ; where they are symbols without numbers, torch compares them when the graph runs."""
+    """Return a predicate for unequal sizes; symbols whose comparison is undecided count as equal."""
     if not torch.compiler.is_compiling():
         return operator.ne
     from torch.fx.experimental.symbolic_shapes import guard_or_false  # slow to import
@@ -116,7 +116,7 @@ def _comparison() -> Callable[[Any, Any], bool]:
 
 
 def require_dims(function: str, x: Tensor, dim: Any) -> tuple[int, ...]:
-    """The dimensions as sorted non-negative ints; refused if one is no int, out of range, or given twice."""
+    """Return dimensions as sorted non-negative ints; raise if any is not an int, out of range or repeated."""
     given = (dim,) if isinstance(dim, int) else tuple(dim)
     rank = max(x.dim(), 1)
     for each in given:

@@ -1,4 +1,4 @@
-"""What `torch.autocast` does to the arguments of operators, for Functions and rules that stand for one of them."""
+"""Casts of `torch.autocast`, for Functions and rules that replace an operator of torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-# Under autocast, torch casts 16-bit arguments of the functions in IN_FLOAT32 to float32, and float32 arguments of those
+# Under autocast, torch casts 16-bit arguments of functions in IN_FLOAT32 to float32, and float32 arguments of functions
 # in LOWERED to 16 bits (ATen/autocast_mode.h and .cpp). Composites of such functions are listed, too.
 _LOSSES = (
     "binary_cross_entropy_with_logits cosine_embedding_loss cross_entropy hinge_embedding_loss huber_loss kl_div "
@@ -31,15 +31,15 @@ LOWERED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
 
 
 def cast_by_autocast(name: str, arguments: Any) -> tuple[Any, str] | None:
-    """Cast the arguments of a torch function as `torch.autocast` does, where it is on.
+    """Cast the arguments of a torch function as `torch.autocast` does, if it is on.
 
     Args:
-        name: The function, as users write it.
+        name: Name of the function, as users write it.
         arguments: A pytree.
 
     Returns:
-        The arguments, and the type of the device; None where nothing is cast. Compute with
-        them under `without_autocast`.
+        The arguments, and the type of the device, or None if nothing is cast. Compute with the arguments under
+        `without_autocast`.
     """
     function = name.rpartition(".")[2]
     for device, in_float32 in IN_FLOAT32.items():
@@ -62,22 +62,23 @@ def _is_cast(argument: Any, device: str, dtype: torch.dtype) -> bool:
 
 
 def autocast_like_torch(*arguments: Any) -> tuple[Any, ...]:
-    """Lower tensors as `torch.autocast` lowers those of a matrix product or convolution; float64 stays, as in torch."""
-    # A Function calls operators below autocast in forward and again in backward, where autocast is off; so that both
-    # see the same dtype, the cast stands in front of the Function and is differentiated with it. float64 stays.
+    """Cast tensors as `torch.autocast` casts arguments of a matrix product; float64 is kept."""
+    # A Function calls operators below autocast in forward and again in backward, where autocast is off. To give both
+    # the same dtype, cast before the Function, and differentiate the cast with it.
     return tuple(_lowered(each) if isinstance(each, Tensor) else each for each in arguments)
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:
-    """The dtype that `torch.autocast` lowers to on a type of device; None where it is off."""
-    # dynamo does not trace the question in torch 2.11; of devices with tensors only meta has no autocast.
+    """Return the dtype that `torch.autocast` casts to on a type of device, or None if it is off."""
+    # Dynamo of torch 2.11 does not trace `is_autocast_available`; among devices with tensors, only meta has no
+    # autocast.
     compiling = torch.compiler.is_compiling()
     available = device != "meta" if compiling else torch.amp.is_autocast_available(device)
     return torch.get_autocast_dtype(device) if available and torch.is_autocast_enabled(device) else None
 
 
 def without_autocast(device: str) -> AbstractContextManager[Any]:
-    """Operators as they are: a formula has its precision, which autocast would lower, and kernels have it anyway."""
+    """Context manager that turns autocast off, so that formulas keep the precision of their tensors."""
     return nullcontext() if autocast_dtype(device) is None else torch.autocast(device, enabled=False)
 
 

@@ -1,8 +1,8 @@
-r"""Functions of many rows evaluated a block of rows at a time, with derivatives of any order that are so as well.
+r"""Functions of many rows, evaluated a block of rows at a time, with derivatives of any order by blocks as well.
 
-A formula maps tensors of two roles to outputs of two roles: what has rows (dimension -2) enters in blocks and its
-results are joined; what is shared enters whole and its results are summed. The pullback of such a formula is one
-again: gradients by rows are rows, gradients by what is shared are sums. So a derivative of any order holds one block.
+A formula takes tensors with rows (dimension -2) block by block, and shared tensors whole. Outputs with rows are joined;
+shared outputs are summed over blocks. The pullback of such a formula has the same form: gradients of tensors with rows
+have rows, gradients of shared tensors are sums. So a derivative of any order holds one block.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from hodiff.rules.nesting import nestable_jvp
 
 Formula = Callable[..., tuple[Tensor, ...]]
 
-# Numbers in one block of the widest intermediate, 8 MiB in float32: sums over blocks cost more below.
+# Elements of the widest intermediate in one block, 8 MiB in float32; for smaller blocks, sums over blocks cost more.
 BLOCK = 2**21
 FEWEST_ROWS = 16
 
 
 class Plan(NamedTuple):
-    """Which tensors have rows, and how many rows make a block.
+    """The tensors that have rows, and the number of rows in a block.
 
     Attributes:
         length: Number of rows.
-        width: Numbers in one row of the widest intermediate.
+        width: Elements in one row of the widest intermediate.
         inputs: Whether each input has rows.
         outputs: Whether each output has rows.
     """
@@ -43,24 +43,24 @@ class Plan(NamedTuple):
 
     @property
     def block(self) -> int:
-        """Rows of a block."""
+        """Number of rows in a block."""
         return max(FEWEST_ROWS, BLOCK // max(self.width, 1))
 
 
 @dataclass(frozen=True)
 class WithKernel:
-    """A formula, and a kernel that may take all rows at once, where it does not return None."""
+    """A formula with a kernel for all rows at once, which returns None to fall back to the formula."""
 
     formula: Formula
     kernel: Callable[..., tuple[Tensor, ...] | None]
 
     def __call__(self, start: int, *tensors: Any) -> tuple[Tensor, ...]:
-        """The formula, of one block."""
+        """Evaluate the formula on one block."""
         return self.formula(start, *tensors)
 
 
 def blockwise(formula: Formula, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """Evaluate a formula of a first row and tensors on each block; join outputs that have rows, and sum the others."""
+    """Evaluate a formula block by block; join outputs that have rows, and sum shared outputs."""
     if isinstance(formula, WithKernel):
         found = formula.kernel(*tensors)
         if found is not None:
@@ -86,7 +86,7 @@ def _by_blocks(formula: Formula, plan: Plan, tensors: Sequence[Tensor | None]) -
 
 
 class RowBlocks(AnyOrderFunction):
-    """`blockwise` with derivatives by blocks. Saves its inputs."""
+    """The Function of `blockwise`, with derivatives by blocks. Saves its inputs."""
 
     @staticmethod
     def forward(formula: Formula, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
@@ -104,7 +104,7 @@ class RowBlocks(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        """The pullback of the formula, by blocks."""
+        """Compute the pullback of the formula by blocks."""
         tensors, needed = ctx.saved_tensors, ctx.needs_input_grad[2:]
         wanted = tuple(i for i, need in enumerate(needed) if need)
         given = tuple(i for i, each in enumerate(cotangents) if each is not None)
@@ -123,12 +123,12 @@ class RowBlocks(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, _formula: None, _plan: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        """The pushforward of the formula, by blocks."""
+        """Compute the pushforward of the formula by blocks."""
         return pushed(ctx.formula, ctx.plan, ctx.saved_tensors, tangents)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], formula: Formula, plan: Plan, *tensors: Tensor | None) -> Any:
-        """The batch joins the dimensions before the rows."""
+        """Add the batch to the dimensions before the rows."""
         front = all_batched(info.batch_size, in_dims[2:], tensors)
         outputs = RowBlocks.call(formula, plan._replace(width=plan.width * info.batch_size), *front)
         return outputs, (0,) * len(outputs)
@@ -137,7 +137,7 @@ class RowBlocks(AnyOrderFunction):
 def pushed(
     formula: Formula, plan: Plan, tensors: Sequence[Tensor | None], tangents: Sequence[Tensor | None]
 ) -> tuple[Tensor, ...]:
-    """The pushforward of a formula along tangents of some of its tensors, by blocks."""
+    """Compute the pushforward of a formula by blocks; a tangent of None is zero."""
     given = tuple(i for i, each in enumerate(tangents) if each is not None)
     plan = plan._replace(inputs=(*plan.inputs, *(plan.inputs[i] for i in given)))
     found: tuple[Tensor, ...] = RowBlocks.call(
@@ -147,7 +147,7 @@ def pushed(
 
 
 def all_batched(size: int, in_dims: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """Give every tensor the batch in front: gradients by one without would come out summed over the batch."""
+    """Move or expand the batch to the front of every tensor, as unbatched ones would get summed gradients."""
     return tuple(
         each if each is None else each.expand(size, *each.shape) if dim is None else each.movedim(dim, 0)
         for each, dim in zip(tensors, in_dims, strict=True)
@@ -163,7 +163,7 @@ def _pullback(formula: Formula, wanted: Sequence[int], given: Sequence[int], sta
 def _pushforward(formula: Formula, given: Sequence[int], start: int, *tensors: Any) -> Any:
     inputs, tangents = tensors[: len(tensors) - len(given)], tensors[len(tensors) - len(given) :]
     outputs, pull = _linearized(formula, given, None, start, inputs)
-    # The transpose of the pullback: torch.autograd.forward_ad, which may be at work outside, does not nest.
+    # Transpose the pullback, because torch.autograd.forward_ad may be active outside and does not nest.
     transposed: Any = torch.func.vjp(pull, tuple(torch.zeros_like(each) for each in outputs))
     (found,) = transposed[1](tangents)
     return found

@@ -1,4 +1,4 @@
-"""The base of every elementwise Function: a formula and its slopes, and all rules of torch follow."""
+"""Base class of elementwise Functions, which derives all rules of torch from a formula and its slopes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodiff.rules.nesting import nestable_jvp
 class ElementwiseFunction(AnyOrderFunction):
     r"""$y = f(x_1, \dots, x_m)$ elementwise, with broadcasting, from a formula and its partial derivatives.
 
-    A subclass gives `forward(*inputs)` and `slope(index, *residuals)`, or `scaled_slope` where the product with a
+    A subclass defines `forward(*inputs)` and `slope(index, *residuals)`, or `scaled_slope` if the product with a
     tangent or cotangent has a Function of its own; backward, jvp and the batching rule follow. Inputs are tensors or
     Python constants, which get no gradient.
 
@@ -26,8 +26,8 @@ class ElementwiseFunction(AnyOrderFunction):
     Attributes:
         saves_output: Whether `residuals` reads the output. Forward mode saves the inputs and computes the output
             again, as a saved output is not yet part of an outer graph.
-        kernel: The name in `hodiff.kernels.fused` of a function of one tensor that has a kernel, which then computes
-            `forward`, and `scaled` without a tensor in between.
+        kernel: Name in `hodiff.kernels.fused` of a function of one tensor that has a kernel. The kernel computes
+            `forward`, and `scaled` without an intermediate tensor.
     """
 
     saves_output = False
@@ -35,32 +35,32 @@ class ElementwiseFunction(AnyOrderFunction):
 
     @staticmethod
     def slope(index: int, *residuals: Any) -> Tensor | float:
-        """Partial derivative by input `index`, made of differentiable operators of the residuals."""
+        """Partial derivative with respect to input `index`, by differentiable operators of the residuals."""
         raise NotImplementedError
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """A tangent or cotangent times `slope`."""
+        """Multiply a tangent or cotangent by `slope`."""
         raise NotImplementedError
 
     @staticmethod
     def pull(cotangent: Tensor, wanted: Sequence[bool], shapes: Sequence[Any], *residuals: Any) -> list[Tensor | None]:
-        """Cotangents of the wanted inputs, reduced to their shapes; for a subclass where they share work."""
+        """Return cotangents of the wanted inputs, summed to their shapes; override it to share work."""
         raise NotImplementedError
 
     @staticmethod
     def scaled(vector: Tensor, *inputs: Any) -> Tensor:
-        """A tensor times the function: a Function of its own where that saves passes over memory."""
+        """Multiply a tensor by the function, in one Function if that saves passes over memory."""
         raise NotImplementedError
 
     @staticmethod
     def residuals(inputs: Sequence[Any], output: Any) -> Sequence[Any]:
-        """What backward needs: the inputs, unless a subclass needs less. No computation belongs here."""
+        """Select the values that backward needs: the inputs, unless overridden. Do not compute anything here."""
         del output
         return inputs
 
     def __init_subclass__(cls) -> None:
-        # torch.compile traces plain functions only, so the rules are made for each class instead of class methods.
+        # torch.compile traces plain functions only, so make the rules for each class instead of class methods.
         if "kernel" in cls.__dict__:
             cls.forward = staticmethod(_with_kernel(cls.kernel, cls.forward))  # type: ignore[method-assign]
         super().__init_subclass__()
@@ -112,7 +112,7 @@ def _make_scaled(cls: type[ElementwiseFunction]) -> Callable[..., Tensor]:
 
 
 def _times_function(cls: Any) -> Any:
-    """The Function $v f(x)$ of v and x."""
+    """Create the Function $v f(x)$ of v and x."""
 
     class Times(ElementwiseFunction):
         @staticmethod
@@ -129,7 +129,7 @@ def _times_function(cls: Any) -> Any:
     one_by_one = Times.backward
 
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        # Where nothing records what happens here, one pass serves both cotangents.
+        # If nothing records the backward pass, one pass computes both cotangents.
         if cotangent is not None and all(ctx.needs_input_grad) and cls.kernel in fused.pullbacks():
             vector, x = ctx.saved_tensors
             if vector.shape == x.shape and fused.takes(vector, x, cotangent):

@@ -1,8 +1,8 @@
 """Forward mode inside forward mode for `torch.autograd.Function`.
 
-Torch calls a Function's `jvp` with forward mode switched off, so that the tangent of the input does not run through
-the formula a second time. But it switches off every level: an outer forward pass then takes the tangent for a constant
-and returns zero, silently. `nestable_jvp` removes only the tangent of the pass that calls.
+Torch calls a Function's `jvp` with forward mode switched off, so that the tangent of the input does not run through the
+formula a second time. But it switches off every level: an outer forward pass then treats the tangent as a constant and
+silently returns zero. `nestable_jvp` removes only the tangent of the pass that calls.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hodiff.torch_internals.autograd.wrapped_tensors import without_tangent
 def nestable_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
     r"""Make a Function's `jvp` differentiable by every enclosing forward pass.
 
-    Decorate the rule below `@staticmethod`. It sees what `ctx` keeps without the tangents of the pass that calls it
-    and with those of all passes around it, so that forward-over-forward, and any deeper nesting, is right.
+    Decorate the rule below `@staticmethod`. The rule sees the tensors of `ctx` without the tangents of the pass that
+    calls it, and with the tangents of all enclosing passes. So forward-over-forward, and any deeper nesting, is right.
 
-    hodiff's transforms and `hodiff.corrected()` do so for every Function by themselves; the mark is for those who take
-    derivatives by torch alone.
+    hodiff's transforms and `hodiff.corrected()` do this for every Function; the decorator is for derivatives that torch
+    takes alone.
 
     Args:
-        rule: `jvp(ctx, *tangents)`, made of differentiable torch operators or other Functions. Tensors come from
+        rule: `jvp(ctx, *tangents)`, composed of differentiable torch operators or other Functions. Tensors come from
             `ctx.saved_tensors` (`ctx.save_for_forward` in `setup_context`) or attributes of `ctx`.
 
     Returns:
@@ -73,7 +73,7 @@ def nestable_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Undressed:
-    """A Function's context whose tensors carry no tangent of the pass that is running."""
+    """A Function's context whose tensors carry no tangent of the running pass."""
 
     def __init__(self, ctx: Any, level: int):
         vars(self).update(_ctx=ctx, _level=level)
@@ -90,7 +90,7 @@ class _Undressed:
 
 
 def _undressed(value: Any, level: int) -> Any:
-    """The tensors of a container without a tangent of that level; what is no container has none that torch shows."""
+    """Remove the tangent of a level from a tensor or the tensors of a container."""
     if isinstance(value, Tensor):
         return without_tangent(value, level)
     if isinstance(value, list | tuple | dict):
@@ -99,7 +99,7 @@ def _undressed(value: Any, level: int) -> Any:
 
 
 def without_own_tangents(pushed: Any) -> Any:
-    """What a rule returned, without the tangents that it carries along from where a context does not show them."""
+    """Remove the tangents of the innermost forward pass from the results of a rule."""
     level = innermost_jvp_level()
     if level is None:
         return pushed

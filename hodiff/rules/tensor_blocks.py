@@ -1,4 +1,4 @@
-"""Blocks of a tensor that are worked on one at a time, so that intermediate results stay small."""
+"""Blocks of a tensor that are processed one at a time, so that intermediate results stay small."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from hodiff.torch_internals.autograd.legacy_batching import is_legacy_batched
 from hodiff.torch_internals.tensors import is_zero_without_memory
 
-# Numbers in a block: what a processor's caches hold, and what keeps a GPU busy.
+# Elements in a block: as many as fit a processor's caches, or keep a GPU busy.
 AUTO = {"cpu": 2**20, "cuda": 2**25}
 
 
 def block_size(chunk_size: int | str | None, x: Tensor, dim: int) -> int | None:
-    """Numbers in a block of so many samples; a sample is all that one index outside of `dim` has. None is no limit."""
-    # Compiled code is not cut, and sizes may be symbols there.
+    """Number of elements in a block of `chunk_size` samples along `dim`, or None for no limit."""
+    # Do not cut compiled code, where sizes may be symbols.
     if chunk_size is None or torch.compiler.is_compiling():
         return None
     if isinstance(chunk_size, str):
@@ -26,20 +26,20 @@ def block_size(chunk_size: int | str | None, x: Tensor, dim: int) -> int | None:
 
 
 def allows_in_place(*tensors: Tensor | None) -> bool:
-    """Whether `forward` may change in place what it computes from the tensors."""
+    """Whether `forward` may change its intermediate results in place."""
     # Not under `torch.compile`, which differentiates through it; not with the zeros without memory that forward mode
-    # hands over; and not with `is_grads_batched=True`, which batches what it sees without asking for a rule.
+    # passes; and not with `is_grads_batched=True`, which batches tensors without asking for a rule.
     if torch.compiler.is_compiling():
         return False
     present = [each for each in tensors if each is not None]
-    # What stands for a tensor, as a jet does, has no memory to write to.
+    # A stand-in for a tensor, such as a jet, has no memory to write to.
     return all(
         isinstance(each, Tensor) and not (is_zero_without_memory(each) or is_legacy_batched(each)) for each in present
     )
 
 
 def blocks(dim: int, limit: int | None, x: Tensor, *others: Tensor) -> list[tuple[slice, ...]]:
-    """Slices that cut what is in front of `dim` (negative) into blocks of at most `limit` numbers, where they can."""
+    """Slices that cut the dimensions before `dim` (negative) into blocks of at most `limit` elements, if possible."""
     if limit is None or x.numel() <= limit or not allows_in_place(x, *others):
         return [()]
     return list(_cuts(x.shape, dim, limit))
@@ -61,14 +61,14 @@ def _cuts(shape: torch.Size, dim: int, limit: int) -> Iterator[tuple[slice, ...]
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> list[int]:
-    """The shape that shapes broadcast to; torch's function of the name takes longer than a small product."""
+    """Return the shape that shapes broadcast to, faster than torch.broadcast_shapes."""
     rank = max(map(len, shapes))
     aligned = [(1,) * (rank - len(shape)) + tuple(shape) for shape in shapes]
     return [next((size for size in sizes if size != 1), 1) for sizes in zip(*aligned, strict=True)]
 
 
 def block_of(tensor: Tensor, slices: tuple[slice, ...], rank: int) -> Tensor:
-    """A view of the part of a tensor that meets a block, where the tensor broadcasts with what was cut to it."""
+    """Return a view of the part of a tensor that broadcasts with a block, given the slices of the block."""
     if not slices:
         return tensor
     missing = rank - tensor.dim()

@@ -1,4 +1,4 @@
-"""Attention on a CPU, in float32 and float64: what the C++ kernels take, and calling them."""
+"""Attention on a CPU, in float32 and float64, by C++ kernels."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hodiff.kernels.attention.options import Options
 from hodiff.kernels.fused_library import is_plain, run, unwatched
 
 _KERNELS = {torch.float32: "float", torch.float64: "double"}
-# Rows of a panel, which is held against all keys: more use a product's operands more often, fewer fit a cache.
+# Rows of a panel, which is multiplied with all keys: more rows reuse operands more often, fewer fit a cache.
 HEIGHT = 32
-# What rows come in, and the bytes of a line of cache, where memory begins.
+# Multiple to which rows are rounded, and bytes of a cache line, to which memory is aligned.
 _STEP, _LINE = 16, 64
-# Bands are compared in integers of a lane.
+# Bands are compared as integers of a vector lane.
 _FARTHEST = 2**30
 
 
 def takes(inputs: Mapping[str, Tensor]) -> bool:
-    """Whether the kernels may read these tensors, in float32 and float64 once they are converted."""
+    """Whether the kernels support these tensors once they are converted to float32 or float64."""
     if not unwatched():
         return False
     q = inputs["q"]
@@ -37,9 +37,9 @@ def takes(inputs: Mapping[str, Tensor]) -> bool:
 def attention(
     inputs: Mapping[str, Tensor], results: Sequence[str], options: Options, head_keys: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """Those wanted of "out" and of the gradients by "q", "k", "v", "mask", or their tangents if tangents are given."""
-    # Each has the batch of everything together, and what was broadcast is for the caller to sum; but the gradient by
-    # the mask has the mask's shape.
+    """Compute the wanted among "out" and the gradients of "q", "k", "v", "mask", or, given tangents, their tangents."""
+    # Results have the joint batch, and the caller sums over broadcast dimensions. Only the gradient of the mask has the
+    # mask's shape.
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
     batch = torch.broadcast_shapes(*(each.shape[:-2] for each in inputs.values()))
     heads, (length, keys) = math.prod(batch), (q.shape[-2], k.shape[-2])
@@ -111,14 +111,14 @@ def _described(tensor: Tensor) -> problem.Tensor:
 
 
 def _chunks(groups: int, panels: int, threads: int) -> int:
-    """Into how many pieces the rows of a group are cut, so that all threads have work."""
+    """Number of pieces into which the rows of a group are cut, so that all threads have work."""
     if groups % threads == 0 or groups >= 2 * threads:
         return 1
     return min(panels, -(-2 * threads // groups))
 
 
 def _slices(pieces: int, shared: int, threads: int) -> int:
-    """Into how many pieces the heads of a group are cut as well, each with a gradient by the mask of its own."""
+    """Number of pieces into which the heads of a group are cut, each with its own gradient of the mask."""
     if pieces % threads == 0 or pieces >= 2 * threads:
         return 1
     return min(shared, -(-2 * threads // pieces))

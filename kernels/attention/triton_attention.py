@@ -1,13 +1,14 @@
 r"""Attention and its derivatives to second order by Triton, in memory that is linear in both lengths.
 
-With $P$ the weights, $\delta(t)$ the row sums of $P \circ t$ and $G$ the cotangent of $O$, two identities leave no row
-sum that would need a pass of its own: $\delta(\bar P)$ is the row sum of $G \circ O$, with dropout as well, and its
-tangent that of $\dot G \circ O + G \circ \dot O$. So a gradient takes the passes of `triton_output` and
-`triton_gradients`, and so does its tangent; no pass adds to what another wrote, and results are the same in every run.
+With $P$ the weights, $\delta(t)$ the row sums of $P \circ t$ and $G$ the cotangent of $O$, two identities avoid
+separate passes for row sums: $\delta(\bar P)$ is the row sum of $G \circ O$, with dropout as well, and its tangent is
+the row sum of $\dot G \circ O + G \circ \dot O$. So a gradient takes the passes of `triton_output` and
+`triton_gradients`, and so does its tangent. No pass adds to results of another pass, and results are the same in every
+run.
 
-Sums run in float32, or in float64 for float64. Numbers that are computed and then multiplied with tensors, weights
-among them, are rounded to bfloat16 for bfloat16 tensors and to 11 bits for float16. Float32 tensors are multiplied as
-`triton_tiles` says, with errors of about twice those of plain float32.
+Sums run in float32, or in float64 for float64. Computed numbers that are multiplied with tensors, such as weights, are
+rounded to bfloat16 for bfloat16 tensors and to 11 bits for float16. `triton_tiles` multiplies float32 tensors, with
+about twice the errors of plain float32.
 
 Source: T. Dao, "FlashAttention-2", 2023, sections 3.1 and 3.2, for value and gradient; their tangents are derived in
 docs/explanations/attention_second_order.md.
@@ -42,12 +43,12 @@ if triton.knobs.runtime.interpret or tuple(map(int, triton.__version__.split("."
 
 
 class Saved(NamedTuple):
-    """What a value leaves to its gradient, which then needs one pass less.
+    """Results of a value that save its gradient one pass.
 
     Attributes:
         out: The value.
-        top: Greatest score of each row, zero where it sees no key.
-        inverse: 1 over the sum of exponentials of scores less the greatest, zero where the row sees no key.
+        top: Greatest score of each row, zero if the row sees no key.
+        inverse: 1 over the sum of exponentials of scores minus the greatest, zero if the row sees no key.
     """
 
     out: Tensor
@@ -56,18 +57,18 @@ class Saved(NamedTuple):
 
 
 def takes(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether dtypes and head sizes suit."""
+    """Whether the kernels support the dtypes and head sizes."""
     return q.dtype in _ACCUMULATORS and q.dtype == k.dtype == v.dtype and max(q.shape[-1], v.shape[-1]) <= WIDEST
 
 
 def value(options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None) -> Tensor:
-    r"""$O = P V$.
+    r"""Compute $O = P V$.
 
     Args:
-        options: The numbers.
+        options: Options of attention.
         q: Tensor (..., L, E), float16, bfloat16 or float32; with Triton 3.9 also float64.
         k: Tensor (..., S, E), of as many dimensions and the same dtype; batch dimensions broadcast.
-        v: Tensor (..., S, F), likewise.
+        v: Tensor (..., S, F), of as many dimensions and the same dtype; batch dimensions broadcast.
         mask: Tensor that broadcasts with (..., L, S): boolean, True where a query sees a key, or floating-point, added
             to the scores; or None.
         seed: Integer tensor that broadcasts with (..., 1, 1), below 2**32, or None without dropout.
@@ -76,13 +77,13 @@ def value(options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None
         Tensor (..., L, F).
 
     Raises:
-        InputError: If `takes` refuses the tensors.
+        InputError: If `takes` is False for the tensors.
     """
     return value_to_save(options, q, k, v, mask, seed).out
 
 
 def value_to_save(options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None) -> Saved:
-    """`value`, and what saves `gradient` its first pass."""
+    """Compute `value`, and the row statistics that save `gradient` its first pass."""
     call = _Call(options, q, k, v, mask, seed)
     saved = Saved(call.output(), call.row_numbers(), call.row_numbers())
     call.output_pass(out=saved.out, top=saved.top, inverse=saved.inverse)
@@ -100,7 +101,7 @@ def tangent(
     k_t: Tensor | None,
     v_t: Tensor | None,
 ) -> Tensor:
-    r"""$\dot O$ of tangents of q, k and v, where None is zero."""
+    r"""Compute $\dot O$ for tangents of q, k and v; None is zero."""
     call = _Call(options, q, k, v, mask, seed)
     out_t = call.output()
     if q_t is None and k_t is None and v_t is None:
@@ -120,7 +121,7 @@ def gradient(
     g: Tensor,
     saved: Saved | None = None,
 ) -> tuple[Tensor, ...]:
-    r"""Those wanted of $\bar Q, \bar K, \bar V$ of a cotangent g (..., L, F): 9 matrix products, 7 with `saved`."""
+    r"""Compute the wanted $\bar Q, \bar K, \bar V$ of a cotangent g (..., L, F): 9 matrix products, 7 with `saved`."""
     if not any(wanted):
         return ()
     call = _Call(options, q, k, v, mask, seed)
@@ -150,14 +151,14 @@ def gradient_tangent(
     v_t: Tensor | None,
     g_t: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """The tangents of `gradient` and, last, of the output if wanted: 24 matrix products, 3 less without `g_t`."""
+    """Tangents of `gradient` and, last, of the output if wanted: 24 matrix products, 3 less without `g_t`."""
     call = _Call(options, q, k, v, mask, seed)
     out_t: tuple[Tensor, ...] = (call.output(),) if with_output else ()
     if q_t is None and k_t is None and v_t is None and g_t is None:
         inputs = zip((q, k, v), wanted, strict=True)
         return *(torch.zeros_like(each) for each, want in inputs if want), *(each.zero_() for each in out_t)
     tangents = {"q_t": q_t, "k_t": k_t, "v_t": v_t}
-    # What no pass will read is not written.
+    # Row numbers that no pass reads are not written.
     names = {
         "top": any(wanted),
         "inverse": any(wanted),
@@ -171,7 +172,7 @@ def gradient_tangent(
 
 
 class _Call:
-    """What the passes of one call share, in the form in which kernels take it."""
+    """Arguments that the passes of one call share, in the form that kernels take."""
 
     def __init__(self, options: Options, q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: Any):
         _require(q, k, v)
@@ -180,7 +181,7 @@ class _Call:
         self.batch = tuple(torch.broadcast_shapes(*(each.shape[:-2] for each in given)))
         self.length, self.keys = q.shape[-2], k.shape[-2]
         self.head, self.wide = v.shape[-1], torch.promote_types(q.dtype, torch.float32)
-        # Sizes of 1 index nothing, but a kernel's tuple may not be empty.
+        # Dimensions of size 1 need no index, but a kernel's tuple may not be empty.
         several: list[int | None] = [dim for dim, size in enumerate(self.batch) if size > 1]
         self.dims = several[::-1] or [None]
         furthest = self.length + self.keys
@@ -215,36 +216,36 @@ class _Call:
         }
 
     def argument(self, t: Tensor | None) -> Any:
-        """A tensor with its strides, or None."""
+        """Return a tensor with its strides, or None."""
         if t is None:
             return None
         strides = t.expand(*self.batch, *t.shape[-2:]).stride()
         return t, self.picked(strides[:-2]), strides[-2], strides[-1]
 
     def numbering(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Strides that number the weights for dropout: 0 along what they are broadcast over."""
+        """Return strides that number the weights for dropout: 0 along broadcast dimensions."""
         strides = [0 if size == 1 else math.prod(shape[dim + 1 :]) for dim, size in enumerate(shape)]
         return self.picked([0] * (len(self.batch) - len(strides)) + strides)
 
     def picked(self, strides: Any) -> tuple[int, ...]:
-        """Those of the batch dimensions that count, the last one first."""
+        """Select the strides of batch dimensions larger than 1, the last one first."""
         return tuple(0 if dim is None else strides[dim] for dim in self.dims)
 
     def output(self) -> Tensor:
-        """Room for an output."""
+        """Allocate an output."""
         return self.inputs[2].new_empty(*self.batch, self.length, self.head)
 
     def row_numbers(self) -> Tensor:
-        """Room for a number a row."""
+        """Allocate one number per row."""
         return self.inputs[0].new_empty(*self.batch, self.length, dtype=self.wide)
 
     def output_pass(self, **tensors: Any) -> None:
-        """Launch a program a tile of queries."""
+        """Launch one program per tile of queries."""
         names = ("g", "q_t", "k_t", "v_t", "g_t", "out", "out_t")
         self.launch(output_pass, "ROWS", self.length, names, tensors)
 
     def gradients(self, wanted: tuple[bool, ...], of_second_order: bool, **tensors: Any) -> tuple[Tensor, ...]:
-        """Launch the passes that make those wanted."""
+        """Launch the passes that compute the wanted gradients."""
         room = [self.room_like(each) if want else None for each, want in zip(self.inputs, wanted, strict=True)]
         names = ("g", "q_t", "k_t", "v_t", "g_t")
         if wanted[1] or wanted[2]:
@@ -259,12 +260,12 @@ class _Call:
         return tuple(each.sum_to_size(like.shape).to(like.dtype) for each, like in pairs if each is not None)
 
     def room_like(self, t: Tensor) -> Tensor:
-        """For a gradient, which is summed in wide numbers over what was broadcast."""
+        """Allocate a gradient, in wide numbers if it is summed over broadcast dimensions."""
         broadcast = t.shape[:-2] != self.batch
         return t.new_empty(*self.batch, *t.shape[-2:], dtype=self.wide if broadcast else t.dtype)
 
     def launch(self, kernel: Any, block: str, length: int, names: Any, tensors: Any, **constants: Any) -> None:
-        """One program a tile of `length` and a batch index."""
+        """Launch one program per tile of `length` and batch index."""
         rows = {name: tensors.get(name) for name in ("top", "inverse", "bar", "mean", "bar_t")}
         arguments = {name: self.argument(tensors.get(name)) for name in names}
         given = [name for name, each in (self.shared | rows | arguments).items() if each is not None]
@@ -279,7 +280,7 @@ class _Call:
 
 
 def _padded(size: int) -> int:
-    """Tiles have powers of two columns, and products at least 16."""
+    """Round a size up to a power of two, as tiles require, and to at least 16, as products require."""
     return max(16, triton.next_power_of_2(size))
 
 

@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-r"""The passes over the tiles of attention that make its gradients or their tangents, and recompute the weights.
+r"""Passes over the tiles of attention that compute its gradients or their tangents, and recompute the weights.
 
-- `keys_pass`, a program a tile of keys: $\bar K, \bar V$;
-- `queries_pass`, a program a tile of queries: $\bar Q$.
+- `keys_pass`, one program per tile of keys: $\bar K, \bar V$;
+- `queries_pass`, one program per tile of queries: $\bar Q$.
 
-Both read what `triton_output` has left of each row. They have in common all but what a program holds and what it runs
-over; Triton takes no packs of arguments, so that each lists its own.
+Both read the row statistics of `triton_output`. They differ only in the tile that a program holds and the tiles that it
+loops over. Triton supports no packed arguments, so each pass lists its own.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pulled_back(
     ACC: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    r"""$\bar U$ and its tangent, or of a pass of first order anything."""
+    r"""Compute $\bar U$ and its tangent, which is meaningless in a pass of first order."""
     above = thinned(pairs(g, v, None, ACC, TURNED), keep) - bar
     s_bar = p * above
     u_bar = through_cap(s_bar, bend, SOFTCAP)
@@ -63,14 +63,14 @@ def pulled_back(
             w += (s_t - mean) * above
         u_bar_t = through_cap(p * w, bend, SOFTCAP)
         if SOFTCAP is not None and s_t is not None:
-            # The slope of the cap moves as well: tanh'' = -2 tanh tanh'.
+            # The slope of the cap has a tangent as well: tanh'' = -2 tanh tanh'.
             u_bar_t += (-2 / SOFTCAP) * bend * u_t * u_bar
     return u_bar, u_bar_t
 
 
 @triton.jit
 def row_numbers(numbers, at, inside):
-    """Those of some queries, zero past the last."""
+    """Load the numbers of some queries, zero past the last."""
     return tl.load(numbers + at, mask=inside, other=0.0)
 
 
@@ -114,7 +114,7 @@ def keys_pass(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    r"""$\bar K = s \bar U^\top Q$ and $\bar V = P^\top G$, or their tangents."""
+    r"""Compute $\bar K = s \bar U^\top Q$ and $\bar V = P^\top G$, or their tangents."""
     tiles = tl.cdiv(keys, KEYS)
     batch = tl.program_id(0) // tiles
     first = tl.program_id(0) % tiles * KEYS
@@ -213,7 +213,7 @@ def queries_pass(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    r"""$\bar Q = s \bar U K$, or its tangent."""
+    r"""Compute $\bar Q = s \bar U K$, or its tangent."""
     tiles = tl.cdiv(length, ROWS)
     batch = tl.program_id(0) // tiles
     first = tl.program_id(0) % tiles * ROWS

@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-r"""The first pass over the tiles of attention, a program a tile of queries: the output, and sums of rows.
+r"""The first pass over the tiles of attention, one program per tile of queries: the output and row sums.
 
-It makes $O$, $\dot O$, and what `triton_gradients` needs of a row: the greatest score, the inverse of
+It computes $O$, $\dot O$, and the row statistics that `triton_gradients` needs: the greatest score, the inverse of
 $\sum_j e^{s_j - \max s}$, and three sums, $\delta(\bar P)$, $\delta(\dot S)$ and $\dot\delta(\bar P)$.
 
-The greatest score and the sum are kept apart, where others keep the logarithm of the sum of exponentials: in a row
-that a mask has lowered by as much as float32 holds, that logarithm has no digits left to tell one key from many.
+The greatest score and the sum are stored separately, not as the logarithm of the sum of exponentials. In a row that a
+mask lowers by nearly the range of float32, that logarithm has no digits left to distinguish one key from many.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def output_pass(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    r"""By running maxima; $\dot O = (P \circ \dot S) V + P \dot V - \delta(\dot S) O$."""
+    r"""Compute the output by running maxima; $\dot O = (P \circ \dot S) V + P \dot V - \delta(\dot S) O$."""
     tiles = tl.cdiv(length, ROWS)
     batch = tl.program_id(0) // tiles
     first = tl.program_id(0) % tiles * ROWS
@@ -91,7 +91,7 @@ def output_pass(
         v_tile = rows_of(v, start, keys, F, KEYS, PADDED_F)
         s, bend = scores(q, k_tile, mask, query, key, length, keys, low, high, SCALE, SOFTCAP, ACC, False)
         higher = tl.maximum(highest, tl.max(s, 1))
-        # Of a row that has seen nothing yet, -inf less -inf would be NaN.
+        # For a row that has seen no key yet, -inf minus -inf would be NaN.
         level = tl.where(higher == float("-inf"), 0.0, higher)
         p = tl.exp(s - level[:, None])
         fading = tl.exp(highest - level)
@@ -109,7 +109,7 @@ def output_pass(
             o_t = weighted(o_t, thin, rows_of(v_t, start, keys, F, KEYS, PADDED_F), ACC)
         highest = higher
 
-    # Zeros for a row that sees no key.
+    # A row that sees no key returns zeros.
     once = tl.where(total == 0, 0.0, 1 / tl.where(total == 0, 1.0, total))
     o = o * once[:, None]
     centre = centre * once

@@ -1,11 +1,11 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
-r"""The formulas of attention on one tile, queries against keys, each of them once.
+r"""The formulas of attention on one tile of queries and keys.
 
-A tile lies with queries along its rows or, TURNED, with keys along them, so that no product needs it transposed:
-numbers of a query then broadcast the other way. Elementwise formulas are the same for both.
-A tensor arrives as (first element, strides of its batch dimensions with the last one first, stride of its rows, stride
-of its columns); what is None is zero, and the formula without it is what is compiled.
-Scores are $S = c \tanh(U / c) + M$ with $U = s Q K^\top$, or $U + M$ where there is no cap.
+A tile has queries along its rows or, if TURNED, keys, so that no product needs a transposed tile. Numbers of a query
+then broadcast along the other axis. Elementwise formulas are the same for both.
+A tensor is passed as (first element, strides of its batch dimensions with the last one first, stride of its rows,
+stride of its columns); None is zero, and Triton compiles the formula without it.
+Scores are $S = c \tanh(U / c) + M$ with $U = s Q K^\top$, or $U + M$ without a cap.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import torch
 import triton
 import triton.language as tl
 
-# How float32 is multiplied: by tensor cores in three products of parts of 11 bits, which about doubles the error of a
-# sum of 64 to 1024. "ieee" holds factors in registers, of which it needs many times what there are, and on some tiles
-# LLVM in Triton 3.9 aborts the process over it; of AMD's cores it is the only one that all can.
+# Precision of float32 products. "tf32x3" uses tensor cores in three products of parts of 11 bits, which about doubles
+# the error of a sum of 64 to 1024 terms. "ieee" needs many times the available registers, and on some tiles LLVM in
+# Triton 3.9 aborts the process. It is the only precision that all of AMD's cores support.
 FLOAT32 = tl.constexpr("ieee" if torch.version.hip else "tf32x3")
-# Of numbers that have no more than these 11 bits, or need none.
+# Precision for numbers that have no more than these 11 bits, or need no more.
 ROUNDED = tl.constexpr("ieee" if torch.version.hip else "tf32")
-# The interpreter would multiply the bits of bfloat16 as if they were integers.
+# The interpreter would multiply the bits of bfloat16 as integers.
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
 def opened(tensor, sizes, batch):
-    """One batch index of a tensor: (first element, stride of rows, stride of columns)."""
+    """Select one batch index of a tensor: (first element, stride of rows, stride of columns)."""
     return tensor[0] + place(tensor[1], sizes, batch), tensor[2], tensor[3]
 
 
 @triton.jit
 def place(strides, sizes, batch):
-    """The offset of a batch index."""
+    """Compute the offset of a batch index."""
     offset = tl.zeros((), tl.int64)
     for dim in tl.static_range(len(sizes)):
         offset += (batch % sizes[dim]).to(tl.int64) * strides[dim]
@@ -42,14 +42,14 @@ def place(strides, sizes, batch):
 
 @triton.jit
 def rows_of(matrix, first, length, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
-    """Rows from `first` on, (ROWS, PADDED), with zeros around the matrix."""
+    """Load rows from `first` on, (ROWS, PADDED), with zeros around the matrix."""
     at, inside = _places(matrix, first, length, SIZE, ROWS, PADDED)
     return tl.load(at, mask=inside, other=0.0)
 
 
 @triton.jit
 def store_rows(matrix, first, length, values, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
-    """What `rows_of` would load."""
+    """Store rows from `first` on, inside the matrix."""
     at, inside = _places(matrix, first, length, SIZE, ROWS, PADDED)
     tl.store(at, values, mask=inside)
 
@@ -57,7 +57,7 @@ def store_rows(matrix, first, length, values, SIZE: tl.constexpr, ROWS: tl.const
 @triton.jit
 def _places(matrix, first, length, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDED: tl.constexpr):
     row, column = tl.arange(0, ROWS), tl.arange(0, PADDED)
-    # Only where a tile begins may lie more than 2**31 elements from the start.
+    # Only the beginning of a tile may be more than 2**31 elements from the start.
     start = matrix[0] + (tl.zeros((), tl.int64) + first) * matrix[1]
     inside = (row < length - first)[:, None]
     if SIZE != PADDED:
@@ -67,7 +67,7 @@ def _places(matrix, first, length, SIZE: tl.constexpr, ROWS: tl.constexpr, PADDE
 
 @triton.jit
 def keys_in_sight(first, keys, low, high, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """From which key, a multiple of KEYS, to before which a tile of queries sees any."""
+    """Return the range of keys that a tile of queries sees; it begins at a multiple of KEYS."""
     begin, end = 0, keys
     if low is not None:
         begin = tl.maximum(first + low, 0) // KEYS * KEYS
@@ -78,7 +78,7 @@ def keys_in_sight(first, keys, low, high, ROWS: tl.constexpr, KEYS: tl.constexpr
 
 @triton.jit
 def queries_in_sight(first, length, low, high, ROWS: tl.constexpr, KEYS: tl.constexpr):
-    """From which query, a multiple of ROWS, to before which any sees a tile of keys."""
+    """Return the range of queries that see a tile of keys; it begins at a multiple of ROWS."""
     begin, end = 0, length
     if high is not None:
         begin = tl.maximum(first - high, 0) // ROWS * ROWS
@@ -89,7 +89,7 @@ def queries_in_sight(first, length, low, high, ROWS: tl.constexpr, KEYS: tl.cons
 
 @triton.jit
 def pairs(a, b, total, ACC: tl.constexpr, TURNED: tl.constexpr):
-    r"""$A B^\top$, or its transpose, on top of a total or of nothing."""
+    r"""Compute $A B^\top$, or its transpose, plus a total; a total of None is zero."""
     a, b = factor(a), factor(b)
     if TURNED:
         return tl.dot(b, tl.trans(a), total, input_precision=FLOAT32, out_dtype=ACC)
@@ -99,7 +99,7 @@ def pairs(a, b, total, ACC: tl.constexpr, TURNED: tl.constexpr):
 
 @triton.jit
 def factor(a):
-    """What the hardware, or the interpreter, multiplies."""
+    """Convert a factor to a dtype that the hardware, or the interpreter, multiplies."""
     if INTERPRETED:
         return a.to(tl.float32) if a.dtype == tl.bfloat16 else a
     else:  # noqa: RET505
@@ -108,7 +108,7 @@ def factor(a):
 
 @triton.jit
 def pairs_tangent(a, b, a_t, b_t, ACC: tl.constexpr, TURNED: tl.constexpr):
-    r"""$\dot A B^\top + A \dot B^\top$, of which one may be None."""
+    r"""Compute $\dot A B^\top + A \dot B^\top$; one tangent may be None."""
     if b_t is None:
         return pairs(a_t, b, None, ACC, TURNED)
     elif a_t is None:  # noqa: RET505
@@ -119,8 +119,9 @@ def pairs_tangent(a, b, a_t, b_t, ACC: tl.constexpr, TURNED: tl.constexpr):
 
 @triton.jit
 def weighted(total, weights, values, ACC: tl.constexpr):
-    r"""$T + W X$ for numbers W that were computed."""
-    # Computed numbers have the range of float32: bfloat16 has it too, float16 has not, whose 11 bits fit in TF32.
+    """Compute $T + W X$ for computed numbers W."""
+    # Computed numbers have the range of float32. Bfloat16 has the same range; float16 does not, but its 11 bits fit in
+    # TF32.
     if values.dtype == tl.float16:
         return tl.dot(weights, values.to(tl.float32), total, input_precision=ROUNDED, out_dtype=ACC)
     else:  # noqa: RET505
@@ -143,7 +144,7 @@ def scores(
     ACC: tl.constexpr,
     TURNED: tl.constexpr,
 ):
-    r"""$S$, -inf where a query does not see a key, and $\tanh(U / c)$ or, where there is no cap, anything."""
+    r"""Compute $S$, -inf where a query does not see a key, and $\tanh(U / c)$, meaningless without a cap."""
     s = SCALE * pairs(q, k, None, ACC, TURNED)
     bend = s
     if SOFTCAP is not None:
@@ -168,14 +169,14 @@ def scores(
 def scores_tangent(
     q, k, q_t, k_t, bend, SCALE: tl.constexpr, SOFTCAP: tl.constexpr, ACC: tl.constexpr, TURNED: tl.constexpr
 ):
-    r"""$\dot U$ and $\dot S$, where one of $\dot Q$ and $\dot K$ may be None."""
+    r"""Compute $\dot U$ and $\dot S$; one of $\dot Q$ and $\dot K$ may be None."""
     u_t = SCALE * pairs_tangent(q, k, q_t, k_t, ACC, TURNED)
     return u_t, through_cap(u_t, bend, SOFTCAP)
 
 
 @triton.jit
 def through_cap(t, bend, SOFTCAP: tl.constexpr):
-    r"""$(1 - \tanh^2) t$, which takes $\dot U$ to $\dot S$ and $\bar S$ to $\bar U$."""
+    r"""Compute $(1 - \tanh^2) t$, which maps $\dot U$ to $\dot S$ and $\bar S$ to $\bar U$."""
     if SOFTCAP is None:
         return t
     else:  # noqa: RET505
@@ -184,7 +185,7 @@ def through_cap(t, bend, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def tanh(x):
-    """Right in relative terms, where `1 - exp` would cancel, too."""
+    """Compute tanh with a small relative error, also where `1 - exp` would cancel."""
     # A continued fraction of tanh, cut after seven terms: 1e-16 up to 0.3.
     y = x * x
     small = x * (135135 + y * (17325 + y * (378 + y))) / (135135 + y * (62370 + y * (3150 + y * 28)))
@@ -195,7 +196,7 @@ def tanh(x):
 
 @triton.jit
 def kept(seed, query, key, THRESHOLD: tl.constexpr, FACTOR: tl.constexpr, ACC: tl.constexpr):
-    """Factors of dropout by the same hash of counters as `hodiff.functions.attention.dropout.kept`."""
+    """Compute dropout factors by the same hash of counters as `hodiff.functions.attention.dropout.kept`."""
     row = mixed(seed + query.to(tl.uint32))
     drawn = mixed(row + key.to(tl.uint32) * 0x9E3779B9)
     return (drawn.to(tl.int64) >= THRESHOLD).to(ACC) * FACTOR
@@ -203,7 +204,7 @@ def kept(seed, query, key, THRESHOLD: tl.constexpr, FACTOR: tl.constexpr, ACC: t
 
 @triton.jit
 def thinned(p, keep):
-    """What dropout leaves of weights, or of cotangents of weights."""
+    """Apply dropout to weights, or to cotangents of weights."""
     if keep is None:
         return p
     else:  # noqa: RET505
@@ -220,6 +221,6 @@ def mixed(x):
 
 @triton.jit
 def seed_of(seed, numbering, sizes, batch):
-    """The seed of dropout, mixed with the number of the batch."""
+    """Load the seed of dropout, mixed with the number of the batch."""
     drawn = tl.load(opened(seed, sizes, batch)[0]).to(tl.uint32)
     return mixed(mixed(drawn) + place(numbering, sizes, batch).to(tl.uint32))

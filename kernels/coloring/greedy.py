@@ -1,7 +1,7 @@
-"""Calling the colorings of `greedy.cpp`: NumPy arrays in, colors, orders and forests out, memory from NumPy.
+"""Calls of the colorings in `greedy.cpp`, which take NumPy arrays and return colors, orders and forests.
 
-A graph comes as `starts` (n + 1) and `columns`, compressed rows in int32; `hodiff.kernels.fused_library.available` says
-whether these functions can be called.
+A graph is given as `starts` (n + 1) and `columns`, compressed rows in int32. If
+`hodiff.kernels.fused_library.available` is False, these functions cannot be called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORD = 64
 
 
 def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Array:
-    """Colors of columns, of which no two share a row; `starts` and `rows` are compressed columns."""
+    """Color columns so that columns of one color share no row; `starts` and `rows` are compressed columns."""
     colors = _none(len(starts) - 1)
 
     def attempt(words: int) -> int:
@@ -27,7 +27,7 @@ def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Arr
         forbidden = np.empty(words, np.uint64)
         return _run("distance2", len(colors), starts, rows, order, words, room, memory, counts, forbidden, colors)
 
-    # As many colors as the longest row has entries are needed.
+    # At least as many colors are needed as the longest row has entries.
     _with_enough_words(attempt, int(row_sizes.max(initial=1)) * 9 // 8, len(colors))
     return colors
 
@@ -40,7 +40,7 @@ def star(
     apart: bool = True,
     most: int | None = None,
 ) -> Array | None:
-    """Colors by which every path on four vertices has three; see `hodiff/sparse/coloring/interpreted.py`."""
+    """Color so that every path on four vertices has three colors; see `hodiff/sparse/coloring/interpreted.py`."""
     colors = _none(len(starts) - 1)
 
     def attempt(words: int) -> int:
@@ -56,7 +56,7 @@ def star(
 
 
 def acyclic(starts: Array, columns: Array, order: Array) -> Array:
-    """Colors of which no two make a cycle, and in which neighbours differ."""
+    """Color so that neighbours differ and no two colors form a cycle."""
     n, entries = len(starts) - 1, len(columns)
     colors, counts, occurrences = _none(n), np.zeros(n, np.int32), np.zeros(n, np.int32)
     nodes, parents, sizes = (np.empty(entries, np.int32) for _ in range(3))
@@ -74,7 +74,7 @@ def dynamic_order(
     rising: bool,
     least: bool,
 ) -> Array:
-    """An order in which the vertex with the least or the largest current degree is always next; see `orders.py`."""
+    """Order vertices so that the least or the largest current degree is always next; see `orders.py`."""
     n = len(degrees)
     most = int(degrees.max(initial=0))
     start = np.zeros(n, np.int32) if rising else degrees.astype(np.int32)
@@ -86,7 +86,7 @@ def dynamic_order(
 
 
 def shared_row_degrees(graph: tuple[Array, Array], rows: tuple[Array, Array]) -> Array:
-    """With how many other columns each shares a row."""
+    """Count for each column the other columns that share a row with it."""
     n = len(graph[0]) - 1
     degrees = np.empty(n, np.int32)
     _run("degrees", n, *graph, *rows, _none(n), degrees)
@@ -94,14 +94,14 @@ def shared_row_degrees(graph: tuple[Array, Array], rows: tuple[Array, Array]) ->
 
 
 def pairs(starts: Array, columns: Array, colors: Array, count: int) -> tuple[Array, Array]:
-    """For each entry the number of the pair of its row and its column's color, and how many entries each pair has."""
+    """Number the pairs of row and column color; return the pair of each entry, and the size of each pair."""
     numbers, sizes = np.empty(len(columns), np.int32), np.empty(len(columns), np.int32)
     found = _run("pairs", len(starts) - 1, starts, columns, colors, _none(count), numbers, sizes)
     return numbers, sizes[:found]
 
 
 def forest(nodes: int, first: Array, second: Array) -> tuple[Array, Array, Array, Array]:
-    """Root a forest, of which edges are given: parents, -1 for roots; places in a depth-first walk; sizes; depths."""
+    """Root a forest, given its edges: parents, -1 for roots; places in a depth-first walk; sizes; depths."""
     degrees, parents = np.zeros(nodes, np.int32), np.zeros(nodes, np.int32)
     queue, sizes, places, depths = (np.empty(nodes, np.int32) for _ in range(4))
     _run("forest", nodes, len(first), first, second, degrees, parents, queue, sizes, places, depths)
@@ -113,7 +113,7 @@ def _none(count: int) -> Array:
 
 
 def _sets(sizes: Array, words: int, kinds: int) -> tuple[Array, Array, Array]:
-    """Room of the sets of colors of each vertex, their memory, and the lengths of those that are lists."""
+    """Allocate the sets of colors of each vertex: offsets, memory, and the lengths of sets that are lists."""
     lists = (sizes.astype(np.int64) + 1) // 2
     room = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(np.minimum(lists, words), out=room[1:])
@@ -122,7 +122,7 @@ def _sets(sizes: Array, words: int, kinds: int) -> tuple[Array, Array, Array]:
 
 
 def _with_enough_words(attempt: Callable[[int], int], guess: int, most: int) -> bool:
-    """Color with room for about as many colors as guessed, and again with more until there is enough, or for `most`."""
+    """Color with room for the guessed number of colors, and retry with more until it suffices, up to `most`."""
     enough = -(-max(most, 1) // _WORD)
     words = min(guess // _WORD + 1, enough)
     while attempt(words) < 0:

@@ -1,4 +1,4 @@
-"""Rows of a tile of logits on a CPU, in float32 and float64: calls of the C++ kernels, which write over their input."""
+"""Rows of a tile of logits on a CPU, in float32 and float64, by C++ kernels that overwrite their input."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _KERNELS = {torch.float32: "float", torch.float64: "double"}
 
 
 def takes(*tiles: Tensor) -> bool:
-    """Whether the kernels may read and write over these logits and tangents of logits."""
+    """Whether the kernels support these logits and tangents of logits, which they overwrite."""
     dtype, shape = tiles[0].dtype, tiles[0].shape
     plain = dtype in _KERNELS and len(shape) == 2 and all(each.shape == shape for each in tiles)
     return plain and fused_library.takes(*tiles, dtype=dtype)
 
 
 def cotangent_(z: Tensor, lse: Tensor, g: Tensor, t: Tensor | None, r: Tensor | None, place: Tensor) -> Tensor:
-    """Write $g P + r$ over the logits, t more at the target, whose place is negative where it is elsewhere."""
+    """Overwrite logits with $g P + r$, plus t at the target; its place is negative if it is not in the tile."""
     _run("cotangent", [z], [lse, g, t, r], place)
     return z
 
@@ -33,16 +33,16 @@ def curvature_(
     everywhere: tuple[Tensor | None, Tensor | None],
     place: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    r"""Write $g P + r$ and $P (g \dot z - m) + \dot r$ over logits and tangent; at the target t and its tangent."""
+    r"""Overwrite logits and tangent by $g P + r$ and $P (g \dot z - m) + \dot r$, plus $t$, $\dot t$ at the target."""
     (t, t_t), (r, r_t) = at_target, everywhere
     _run("curvature", [z, z_t], [lse, g, mean, t, r, t_t, r_t], place)
     return z, z_t
 
 
 def _run(name: str, tiles: list[Tensor], numbers: list[Tensor | None], place: Tensor) -> None:
-    """Numbers a row are (rows, 1), of any dtype and strides."""
+    """Run a kernel; numbers per row are (rows, 1), of any dtype and strides."""
     z = tiles[0]
-    # They have to live until the kernel is done.
+    # The converted tensors have to live until the kernel is done.
     numbers = [None if each is None else each.to(z.dtype).contiguous() for each in numbers]
     place = place.contiguous()
     pointers = [None if each is None else each.data_ptr() for each in (*tiles, *numbers, place)]

@@ -1,4 +1,4 @@
-"""A bias and an activation in one Function, which keeps less than the two do apart."""
+"""A bias and an activation in one Function, which saves less than two separate ones."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from hodiff.rules.nesting import nestable_jvp
 
 @dataclass(frozen=True)
 class Activation:
-    """What `bias_act` needs to know of an activation."""
+    """An activation of `bias_act`: its value and its derivative."""
 
     value: Callable[[Tensor], Tensor]
-    # Takes a tangent or cotangent and the output or pre-activation to its product with the derivative.
+    # Multiplies a tangent or cotangent by the derivative, given the tensor that `reads` names.
     transport: Callable[[Tensor, Any], Tensor]
-    # What it reads: "output", "preactivation", or "" for nothing.
+    # What `transport` reads: "output", "preactivation", or "" for nothing.
     reads: str
 
 
@@ -41,14 +41,14 @@ ACTIVATIONS = {
     "silu": Activation(SiLU.forward, SiLUSlope.scaled, "preactivation"),
 }
 
-# Those that read the pre-activation.
+# Activations that read the pre-activation.
 GATES = {"gelu": GELU.call, "silu": SiLU.call}
 
 
 class BiasAct(AnyOrderFunction):
     """The Function behind `bias_act`. Saves its output, or its inputs for gelu and silu, and nothing for the identity.
 
-    The pre-activation is never kept: it is computed again from the inputs.
+    The pre-activation is never saved, but recomputed from the inputs.
     """
 
     @staticmethod
@@ -71,7 +71,7 @@ class BiasAct(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
-        """One product with the activation's derivative, reduced to the shape of each input."""
+        """Multiply by the activation's derivative, and sum to the shape of each input."""
         if cotangent is None:
             return None, None, None
         activation = ACTIVATIONS[ctx.act]
@@ -92,7 +92,7 @@ class BiasAct(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor | None, b_tangent: Tensor | None, _: None) -> Tensor:
-        """The activation's derivative times the sum of the tangents."""
+        """Multiply the sum of the tangents by the activation's derivative."""
         x, b = ctx.saved_tensors
         activation = ACTIVATIONS[ctx.act]
         read = None
@@ -106,7 +106,7 @@ class BiasAct(AnyOrderFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, b: Tensor, act: str) -> tuple[Tensor, int]:
-        """Elementwise."""
+        """Apply the elementwise function to the whole batch."""
         x, b = batch_in_front(in_dims[:2], (x, b))
         return BiasAct.call(x, b, act), 0
 
@@ -115,19 +115,19 @@ class BiasAct(AnyOrderFunction):
 def bias_act(x: Tensor, b: Tensor, act: str = "relu") -> Tensor:
     r"""Add a bias and apply an activation, $a(x + b)$.
 
-    The derivative of relu at 0 is 0. Backward keeps the output for relu, sigmoid and tanh, the inputs for gelu and
-    silu, and never the pre-activation.
+    The derivative of relu at 0 is 0. Relu, sigmoid and tanh save the output for backward; gelu and silu save the
+    inputs. The pre-activation is never saved.
 
     Args:
         x: Floating-point tensor of any shape.
-        b: Floating-point tensor that broadcasts with `x`; for a bias of channels, of shape `(channels, 1, 1)`.
+        b: Floating-point tensor that broadcasts with `x`; a bias of channels has shape `(channels, 1, 1)`.
         act: `"identity"`, `"relu"`, `"sigmoid"`, `"tanh"`, `"gelu"` or `"silu"`.
 
     Returns:
         Tensor of the broadcast shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch

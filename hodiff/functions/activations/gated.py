@@ -44,14 +44,14 @@ class Swish(ElementwiseFunction):
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """$σ(z) + z b(z)$ by x and $x^2 b(z)$ by β, with $z = βx$ and b the derivative of σ."""
+        """Multiply by $σ(z) + z b(z)$ for x or $x^2 b(z)$ for β, with $z = βx$ and b the derivative of σ."""
         x, beta = residuals
         z = beta * x
         return SiLUSlope.scaled(vector, z) if index == 0 else x * Bell.scaled(vector * x, z)
 
     @staticmethod
     def pull(cotangent: Tensor, wanted: Sequence[bool], shapes: Sequence[Any], *residuals: Any) -> list[Tensor | None]:
-        """The same, sharing z; a single β takes an inner product."""
+        """Pull back to x and β, sharing z; a single β takes an inner product."""
         x, beta = residuals
         z = beta * x
         if all(wanted) and fused.suit(cotangent, x, z):
@@ -64,11 +64,11 @@ class Swish(ElementwiseFunction):
 
 
 class GatePullback(AnyOrderFunction):
-    r"""$c\,(σ(z) + z b(z))$ and $c\,x\,b(z)$, from which both cotangents of `Swish` come. Saves its inputs."""
+    r"""The products $c\,(σ(z) + z b(z))$ and $c\,x\,b(z)$ for the cotangents of `Swish`. Saves its inputs."""
 
     @staticmethod
     def forward(c: Tensor, x: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute both."""
+        """Compute both products."""
         if c.shape == x.shape == z.shape and fused.takes(c, x, z):
             return fused.pullback("gate", z, x, c)
         return c * SiLUSlope.forward(z), c * x * Bell.forward(z)
@@ -83,7 +83,7 @@ class GatePullback(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, u: Tensor, w: Tensor) -> Any:
-        """By c, x and z."""
+        """Return the cotangents of c, x and z."""
         c, x, z = ctx.saved_tensors
         if u.shape == c.shape == x.shape == z.shape and fused.takes(u, w, c, x, z):
             return fused.gate_curvature(u, w, c, x, z)
@@ -95,7 +95,7 @@ class GatePullback(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, c_t: Tensor | None, x_t: Tensor | None, z_t: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Product rule."""
+        """Apply the product rule."""
         c, x, z = ctx.saved_tensors
         c_t, x_t, z_t = (torch.zeros_like(z) if each is None else each for each in (c_t, x_t, z_t))
         first = SiLUSlope.scaled(c_t, z) + SiLUCurvature.scaled(c * z_t, z)
@@ -103,20 +103,20 @@ class GatePullback(AnyOrderFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> Any:
-        """Elementwise."""
+        """Apply the elementwise function to the whole batch."""
         del info
         return GatePullback.call(*torch.broadcast_tensors(*batch_in_front(in_dims, inputs))), (0, 0)
 
 
 def _inner(a: Tensor, b: Tensor, shape: Sequence[int]) -> Tensor:
-    """The product of two tensors, reduced to a shape; in one pass where that is a single number."""
+    """Sum the product of two tensors to a shape; in one pass if the shape holds a single number."""
     if math.prod(shape) == 1 and a.shape == b.shape:
         return torch.dot(a.reshape(-1), b.reshape(-1)).reshape(shape)
     return (a * b).sum_to_size(shape)
 
 
 class SiLU(ElementwiseFunction):
-    """The Function behind `silu`. Saves its input: two inputs share an output, so the output would not do."""
+    """The Function behind `silu`. Saves its input, because the output does not determine it."""
 
     kernel = "silu"
 
@@ -127,7 +127,7 @@ class SiLU(ElementwiseFunction):
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """By its derivative."""
+        """Multiply by the derivative."""
         return SiLUSlope.scaled(vector, *residuals)
 
 
@@ -144,7 +144,7 @@ class GELU(ElementwiseFunction):
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """By its derivative."""
+        """Multiply by the derivative."""
         return GELUSlope.scaled(vector, *residuals)
 
 
@@ -161,7 +161,7 @@ class GELUTanh(ElementwiseFunction):
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """By its derivative."""
+        """Multiply by the derivative."""
         return GELUTanhSlope.scaled(vector, *residuals)
 
 
@@ -177,7 +177,7 @@ class Mish(ElementwiseFunction):
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """By its derivative."""
+        """Multiply by the derivative."""
         return MishSlope.scaled(vector, *residuals)
 
 
@@ -193,7 +193,7 @@ def swish(x: Tensor, beta: Tensor | float = 1.0) -> Tensor:
         Tensor of the broadcast shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -219,7 +219,7 @@ def silu(x: Tensor) -> Tensor:
         Tensor of the same shape.
 
     Raises:
-        InputError: If `x` is no floating-point tensor.
+        InputError: If `x` is not a floating-point tensor.
 
     Example:
         >>> import torch
@@ -246,7 +246,7 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
         Tensor of the same shape, to relative accuracy for negative `x` too.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -271,7 +271,7 @@ def mish(x: Tensor) -> Tensor:
         Tensor of the same shape.
 
     Raises:
-        InputError: If `x` is no floating-point tensor.
+        InputError: If `x` is not a floating-point tensor.
 
     Example:
         >>> import torch

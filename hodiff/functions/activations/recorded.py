@@ -1,14 +1,14 @@
-r"""Activations whose first two derivatives are computed where they are recorded, for many products at one point.
+r"""Activations that cache their first two derivatives, for many products at one point.
 
-A product with a Hessian pulls a cotangent through $y = g(x)$ and one through its gradient $c\,g'(x)$:
+A product with a Hessian pulls one cotangent through $y = g(x)$ and one through its gradient $c\,g'(x)$:
 
 $$ \bar x = \bar y\, g'(x), \qquad \bar c = u\, g'(x), \qquad \bar x = u\, [c\, g''(x)]. $$
 
-The factors belong to the point. Kept as numbers, they leave a multiplication to each product, where the operators of
-torch take exponentials again. Derivatives never go through them: whatever is recorded is made of Functions of x.
+The factors depend on the point alone. With cached factors, a product costs multiplications, while torch's operators
+recompute exponentials. Derivatives never go through the cache: a recorded backward pass uses Functions of x.
 
-Of tanh and sigmoid, whose derivatives are powers of the output that the next layer keeps anyway, torch keeps less: they
-are not in the table.
+tanh and sigmoid are not in the table: their derivatives are polynomials of the output, which the next layer saves
+anyway, so torch saves less.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 
-# Beyond it softplus is the identity, in torch.
+# Torch's softplus is the identity above this threshold.
 LINEAR = 20.0
 
 
 class Smooth(NamedTuple):
-    """An activation: its value, the numbers of its derivatives, and Functions of a vector times them."""
+    """An activation: its value, its first two derivatives, and Functions that multiply a vector by them."""
 
     value: Callable[[Tensor], Tensor]
     slope: Callable[[Tensor], Tensor]
@@ -73,7 +73,7 @@ SMOOTH = {
 
 
 class RecordedActivation(AnyOrderFunction):
-    """An activation and, as a constant, its derivative. Saves the input and that derivative."""
+    """An activation and, as a constant, its derivative. Saves the input and the derivative."""
 
     @staticmethod
     def forward(x: Tensor, name: str) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,7 @@ class RecordedActivation(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None, _: None) -> tuple[Tensor | None, None]:
-        """The cotangent times the derivative."""
+        """Multiply the cotangent by the derivative."""
         if cotangent is None:
             return None, None
         x, slope = ctx.saved_tensors
@@ -102,22 +102,22 @@ class RecordedActivation(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[Tensor, None]:
-        """The tangent times the derivative."""
+        """Multiply the tangent by the derivative."""
         (x,) = ctx.saved_tensors
         return SMOOTH[ctx.activation].scaled_slope(tangent, x), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, name: str) -> Any:
-        """Elementwise."""
+        """Apply the elementwise function to the whole batch."""
         return RecordedActivation.call(x.movedim(in_dims[0], 0), name), (0, 0)
 
 
 class RecordedSlope(AnyOrderFunction):
-    r"""$c\,g'(x)$ and, as a constant, $c\,g''(x)$. Saves c, x and both numbers that products need."""
+    r"""$c\,g'(x)$ and, as a constant, $c\,g''(x)$. Saves c, x, $g'(x)$ and $c\,g''(x)$."""
 
     @staticmethod
     def forward(c: Tensor, x: Tensor, slope: Tensor, name: str) -> tuple[Tensor, Tensor]:
-        """Compute both."""
+        r"""Compute $c\,g'(x)$ and $c\,g''(x)$."""
         return c * slope, c * SMOOTH[name].curvature(x)
 
     @staticmethod
@@ -131,7 +131,7 @@ class RecordedSlope(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, u: Tensor | None, _: None) -> tuple[Tensor | None, Tensor | None, None, None]:
-        r"""$u\,g'(x)$ by c and $u\,c\,g''(x)$ by x."""
+        r"""Return $u\,g'(x)$ for c and $u\,c\,g''(x)$ for x."""
         if u is None:
             return None, None, None, None
         c, x, slope, bend = ctx.saved_tensors
@@ -149,7 +149,7 @@ class RecordedSlope(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, c_t: Tensor | None, x_t: Tensor | None, *_: None) -> tuple[Tensor, None]:
-        """Product rule."""
+        """Apply the product rule."""
         c, x = ctx.saved_tensors
         smooth = SMOOTH[ctx.activation]
         terms = [] if c_t is None else [smooth.scaled_slope(c_t, x)]
@@ -158,13 +158,13 @@ class RecordedSlope(AnyOrderFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Any) -> Any:
-        """Elementwise; what is batched for one is batched for all."""
+        """Broadcast the batch to all inputs of the elementwise function."""
         tensors = torch.broadcast_tensors(*batch_in_front(in_dims[:3], inputs[:3]))
         return RecordedSlope.call(*tensors, inputs[3]), (0, 0)
 
 
 def record(x: Tensor, name: str) -> Tensor:
-    """The value of an activation of the table, recorded for many products."""
+    """Compute an activation of `SMOOTH`, recorded for many products."""
     value: Tensor = RecordedActivation.call(x, name)[0]
     return value
 

@@ -22,10 +22,10 @@ from hodiff.rules.nesting import nestable_jvp
 
 
 class ReLU(AnyOrderFunction):
-    """The Function behind `relu`. Saves its output, which the next layer keeps anyway.
+    """The Function behind `relu`. Saves its output, which the next layer saves anyway.
 
-    The output is detached before it masks the cotangent: the second derivative is zero, and so costs nothing, while
-    torch's own fills a tensor with zeros and adds it.
+    The output is detached before it masks the cotangent, so the zero second derivative costs nothing. Torch's own fills
+    a tensor with zeros and adds it.
     """
 
     @staticmethod
@@ -42,23 +42,23 @@ class ReLU(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Tensor | None:
-        """Cotangent where the output is positive."""
+        """Keep the cotangent where the output is positive."""
         return None if cotangent is None else where_positive(cotangent, ctx.saved_tensors[0])
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """Tangent where the input is positive."""
+        """Keep the tangent where the input is positive."""
         return where_positive(tangent, ctx.saved_tensors[0])
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, ...], x: Tensor) -> tuple[Tensor, int]:
-        """Elementwise."""
+        """Apply the elementwise function to the whole batch."""
         return ReLU.call(x), in_dims[0]
 
 
 def where_positive(vector: Tensor, mask: Tensor) -> Tensor:
-    """`vector` where `mask` is positive or NaN, and zero elsewhere; differentiable by `vector` alone."""
+    """Return `vector` where `mask` is positive or NaN, and zero elsewhere; differentiable in `vector` alone."""
     return torch.ops.aten.threshold_backward(vector, mask.detach(), 0)
 
 
@@ -67,29 +67,29 @@ class Masked(ElementwiseFunction):
 
     @staticmethod
     def forward(vector: Tensor, mask: Tensor) -> Tensor:
-        """Copy what the mask lets through."""
+        """Copy the elements where the mask is set."""
         if vector.shape == mask.shape and fused.takes(vector, mask=mask):
             return fused.masked(vector, mask)
         return where_positive(vector, mask.to(vector.dtype))
 
     @staticmethod
     def residuals(inputs: Sequence[Any], output: Any) -> Sequence[Any]:
-        """The mask."""
+        """Return the mask."""
         del output
         return inputs[1:]
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """The same of the tangent or cotangent."""
+        """Mask the tangent or cotangent."""
         return Masked.call(vector, *residuals)
 
 
 class MaskedReLU(AnyOrderFunction):
-    """$max(x, 0)$, and where x is positive or NaN. Saves the latter, one byte an element, and not the output."""
+    """$max(x, 0)$ and a mask that is set where x is positive or NaN. Saves the mask, not the output."""
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        """The value and its mask."""
+        """Compute the value and its mask."""
         return fused.add_relu(x) if fused.takes(x) else (torch.relu(x), (x <= 0).logical_not())
 
     @staticmethod
@@ -103,18 +103,18 @@ class MaskedReLU(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None, _: Any = None) -> Tensor | None:
-        """The cotangent where the mask is set."""
+        """Keep the cotangent where the mask is set."""
         return None if cotangent is None else Masked.call(cotangent, ctx.saved_tensors[0])
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Any:
-        """The tangent where the mask is set."""
+        """Keep the tangent where the mask is set."""
         return Masked.call(tangent, ctx.saved_tensors[0]), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, ...], x: Tensor) -> Any:
-        """Elementwise."""
+        """Apply the elementwise function to the whole batch."""
         return MaskedReLU.call(x), (in_dims[0], in_dims[0])
 
 
@@ -136,7 +136,7 @@ class ClippedReLU(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
-        """Cotangent where the output is between the bounds."""
+        """Keep the cotangent where the output is between the bounds."""
         if cotangent is None:
             return None, None
         return _where_between(cotangent, ctx.saved_tensors[0], ctx.maximum), None
@@ -144,12 +144,12 @@ class ClippedReLU(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """Tangent where the input, clipped, is between the bounds."""
+        """Keep the tangent where the clipped input is between the bounds."""
         return _where_between(tangent, ctx.saved_tensors[0].clamp(0, ctx.maximum), ctx.maximum)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, maximum: float) -> tuple[Tensor, int]:
-        """Elementwise."""
+        """Apply the elementwise function to the whole batch."""
         return ClippedReLU.call(x, maximum), in_dims[0]
 
 
@@ -157,7 +157,7 @@ def _where_between(vector: Tensor, output: Tensor, maximum: float) -> Tensor:
     output = output.detach()
     if output.dtype in (torch.float32, torch.float64):
         return torch.ops.aten.hardtanh_backward(vector, output, 0.0, maximum)
-    # That kernel compares in float32, where a maximum rounded down to half precision would pass for an inner point.
+    # The kernel compares in float32, where a maximum that half precision rounds down would count as an inner point.
     return torch.where((output <= 0) | (output >= maximum), 0, vector)
 
 
@@ -173,7 +173,7 @@ class Softplus(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor, beta: Any, threshold: float | None) -> Tensor:
-        """$σ(z)$ by x, and by β minus the entropy $log(1 + e^z) - z σ(z)$ over $β^2$."""
+        """Compute $σ(z)$ for x, and minus the entropy $log(1 + e^z) - z σ(z)$ over $β^2$ for β."""
         z = beta * x
         linear, y = (1, Logistic.call(z)) if index == 0 else (0, -BernoulliEntropy.call(z) / beta / beta)
         return y if threshold is None else torch.where(z > threshold, linear, y)
@@ -183,7 +183,7 @@ class Softplus(ElementwiseFunction):
 def relu(x: Tensor) -> Tensor:
     r"""Rectifier, $\max(x, 0)$.
 
-    The derivative is 0 at $x = 0$, as torch's. The second derivative is 0 and costs nothing.
+    The derivative is 0 at $x = 0$, as in torch. The second derivative is 0 and costs nothing.
 
     Args:
         x: Floating-point tensor of any shape.
@@ -192,7 +192,7 @@ def relu(x: Tensor) -> Tensor:
         Tensor of the same shape.
 
     Raises:
-        InputError: If `x` is no floating-point tensor.
+        InputError: If `x` is not a floating-point tensor.
 
     Example:
         >>> import torch
@@ -209,18 +209,18 @@ def relu(x: Tensor) -> Tensor:
 def clipped_relu(x: Tensor, max: float = 6.0) -> Tensor:
     r"""Rectifier with a ceiling, $\min(\max(x, 0), c)$ with $c$ = `max`.
 
-    The derivative is 1 inside $(0, c)$, and 0 outside and at both kinks, as that of torch's `hardtanh`. The second
+    The derivative is 1 inside $(0, c)$, and 0 outside and at both kinks, as for torch's `hardtanh`. The second
     derivative is 0 and costs nothing.
 
     Args:
         x: Floating-point tensor of any shape.
-        max: Positive number; 6 by default, as of torch's `relu6`.
+        max: Positive number; 6 by default, as for torch's `relu6`.
 
     Returns:
         Tensor of the same shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -238,8 +238,9 @@ def clipped_relu(x: Tensor, max: float = 6.0) -> Tensor:
 def softplus(x: Tensor, beta: Tensor | float = 1.0, threshold: float | None = None) -> Tensor:
     r"""Smooth rectifier, $\frac{1}{\beta} \log(1 + e^{\beta x})$.
 
-    No threshold is needed for stability. With one, the function is $x$ where $\beta x$ is above it, as torch's, whose
-    default is 20: there the derivative is 1 and all others are 0, by β too, which errs by $e^{-20}$ at the border.
+    No threshold is needed for stability. With a threshold, the function is $x$ where $\beta x$ exceeds it, as in torch,
+    whose default is 20. There, the derivative is 1 and all others, also those of β, are 0, an error of $e^{-20}$ at the
+    border.
 
     Args:
         x: Floating-point tensor of any shape.
@@ -250,7 +251,7 @@ def softplus(x: Tensor, beta: Tensor | float = 1.0, threshold: float | None = No
         Tensor of the broadcast shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch

@@ -1,6 +1,6 @@
-r"""The derivatives of smooth activations that gate their input, $x\,g(x)$, each a Function of its own.
+r"""Derivatives of smooth activations that gate their input, $x\,g(x)$, as Functions of their own.
 
-So a Hessian-vector product costs few operators and keeps nothing but the argument.
+A Hessian-vector product thus costs few operators and saves only the argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from hodiff.functions.logarithms import LogSigmoid
 from hodiff.functions.logistic import SATURATED, Bell, HalfTanh, Logistic
 from hodiff.rules.elementwise import ElementwiseFunction
 
-# Beyond it the normal density and all its derivatives are zero in float64, and so are those of the tanh form.
+# Beyond this bound, the normal density and all its derivatives are zero in float64, as are the derivatives of the tanh
+# form.
 FLAT = 64.0
 # c and d of the tanh form, $x σ(c x (1 + d x²))$.
 CUBIC = 2 * math.sqrt(2 / math.pi), 0.044715
@@ -36,7 +37,7 @@ class SiLUCurvature(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, z: Tensor) -> Tensor:
-        """$b (z (t^2 - 2b) - 3t)$ with $t = tanh(z/2)$."""
+        """Compute $b (z (t^2 - 2b) - 3t)$ with $t = tanh(z/2)$."""
         z = z.clamp(-SATURATED, SATURATED)
         b, t = Bell.call(z), HalfTanh.call(z)
         return b * (z * (t * t - 2 * b) - 3 * t)
@@ -55,7 +56,7 @@ class SiLUSlope(ElementwiseFunction):
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """By its derivative."""
+        """Multiply by the derivative."""
         return SiLUCurvature.scaled(vector, *residuals)
 
 
@@ -69,7 +70,7 @@ class NormalDensity(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$-x φ(x)$."""
+        """Compute $-x φ(x)$."""
         return -(x * NormalDensity.call(x))
 
 
@@ -90,7 +91,7 @@ class GELUCurvature(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$φ(x) x (x^2 - 4)$."""
+        """Compute $φ(x) x (x^2 - 4)$."""
         x = x.clamp(-FLAT, FLAT)
         return NormalDensity.call(x) * (x * (x * x - 4))
 
@@ -108,7 +109,7 @@ class GELUSlope(ElementwiseFunction):
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """By its derivative."""
+        """Multiply by the derivative."""
         return GELUCurvature.scaled(vector, *residuals)
 
 
@@ -119,13 +120,13 @@ class GELUTanhCurvature(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute it by the rule for gates."""
+        """Compute the second derivative by `_gated_curvature`."""
         x = x.clamp(-FLAT, FLAT)
         return _gated_curvature(x, *cubic(x))
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """Third derivative, by the rule for gates."""
+        """Compute the third derivative by `_gated_third`."""
         x = x.clamp(-FLAT, FLAT)
         return _gated_third(x, *cubic(x), torch.full_like(x, 6 * CUBIC[0] * CUBIC[1]))
 
@@ -137,19 +138,19 @@ class GELUTanhSlope(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute it by the rule for gates."""
+        """Compute the derivative by `_gated_slope`."""
         x = x.clamp(-FLAT, FLAT)
         v, first, _ = cubic(x)
         return _gated_slope(x, v, first)
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """By its derivative."""
+        """Multiply by the derivative."""
         return GELUTanhCurvature.scaled(vector, *residuals)
 
 
 def cubic(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The argument $v = c x (1 + d x²)$ of σ and its derivatives."""
+    """Compute the argument $v = c x (1 + d x²)$ of σ and its first two derivatives."""
     (c, d), square = CUBIC, x * x
     return c * x * (1 + d * square), c * (1 + 3 * d * square), (6 * c * d) * x
 
@@ -161,14 +162,14 @@ class MishCurvature(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute it by the rule for gates: $tanh(log(1 + e^x)) = σ(v)$ with $v = x + log(1 + e^x / 2)$."""
+        """Compute it by `_gated_curvature`: $tanh(log(1 + e^x)) = σ(v)$ with $v = x + log(1 + e^x / 2)$."""
         x = x.clamp(-SATURATED, SATURATED)
         shifted = x - math.log(2)
         return _gated_curvature(x, x - LogSigmoid.call(-shifted), 1 + Logistic.call(shifted), Bell.call(shifted))
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """Third derivative, by the rule for gates."""
+        """Compute the third derivative by `_gated_third`."""
         x = x.clamp(-SATURATED, SATURATED)
         shifted = x - math.log(2)
         b = Bell.call(shifted)
@@ -183,7 +184,7 @@ class MishSlope(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute it by torch's kernel; compiled code differentiates the rule for gates."""
+        """Compute the derivative by torch's kernel, or by `_gated_slope` in compiled code."""
         x = x.clamp(-SATURATED, SATURATED)
         if not torch.compiler.is_compiling():
             return torch.ops.aten.mish_backward(torch.ones_like(x), x)
@@ -192,22 +193,22 @@ class MishSlope(ElementwiseFunction):
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """By its derivative."""
+        """Multiply by the derivative."""
         return MishCurvature.scaled(vector, *residuals)
 
 
 def _gated_slope(x: Tensor, v: Tensor, first: Tensor) -> Tensor:
-    """The derivative $σ(v) + x v' σ(v) σ(-v)$ of $x σ(v(x))$."""
+    """Compute the derivative $σ(v) + x v' σ(v) σ(-v)$ of $x σ(v(x))$."""
     return torch.sigmoid(v) * (1 + x * first * torch.sigmoid(-v))
 
 
 def _gated_curvature(x: Tensor, v: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """The second derivative $b(v) (2v' + x (v'' - v'^2 tanh(v/2)))$ of $x σ(v(x))$."""
+    """Compute the second derivative $b(v) (2v' + x (v'' - v'^2 tanh(v/2)))$ of $x σ(v(x))$."""
     return Bell.call(v) * (2 * first + x * (second - first * first * HalfTanh.call(v)))
 
 
 def _gated_third(x: Tensor, v: Tensor, first: Tensor, second: Tensor, third: Tensor) -> Tensor:
-    """The third derivative $b (I' - v' t I)$ of $x σ(v(x))$, with $b I$ the second, $b = b(v)$ and $t = tanh(v/2)$."""
+    """Compute the third derivative $b (I' - v' t I)$ of $x σ(v(x))$; $b I$ is the second, $t = tanh(v/2)$."""
     b, t = Bell.call(v), HalfTanh.call(v)
     bend = second - first * first * t
     inner = 2 * first + x * bend

@@ -1,4 +1,4 @@
-"""What attention refuses, and with which words; how heads are grouped."""
+"""Argument checks of attention, and grouping of heads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.rules.arguments import broadcast, require_dense, require_dense_float
 
 
 def grouped_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-    """View (..., H, L, E) as (..., H_k, H / H_k, L, E), each group against one head of keys."""
+    """View q (..., H, L, E) as (..., H_k, H / H_k, L, E), where each group shares one head of keys."""
     if min(q.dim(), k.dim(), v.dim()) < 3 or k.shape[-3] != v.shape[-3] or not divides(k.shape[-3], q.shape[-3]):
         raise InputError(
             "attention: enable_gqa: expected (..., heads, length, size) with equal heads of k and v that divide "
@@ -30,21 +30,21 @@ def grouped_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple
 
 
 def divides(shared: int, heads: int) -> bool:
-    """Whether heads of keys are shared evenly by those of queries; no heads are shared by none."""
+    """Whether the number of shared heads divides the number of heads; 0 divides only 0."""
     return heads % shared == 0 if shared else heads == 0
 
 
 def require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
-    """Refuse tensors that do not go together.
+    """Raise if the tensors do not fit together.
 
     Args:
         q: Queries.
         k: Keys.
         v: Values.
-        mask: What was given as a mask.
+        mask: The `mask` argument.
 
     Raises:
-        InputError: If it is.
+        InputError: If they do not.
     """
     require_dense_floating("attention", q=q, k=k, v=v)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
@@ -76,7 +76,7 @@ def require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
 
 
 def require_batches(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-    """Refuse batch dimensions that do not broadcast."""
+    """Raise if batch dimensions do not broadcast."""
     named = {"q": q, "k": k, "v": v, "mask": mask}
     shapes = {name: tuple(each.shape[:-2]) for name, each in named.items() if each is not None}
     if not broadcast(*shapes.values()):
@@ -85,7 +85,7 @@ def require_batches(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Non
 
 
 def require_band(window: Any, corner: Any) -> None:
-    """Refuse a window or a corner that says nothing."""
+    """Raise if the window or the corner is invalid."""
     sides = window if isinstance(window, (tuple, list)) else ()
     counts = [each is None or (is_int(each) and each >= 0) for each in sides]
     if window is not None and not (len(counts) == 2 and all(counts)):
@@ -97,6 +97,6 @@ def require_band(window: Any, corner: Any) -> None:
 
 
 def require_options(scale: Any, dropout_p: Any) -> None:
-    """Refuse a scale or a probability of dropout out of range."""
+    """Raise if the scale or the dropout probability is invalid."""
     require_number("attention", "scale", scale, optional=True, remedy="multiply q for a learned scale")
     require_number("attention", "dropout_p", dropout_p, within=(0, 1))

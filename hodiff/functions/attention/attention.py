@@ -1,7 +1,7 @@
 r"""Scaled dot-product attention whose memory is linear in the sequence length, with derivatives of every order.
 
-Everything runs over blocks of query rows and holds the weights of one block at a time; backward, forward mode and
-their derivatives compute them again.
+The formulas run over blocks of query rows and hold the weights of one block at a time. Backward, forward mode and their
+derivatives recompute the weights.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def attention(
 ) -> Tensor:
     r"""Scaled dot-product attention, $O = \operatorname{softmax}(s\, Q K^\top + M)\, V$.
 
-    Memory is linear in L and in S at every order: q, k, v and the mask are saved, and the weights are computed again
-    by blocks of rows, in compiled code as well. DTensors are attended to by shards of heads or of a batch.
-    On a CPU, value, gradient and the tangents of both run in kernels of their own. A row that sees no key gives zero,
-    and has zero derivatives. 16-bit inputs are computed in float32.
+    Memory is linear in L and in S at every order: q, k, v and the mask are saved, and the weights are recomputed by
+    blocks of rows, in compiled code as well. DTensors are computed by shards of heads or of a batch. On a CPU, the
+    value, the gradient and the tangents of both run in compiled kernels. A row that sees no key returns zero and has
+    zero derivatives. 16-bit inputs are computed in float32.
 
     Args:
         q: Floating-point tensor (..., L, E).
@@ -59,13 +59,15 @@ def attention(
         mask: Tensor that broadcasts with (..., L, S): boolean, True where a query sees a key, or floating-point, added
             to the scores (-inf hides a key) and differentiated.
         scale: Factor s of the scores, $1 / \sqrt{E}$ by default.
-        is_causal: Whether a query sees the keys up to its own position only, on top of the mask.
-        dropout_p: Probability that a weight is dropped; the others are divided by 1 - p. Needs a `generator`.
-        generator: Where dropout draws its seed from, once a call; all derivatives of the call drop the same weights.
+        is_causal: Whether a query sees only the keys up to its own position, in addition to the mask.
+        dropout_p: Probability that a weight is dropped; other weights are divided by 1 - p. Requires a `generator`.
+        generator: Generator from which dropout draws one seed per call; all derivatives of the call drop the same
+            weights.
         enable_gqa: Whether the heads of k and v, dimension -3, are each shared by several consecutive heads of q.
-        window: How many keys before and behind its own position a query sees, None for all; only those cost time.
-        causal_corner: Where positions agree: of the first query and key, "upper-left", which is torch's convention, or
-            of the last ones, "lower-right", as for queries that continue a cache.
+        window: Numbers of keys before and after its own position that a query sees, None for all; only these keys cost
+            time.
+        causal_corner: Alignment of positions: "upper-left" aligns the first query and key, as torch does; "lower-right"
+            aligns the last query and key, as for queries that continue a cache.
         softcap: Bound c of the scores before the mask, $c \tanh(x / c)$.
 
     Returns:
@@ -113,7 +115,7 @@ def attend(
     enable_gqa: bool,
     softcap: float | None = None,
 ) -> Tensor:
-    """`attention` that draws the seed of dropout from torch's own generator where none is given."""
+    """`attention`, with torch's own generator for the seed of dropout if none is given."""
     require_options(scale, dropout_p)
     if isinstance(mask, Tensor) and mask.dim() < 2:
         mask = mask[(None,) * (2 - mask.dim())]
@@ -128,7 +130,7 @@ def attend(
     if enable_gqa:
         q, k, v, mask = grouped_heads(q, k, v, mask)
     require_batches(q, k, v, mask)
-    # Equal ranks, so that a batch of vmap in front of all of them still broadcasts.
+    # Make ranks equal, so that a batch of vmap in front of all tensors still broadcasts.
     rank = max(each.dim() for each in (q, k, v, mask) if each is not None)
     aligned: Any = (None if each is None else each[(None,) * (rank - each.dim())] for each in (q, k, v, mask))
     q, k, v, mask = aligned

@@ -1,4 +1,4 @@
-"""The kernels that evaluate attention, by device: their results, or None where they do not take the tensors."""
+"""Kernels of attention by device; they return None for tensors that they do not support."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Found = tuple[Tensor, ...] | None
 
 
 def on_cpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: bool, given: Given) -> Found:
-    """By C++, which sums in the tensors' own precision, and in float32 for 16 bits."""
+    """Evaluate by C++, which sums in the tensors' own precision, and in float32 for 16 bits."""
     del kind
     inputs = {name: each for name, each in given.items() if each is not None and name != "seed"}
     if not cpu.takes(inputs):
@@ -44,7 +44,7 @@ def on_cpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: b
 
 
 def on_gpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: bool, given: Given) -> Found:
-    """By Triton, where it is installed, without derivatives by a mask."""
+    """Evaluate by Triton if it is installed; gradients of a mask are not supported."""
     if wanted[3] or given.get("mask_t") is not None:
         return None
     q, k, v = given["q"], given["k"], given["v"]
@@ -65,7 +65,7 @@ def on_gpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: b
         found = getattr(kernels, kind)(options, *chosen[kind], *tensors)
     except torch.OutOfMemoryError:  # blocks of rows would not help
         raise
-    except (RuntimeError, kernels.TritonError) as error:  # what a driver or a compiler says
+    except (RuntimeError, kernels.TritonError) as error:  # raised by a driver or a compiler
         _complain(f"{type(error).__name__}: {error}")
         return None
     return (found,) if isinstance(found, Tensor) else tuple(found)
@@ -73,7 +73,7 @@ def on_gpu(kind: str, options: Options, wanted: tuple[bool, ...], with_output: b
 
 @cache
 def triton_kernels() -> Any:
-    """The module of Triton's kernels, or None where there is no Triton that can be imported."""
+    """Return the module of Triton's kernels, or None if Triton cannot be imported."""
     if find_spec("triton") is None:
         return None
     try:
@@ -85,7 +85,7 @@ def triton_kernels() -> Any:
 
 @cache
 def _complain(reason: str) -> None:
-    """Say once why Triton's kernels are not used."""
+    """Warn once why Triton's kernels are not used."""
     warnings.warn(
         f"attention: Triton's kernels are not used: {reason}. torch's operators compute the same by blocks of rows, "
         f"more slowly; another version of triton may help.",

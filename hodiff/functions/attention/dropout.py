@@ -1,7 +1,7 @@
-"""Dropout that is a function of a seed and a position, so that any block of it can be had again at any time.
+"""Dropout as a function of a seed and a position, so that any block of it can be recomputed at any time.
 
 A hash of the counters replaces a generator's state: backward, every further derivative, every batch of `vmap` and every
-split into blocks see the same weights dropped.
+split into blocks drop the same weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _LOW = 0xFFFFFFFF
 def kept(
     seed: Tensor, batch: Sequence[int], place: Sequence[int], size: Sequence[int], p: float, dtype: torch.dtype
 ) -> Tensor:
-    """Draw factors (*batch, *size) of weights from a row and a column on: 0 with probability p, else 1 / (1 - p)."""
+    """Draw factors (*batch, *size) of weights from row and column `place`: 0 with probability p, else 1 / (1 - p)."""
     rows, columns = (torch.arange(a, a + n, device=seed.device) for a, n in zip(place, size, strict=True))
     key = _mixed(head_keys(seed, batch) + rows[:, None])
     # Steps of the golden ratio spread neighbouring columns.
@@ -26,7 +26,7 @@ def kept(
 
 
 def head_keys(seed: Tensor, batch: Sequence[int]) -> Tensor:
-    """What the draws of each head start from, (*batch, 1, 1)."""
+    """Hash the seed into one key per head, (*batch, 1, 1)."""
     count = 1
     for each in batch:
         count *= each

@@ -1,4 +1,4 @@
-"""The formulas of attention, each with the kernel that evaluates it where it takes the tensors."""
+"""The formulas of attention and the kernels that evaluate them."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from hodiff.rules.blockwise import WithKernel, all_batched, blockwise
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.interception import makes_last_graph
 
-# What the formulas take, in their order.
+# Arguments of the formulas, in order.
 _PRIMALS, _TANGENTS = ("q", "k", "v", "mask", "seed"), ("q_t", "k_t", "v_t", "mask_t")
 
 
 def value(options: Options) -> WithKernel:
-    """$O$."""
+    """Formula and kernel of $O$."""
     return WithKernel(partial(formulas.value, options), partial(_run, "value", options, (False,) * 4, True))
 
 
 def tangent(options: Options) -> WithKernel:
-    """Its tangent."""
+    """Formula and kernel of the tangent of $O$."""
     return WithKernel(partial(formulas.tangent, options), partial(_run, "tangent", options, (False,) * 4, True))
 
 
 def gradient(options: Options, wanted: tuple[bool, ...]) -> WithKernel:
-    """Those wanted of the gradients by q, k, v and the mask."""
+    """Formula and kernel of the wanted gradients of q, k, v and the mask."""
     return WithKernel(partial(formulas.gradient, options, wanted), partial(_run, "gradient", options, wanted, False))
 
 
 def gradient_tangent(options: Options, wanted: tuple[bool, ...], with_output: bool) -> WithKernel:
-    """Their tangents and, last, that of the output if wanted."""
+    """Formula and kernel of the tangents of the gradients and, last, of the output if wanted."""
     formula = partial(formulas.gradient_tangent, options, wanted, with_output)
     return WithKernel(formula, partial(_run, "gradient_tangent", options, wanted, with_output))
 
@@ -52,9 +52,9 @@ _NAMES = {
 def _run(
     kind: str, options: Options, wanted: tuple[bool, ...], with_output: bool, *tensors: Tensor | None
 ) -> tuple[Tensor, ...] | None:
-    """The kernel's results, each in the shape of what it belongs to; None where it does not take the tensors."""
+    """Run a kernel; return None if it does not support the tensors."""
     if torch.compiler.is_compiling() or makes_last_graph():
-        # Exported programs are of torch's operators, and what is not below all transforms they differentiate.
+        # Exported programs consist of torch's operators, and active transforms differentiate those.
         if torch.compiler.is_exporting() or in_transform():
             return None
         return tuple(in_graphs(kind, list(tensors), list(wanted), with_output, *options))
@@ -76,7 +76,7 @@ def in_graphs(
     dropout_p: float,
     batch: Sequence[int],
 ) -> list[Tensor]:
-    """One of the formulas by its name as one node of a compiled graph, so that memory stays linear there."""
+    """Evaluate a formula, given by name, as one node of a compiled graph, so that memory stays linear there."""
     options = Options(scale, low, high, softcap, dropout_p, tuple(batch))
     chosen = tuple(wanted)
     formula = {

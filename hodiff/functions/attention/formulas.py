@@ -7,11 +7,10 @@ $$ \dot S = s (\dot Q K^\top + Q \dot K^\top) + \dot M, \quad \dot P = P \circ (
    \bar P = G V^\top, \quad \bar S = P \circ (\bar P - \delta(\bar P)), $$
 
 $\dot O = \dot P V + P \dot V$; $(\bar Q, \bar K, \bar V, \bar M) = (s \bar S K, s \bar S^\top Q, P^\top G, \bar S)$;
-and the tangent of this gradient by the product rule. Dropout multiplies $P$ by a constant where it meets $V$ or $G$.
-A soft-cap c replaces the scores X before the mask by $c\,t$ with $t = \tanh(X / c)$: tangents on the way in and
-cotangents on the way out have $1 - t^2$ for a factor, and the tangent of the latter gains
-$-\tfrac{2}{c} t \circ \dot S \circ \bar S$.
-Each formula recomputes $P$: a row of it is complete, so that no running maximum is needed.
+and the tangent of this gradient by the product rule. Dropout multiplies $P$ by a constant in products with $V$ or $G$.
+A soft-cap c replaces the scores X before the mask by $c\,t$ with $t = \tanh(X / c)$. Tangents and cotangents of X get
+the factor $1 - t^2$, and the tangent of the cotangent gains $-\tfrac{2}{c} t \circ \dot S \circ \bar S$.
+Each formula recomputes complete rows of $P$, so that no running maximum is needed.
 """
 
 from __future__ import annotations
@@ -35,22 +34,22 @@ class _Seen(NamedTuple):
     keys: int
 
     def cut(self, t: Tensor, dim: int) -> Tensor:
-        """Leave what belongs to them."""
+        """Narrow a dimension of a tensor to the seen keys."""
         # A slice of everything is an alias, which `torch.autograd.grad(..., is_grads_batched=True)` cannot batch.
         return t if self.size == self.keys else t.narrow(dim, self.first, self.size)
 
     def columns(self, mask: Tensor) -> Tensor:
-        """Of a mask, whose columns may be one for all keys."""
+        """Narrow the columns of a mask to the seen keys, unless one column is for all keys."""
         return self.cut(mask, -1) if mask.shape[-1] == self.keys else mask
 
     @property
     def around(self) -> tuple[int, int]:
-        """How many keys before and behind are not seen."""
+        """Numbers of unseen keys before and after the seen keys."""
         return self.first, self.keys - self.first - self.size
 
 
 class _Block(NamedTuple):
-    """What all formulas share: wide inputs, keys cut to those that a row of the block sees, and the weights."""
+    """Intermediates that all formulas share: wide inputs, cut to the seen keys, and the weights."""
 
     q: Tensor
     k: Tensor
@@ -58,13 +57,13 @@ class _Block(NamedTuple):
     p: Tensor
     keep: Tensor | None
     seen: _Seen
-    # Of the soft-cap: t, and the slope 1 - t².
+    # The soft-cap's t and its slope 1 - t².
     bent: Tensor | None
     slope: Tensor | None
 
 
 def value(options: Options, start: int, q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: Any) -> tuple[Tensor]:
-    """$O$."""
+    """Compute $O$."""
     block = _open(options, start, q, k, v, mask, seed)
     return (_thinned(block.p, block) @ block.v,)
 
@@ -72,7 +71,7 @@ def value(options: Options, start: int, q: Tensor, k: Tensor, v: Tensor, mask: A
 def tangent(
     options: Options, start: int, q: Tensor, k: Tensor, v: Tensor, mask: Any, seed: Any, *tangents: Tensor | None
 ) -> tuple[Tensor]:
-    r"""$\dot O$ of tangents of q, k, v and the mask, where None is zero."""
+    r"""Compute $\dot O$ for tangents of q, k, v and the mask; None is zero."""
     block = _open(options, start, q, k, v, mask, seed)
     q_t, k_t, v_t, mask_t = _cut(block, *tangents)
     s_t = _plus(_score_tangent(options, block, q_t, k_t), mask_t)
@@ -90,7 +89,7 @@ def gradient(
     seed: Any,
     cotangent: Tensor,
 ) -> tuple[Tensor, ...]:
-    r"""Those wanted of $\bar Q, \bar K, \bar V, \bar M$."""
+    r"""Compute the wanted gradients among $\bar Q, \bar K, \bar V, \bar M$."""
     block = _open(options, start, q, k, v, mask, seed)
     g = _wide(cotangent)
     by_q = by_k = by_v = by_mask = None
@@ -119,7 +118,7 @@ def gradient_tangent(
     cotangent: Tensor,
     *tangents: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    """The tangents of `gradient` and, last, of the output if wanted, where a tangent that is None is zero."""
+    """Compute the tangents of `gradient` and, last, of the output if wanted; a tangent of None is zero."""
     block = _open(options, start, q, k, v, mask, seed)
     q_t, k_t, v_t, mask_t = _cut(block, *tangents[:4])
     g, g_t = _wide(cotangent), None if tangents[4] is None else _wide(tangents[4])
@@ -163,7 +162,7 @@ def gradient_tangent(
 
 
 def _output_tangent(block: _Block, p_t: Tensor | None, v_t: Tensor | None) -> Tensor:
-    r"""$\dot P V + P \dot V$, where one of them may be zero but not both."""
+    r"""Compute $\dot P V + P \dot V$, where one tangent may be None for zero, but not both."""
     through_weights = None if p_t is None else _thinned(p_t, block) @ block.v
     total = _plus(through_weights, None if v_t is None else _thinned(block.p, block) @ v_t)
     assert total is not None
@@ -196,13 +195,13 @@ def _open(options: Options, start: int, q: Tensor, k: Tensor, v: Tensor, mask: A
 
 
 def _softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last dimension; a row of -inf alone gives zeros, and has zero derivatives."""
+    """Softmax over the last dimension; a row of only -inf gives zeros, and has zero derivatives."""
     hidden = scores.detach().amax(-1, keepdim=True) == -torch.inf
     return torch.softmax(scores.masked_fill(hidden, 0.0), -1).masked_fill(hidden, 0.0)
 
 
 def _softmax_derivative(p: Tensor, t: Tensor) -> Tensor:
-    r"""$P \circ (t - \delta(t))$ for the tangent of the scores or, as it is symmetric, the cotangent of the weights."""
+    r"""Compute $P \circ (t - \delta(t))$ for a tangent of the scores or, by symmetry, a cotangent of the weights."""
     if p.shape != t.shape:
         shape = torch.broadcast_shapes(p.shape, t.shape)
         p, t = p.expand(shape), t.expand(shape)
@@ -210,7 +209,7 @@ def _softmax_derivative(p: Tensor, t: Tensor) -> Tensor:
 
 
 def _softmax_curvature(p: Tensor, s_t: Any, p_bar: Tensor, p_bar_t: Any) -> tuple[Any, Tensor, Any]:
-    r"""$\dot P$, $\bar S$, and the latter's tangent: the same of $\dot{\bar P}$ plus the product of those centred."""
+    r"""Compute $\dot P$, $\bar S$ and $\dot{\bar S}$ from $P$, $\dot S$, $\bar P$ and $\dot{\bar P}$; None is zero."""
     if s_t is None:
         s_bar = _softmax_derivative(p, p_bar)
         return None, s_bar, None if p_bar_t is None else _softmax_derivative(p, p_bar_t)
@@ -223,7 +222,7 @@ def _softmax_curvature(p: Tensor, s_t: Any, p_bar: Tensor, p_bar_t: Any) -> tupl
 
 
 def _score_tangent(options: Options, block: _Block, q_t: Any, k_t: Any) -> Tensor | None:
-    """Of the scores before the mask, behind the soft-cap."""
+    """Compute the tangent of the scores after the soft-cap and before the mask."""
     scaled_q, scaled_t = (None if each is None else options.scale * each for each in (block.q, q_t))
     return _sloped(block, _sum_of_products(scaled_t, block.k, scaled_q, k_t))
 
@@ -233,7 +232,7 @@ def _sloped(block: _Block, t: Any) -> Any:
 
 
 def _sum_of_products(a: Any, b: Any, c: Any, d: Any) -> Tensor | None:
-    r"""$A B^\top + C D^\top$ in one product, where one of a and d may be zero, or both."""
+    r"""Compute $A B^\top + C D^\top$ in one product; a or d, or both, may be None for zero."""
     if a is None or d is None:
         return c @ d.mT if a is None and d is not None else None if a is None else a @ b.mT
     return torch.cat((a, c), -1) @ torch.cat((b, d), -1).mT
@@ -244,7 +243,7 @@ def _thinned(p: Tensor, block: _Block) -> Tensor:
 
 
 def _cut(block: _Block, q_t: Any, k_t: Any, v_t: Any, mask_t: Any) -> tuple[Any, ...]:
-    """Tangents, wide and cut like what they belong to."""
+    """Widen tangents and cut them like their primals."""
     return (
         None if q_t is None else _wide(q_t),
         None if k_t is None else block.seen.cut(_wide(k_t), -2),
@@ -254,7 +253,7 @@ def _cut(block: _Block, q_t: Any, k_t: Any, v_t: Any, mask_t: Any) -> tuple[Any,
 
 
 def _close(block: _Block, inputs: tuple[Any, ...], *found: Tensor | None) -> tuple[Tensor, ...]:
-    """Undo the cut with zeros, and sum over what was broadcast."""
+    """Undo the cut with zeros, and sum over broadcast dimensions."""
     q, k, v, mask = inputs
     around = block.seen.around
     by_q, by_k, by_v, by_mask = found

@@ -26,7 +26,7 @@ class Attention(AnyOrderFunction):
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options) -> Tensor:
-        """A block of query rows at a time."""
+        """Compute one block of query rows at a time."""
         inputs = (q, k, v, mask, seed)
         return in_dtype(blockwise(evaluation.value(options), rows_plan(inputs, (True,)), *inputs)[0], v.dtype)
 
@@ -41,7 +41,7 @@ class Attention(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """One call of the gradient's Function."""
+        """Compute the wanted gradients."""
         wanted = tuple(ctx.needs_input_grad[:4])
         if cotangent is None or not any(wanted):
             return (None,) * 6
@@ -55,18 +55,18 @@ class Attention(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        """The tangent by blocks."""
+        """Compute the tangent by blocks."""
         return AttentionTangent.call(*ctx.saved_tensors, *tangents[:4], ctx.options)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """The batch joins the batch dimensions."""
+        """Move the batch in front of the batch dimensions."""
         *tensors, options = inputs
         return Attention.call(*all_batched(info.batch_size, in_dims[:5], tensors), options), 0
 
 
 class AttentionGradient(AnyOrderFunction):
-    """Those wanted of the gradients by q, k, v and the mask. Saves the inputs of attention and the cotangent."""
+    """The wanted gradients of q, k, v and the mask. Saves the inputs of attention and the cotangent."""
 
     @staticmethod
     def forward(
@@ -79,7 +79,7 @@ class AttentionGradient(AnyOrderFunction):
         options: Options,
         wanted: tuple[bool, ...],
     ) -> tuple[Tensor, ...]:
-        """A block of query rows at a time."""
+        """Compute one block of query rows at a time."""
         return _gradient(options, wanted, (q, k, v, mask, seed), cotangent)
 
     @staticmethod
@@ -93,7 +93,7 @@ class AttentionGradient(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        r"""Take the cotangents for tangents: $\dot O$ by the cotangent, the gradient's tangent by the inputs."""
+        r"""Use the cotangents as tangents: $\dot O$ for the cotangent, the gradient's tangent for the inputs."""
         *tensors, cotangent = ctx.saved_tensors
         if all(each is None for each in cotangents):
             return (None,) * 8
@@ -112,20 +112,20 @@ class AttentionGradient(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        """The tangent of the gradient by blocks."""
+        """Compute the tangent of the gradient by blocks."""
         *tensors, cotangent = ctx.saved_tensors
         return _gradient_tangent(ctx.options, ctx.wanted, tensors, cotangent, tangents[:4], tangents[5])[:-1]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        """The batch joins the batch dimensions."""
+        """Move the batch in front of the batch dimensions."""
         *tensors, options, wanted = inputs
         found = AttentionGradient.call(*all_batched(info.batch_size, in_dims[:6], tensors), options, wanted)
         return found, (0,) * len(found)
 
 
 class AttentionTangent(AnyOrderFunction):
-    r"""$\dot O$ of tangents of q, k, v and the mask, where None is zero. Saves the inputs and the tangents."""
+    r"""$\dot O$ for tangents of q, k, v and the mask; None is zero. Saves the inputs and the tangents."""
 
     @staticmethod
     def forward(
@@ -140,7 +140,7 @@ class AttentionTangent(AnyOrderFunction):
         mask_t: Tensor | None,
         options: Options,
     ) -> Tensor:
-        """A block of query rows at a time."""
+        """Compute one block of query rows at a time."""
         tensors = (q, k, v, mask, seed, q_t, k_t, v_t, mask_t)
         return in_dtype(blockwise(evaluation.tangent(options), rows_plan(tensors, (True,)), *tensors)[0], v.dtype)
 
@@ -155,7 +155,7 @@ class AttentionTangent(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        r"""By the inputs the tangent of the gradient: $\langle G, \dot O \rangle$ is one of $\langle G, O \rangle$."""
+        """Return the gradient's tangent for the inputs, and the gradient for the tangents."""
         tensors, tangents = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
         by_inputs, by_tangents = tuple(ctx.needs_input_grad[:4]), tuple(ctx.needs_input_grad[5:9])
         moved: Any = ()
@@ -174,25 +174,25 @@ class AttentionTangent(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        """The tangent of the formula by blocks."""
+        """Compute the tangent of the formula by blocks."""
         tensors = ctx.saved_tensors
         found = pushed(evaluation.tangent(ctx.options), rows_plan(tensors, (True,)), tensors, tangents[:9])
         return found[0].to(tensors[2].dtype)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """The batch joins the batch dimensions."""
+        """Move the batch in front of the batch dimensions."""
         *tensors, options = inputs
         return AttentionTangent.call(*all_batched(info.batch_size, in_dims[:9], tensors), options), 0
 
 
 def apply(*inputs: Any) -> Tensor:
-    """The Function; compiled transforms see one node, through which they differentiate as in eager code."""
+    """Apply the Function; compiled transforms see one node, and differentiate it as in eager code."""
     if not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting() or not in_transform():
         return Attention.call(*inputs)
     _make_node()
     *tensors, options = inputs
-    # Such a node takes no None.
+    # Such a node accepts no None.
     numbers = {name: each for name, each in options._asdict().items() if each is not None}
     return _node([each for each in tensors if each is not None], [each is not None for each in tensors], numbers)
 
@@ -207,7 +207,7 @@ _node: Any = None
 
 @at_trace_time
 def _make_node() -> None:
-    """Make it when it is first asked for, as dynamo takes a second to load."""
+    """Create the node at its first use, because dynamo takes a second to load."""
     global _node
     _node = _node or as_one_node(_call)
 
@@ -229,7 +229,7 @@ def _gradient_tangent(
     *,
     with_output: bool = False,
 ) -> tuple[Any, ...]:
-    """The tangent of the gradient, and last that of the output if it is asked for, or None."""
+    """Compute the tangent of the gradient and, last, of the output if wanted, else None."""
     tensors = (*tensors, cotangent, *tangents, cotangent_t)
     formula = evaluation.gradient_tangent(options, wanted, with_output)
     plan = gradient_plan(tensors, wanted)

@@ -1,4 +1,4 @@
-"""Which keys the queries of an attention see by position."""
+"""The keys that queries see by position."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ Corner = Literal["upper-left", "lower-right"]
 
 
 class Band(NamedTuple):
-    """Which keys a query sees by position, as users say it."""
+    """The keys that a query sees by position, as users specify them."""
 
     is_causal: bool = False
     window: tuple[int | None, int | None] | None = None
     corner: Corner = "upper-left"
 
     def bounds(self, length: int, keys: int) -> tuple[int | None, int | None]:
-        """The least and the greatest j - i of a query i and a key j that it sees, where None is no bound."""
+        """Return the least and the greatest j - i of a query i and a key j that it sees; None is no bound."""
         offset = keys - length if self.corner == "lower-right" else 0
         left, right = (None, None) if self.window is None else self.window
         if self.is_causal:

@@ -1,4 +1,4 @@
-"""Attention of sequences of different lengths that stand one behind the other, without padding."""
+"""Attention of concatenated sequences of different lengths, without padding."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ def packed_attention(
 ) -> Tensor:
     r"""Attention within each of several sequences, $O_n = \operatorname{softmax}(s\, Q_n K_n^\top)\, V_n$, packed.
 
-    They stand one behind the other in dimension -2, without padding. Costs what the sequences cost, not the square of
-    their sum, and so do derivatives of all orders. Positions are counted within a sequence. With dropout, each sequence
-    draws a seed of its own.
+    The sequences are concatenated in dimension -2, without padding. The cost, also of derivatives of all orders, is the
+    sum of the costs of the sequences, not the square of their total length. Positions are counted within a sequence.
+    With dropout, each sequence draws its own seed.
 
     Args:
         q: Floating-point tensor (..., L, E), where L is the sum of the lengths.
         k: Tensor (..., S, E), where S is the sum of `key_lengths`.
         v: Tensor (..., S, F).
-        lengths: How many queries each sequence has.
-        key_lengths: How many keys each sequence has, as many as queries by default.
-        scale: As of `attention`, and so are all that follow.
-        is_causal: Whether a query sees the keys up to its own position only.
-        dropout_p: Probability that a weight is dropped. Needs a `generator`.
-        generator: Where dropout draws its seeds from.
+        lengths: Number of queries of each sequence.
+        key_lengths: Number of keys of each sequence; by default, as many as queries.
+        scale: Factor of the scores. This and all options below are the options of `attention`.
+        is_causal: Whether a query sees only the keys up to its own position.
+        dropout_p: Probability that a weight is dropped. Requires a `generator`.
+        generator: Generator from which dropout draws its seeds.
         enable_gqa: Whether heads of k and v are shared by several heads of q.
-        window: How many keys before and behind its own position a query sees.
-        causal_corner: Where positions agree.
+        window: Numbers of keys before and after its own position that a query sees.
+        causal_corner: Alignment of positions.
         softcap: Bound of the scores.
 
     Returns:
         Tensor (..., L, F).
 
     Raises:
-        InputError: If lengths are not counts, or do not sum to those of the tensors, and as of `attention`.
+        InputError: If lengths are not counts, or do not sum to the sizes of the tensors, or if `attention` raises.
 
     Example:
         >>> import torch

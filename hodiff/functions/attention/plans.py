@@ -1,4 +1,4 @@
-"""Which tensors of attention have rows: q, its cotangents and tangents, and a mask that has them."""
+"""Plans of attention by blocks: q, its cotangents and tangents, and some masks have rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hodiff.rules.blockwise import Plan
 
 
 def rows_plan(tensors: Any, outputs: tuple[bool, ...]) -> Plan:
-    """For (q, k, v, mask, seed) and what follows them; keys, values and the seed are shared."""
+    """Plan for (q, k, v, mask, seed) and further tensors; keys, values and the seed are shared."""
     q, k, _, mask = tensors[:4]
     mask_has_rows = mask is not None and mask.shape[-2] > 1
     own = (True, False, False, mask_has_rows)
@@ -22,6 +22,6 @@ def rows_plan(tensors: Any, outputs: tuple[bool, ...]) -> Plan:
 
 
 def gradient_plan(tensors: Any, wanted: Sequence[bool]) -> Plan:
-    """For those wanted of the gradients by q, k, v and the mask."""
+    """Plan for the wanted gradients of q, k, v and the mask."""
     plan = rows_plan(tensors, ())
     return plan._replace(outputs=tuple(rows for rows, want in zip(plan.inputs[:4], wanted, strict=True) if want))

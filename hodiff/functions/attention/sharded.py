@@ -1,4 +1,4 @@
-"""Attention of DTensors: each rank attends within its heads, or its part of a batch, and nothing is sent."""
+"""Attention of DTensors: each rank attends within its heads or its part of a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hodiff.errors import InputError
 
 
 def is_distributed(tensor: Any) -> bool:
-    """Whether it is a DTensor, of which there is none where their module is not loaded."""
+    """Whether the tensor is a DTensor; False if the module of DTensors is not loaded."""
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(tensor, module.DTensor)
 
@@ -21,22 +21,22 @@ def is_distributed(tensor: Any) -> bool:
 def by_shards(
     attend: Callable[..., Tensor], q: Any, k: Any, v: Any, mask: Any, dropout_p: float, *, enable_gqa: bool
 ) -> Tensor:
-    """Attention of what each rank holds; dimensions that a row of weights runs through are gathered before.
+    """Attend within the shards of each rank; dimensions other than batches and heads are gathered first.
 
     Args:
-        attend: Attention of the local q, k, v and mask.
+        attend: Function that computes attention of the local q, k, v and mask.
         q: Queries.
         k: Keys.
         v: Values.
         mask: A mask, or None.
-        dropout_p: Has to be 0.
+        dropout_p: Must be 0.
         enable_gqa: Whether heads of k and v are shared.
 
     Returns:
-        A DTensor, sharded as q is where that is a batch dimension or heads.
+        A DTensor, sharded like q along batch dimensions and heads.
 
     Raises:
-        InputError: If some are DTensors and others not, on different meshes, or with dropout.
+        InputError: If only some tensors are DTensors, if their meshes differ, or with dropout.
     """
     from torch.distributed.tensor import DTensor, Replicate
 
@@ -67,7 +67,7 @@ def by_shards(
 
 
 def _placements(mesh: Any, q: Any, k: Any, v: Any, mask: Any, enable_gqa: bool) -> list[Any]:
-    """Those of q, where all others can be cut likewise, and no row of weights is."""
+    """Use the placements of q in dimensions that all tensors can shard alike; replicate the others."""
     from torch.distributed.tensor import Replicate, Shard
 
     heads = q.dim() - 3
@@ -76,18 +76,18 @@ def _placements(mesh: Any, q: Any, k: Any, v: Any, mask: Any, enable_gqa: bool) 
         if type(placement) is not Shard or placement.dim > heads:
             return False
         dim = placement.dim
-        # Heads that share keys stay with them where both are cut evenly.
+        # Heads stay with the keys that they share if both are cut evenly.
         if enable_gqa and dim == heads:
             return k.shape[dim] == v.shape[dim] and k.shape[dim] % mesh.size() == 0
         return bool(q.shape[dim] == k.shape[dim] == v.shape[dim])
 
-    # The gradient by a mask that several ranks use would have to be summed.
+    # The gradient of a mask that several ranks use would have to be summed.
     one_rank = not (q.dim() == k.dim() == v.dim()) or (mask is not None and mask.requires_grad)
     return [each if not one_rank and apart(each) else Replicate() for each in q.placements]
 
 
 def _moved(placement: Any, apart: int, shape: Sequence[int]) -> Any:
-    """The placement of a mask that may lack leading dimensions, or have one number for all."""
+    """Return the placement of a mask, which may lack leading dimensions or have size 1 in some."""
     from torch.distributed.tensor import Replicate, Shard
 
     if type(placement) is not Shard:

@@ -1,4 +1,4 @@
-r"""Batches of convolutions as one convolution: where the batch dimension can go.
+r"""Batches of convolutions as one convolution, by folding the batch into an axis.
 
 Convolution is the contraction $y_{n,g,o} = \sum_i w_{g,o,i} * x_{n,g,i}$ over input channels $i$ in group $g$. A batch
 of contractions is one larger contraction when the batch extends an index that all batched tensors share and no other
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-# The axes of each tensor once groups and channels are told apart; spatial axes follow.
+# Axes of each tensor once groups and channels are split; spatial axes follow.
 AXES = {
     "x": ("sample", "group", "in"),
     "weight": ("group", "out", "in"),
@@ -20,7 +20,7 @@ AXES = {
 
 
 def fold_axis(*, x: bool, weight: bool, output: bool) -> str:
-    """The axis in `AXES` for the batch, given which of input, weight and output (or their gradients) have one."""
+    """Return the axis in `AXES` for the batch, given which of input, weight and output (or gradients) are batched."""
     return {
         (True, False, True): "sample",
         (False, True, True): "out",
@@ -30,7 +30,7 @@ def fold_axis(*, x: bool, weight: bool, output: bool) -> str:
 
 
 def fold(tensor: Tensor, kind: str, dim: int | None, axis: str, groups: int) -> Tensor:
-    """Make the batch dimension of a tensor, which is a key of `AXES`, part of an axis, in front of what is there."""
+    """Fold the batch dimension of a tensor into an axis, in front; `kind` is the tensor's key in `AXES`."""
     if dim is None:
         return tensor
     at = AXES[kind].index(axis)

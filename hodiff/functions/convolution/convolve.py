@@ -45,7 +45,7 @@ def conv1d(
         Tensor (N, O, length of the output), without N for an unbatched input.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -84,7 +84,7 @@ def conv2d(
         Tensor (N, O, height, width), without N for an unbatched input.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -125,7 +125,7 @@ def conv3d(
         Tensor (N, O, depth, height, width), without N for an unbatched input.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -168,7 +168,7 @@ def _convolve(
 def _padded(
     name: str, x: Tensor, padding: str, stride: tuple[int, ...], dilation: tuple[int, ...], kernel: tuple[int, ...]
 ) -> tuple[Tensor, tuple[int, ...]]:
-    """Symmetric padding for the kernel, and an input that has what is left over: on the right, as in torch."""
+    """Return the input, padded by an odd remainder on the right as in torch, and the symmetric padding."""
     if padding not in ("same", "valid"):
         raise InputError(f"{name}: padding: expected ints, 'same' or 'valid', got {padding!r}.")
     if padding == "valid":

@@ -1,10 +1,9 @@
 r"""Convolutions as one family of three bilinear maps, closed under differentiation.
 
-Input $x$, weight $w$ and output cotangent $g$ meet in a single trilinear form, $\langle g,\, x * w \rangle$. Its
-gradients by $g$, $w$ and $x$ are the convolution, `ConvolutionWeightGradient` and `ConvolutionInputGradient`; each is
-linear in the two others, so the derivative of any of the three is again one of the three. A derivative of any order is
-therefore a number of ordinary convolution kernels, and of those only the ones that somebody asked for: none by
-constant data.
+Input $x$, weight $w$ and output cotangent $g$ form a trilinear form, $\langle g,\, x * w \rangle$. Its gradients with
+respect to $g$, $w$ and $x$ are the convolution, `ConvolutionWeightGradient` and `ConvolutionInputGradient`. Each is
+linear in the two other tensors, so the derivative of any of the three is again one of the three. A derivative of any
+order is therefore a number of ordinary convolution kernels, and only the wanted kernels run: none for constant data.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from hodiff.rules.nesting import nestable_jvp
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """Everything about a convolution but its tensors; a tuple has one entry a spatial dimension.
+    """All parameters of a convolution but its tensors; a tuple has one entry per spatial dimension.
 
-    No tuple itself: `torch.func` would take that apart and put it together again at every level.
+    It is not a tuple, because `torch.func` would take a tuple apart and rebuild it at every level.
 
     Attributes:
         stride: Step of the kernel over the input.
         padding: Zeros on both sides of the input.
         dilation: Distance of the kernel's elements.
-        groups: How many blocks the channels are divided into.
-        size: Spatial size of the input, which stride leaves open where only the output is at hand.
+        groups: Number of blocks of channels.
+        size: Spatial size of the input, which the output and a stride above 1 do not determine.
         kernel: Spatial size of the weight.
     """
 
@@ -44,11 +43,11 @@ class Geometry:
 
     @property
     def output_padding(self) -> tuple[int, ...]:
-        """None: `size` says what it would."""
+        """Zeros: `size` makes output padding unnecessary."""
         return (0,) * len(self.size)
 
     def folded(self, axis: str, batch: int) -> Geometry:
-        """That of the convolution with a batch inside the axis."""
+        """Return the geometry of the convolution with a batch folded into an axis."""
         return replace(self, groups=self.groups * batch) if axis == "group" else self
 
 
@@ -71,7 +70,7 @@ def _gradient_kernel(
 
 
 def _sum(*terms: Tensor | None) -> Tensor:
-    """The sum of those that are there, at least one."""
+    """Add the terms that are not None: one or two."""
     first, *rest = [term for term in terms if term is not None]
     return first if not rest else first + rest[0]
 
@@ -96,7 +95,7 @@ class Convolution(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """One of the other two maps for each factor; the gradient by the bias comes out of the same kernel."""
+        """Use one of the other two maps for each factor; the weight's kernel returns the bias gradient, too."""
         if cotangent is None:
             return None, None, None, None
         x, weight = ctx.saved_tensors
@@ -115,7 +114,7 @@ class Convolution(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None, _: None) -> Tensor:
-        """Product rule."""
+        """Apply the product rule."""
         x, weight = ctx.saved_tensors
         by_x = by_weight = None
         if weight_t is not None:
@@ -160,8 +159,8 @@ class ConvolutionInputGradient(AnyOrderFunction):
 
     @staticmethod
     def forward(cotangent: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-        """Gradient by the input, (N, C, ...)."""
-        # The kernel reads the shape of x and nothing else.
+        """Compute the gradient of the input, (N, C, ...)."""
+        # The kernel reads only the shape of x.
         x = cotangent.new_empty((cotangent.shape[0], weight.shape[1] * geometry.groups, *geometry.size))
         return _gradient_kernel(cotangent, x, weight, None, geometry, [True, False, False])[0]
 
@@ -176,7 +175,7 @@ class ConvolutionInputGradient(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, x_bar: Tensor | None) -> Any:
-        """The convolution by the cotangent, the weight gradient by the weight."""
+        """Return the convolution for the cotangent, the weight gradient for the weight."""
         if x_bar is None:
             return None, None, None
         cotangent, weight = ctx.saved_tensors
@@ -190,7 +189,7 @@ class ConvolutionInputGradient(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, cotangent_t: Tensor | None, weight_t: Tensor | None, _: None) -> Tensor:
-        """Product rule."""
+        """Apply the product rule."""
         cotangent, weight = ctx.saved_tensors
         rule = ConvolutionInputGradient.call
         return _sum(
@@ -215,13 +214,13 @@ class ConvolutionInputGradient(AnyOrderFunction):
 
 
 class ConvolutionWeightGradient(AnyOrderFunction):
-    r"""$\bar w$ of $\langle g,\, x * w + b \rangle$, and $\bar b$ where asked for. Saves input and cotangent."""
+    r"""$\bar w$ of $\langle g,\, x * w + b \rangle$, and $\bar b$ if wanted. Saves input and cotangent."""
 
     @staticmethod
     def forward(x: Tensor, cotangent: Tensor, geometry: Geometry, with_bias: bool) -> Any:
-        """Gradient by the weight, (O, C / groups, ...), and by the bias, (O,)."""
+        """Compute the gradients of the weight, (O, C / groups, ...), and of the bias, (O,)."""
         channels = cotangent.shape[1]
-        # The kernel reads the shape of the weight and nothing else.
+        # The kernel reads only the shape of the weight.
         weight = x.new_empty((channels, x.shape[1] // geometry.groups, *geometry.kernel))
         by_weight, by_bias = _gradient_kernel(
             cotangent, x, weight, [channels] if with_bias else None, geometry, [False, True, with_bias]
@@ -240,7 +239,7 @@ class ConvolutionWeightGradient(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, weight_bar: Tensor | None, bias_bar: Tensor | None = None) -> Any:
-        """The input gradient by the input, the convolution by the cotangent."""
+        """Return the input gradient for the input, the convolution for the cotangent."""
         x, cotangent = ctx.saved_tensors
         needs_x, needs_cotangent, *_ = ctx.needs_input_grad
         by_x = by_cotangent = None
@@ -255,7 +254,7 @@ class ConvolutionWeightGradient(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, cotangent_t: Tensor | None, *_: None) -> Any:
-        """Product rule; the bias's part does not depend on the input."""
+        """Apply the product rule; the bias gradient does not depend on the input."""
         x, cotangent = ctx.saved_tensors
         rule = ConvolutionWeightGradient.call
         by_weight = by_bias = None

@@ -1,1 +1,1 @@
-"""Functions whose derivatives are chosen: changed, watched, clipped, or those of a surrogate."""
+"""Functions with chosen derivatives: changed, watched, clipped, or taken from a surrogate."""

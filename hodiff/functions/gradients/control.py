@@ -1,8 +1,8 @@
 """Identities that change or watch the gradient.
 
-`stop_gradient`, `scale_gradient` and `reverse_gradient` have a Jacobian of their own, a multiple of the identity, which
-every route uses. `clip_gradient` and `noise_gradient` have none: they act on the gradients of reverse passes, on those
-of the second one as well, and forward mode raises. `log_gradient` is the identity and only watches.
+`stop_gradient`, `scale_gradient` and `reverse_gradient` define a Jacobian, a multiple of the identity, which every
+route uses. `clip_gradient` and `noise_gradient` have no Jacobian: they change the gradients of every reverse pass, and
+forward mode raises. `log_gradient` is the identity and only watches.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ _logger = logging.getLogger("hodiff")
 
 @overridable
 def stop_gradient(x: Tensor) -> Tensor:
-    r"""The identity with derivative zero, in every route; that is `x.detach()` by the name that the literature uses.
+    r"""The identity with derivative zero in every route: `x.detach()` under the name that the literature uses.
 
     Args:
         x: Tensor of any shape.
 
     Returns:
-        The same numbers, sharing their memory, without a graph.
+        Tensor that shares the memory of `x`, without a graph.
 
     Raises:
-        InputError: If `x` is no tensor.
+        InputError: If `x` is not a tensor.
 
     Example:
         >>> import torch
@@ -56,9 +56,9 @@ class ScaleGradient(AnyOrderFunction):
 
     @staticmethod
     def forward(x: Tensor, factor: Any) -> Tensor:
-        """Copy x, or under the compiler, which ignores jvp, the same with derivative `factor` by primitives."""
+        """Copy x; compiled code ignores jvp and gets primitives with derivative `factor`."""
         if not torch.compiler.is_compiling():
-            # A view could not be changed in place, and torch wants the tangent of one to be a view of the tangent.
+            # A view could not be changed in place, and torch requires its tangent to be a view of the tangent.
             return x.clone()
         # x - x is an exact zero with a derivative.
         constant = x.detach()
@@ -91,7 +91,7 @@ class ScaleGradient(AnyOrderFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], x: Tensor, factor: Any) -> tuple[Tensor, int]:
-        """Pair batch with batch."""
+        """Put the batches in front and let them broadcast."""
         x, factor = batch_in_front(in_dims, (x, factor))
         if in_dims[0] is None:
             x = x.expand(info.batch_size, *x.shape)
@@ -113,7 +113,7 @@ def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
         A copy of `x`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -127,7 +127,7 @@ def scale_gradient(x: Tensor, factor: Tensor | float) -> Tensor:
 
 @overridable
 def reverse_gradient(x: Tensor, strength: Tensor | float = 1.0) -> Tensor:
-    r"""The identity with Jacobian $-\lambda I$: a gradient reversal layer, which agrees in every route.
+    r"""The identity with Jacobian $-\lambda I$: a gradient reversal layer, consistent in every route.
 
     Args:
         x: Floating-point tensor of any shape.
@@ -138,7 +138,7 @@ def reverse_gradient(x: Tensor, strength: Tensor | float = 1.0) -> Tensor:
         A copy of `x`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -170,20 +170,20 @@ class LogGradient(AnyOrderFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the callback."""
+        """Save the callback."""
         del output
         ctx.record = inputs[1]
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """Show the gradient."""
+        """Pass the gradient to the callback."""
         return None if cotangent is None else _Shown.apply(cotangent, ctx.record), None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """Hand on the tangent."""
+        """Return the tangent."""
         del ctx
         return tangent
 
@@ -195,7 +195,7 @@ class LogGradient(AnyOrderFunction):
 
 
 class _Shown(AnyOrderFunction):
-    """Shows a gradient with its batch dimensions; torch calls `forward` with a plain tensor below all transforms."""
+    """Passes a gradient with its batch dimensions to the callback, as a plain tensor below all transforms."""
 
     @staticmethod
     def forward(x: Tensor, record: Callable[[Tensor], Any]) -> Tensor:
@@ -226,23 +226,23 @@ class _Shown(AnyOrderFunction):
 @overridable
 @outside_graphs
 def log_gradient(x: Tensor, record: Callable[[Tensor], Any] | None = None, *, name: str = "gradient") -> Tensor:
-    r"""The identity, in every route; a gradient that comes back is shown to `record` and passed on unchanged.
+    r"""The identity in every route; reverse passes call `record` with the gradient, and return it unchanged.
 
-    It is called once in each reverse pass through `x`, the second one too, and never in forward mode. A compiled
+    `record` is called once in each reverse pass through `x`, also the second, and never in forward mode. A compiled
     function calls it uncompiled, which fullgraph=True forbids.
 
     Args:
         x: Floating-point tensor of any shape.
-        record: Takes a copy of the gradient, without a graph; `some_list.append` collects them. Under
-            `torch.func.vmap` it takes the gradients of the whole batch, batch dimensions in front. By default the norm
+        record: Function of a copy of the gradient, without a graph; `some_list.append` collects the copies. Under
+            `torch.func.vmap`, it gets the gradients of the whole batch, batch dimensions in front. By default, the norm
             and the largest magnitude go to the logger "hodiff" at level INFO.
-        name: What the logger calls the gradient.
+        name: Name of the gradient in the log.
 
     Returns:
         A copy of `x`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -267,16 +267,16 @@ def _to_logger(name: str) -> Callable[[Tensor], None]:
 
 
 def gradient_hook(control: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Callable[[Tensor], Tensor]:
-    r"""What a function of this file does to gradients, as a hook: `tensor.register_hook(gradient_hook(...))`.
+    r"""Make a tensor hook from a gradient control: `tensor.register_hook(gradient_hook(...))`.
 
     Args:
         control: `stop_gradient`, `scale_gradient`, `reverse_gradient`, `clip_gradient`, `noise_gradient`,
-            `log_gradient`, or any function of a tensor that keeps its shape and whose derivative does not depend on it.
-        *args: Further arguments of it.
-        **kwargs: Further keyword arguments of it.
+            `log_gradient`, or any function of a tensor that keeps its shape and has a constant derivative.
+        *args: Further arguments of `control`.
+        **kwargs: Further keyword arguments of `control`.
 
     Returns:
-        The map from the gradient that comes in to the one that goes on, differentiable in it.
+        The hook: a differentiable map from the incoming to the outgoing gradient.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Quantizers whose derivatives are those of a smooth surrogate (straight-through estimators)."""
+"""Quantizers with the derivatives of a smooth surrogate (straight-through estimators)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _clip(x: Tensor) -> Tensor:
 
 
 def _sign(x: Tensor) -> Tensor:
-    # torch.sign makes a number of NaN.
+    # torch.sign turns NaN into a number.
     return torch.where(x.isnan(), x, x.sign())
 
 
@@ -48,7 +48,7 @@ def sign_ste(x: Tensor) -> Tensor:
         Tensor of the same shape, of -1, 0 and 1.
 
     Raises:
-        InputError: If `x` is no floating-point tensor.
+        InputError: If `x` is not a floating-point tensor.
 
     Example:
         >>> import torch
@@ -68,7 +68,7 @@ def sign_ste(x: Tensor) -> Tensor:
 def sign_clipped_ste(x: Tensor) -> Tensor:
     r"""Sign, as in `sign_ste`, with the derivatives of $\operatorname{clamp}(x, -1, 1)$.
 
-    The first derivative is 1 for $|x| \le 1$, ends included, and 0 outside; higher ones are 0.
+    The first derivative is 1 for $|x| \le 1$, ends included, and 0 outside; higher derivatives are 0.
 
     Args:
         x: Floating-point tensor of any shape.
@@ -77,7 +77,7 @@ def sign_clipped_ste(x: Tensor) -> Tensor:
         Tensor of the same shape, of -1, 0 and 1.
 
     Raises:
-        InputError: If `x` is no floating-point tensor.
+        InputError: If `x` is not a floating-point tensor.
 
     Example:
         >>> import torch
@@ -95,7 +95,7 @@ def sign_clipped_ste(x: Tensor) -> Tensor:
 
 @overridable
 def round_ste(x: Tensor) -> Tensor:
-    r"""Rounding to the nearest integer, halves to the even one, with the derivatives of $x$.
+    r"""Rounding to the nearest integer, halves to even, with the derivatives of $x$.
 
     Args:
         x: Floating-point tensor of any shape.
@@ -104,7 +104,7 @@ def round_ste(x: Tensor) -> Tensor:
         Tensor of the same shape.
 
     Raises:
-        InputError: If `x` is no floating-point tensor.
+        InputError: If `x` is not a floating-point tensor.
 
     Example:
         >>> import torch
@@ -131,7 +131,7 @@ def floor_ste(x: Tensor) -> Tensor:
         Tensor of the same shape.
 
     Raises:
-        InputError: If `x` is no floating-point tensor.
+        InputError: If `x` is not a floating-point tensor.
 
     Example:
         >>> import torch
@@ -150,7 +150,7 @@ def floor_ste(x: Tensor) -> Tensor:
 class QuantizeSTE(ElementwiseFunction):
     """The Function behind `quantize_ste`. Saves its inputs.
 
-    With rounding straight through, the result is linear in x, scale and offset together wherever it is smooth: so the
+    With straight-through rounding, the result is jointly linear in x, scale and offset wherever it is smooth. So the
     slopes are constants, and every higher derivative is zero.
     """
 
@@ -161,7 +161,7 @@ class QuantizeSTE(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor, scale: Any, offset: Any, lowest: int, highest: int) -> Tensor:
-        """1, the rounding error and 0 on the grid; 0, the last integer and 1 outside."""
+        """Slopes of x, scale and offset: 1, the rounding error, 0 on the grid; 0, the last integer, 1 outside."""
         with torch.no_grad():
             ratio = (_detached(x) - _detached(offset)) / _detached(scale)
             clipped = ratio.clamp(lowest, highest)
@@ -184,34 +184,34 @@ def quantize_ste(
     high: Tensor | float | None = None,
     symmetric: bool = True,
 ) -> Tensor:
-    r"""Uniform quantization to $2^b$ levels, with rounding straight through and a learnable grid.
+    r"""Uniform quantization to $2^b$ levels, with straight-through rounding and a learnable grid.
 
     $$ y = s \operatorname{round}\bigl(\operatorname{clamp}((x - \beta) / s,\; q_-, q_+)\bigr) + \beta $$
 
-    The integers run from $q_- = -2^{b-1}$ to $q_+ = 2^{b-1} - 1$ if `symmetric`, else from 0 to $2^b - 1$. The
-    derivatives are those for a rounding with derivative 1: by $x$, 1 on the grid and 0 outside; by the step size $s$,
-    $\operatorname{round}(r) - r$ with $r = (x - \beta) / s$ on the grid and $q_\pm$ outside; by the offset $\beta$, 0
-    on the grid and 1 outside. Second derivatives by $x$, $s$ and $\beta$ are zero. Ends belong to the grid.
+    The integers run from $q_- = -2^{b-1}$ to $q_+ = 2^{b-1} - 1$ if `symmetric`, else from 0 to $2^b - 1$. Rounding has
+    derivative 1. So the derivative with respect to $x$ is 1 on the grid and 0 outside; with respect to the step size
+    $s$, it is $\operatorname{round}(r) - r$ with $r = (x - \beta) / s$ on the grid and $q_\pm$ outside; with respect to
+    the offset $\beta$, it is 0 on the grid and 1 outside. Second derivatives are zero. The ends belong to the grid.
 
-    The grid is given by its step size, by its range, or by neither: then it spans the numbers of `x`, by their maxima,
-    which count as constants. A range makes $s = h / q_+$ if `symmetric`; else $s = (h - l) / (2^b - 1)$ and
+    The grid is given by its step size or by its range. Without either, it spans the values of `x`, whose extremes are
+    treated as constants. A range sets $s = h / q_+$ if `symmetric`; else $s = (h - l) / (2^b - 1)$ and
     $\beta = s \operatorname{round}(l / s)$, so that zero is on the grid.
 
     Args:
         x: Floating-point tensor of any shape.
         bits: Number of bits, from 2 (1 if not `symmetric`) to 16.
-        scale: Step size $s > 0$: number, or floating-point tensor that broadcasts with `x` (one number for all, one a
-            channel) and may require a gradient.
-        offset: $\beta$, likewise; only with `scale`.
-        low: Lower end $l \le 0$ of the range, likewise; only with `high` and if not `symmetric`.
-        high: Upper end $h > l$ of the range, likewise; not with `scale`.
+        scale: Step size $s > 0$: number, or floating-point tensor that broadcasts with `x` (one number for all, or one
+            per channel) and may require a gradient.
+        offset: $\beta$, a number or tensor like `scale`; only with `scale`.
+        low: Lower end $l \le 0$ of the range, a number or tensor; only with `high` and if not `symmetric`.
+        high: Upper end $h > l$ of the range, a number or tensor; not with `scale`.
         symmetric: Whether the integers lie around zero.
 
     Returns:
         Tensor of the broadcast shape.
 
     Raises:
-        InputError: If an argument is not what it should be, or does not go with another.
+        InputError: If an argument is invalid or conflicts with another.
 
     Example:
         >>> import torch
@@ -249,7 +249,7 @@ def _integers(bits: int, symmetric: bool) -> tuple[int, int]:
 
 
 def _grid(x: Tensor, low: Any, high: Any, lowest: int, highest: int, symmetric: bool) -> tuple[Any, Any]:
-    """Step size and offset from a range, or from the numbers themselves."""
+    """Compute step size and offset from a range, or from the values of `x`."""
     if symmetric and low is not None:
         raise InputError("quantize_ste: low: expected no lower end with symmetric=True; symmetric=False takes one.")
     if not symmetric and (low is None) != (high is None):
@@ -269,14 +269,14 @@ def _grid(x: Tensor, low: Any, high: Any, lowest: int, highest: int, symmetric: 
 
 
 def _extent(x: Tensor, symmetric: bool, steps: int) -> tuple[Tensor, Tensor]:
-    """The smallest range with zero that holds all numbers; [-1, 1] where all are zero."""
+    """The smallest range that holds zero and all values; its upper end is 1 if all values are zero."""
     numbers = x.detach()
     if symmetric:
         numbers = numbers.abs()
     # An appended zero also serves tensors without elements; ONNX has extremes along dimensions only.
     numbers = torch.cat([numbers.reshape(-1), numbers.new_zeros(1)])
     low, high = numbers.amin(0), numbers.amax(0)
-    # Of the smallest numbers that there are, a step would round to zero.
+    # For the smallest positive numbers, the step size would round to zero.
     limits = torch.finfo(x.dtype)
     least = low + steps * limits.tiny * limits.eps
     return low, torch.where(high > low, torch.maximum(high, least), torch.ones_like(high))

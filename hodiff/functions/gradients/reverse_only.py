@@ -1,4 +1,4 @@
-"""Gradient clipping and noise: identities that act on the gradients of reverse passes, and belong to no Jacobian."""
+"""Gradient clipping and noise: identities that change the gradients of reverse passes, without a Jacobian."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hodiff.rules.nesting import nestable_jvp
 
 
 class ClipGradient(AnyOrderFunction):
-    """The Function behind `clip_gradient`. Saves nothing but numbers."""
+    """The Function behind `clip_gradient`. Saves only numbers."""
 
     generate_vmap_rule = True
 
@@ -30,14 +30,14 @@ class ClipGradient(AnyOrderFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the bounds, which are numbers."""
+        """Save the bounds, which are numbers."""
         del output
         _, ctx.low, ctx.high, ctx.max_norm, ctx.dims = inputs
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """Clip, differentiably."""
+        """Clip the cotangent differentiably."""
         if cotangent is None:
             return (None,) * 5
         if ctx.max_norm is None:
@@ -50,7 +50,7 @@ class ClipGradient(AnyOrderFunction):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Refuse."""
+        """Raise: clipping has no forward mode."""
         del ctx, tangents
         raise RouteError(_no_forward_mode("clip_gradient", "clipping a gradient is not linear in it"))
 
@@ -65,28 +65,29 @@ def clip_gradient(
     max_norm: float | None = None,
     dim: int | Sequence[int] | None = None,
 ) -> Tensor:
-    r"""The identity; a gradient that comes back is clipped, by value or by norm.
+    r"""The identity, whose gradients in reverse mode are clipped, by value or by norm.
 
     $$ y = x, \qquad \bar x = \operatorname{clamp}(\bar y, l, h)
        \quad\text{or}\quad \bar x = \bar y \min(1, c / \lVert \bar y \rVert_2) $$
 
-    No function has this derivative, as clipping is not linear, so only reverse mode makes sense of it. Each reverse
-    pass through `x` is clipped, and the clipping itself is differentiated: of two nested ones, the second passes where
-    the first was not clipped and is clipped in turn. Every route with forward mode raises. A compiled function calls
-    it uncompiled, which fullgraph=True forbids.
+    Clipping is not linear, so no function has this derivative, and only reverse mode defines it. Each reverse pass
+    through `x` is clipped, and the clipping itself is differentiated: the second of two nested passes passes where the
+    first was not clipped, and is clipped in turn. Every route with forward mode raises. A compiled function calls it
+    uncompiled, which fullgraph=True forbids.
 
     Args:
         x: Floating-point tensor of any shape.
-        low: Lower bound $l$; none if left out.
-        high: Upper bound $h$; none if left out.
+        low: Lower bound $l$; no bound by default.
+        high: Upper bound $h$; no bound by default.
         max_norm: Largest norm $c > 0$, instead of bounds.
-        dim: The dimensions that one norm spans; all if left out. Under `torch.func.vmap`, those of one example.
+        dim: Dimensions over which the norm is taken; all by default. Under `torch.func.vmap`, dimensions of one
+            example.
 
     Returns:
         A copy of `x`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -111,7 +112,7 @@ def clip_gradient(
     require_number("clip_gradient", "max_norm", max_norm, positive=True, optional=True)
     if dim is not None and max_norm is None:
         raise InputError("clip_gradient: dim: expected max_norm along with dim, got bounds.")
-    # A frozenset, as torch's batching of jvp stumbles over tuples of constants.
+    # Use a frozenset: torch's batching of jvp fails on tuples of constants.
     dims = frozenset(require_dims("clip_gradient", x, tuple(range(x.dim())) if dim is None else dim))
     return ClipGradient.call(x, low, high, max_norm, dims)
 
@@ -129,7 +130,7 @@ class NoiseGradient(AnyOrderFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Keep the constants."""
+        """Save the constants."""
         del output
         _, ctx.std, ctx.generator = inputs
         ctx.set_materialize_grads(False)
@@ -141,13 +142,13 @@ class NoiseGradient(AnyOrderFunction):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Refuse."""
+        """Raise: noise has no forward mode."""
         del ctx, tangents
         raise RouteError(_no_forward_mode("noise_gradient", "a gradient plus noise is not linear in the gradient"))
 
 
 class _AddNoise(AnyOrderFunction):
-    """Adds noise; an identity to derivatives."""
+    """Adds noise; its derivative is the identity."""
 
     @staticmethod
     def forward(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
@@ -170,7 +171,7 @@ class _AddNoise(AnyOrderFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, std: float, generator: Any) -> tuple[Tensor, int]:
-        # One draw for the whole batch: each example has noise of its own.
+        # One draw for the whole batch gives each example its own noise.
         del info
         return _AddNoise.apply(x.movedim(in_dims[0], 0), std, generator), 0
 
@@ -178,22 +179,22 @@ class _AddNoise(AnyOrderFunction):
 @overridable
 @outside_graphs
 def noise_gradient(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
-    r"""The identity; a gradient that comes back has normal noise added, $\bar x = \bar y + \sigma \xi$.
+    r"""The identity, whose gradients in reverse mode get normal noise, $\bar x = \bar y + \sigma \xi$.
 
-    No function has this derivative, so only reverse mode makes sense of it: each reverse pass through `x` draws noise
-    of its own, the second one too, and under `torch.func.vmap` each example. Every route with forward mode raises. A
-    compiled function calls it uncompiled, which fullgraph=True forbids.
+    No function has this derivative, so only reverse mode defines it. Each reverse pass through `x`, also the second,
+    draws its own noise, and under `torch.func.vmap` each example does. Every route with forward mode raises. A compiled
+    function calls it uncompiled, which fullgraph=True forbids.
 
     Args:
         x: Floating-point tensor of any shape.
         std: $\sigma \ge 0$.
-        generator: Where the noise comes from, on the device of `x`.
+        generator: Generator of the noise, on the device of `x`.
 
     Returns:
         A copy of `x`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Values of one function, derivatives of another: the base of every straight-through estimator."""
+"""Functions with the values of one function and the derivatives of another: straight-through estimators."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ class StraightThrough(AnyOrderFunction):
 
     @staticmethod
     def forward(surrogate: Tensor, value: Tensor) -> Tensor:
-        """Return the value, as a tensor of its own: a view could not be changed in place later."""
+        """Copy the value; a view could not be changed in place later."""
         if not torch.compiler.is_compiling():
             return value.clone()
-        # Within compiled transforms jvp goes unseen, and this line is what dynamo differentiates. surrogate - surrogate
-        # is an exact zero with a derivative, which value + surrogate - value would not be.
+        # Compiled transforms ignore jvp, and dynamo differentiates this line. surrogate - surrogate is an exact zero
+        # with a derivative; value + surrogate - value would not be exact.
         return torch.where(surrogate.isfinite(), value + (surrogate - surrogate.detach()), value)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Nothing to save: the Function is linear in the surrogate."""
+        """Save nothing: the Function is linear in the surrogate."""
         del inputs, output
         ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """Hand the cotangent to the surrogate."""
+        """Pass the cotangent to the surrogate."""
         return cotangent if ctx.needs_input_grad[0] else None, None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor | None, _: Tensor | None) -> Tensor | None:
-        """Take the tangent of the surrogate."""
+        """Return the tangent of the surrogate."""
         del ctx
         return tangent
 
@@ -62,16 +62,15 @@ def straight_through(
 
     $$ y(x) = f(x), \qquad \mathrm{D}^k y(x) = \mathrm{D}^k s(x) \quad (k \ge 1) $$
 
-    Both functions run: forward without a graph, so that whatever it touches gets no gradient, and the surrogate with
-    one, which keeps what its own derivative needs. Within transforms that are compiled, a surrogate that is infinite
-    has derivative zero.
+    Both functions run: `forward` without a graph, so that its tensors get no gradient, and `surrogate` with a graph,
+    which saves what its derivative needs. Within compiled transforms, an infinite surrogate has derivative zero.
 
     Args:
-        forward: Gives the values; tensors and constants in, one floating-point tensor out. It need not be
+        forward: Computes the values: takes tensors and constants, and returns one floating-point tensor. It need not be
             differentiable.
-        surrogate: Gives the derivatives, of the same arguments and with a result of the same shape and dtype, made of
-            differentiable torch operators or Functions.
-        name: What error messages call the result; by default the name of `forward`.
+        surrogate: Defines the derivatives: takes the same arguments, and returns a tensor of the same shape and dtype,
+            by differentiable torch operators or Functions.
+        name: Name of the result in error messages; by default the name of `forward`.
 
     Returns:
         The function, of the same positional arguments.

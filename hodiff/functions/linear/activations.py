@@ -1,4 +1,4 @@
-"""The activations that `fused_linear` knows, each with its derivative by what is cheapest to keep."""
+"""Activations of `fused_linear`, with derivatives computed from the tensor that is cheapest to save."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class FusedActivation(NamedTuple):
     """An elementwise function $a$ and its derivative times a tensor."""
 
     value: Callable[[Tensor], Tensor]
-    # `scaled(t, r)` is a'(z) t, where r is a(z) if `from_output`, and z if not. It is differentiated again, so it is
-    # made of operators whose derivatives are stable.
+    # `scaled(t, r)` is a'(z) t, where r is a(z) if `from_output`, and z if not. It is differentiated again, so its
+    # operators have stable derivatives.
     scaled: Callable[[Tensor, Tensor], Tensor]
     from_output: bool
-    # a(z) as a Function that keeps less than the output, or z, which can be computed again; None if neither.
+    # a(z) as a Function that saves less than the output, or saves z, which can be recomputed; None if neither.
     alone: Callable[[Tensor], Tensor] | None
 
 

@@ -21,11 +21,11 @@ from hodiff.rules.nesting import nestable_jvp
 
 
 class FusedAddReLU(AnyOrderFunction):
-    r"""$\max(x + y, 0)$, and where it is positive. Saves the latter, one byte an element."""
+    r"""$\max(x + y, 0)$, and a mask of where it is positive. Saves the mask, one byte per element."""
 
     @staticmethod
     def forward(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The value and its mask."""
+        """Compute the value and its mask."""
         if x.shape == y.shape and fused.takes(x, y):
             return fused.add_relu(x, y)
         total = torch.relu(x + y)
@@ -43,7 +43,7 @@ class FusedAddReLU(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None, _: Any = None) -> Any:
-        """The cotangent where the sum was positive."""
+        """Keep the cotangent where the sum was positive."""
         if cotangent is None:
             return None, None
         (mask,) = ctx.saved_tensors
@@ -56,7 +56,7 @@ class FusedAddReLU(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, y_t: Tensor | None) -> Any:
-        """The tangents' sum where the sum was positive."""
+        """Keep the sum of the tangents where the sum was positive."""
         (mask,) = ctx.saved_tensors
         tangent: Any = sum(each for each in (x_t, y_t) if each is not None)
         return Masked.call(tangent, mask), None
@@ -69,11 +69,11 @@ class FusedAddReLU(AnyOrderFunction):
 
 
 class WeightedSum(AnyOrderFunction):
-    r"""$y = \sum_i w_i x_i$, with `weights[i]` for $w_i$. Saves weights, and terms if those need a gradient."""
+    r"""$y = \sum_i w_i x_i$, with `weights[i]` for $w_i$. Saves weights, and terms if weights need a gradient."""
 
     @staticmethod
     def forward(weights: Tensor, *terms: Tensor) -> Tensor:
-        """The sum, term by term, without a stack of them."""
+        """Add the terms one by one, without stacking them."""
         total = weights[0] * terms[0]
         for weight, term in zip(weights[1:].unbind(), terms[1:], strict=True):
             total = total + weight * term
@@ -91,7 +91,7 @@ class WeightedSum(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """Each reduced to its own shape."""
+        """Compute the gradients, summed to the shapes of their inputs."""
         if cotangent is None:
             return (None,) * (1 + len(ctx.shapes))
         weights, *terms = ctx.saved_tensors
@@ -108,7 +108,7 @@ class WeightedSum(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, weights_t: Tensor | None, *terms_t: Tensor | None) -> Tensor:
-        """Product rule."""
+        """Apply the product rule."""
         weights, *terms = ctx.saved_tensors
         parts = [] if weights_t is None else [w_t * term for w_t, term in zip(weights_t.unbind(), terms, strict=True)]
         parts += [w * t for w, t in zip(weights.unbind(), terms_t, strict=True) if t is not None]
@@ -142,19 +142,19 @@ class ScaleShift(ElementwiseFunction):
 
     @staticmethod
     def residuals(inputs: Sequence[Any], output: Any) -> Sequence[Any]:
-        """The two factors."""
+        """Return the two factors."""
         del output
         return inputs[:2]
 
     @staticmethod
     def slope(index: int, x: Tensor, weight: Any) -> Any:
-        """The other factor; 1 by the bias."""
+        """Return the other factor, or 1 for the bias."""
         return (weight, x, 1.0)[index]
 
 
 @overridable
 def fused_add_relu(x: Tensor, y: Tensor) -> Tensor:
-    r"""Sum and rectifier of a residual block, $\max(x + y, 0)$ with broadcasting, at one byte an element for backward.
+    r"""Sum and rectifier of a residual block, $\max(x + y, 0)$ with broadcasting, which saves one byte per element.
 
     Its derivative where $x + y = 0$ is 0, and all further derivatives are 0.
 
@@ -166,7 +166,7 @@ def fused_add_relu(x: Tensor, y: Tensor) -> Tensor:
         Tensor of the broadcast shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -184,18 +184,18 @@ def fused_add_relu(x: Tensor, y: Tensor) -> Tensor:
 def weighted_sum(xs: list[Tensor] | tuple[Tensor, ...], ws: Tensor | Sequence[float]) -> Tensor:
     r"""Sum of tensors with weights, $\sum_i w_i x_i$, with broadcasting.
 
-    The terms are never stacked; they are kept for backward only if the weights require a gradient.
+    The terms are never stacked, and saved for backward only if the weights require a gradient.
 
     Args:
         xs: Floating-point tensors whose shapes broadcast, at least one.
-        ws: As many numbers; a floating-point tensor (len(xs),) of weights, which may require a gradient; or
+        ws: One number per tensor; a floating-point tensor (len(xs),) of weights, which may require a gradient; or
             (len(xs), ...) where `ws[i]` broadcasts with the terms.
 
     Returns:
         Tensor of the broadcast shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -222,7 +222,7 @@ def weighted_sum(xs: list[Tensor] | tuple[Tensor, ...], ws: Tensor | Sequence[fl
 
 
 def _numbers(weights: Sequence[Any], terms: Sequence[Tensor]) -> Tensor:
-    """Numbers as a tensor that promotes no term."""
+    """Convert numbers to a tensor whose dtype promotes no term."""
     if not all(map(is_number, weights)):
         got = next(each for each in weights if not is_number(each))
         raise InputError(
@@ -248,7 +248,7 @@ def scale_shift(x: Tensor, weight: Tensor | float, bias: Tensor | float) -> Tens
         Tensor of the broadcast shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch

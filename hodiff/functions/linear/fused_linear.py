@@ -1,4 +1,4 @@
-"""Linear layers that keep less for backward, or pull back less, than the operators they are made of."""
+"""Linear layers that save less for backward than torch's operators, or clamp their gradients."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from hodiff.rules.nesting import nestable_jvp
 class FusedLinear(AnyOrderFunction):
     """$y = a(x w^T + b)$. Saves input and weight, with the output (relu, tanh) or the bias (silu, gelu).
 
-    Besides the shapes of `fused_linear` it takes stacks, x (*stack, n, in), w (*stack, out, in) and b (*stack, out),
-    whose stacks broadcast: what becomes of a batch of weights.
+    In addition to the shapes of `fused_linear`, it takes stacks that broadcast, for batches of weights: x (*stack, n,
+    in), w (*stack, out, in) and b (*stack, out).
     """
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-        """The pre-activation lives no longer than this call."""
+        """Compute the output; the pre-activation is freed at the end of this call."""
         return FUSED_ACTIVATIONS[activation].value(_affine(x, weight, bias))
 
     @staticmethod
@@ -42,7 +42,7 @@ class FusedLinear(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """The activation's derivative, then the products; silu and gelu compute the pre-activation again."""
+        """Apply the activation's derivative, then the products; silu and gelu recompute the pre-activation."""
         if cotangent is None:
             return None, None, None, None
         x, weight, rest = ctx.saved_tensors
@@ -60,7 +60,7 @@ class FusedLinear(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None, _: None) -> Tensor:
-        """Product rule, times the activation's derivative at the pre-activation, computed again."""
+        """Apply the product rule, then the activation's derivative at the recomputed pre-activation."""
         x, weight, bias = ctx.saved_tensors
         activation = FUSED_ACTIVATIONS[ctx.activation]
         z = _affine(x, weight, bias)
@@ -80,7 +80,7 @@ class FusedLinear(AnyOrderFunction):
     def vmap(
         info: Any, in_dims: tuple[Any, ...], x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     ) -> tuple[Tensor, int]:
-        """More rows of the input, or a stack."""
+        """Fold the batch into the rows of the input, or make a stack."""
         x_dim, weight_dim, bias_dim, _ = in_dims
         stacked = weight.dim() - (weight_dim is not None) > 2
         if not stacked and weight_dim is None and bias_dim is None:
@@ -94,15 +94,15 @@ class FusedLinear(AnyOrderFunction):
 
 
 class ClippedGradientLinear(AnyOrderFunction):
-    """$y = x w^T$, whose gradients by $x$ and $w$ are clamped. Saves both.
+    """$y = x w^T$ with clamped gradients with respect to $x$ and $w$. Saves both.
 
-    Takes stacks as `FusedLinear` does, but of equal shapes: what is unbatched is expanded outside, as every example's
-    gradient is clamped before their sum.
+    It takes stacks like `FusedLinear`, but of equal shapes: unbatched inputs are expanded outside, because the gradient
+    of each example is clamped before the sum.
     """
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bound: float) -> Tensor:
-        """The exact product."""
+        """Compute the exact product."""
         del bound
         return _affine(x, weight, None)
 
@@ -117,7 +117,7 @@ class ClippedGradientLinear(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """The exact gradients, clamped element by element."""
+        """Compute the exact gradients, and clamp them elementwise."""
         if cotangent is None:
             return None, None, None
         x, weight = ctx.saved_tensors
@@ -131,7 +131,7 @@ class ClippedGradientLinear(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, weight_t: Tensor | None, _: None) -> Tensor:
-        """Product rule of the exact map: a tangent has no gradient to clamp."""
+        """Apply the product rule of the exact map: a tangent has no gradient to clamp."""
         x, weight = ctx.saved_tensors
         terms = [] if x_t is None else [_affine(x_t, weight, None)]
         terms += [] if weight_t is None else [_affine(x, weight_t, None)]
@@ -139,7 +139,7 @@ class ClippedGradientLinear(AnyOrderFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, weight: Tensor, bound: float) -> tuple[Tensor, int]:
-        """A stack."""
+        """Turn the batch into a stack."""
         stacked = weight.dim() - (in_dims[1] is not None) > 2
         x, weight = (
             each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
@@ -153,24 +153,24 @@ class ClippedGradientLinear(AnyOrderFunction):
 
 @overridable
 def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "relu") -> Tensor:
-    r"""A linear layer and its activation in one, which never keeps the pre-activation for backward.
+    r"""A linear layer and its activation in one Function, which never saves the pre-activation.
 
     $$ y = a(x w^T + b) $$
 
-    Backward of relu reads a mask of one byte an element, that of tanh the output, which the next layer usually keeps
-    anyway; that of silu and gelu computes the pre-activation again, a matrix product for the memory of an activation.
+    Relu saves a mask of one byte per element for backward; tanh saves the output, which the next layer usually saves
+    anyway. Silu and gelu recompute the pre-activation in backward: a matrix product saves the memory of an activation.
 
     Args:
         x: Floating-point tensor (..., in).
         weight: Tensor (out, in).
         bias: Tensor (out,), or None.
-        activation: "relu", "tanh", "silu" or "gelu" (the exact one). The derivative of relu at 0 is 0.
+        activation: "relu", "tanh", "silu" or "gelu" (exact). The derivative of relu at 0 is 0.
 
     Returns:
         Tensor (..., out).
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -194,17 +194,17 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
 
 @overridable
 def clipped_gradient_linear(x: Tensor, weight: Tensor, bound: float) -> Tensor:
-    r"""A linear map, exact in value, whose gradients leave clamped to $[-c, c]$, element by element.
+    r"""A linear map with exact values, whose gradients are clamped to $[-c, c]$ elementwise.
 
     $$ y = x w^T, \qquad \bar x = \operatorname{clamp}(\bar y\, w,\, \pm c), \quad
        \bar w = \operatorname{clamp}(\bar y^T x,\, \pm c) $$
 
-    These gradients are not those of any function, so what follows is a definition. The gradients are the formulas above
-    and are differentiated as such, to any order: the clamp's derivative is 1 within the bounds, ends included, and 0
-    beyond, where the gradient is constant. Every reverse pass that goes back through the value clamps what leaves, so
-    in reverse-over-reverse also the outer one; forward-over-reverse is the plain derivative of the clamped gradient.
-    Forward mode of the value has no gradient to clamp and is that of the exact map, as are its derivatives. Where
-    nothing is clamped all routes agree. Under `torch.func.vmap` each example's gradients are clamped, before any sum.
+    No function has these gradients, so the following is a definition. The formulas above are differentiated to any
+    order: the clamp's derivative is 1 within the bounds, ends included, and 0 beyond. Every reverse pass through the
+    value clamps its gradients; in reverse-over-reverse, this includes the outer pass. Forward-over-reverse is the plain
+    derivative of the clamped gradient. Forward mode of the value, and its derivatives, are those of the exact map.
+    Where nothing is clamped, all routes agree. Under `torch.func.vmap`, the gradients of each example are clamped
+    before any sum.
 
     Args:
         x: Floating-point tensor (..., in).
@@ -215,7 +215,7 @@ def clipped_gradient_linear(x: Tensor, weight: Tensor, bound: float) -> Tensor:
         Tensor (..., out).
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -258,7 +258,7 @@ def _in_front(tensor: Tensor, dim: int | None) -> Tensor:
 
 
 def _rows(x: Tensor) -> Tensor:
-    """One dimension for all between the batch and the features."""
+    """Flatten the dimensions between the batch and the features."""
     return x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1])
 
 

@@ -2,7 +2,7 @@ r"""Cross-entropy with class indices: the loss of each sample and its gradient, 
 
 With smoothing ε and C classes the loss of a sample is
 $\ell = \log \sum_c e^{x_c} - (1 - \varepsilon)\,x_t - \tfrac{\varepsilon}{C} \sum_c x_c$: log-sum-exp and a linear
-term. So its Hessian is that of log-sum-exp, and products with it are `LogSumExpProduct`, which no target enters.
+term. So its Hessian is the Hessian of log-sum-exp, and products with it are `LogSumExpProduct`, without the target.
 
 The target has size 1 along the dimension of classes, and so have losses and cotangents.
 """
@@ -49,7 +49,7 @@ class CrossEntropy(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """The cotangent times $p$ minus the smoothed target."""
+        """Multiply the cotangent by $p$ minus the smoothed target."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return (None,) * 6
         x, target = ctx.saved_tensors
@@ -60,7 +60,7 @@ class CrossEntropy(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        """Inner product of the tangent with $p$ minus the smoothed target."""
+        """Compute the inner product of the tangent with $p$ minus the smoothed target."""
         x, target = ctx.saved_tensors
         ignore, smoothing, dim, _ = ctx.rest
         mean = (Softmax.call(x, dim) * tangent).sum(dim, keepdim=True) - _expected(
@@ -77,14 +77,15 @@ class CrossEntropy(AnyOrderFunction):
 class CrossEntropyGradient(AnyOrderFunction):
     r"""$g\,(p - (1 - \varepsilon)\,e_t - \varepsilon / C)$ with broadcasting. Saves logits, target and g.
 
-    Its derivative by the logits costs three passes over the result, and that by $g$ is computed on demand only.
+    Its derivative with respect to the logits costs three passes over the result; the derivative with respect to $g$ is
+    computed on demand only.
     """
 
     @staticmethod
     def forward(
         x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: float, dim: int, limit: int | None
     ) -> Tensor:
-        """Compute it, with nothing of its size but the result."""
+        """Compute the gradient; no other tensor of its size exists."""
         cuts = blocks(dim, limit, x, target, g)
         if len(cuts) == 1:
             return _gradient(x, target, g, ignore, smoothing, dim)
@@ -105,7 +106,7 @@ class CrossEntropyGradient(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> Any:
-        """$g J v$ by the logits, and the inner product of v with the gradient of a sample by g."""
+        """Return $g J v$ for the logits, and the inner product of v with a sample's gradient for g."""
         if v is None:
             return (None,) * 7
         x, target, g = ctx.saved_tensors
@@ -121,7 +122,7 @@ class CrossEntropyGradient(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, _: None, g_t: Tensor | None, *__: None) -> Tensor:
-        """Product rule."""
+        """Apply the product rule."""
         x, target, g = ctx.saved_tensors
         dim, limit = ctx.rest[2:]
         terms = []
@@ -138,12 +139,12 @@ class CrossEntropyGradient(AnyOrderFunction):
 
 
 def class_of(target: Tensor, ignore: int) -> Tensor:
-    """The target as int64 indices, with class 0 for samples that are not counted."""
+    """Return the target as int64 indices, with class 0 for ignored samples."""
     return torch.where(target == ignore, 0, target).long()
 
 
 def _without(dim: int, shape: Sequence[int]) -> list[int]:
-    """The shape with size 1 along the dimension."""
+    """Return the shape with size 1 along a dimension."""
     return [1 if k == dim else size for k, size in enumerate(shape, start=-len(shape))]
 
 
@@ -173,6 +174,6 @@ def _gradient(x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: floa
     if list(x.shape) != shape or not allows_in_place(x, target, g):
         y = y - smoothing / x.shape[dim] if smoothing else y
         return y.expand(shape).scatter_add(dim, index, hit) * g
-    # In place, on a tensor of our own: only the product with a batch of g needs another.
+    # Work in place on the softmax; only the product with a batch of g needs another tensor.
     y = (y.sub_(smoothing / x.shape[dim]) if smoothing else y).scatter_add_(dim, index, hit)
     return y.mul_(g) if broadcast_shape(shape, g.shape) == shape else y * g

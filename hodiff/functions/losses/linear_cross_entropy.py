@@ -1,4 +1,4 @@
-"""Cross-entropy of linear logits that are never all there at once."""
+"""Cross-entropy of linear logits that are never in memory all at once."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def linear_cross_entropy(
     $$ \ell_n = \sum_c w_c\,q_{nc}\,(L_n - Z_{nc}) + \zeta\,w_{t_n} L_n^2, \qquad
        L_n = \log \sum_k e^{Z_{nk}}, \qquad q_{nc} = (1 - \varepsilon)\,[c = t_n] + \varepsilon / V $$
 
-    $\varphi(s) = c \tanh(s / c)$ caps logits softly. The mean is over $\sum_n w_{t_n}$; samples that are ignored have
-    zero loss and derivatives, whatever they hold.
+    $\varphi(s) = c \tanh(s / c)$ caps logits softly. The mean is over $\sum_n w_{t_n}$; ignored samples have zero loss
+    and derivatives, whatever their values.
 
-    Memory is that of the arguments and of their derivatives at every order: logits exist for tiles of at most 2²¹
-    numbers (2²⁴ on a GPU), and at the third order for blocks of samples of about 2²¹. What is kept for backward is the
-    arguments and two numbers a sample (three with smoothing). `torch.compile` plans its own memory instead. 16-bit
-    inputs are computed in float32.
+    At every order, the arguments and their derivatives dominate memory: logits exist for tiles of at most 2²¹ numbers
+    (2²⁴ on a GPU), and at the third order for blocks of samples of about 2²¹. Backward saves the arguments and two
+    numbers per sample (three with smoothing). `torch.compile` plans its own memory instead. 16-bit inputs are computed
+    in float32.
 
-    Matrix products of the size of all logits, where input and weight are differentiated: 1 for the value, 3 for the
-    gradient, which computes logits again, 3 for the tangent of the value and 8 for that of the gradient (10 with a
-    soft-cap or where cotangents are differentiated as well, 7 where all logits fit into one tile). So a Hessian product
-    by double backward takes 12 of them, where 9 do with all logits in memory.
+    If input and weight are differentiated, the number of matrix products of the size of all logits is 1 for the value,
+    3 for the gradient, which recomputes logits, 3 for the tangent of the value, and 8 for the tangent of the gradient
+    (10 with a soft-cap or if cotangents are differentiated as well, 7 if all logits fit into one tile). So a Hessian
+    product by double backward takes 12 matrix products, instead of 9 with all logits in memory.
 
     Args:
         input: Floating-point tensor (..., E).
@@ -70,7 +70,7 @@ def linear_cross_entropy(
         autocast). The mean over no sample is NaN.
 
     Raises:
-        InputError: If an argument is not what it should be. A class that does not exist raises torch's own error.
+        InputError: If an argument is invalid. A class that does not exist raises torch's own error.
 
     Example:
         >>> import torch
@@ -92,7 +92,7 @@ def linear_cross_entropy(
     samples = target.numel()
     index = target.reshape(samples, 1)
     options = Options(int(ignore_index), None if softcap is None else float(softcap), label_smoothing > 0)
-    # Classes are dimension -2 of all that has them.
+    # Classes are dimension -2 of every tensor that has classes.
     columns = [None if each is None else each.unsqueeze(-1) for each in (bias, weight)]
     terms = LinearCrossEntropy.call(x.reshape(samples, x.shape[-1]), w, *columns, index, options)
     lse, hit, *mean = terms.unbind(-1)
@@ -118,7 +118,6 @@ def linear_cross_entropy(
 def _require(
     input: Any, linear_weight: Any, target: Any, linear_bias: Any, weight: Any, reduction: Any, ignore_index: Any
 ) -> None:
-    """Refuse tensors that do not go together, and options that are none."""
     require_dense_floating(_NAME, input=input, linear_weight=linear_weight)
     if input.dim() < 1 or linear_weight.dim() != 2 or input.shape[-1] != linear_weight.shape[-1]:
         raise InputError(

@@ -31,7 +31,7 @@ class Huber(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, residual: Tensor, delta: Any) -> Tensor:
-        """$c$ by the residual and $max(|r| - δ, 0)$ by delta."""
+        """Compute $c$ for the residual and $max(|r| - δ, 0)$ for delta."""
         return clip(residual, -delta, delta) if index == 0 else torch.relu(residual.abs() - delta)
 
 
@@ -45,7 +45,7 @@ class Hinge(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, input: Tensor, target: Tensor, margin: Any) -> Tensor:
-        """$-t$, $-x$ and 1 by input, target and margin where the loss is positive."""
+        """Compute $-t$, $-x$ and 1 for input, target and margin where the loss is positive, else 0."""
         inside = (margin - target * input).detach() > 0
         by = (-target, -input, 1.0)[index]
         return torch.where(inside, by, 0.0)
@@ -62,15 +62,14 @@ def cross_entropy(
     label_smoothing: float = 0.0,
     chunk_size: int | str | None = "auto",
 ) -> Tensor:
-    r"""Cross-entropy between logits and classes, with the meaning of `torch.nn.functional.cross_entropy`.
+    r"""Cross-entropy between logits and classes, with the semantics of `torch.nn.functional.cross_entropy`.
 
     $$ \ell_n = \sum_c w_c\,q_{nc} \Big( \log \sum_k e^{x_{nk}} - x_{nc} \Big), \qquad
        q_{nc} = (1 - \varepsilon)\,[c = t_n] + \varepsilon / C $$
 
-    With class indices the mean is over $\sum_n w_{t_n}$, and with probabilities over the number of samples. Backward
-    keeps `input` and `target` only (with probabilities that are smoothed or weighted, those); the softmax is computed
-    again for one block of samples at a time, at the second order as well. A Hessian-vector product takes three passes
-    over the logits.
+    With class indices, the mean is over $\sum_n w_{t_n}$; with probabilities, over the number of samples. Backward
+    saves only `input` and `target`, or the smoothed or weighted probabilities. The softmax is recomputed for one block
+    of samples at a time, at the second order as well. A Hessian-vector product takes three passes over the logits.
 
     Args:
         input: Floating-point logits (N, C), (C,) or (N, C, d1, ...).
@@ -80,14 +79,14 @@ def cross_entropy(
         ignore_index: Samples of this class do not count, if `target` has class indices.
         reduction: "mean", "sum" or "none".
         label_smoothing: Share ε of the uniform distribution in the target, from 0 to 1.
-        chunk_size: Samples whose probabilities exist at once: a positive int, None for all, or "auto" for what suits
+        chunk_size: Number of samples whose probabilities exist at once: a positive int, None for all, or "auto" to suit
             the device.
 
     Returns:
         Tensor of shape (), or with "none" of the shape of class indices. The mean over no sample is NaN.
 
     Raises:
-        InputError: If an argument is not what it should be. A class that does not exist raises torch's own error.
+        InputError: If an argument is invalid. A class that does not exist raises torch's own error.
 
     Example:
         >>> import torch
@@ -131,7 +130,7 @@ def huber(input: Tensor, target: Tensor, delta: Tensor | float = 1.0, reduction:
 
     $$ \ell(r) = r^2/2 \ \text{ where } |r| \le \delta, \qquad \delta\,(|r| - \delta/2) \ \text{ elsewhere} $$
 
-    The first derivative is continuous. The second, 1 inside and 0 outside, is 1 at $|r| = \delta$.
+    The first derivative is continuous. The second derivative, 1 inside and 0 outside, is 1 at $|r| = \delta$.
 
     Args:
         input: Floating-point tensor.
@@ -144,7 +143,7 @@ def huber(input: Tensor, target: Tensor, delta: Tensor | float = 1.0, reduction:
         Tensor of shape (), or with "none" of the shape of `input`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -180,7 +179,7 @@ def hinge(input: Tensor, target: Tensor, margin: Tensor | float = 1.0, reduction
         Tensor of shape (), or with "none" of the shape of `input`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -209,7 +208,7 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 def _require_classification(
     input: Any, target: Any, weight: Any, reduction: str, label_smoothing: float, chunk_size: Any
 ) -> int:
-    """Number of classes, if the arguments of `cross_entropy` fit each other."""
+    """Check the arguments of `cross_entropy`, and return the number of classes."""
     name = "cross_entropy"
     require_floating(name, input=input)
     if not isinstance(target, Tensor):

@@ -1,6 +1,6 @@
-r"""Cross-entropy with probabilities for targets: $\ell = \sum_c q_c\,(\log \sum_k e^{x_k} - x_c)$, lean at every order.
+r"""Cross-entropy with probabilities as targets: $\ell = \sum_c q_c\,(\log \sum_k e^{x_k} - x_c)$, lean at every order.
 
-The q need not sum to 1; with $Q = \sum_c q_c$ the Hessian by x is $Q$ times that of log-sum-exp.
+The q need not sum to 1; with $Q = \sum_c q_c$, the Hessian with respect to x is $Q$ times the Hessian of log-sum-exp.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hodiff.rules.tensor_blocks import allows_in_place, block_of, blocks, broadc
 class SoftCrossEntropy(AnyOrderFunction):
     """The loss of each sample, of size 1 along the dimension, with probabilities. Saves logits and probabilities.
 
-    Where a probability is 0 its term is 0, whatever the logit.
+    A term with probability 0 is 0, whatever the logit.
     """
 
     @staticmethod
@@ -49,14 +49,14 @@ class SoftCrossEntropy(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """$g (Q p - q)$ by x and $-g log p$ by q."""
+        """Return $g (Q p - q)$ for x and $-g log p$ for q."""
         if cotangent is None:
             return None, None, None, None
         x, q = ctx.saved_tensors
         dim, limit = ctx.rest
         by_x = by_q = None
         if ctx.needs_input_grad[0]:
-            # Not expanded, as from a sum: forward mode could not write its tangent in the same layout.
+            # Copy an expanded cotangent, as from a sum: forward mode could not write a tangent in its layout.
             by_x = SoftCrossEntropyGradient.call(x, q, cotangent.contiguous(), dim, limit).sum_to_size(x.shape)
         if ctx.needs_input_grad[1]:
             by_q = (-cotangent * LogSoftmax.call(x, dim)).sum_to_size(q.shape)
@@ -65,7 +65,7 @@ class SoftCrossEntropy(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, q_t: Tensor | None, *_: None) -> Tensor:
-        """Product rule."""
+        """Apply the product rule."""
         x, q = ctx.saved_tensors
         dim = ctx.rest[0]
         terms = []
@@ -87,7 +87,7 @@ class SoftCrossEntropyGradient(AnyOrderFunction):
 
     @staticmethod
     def forward(x: Tensor, q: Tensor, g: Tensor, dim: int, limit: int | None) -> Tensor:
-        """Compute it block by block."""
+        """Compute the gradient block by block."""
         cuts = blocks(dim, limit, x, q, g)
         if len(cuts) == 1:
             return _gradient(x, q, g, dim)
@@ -108,7 +108,7 @@ class SoftCrossEntropyGradient(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> Any:
-        """$g Q J v$ by x, $g (⟨p,v⟩ - v)$ by q and $Q ⟨p,v⟩ - ⟨q,v⟩$ by g."""
+        """Return $g Q J v$ for x, $g (⟨p,v⟩ - v)$ for q and $Q ⟨p,v⟩ - ⟨q,v⟩$ for g."""
         if v is None:
             return (None,) * 5
         x, q, g = ctx.saved_tensors
@@ -127,7 +127,7 @@ class SoftCrossEntropyGradient(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, q_t: Tensor | None, g_t: Tensor | None, *_: None) -> Tensor:
-        """Product rule."""
+        """Apply the product rule."""
         x, q, g = ctx.saved_tensors
         dim, limit = ctx.rest
         terms = []
@@ -149,7 +149,7 @@ class SoftCrossEntropyGradient(AnyOrderFunction):
 
 
 def _mass(x: Tensor, q: Tensor, dim: int) -> Tensor:
-    """$Q$."""
+    """Compute $Q$."""
     return q.sum(dim, keepdim=True) if q.shape[dim] == x.shape[dim] else x.shape[dim] * q
 
 

@@ -1,4 +1,4 @@
-"""What normalizations refuse, and with which words."""
+"""Argument checks of normalizations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hodiff.rules.arguments import require_floating
 
 
 def require_channels(function: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
-    """Refuse what no normalization of the channels of an input (N, C, ...) takes."""
+    """Raise if the arguments do not suit a normalization of the channels of an input (N, C, ...)."""
     require_floating(function, x=x)
     if x.dim() < 2:
         raise InputError(f"{function}: x: expected at least the two dimensions (N, C, ...), got {tuple(x.shape)}.")
@@ -22,16 +22,16 @@ def require_channels(function: str, x: Tensor, weight: Tensor | None, bias: Tens
 
 
 def require_parameters(function: str, x: Tensor, shape: tuple[int, ...], *parameters: Tensor | None) -> None:
-    """Refuse a weight or bias of another shape, or of a dtype that does not go with x.
+    """Raise if a weight or bias has another shape, or a dtype that does not fit x.
 
     Args:
-        function: The public function, for the message.
+        function: Name of the public function, for the message.
         x: The input.
         shape: Shape of the parameters.
         *parameters: Weight and bias.
 
     Raises:
-        InputError: If it is.
+        InputError: If a parameter does not fit.
     """
     dtypes = {x.dtype, torch.float32} if x.dtype in {torch.float16, torch.bfloat16} else {x.dtype}
     given = {name: each for name, each in zip(("weight", "bias"), parameters, strict=True) if each is not None}
@@ -50,7 +50,7 @@ def require_parameters(function: str, x: Tensor, shape: tuple[int, ...], *parame
 
 
 def require_running(function: str, x: Tensor, mean: Any, variance: Any, *, required: bool) -> None:
-    """Refuse running statistics that are missing, or do not fit the channels of x (N, C, ...)."""
+    """Raise if running statistics are missing, or do not fit the channels of x (N, C, ...)."""
     for name, each in (("running_mean", mean), ("running_var", variance)):
         if each is None:
             if required:
@@ -65,7 +65,7 @@ def require_running(function: str, x: Tensor, mean: Any, variance: Any, *, requi
 
 
 def require_several(function: str, x: Tensor, count: int, unit: str) -> None:
-    """Refuse statistics of a single value, where `count` values share those of a `unit`."""
+    """Raise if the statistics of a `unit` are taken over one value; `count` is the number of values."""
     if count == 1:
         raise InputError(
             f"{function}: x: expected more than one value for each {unit}, got {tuple(x.shape)}; "
@@ -74,8 +74,8 @@ def require_several(function: str, x: Tensor, count: int, unit: str) -> None:
 
 
 def require_eps(function: str, eps: float) -> None:
-    """Refuse what cannot be added to a variance."""
-    # A negative one makes sense as long as the sum is positive, and torch takes it.
+    """Raise if `eps` is not a number."""
+    # A negative eps is valid as long as the sum is positive, and torch accepts it.
     require_number(function, "eps", eps)
 
 

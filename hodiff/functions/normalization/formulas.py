@@ -5,12 +5,12 @@ $r = (\operatorname{var} x + \varepsilon)^{-1/2}$. With
 
 $$ P t = t - m(t) - \hat x\, m(t \hat x), \qquad D t = r P t, $$
 
-$D$ is the Jacobian of $\hat x$, and symmetric: it serves backward and jvp. The next derivative is
+$D$ is the Jacobian of $\hat x$, and symmetric: both backward and jvp use it. The next derivative is
 
 $$ \partial_x \langle u, D p \rangle = -r^2 \left( \hat x\, m(u P p) + m(p \hat x) P u + m(u \hat x) P p \right), $$
 
-and all others follow from torch's primitives, of which these formulas are made. Without centering (RMS) $m(x)$ and
-$m(t)$ are left out.
+and higher derivatives follow from torch's primitives, which compute these formulas. Without centering (RMS), $m(x)$ and
+$m(t)$ are omitted.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from hodiff.rules.any_order import in_dtype
 
 
 class StatisticsLayout(NamedTuple):
-    """Which numbers share statistics and parameters. Dimensions count from the end: batches may stand in front."""
+    """Layout of the numbers that share statistics and parameters. Dimensions count from the end, after batches."""
 
     # "trailing" (the last `size` dimensions share statistics, and have a parameter each), "groups" (`size` groups of
     # channels of each sample) or "channels" (each channel over all samples).
     kind: str
     size: int
-    # Of the input.
+    # Number of dimensions of the input.
     rank: int
     eps: float
     centered: bool
@@ -38,13 +38,13 @@ class StatisticsLayout(NamedTuple):
 
 
 def normalized(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: StatisticsLayout) -> Tensor:
-    r"""$y = \hat x w + b$."""
+    r"""Compute $y = \hat x w + b$."""
     standardized, _ = standardize(x, layout)
     return in_dtype(affine(merge(standardized, layout), weight, bias, layout), x.dtype)
 
 
 def affine(standardized: Tensor, weight: Tensor | None, bias: Tensor | None, layout: StatisticsLayout) -> Tensor:
-    """Weight and bias, aligned with their dimensions."""
+    """Multiply by the weight and add the bias, aligned with their dimensions."""
     y = standardized
     if weight is not None:
         y = y * aligned(weight, layout)
@@ -56,7 +56,7 @@ def affine(standardized: Tensor, weight: Tensor | None, bias: Tensor | None, lay
 def gradient(
     cotangent: Tensor, x: Tensor, weight: Tensor | None, layout: StatisticsLayout, wanted: tuple[bool, ...]
 ) -> tuple[Tensor, ...]:
-    """Gradients by input, weight and bias, as far as wanted."""
+    """Compute the wanted gradients of input, weight and bias."""
     g = wide(cotangent)
     found = []
     if wanted[0] or wanted[1]:
@@ -72,7 +72,7 @@ def gradient(
 
 
 def standardize(x: Tensor, layout: StatisticsLayout) -> tuple[Tensor, Tensor]:
-    r"""$\hat x$ and $r$, in the split view."""
+    r"""Compute $\hat x$ and $r$ in the split view."""
     x = split(wide(x), layout)
     if layout.centered:
         x = x - mean(x, layout)
@@ -81,13 +81,13 @@ def standardize(x: Tensor, layout: StatisticsLayout) -> tuple[Tensor, Tensor]:
 
 
 def project(t: Tensor, standardized: Tensor, layout: StatisticsLayout) -> Tensor:
-    r"""$P t$; split views."""
+    """Compute $P t$ in split views."""
     projected = t - standardized * mean(t * standardized, layout)
     return projected - mean(t, layout) if layout.centered else projected
 
 
 def curvature(u: Tensor, p: Tensor, standardized: Tensor, r: Tensor, layout: StatisticsLayout) -> Tensor:
-    r"""$\partial_x \langle u, D p \rangle$; split views."""
+    r"""Compute $\partial_x \langle u, D p \rangle$ in split views."""
     pu, pp = project(u, standardized, layout), project(p, standardized, layout)
     shift = standardized * mean(u * pp, layout)
     turn = mean(p * standardized, layout) * pu + mean(u * standardized, layout) * pp
@@ -95,12 +95,12 @@ def curvature(u: Tensor, p: Tensor, standardized: Tensor, r: Tensor, layout: Sta
 
 
 def wide(t: Tensor) -> Tensor:
-    """16-bit numbers in float32, so that sums keep their digits."""
+    """Convert 16-bit numbers to float32, so that sums keep their digits."""
     return t.float() if t.dtype in {torch.float16, torch.bfloat16} else t
 
 
 def split(t: Tensor, layout: StatisticsLayout) -> Tensor:
-    """View channels as (groups, channels of a group), where statistics are shared by group."""
+    """View channels as (groups, channels of a group) if groups share statistics."""
     if layout.kind != "groups":
         return t
     *batch, samples, channels = t.shape[: t.dim() - layout.rank + 2]
@@ -123,7 +123,7 @@ def mean(t: Tensor, layout: StatisticsLayout) -> Tensor:
 
 
 def statistics_dims(layout: StatisticsLayout) -> list[int]:
-    """The dimensions of the split view over which statistics are taken."""
+    """Dimensions of the split view over which statistics are taken."""
     rank = layout.rank
     if layout.kind == "trailing":
         return list(range(-layout.size, 0))
@@ -133,7 +133,7 @@ def statistics_dims(layout: StatisticsLayout) -> list[int]:
 
 
 def aligned(parameter: Tensor, layout: StatisticsLayout) -> Tensor:
-    """A parameter, with any batch dimensions in front, shaped to broadcast with the input."""
+    """Reshape a parameter, after any batch dimensions, to broadcast with the input."""
     own = layout.size if layout.kind == "trailing" else 1
     batch, shape = parameter.shape[: parameter.dim() - own], parameter.shape[parameter.dim() - own :]
     if layout.kind == "trailing":
@@ -149,12 +149,12 @@ def reduced(t: Tensor, layout: StatisticsLayout) -> Tensor:
 
 
 def weighted(t: Tensor, weight: Tensor | None, layout: StatisticsLayout) -> Tensor:
-    """Multiply by the weight, where there is one."""
+    """Multiply by the weight, if any."""
     return t if weight is None else t * aligned(weight, layout)
 
 
 def plus(a: Any, b: Any) -> Any:
-    """Sum of two terms, where None is zero."""
+    """Add two terms; None is zero."""
     if a is None or b is None:
         return b if a is None else a
     return a + b

@@ -1,9 +1,9 @@
 r"""The Function behind every normalization, $y = \hat x w + b$, and its gradient as a second Function.
 
-Values and first gradients come from torch's fused kernels. Those need the mean and
-$1 / \sqrt{\operatorname{var} + \varepsilon}$; the forward kernel hands them to the backward one as non-differentiable
-outputs: a cache of what the input determines. Derivatives never go through it: each rule below is a formula of input,
-weight and cotangent alone.
+Torch's fused kernels compute values and first gradients. The backward kernel needs the mean and
+$1 / \sqrt{\operatorname{var} + \varepsilon}$, which the forward kernel returns as non-differentiable outputs. They are
+a cache: each rule below is a formula of input, weight and cotangent alone, and derivatives never go through the
+statistics.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from hodiff.rules.nesting import nestable_jvp
 
 
 class Normalization(AnyOrderFunction):
-    """Standardize, scale and shift. Saves the input, the weight and the statistics (two or three numbers a group)."""
+    """Standardizes, scales and shifts. Saves the input, the weight and the statistics (2 or 3 numbers per group)."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: StatisticsLayout) -> tuple[Tensor, ...]:
-        """The value, and the statistics where a kernel computes them."""
-        # Compiled forward mode ignores `jvp` and differentiates what stands here; the compiler fuses it anyway.
+        """Compute the value and, if by a kernel, the statistics."""
+        # Compiled forward mode ignores `jvp` and differentiates the formula; the compiler fuses it anyway.
         if torch.compiler.is_compiling() or not layout.centered:
             return (formulas.normalized(x, weight, bias, layout),)
         return value_kernel(x, weight, bias, layout)
@@ -56,7 +56,7 @@ class Normalization(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None, *_: None) -> Any:
-        """One call of the gradient's Function."""
+        """Compute the wanted gradients."""
         wanted = tuple(ctx.needs_input_grad[:3])
         if cotangent is None or not any(wanted):
             return None, None, None, None
@@ -70,7 +70,7 @@ class Normalization(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, weight_t: Tensor | None, bias_t: Tensor | None, _: None) -> Any:
-        r"""$w D \dot x + \hat x \dot w + \dot b$."""
+        r"""Compute $w D \dot x + \hat x \dot w + \dot b$."""
         x, weight = ctx.saved_tensors
         layout = ctx.layout
         standardized, r = formulas.standardize(x, layout)
@@ -86,7 +86,7 @@ class Normalization(AnyOrderFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, weight: Any, bias: Any, layout: StatisticsLayout) -> Any:
-        """The kernel where the batch can be more samples, else the formula."""
+        """Use the kernel if the batch can become samples, else the formula."""
         x_dim, weight_dim, bias_dim, _ = in_dims
         samples = x_dim is not None and weight_dim is None and bias_dim is None
         if samples and layout.kind == "trailing":
@@ -102,7 +102,7 @@ class Normalization(AnyOrderFunction):
 
 
 class NormalizationGradient(AnyOrderFunction):
-    """Gradients by input, weight and bias, those wanted. Saves cotangent, input and weight."""
+    """The wanted gradients of input, weight and bias. Saves cotangent, input and weight."""
 
     @staticmethod
     def forward(
@@ -113,15 +113,15 @@ class NormalizationGradient(AnyOrderFunction):
         wanted: tuple[bool, ...],
         *statistics: Tensor,
     ) -> tuple[Tensor, ...]:
-        """A tuple of as many gradients as are wanted."""
-        # Of instances without elements the kernel makes NaN.
+        """Compute a tuple of the wanted gradients."""
+        # The kernel returns NaN for instances without elements.
         if statistics and x.numel():
             return gradient_kernel(cotangent, x, weight, layout, wanted, *statistics)
         return formulas.gradient(cotangent, x, weight, layout, wanted)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Save what determines the gradients; the statistics do not."""
+        """Save the tensors that determine the gradients, without the statistics."""
         del output
         cotangent, x, weight, ctx.layout, ctx.wanted, *statistics = inputs
         ctx.statistics = len(statistics)
@@ -131,7 +131,7 @@ class NormalizationGradient(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        r"""$w D u + a \hat x + c$ by g, $\partial_x \langle u, D p \rangle + D (a g)$ by x, $\sum g D u$ by w."""
+        r"""Return $w D u + a \hat x + c$, $\partial_x \langle u, D p \rangle + D (a g)$, $\sum g D u$ for g, x, w."""
         cotangent, x, weight = ctx.saved_tensors
         layout = ctx.layout
         u, a, c = _placed(cotangents, ctx.wanted)
@@ -172,7 +172,7 @@ class NormalizationGradient(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, g_t: Tensor | None, x_t: Tensor | None, weight_t: Tensor | None, *_: None) -> tuple[Tensor, ...]:
-        """The tangent of each gradient that is wanted."""
+        """Compute the tangent of each wanted gradient."""
         cotangent, x, weight = ctx.saved_tensors
         layout, wanted = ctx.layout, ctx.wanted
         g = wide(cotangent)
@@ -215,7 +215,7 @@ class NormalizationGradient(AnyOrderFunction):
         wanted: tuple[bool, ...],
         *_: Tensor,
     ) -> Any:
-        """The formula, which takes batches in front; unbatched inputs are standardized once."""
+        """Use the formula, which takes batches in front; unbatched inputs are standardized once."""
         cotangent, x, weight = _in_front(in_dims, cotangent, x, weight)
         if in_dims[0] is None:
             cotangent = cotangent.expand(info.batch_size, *cotangent.shape)

@@ -1,4 +1,4 @@
-"""Fused kernels of normalizations: torch's for values and gradients, and one for what pulls back through gradients."""
+"""Fused kernels of normalizations: torch's for values and gradients, hodiff's for the gradients' pullback."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _aten = torch.ops.aten
 
 
 def value_kernel(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: StatisticsLayout) -> tuple[Tensor, ...]:
-    r"""The value, mean and $1 / \sqrt{\operatorname{var} + \varepsilon}$; for channels also the unbiased variance."""
+    r"""Return value, mean and $1 / \sqrt{\operatorname{var} + \varepsilon}$; channels add the unbiased variance."""
     if layout.kind == "trailing":
         return torch.native_layer_norm(x, x.shape[-layout.size :], weight, bias, layout.eps)
     if layout.kind == "groups":
         samples, _, places = sizes = _sizes(x)
-        if not places:  # later versions of torch refuse it
+        if not places:  # later versions of torch reject it
             return torch.empty_like(x), *x.new_zeros(2, samples, layout.size)
         return torch.native_group_norm(_dense(x), _dense(weight), _dense(bias), *sizes, layout.size, layout.eps)
-    # The kernel mixes the variance into a running one, here with a share of 1.
+    # The kernel updates a running variance; with momentum 1, that is the new variance.
     dtype = layout.parameter_dtype
     mean, variance = (torch.zeros(x.shape[1], dtype=dtype, device=x.device) for _ in range(2))
-    # It tells parameters and statistics of float32 for 16-bit inputs by the weight, as torch does.
+    # For 16-bit inputs, the kernel infers from the weight whether parameters and statistics are float32, as torch does.
     return (
         *normalized_by_batches(x, weight, bias, mean, variance, True, 1.0, layout.eps),
         variance,
@@ -42,18 +42,18 @@ def gradient_kernel(
     wanted: tuple[bool, ...],
     *statistics: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Gradients by input, weight and bias, as far as wanted."""
+    """Compute the wanted gradients of input, weight and bias."""
     mean, rstd = statistics[:2]
     mask = list(wanted)
     if layout.kind == "trailing":
-        # A bias of any value: the kernel looks only whether there is one.
+        # The value of the bias is irrelevant: the kernel checks only whether there is one.
         shape = x.shape[-layout.size :]
         bias = weight if weight is not None else x.new_empty(shape)
         found = _aten.native_layer_norm_backward.default(cotangent, x, shape, mean, rstd, weight, bias, mask)
     elif layout.kind == "groups" and not _sizes(x)[2]:
         found = (torch.empty_like(x), *x.new_zeros(2, x.shape[1], dtype=layout.parameter_dtype))
     elif layout.kind == "groups":
-        # Without a weight the kernel knows no bias.
+        # Without a weight, the kernel supports no bias.
         bias_alone = weight is None and wanted[2]
         mask[2] = wanted[2] and not bias_alone
         found = _aten.native_group_norm_backward.default(
@@ -77,21 +77,21 @@ def curvature_kernel(
     c: Tensor | None,
     layout: StatisticsLayout,
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """What pulls the cotangents u, a and c of the gradients back, in one pass; None where there is no kernel for them.
+    """Pull the cotangents u, a and c of the gradients back in one pass; None if no kernel supports them.
 
     Args:
-        cotangent: What the gradients were computed of.
+        cotangent: The cotangent from which the gradients were computed.
         x: The input.
         weight: The weight, or None.
-        u: The cotangent of the gradient by the input.
-        a: That of the gradient by the weight, or None.
-        c: That of the gradient by the bias, or None.
-        layout: Which numbers share statistics.
+        u: Cotangent of the gradient of the input.
+        a: Cotangent of the gradient of the weight, or None.
+        c: Cotangent of the gradient of the bias, or None.
+        layout: Layout of the statistics.
 
     Returns:
         The cotangents of `cotangent`, `x` and the weight.
     """
-    # Where a graph is recorded the pullback is differentiated, which takes formulas.
+    # A recorded pullback is differentiated, which requires the formulas.
     if (
         layout.kind != "trailing"
         or torch.is_grad_enabled()
@@ -113,10 +113,10 @@ def curvature_kernel(
 
 
 def _dense(x: Any) -> Any:
-    """What the kernel of groups can read: it looks at no strides."""
+    """Copy a tensor to contiguous memory for the group kernel, which ignores strides."""
     if x is None:
         return None
-    # Forward mode hands symbolic zeros on, whose memory it would read: they have none.
+    # Forward mode passes symbolic zeros, which have no memory that the kernel could read.
     if is_zero_without_memory(x):
         return x.clone()
     return x.contiguous()

@@ -1,4 +1,4 @@
-"""Normalizations with torch's signatures, and derivatives that are right in every route and of every order."""
+"""Normalizations with torch's signatures and correct derivatives of every order, by every route."""
 
 from __future__ import annotations
 
@@ -135,16 +135,16 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    r"""Instance normalization, $y = (x - m) / \sqrt{v + \varepsilon} \cdot w + b$, each channel and sample apart.
+    r"""Instance normalization, $y = (x - m) / \sqrt{v + \varepsilon} \cdot w + b$ for each channel of each sample.
 
     Args:
         x: Floating-point tensor (N, C, ...).
         running_mean: Tensor (C,), updated in place by the mean over samples of the instances' means, or None.
-        running_var: Tensor (C,), updated likewise by their unbiased variances, or None.
+        running_var: Tensor (C,), updated in place by the mean of the instances' unbiased variances, or None.
         weight: Tensor (C,), of the dtype of `x` (or float32 where that has 16 bits), or None.
         bias: Like `weight`.
-        use_input_stats: Whether to normalize by the input's statistics; else by the running ones.
-        momentum: Share of the new statistics in the running ones.
+        use_input_stats: Whether to normalize by the input's statistics; else by the running statistics.
+        momentum: Share of the new statistics in the running statistics.
         eps: Added to the variance.
 
     Returns:
@@ -186,9 +186,10 @@ def batch_norm(
 ) -> Tensor:
     r"""Batch normalization, $y = (x - m) / \sqrt{v + \varepsilon} \cdot w + b$ with statistics of each channel.
 
-    In training m and v are the input's, and are differentiated; in place, with the unbiased variance, the running
-    statistics become $(1 - \text{momentum}) \cdot \text{running} + \text{momentum} \cdot \text{new}$.
-    In evaluation m and v are the running statistics, and a gradient by them flows if they require one.
+    In training, m and v are statistics of the input and are differentiated. The running statistics are updated in
+    place, with the unbiased variance, to
+    $(1 - \text{momentum}) \cdot \text{running} + \text{momentum} \cdot \text{new}$. In evaluation, m and v are the
+    running statistics, which get a gradient if they require one.
 
     Args:
         x: Floating-point tensor (N, C, ...).
@@ -197,7 +198,7 @@ def batch_norm(
         weight: Tensor (C,), of the dtype of `x` (or float32 where that has 16 bits), or None.
         bias: Like `weight`.
         training: Whether to normalize by the statistics of the input.
-        momentum: Share of the new statistics in the running ones.
+        momentum: Share of the new statistics in the running statistics.
         eps: Added to the variance.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Running statistics of normalizations: normalizing by them, and moving them."""
+"""Running statistics of normalizations: normalization by them, and their update."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def by_running_statistics(
 
 
 def update_running(running: Tensor | None, new: Tensor, momentum: float) -> None:
-    """Move running statistics towards new ones by the share `momentum`, in place and without a graph."""
+    """Move running statistics towards new statistics by the share `momentum`, in place and without a graph."""
     if running is None:
         return
     if torch.compiler.is_compiling():
@@ -34,7 +34,7 @@ def update_running(running: Tensor | None, new: Tensor, momentum: float) -> None
 
 
 class _RunningUpdate(AnyOrderFunction):
-    """Change a running statistic below all transforms of torch.func, as torch's batch_norm does; saves nothing."""
+    """Updates a running statistic below all transforms of torch.func, as torch's batch_norm does; saves nothing."""
 
     @staticmethod
     def forward(running: Tensor, new: Tensor, momentum: float) -> Tensor:

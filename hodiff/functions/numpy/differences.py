@@ -9,7 +9,7 @@ import numpy as np
 
 Array = np.ndarray[Any, Any]
 
-# Maps the point to values and how far those may be off.
+# Maps the point to values and estimates of their errors.
 Measured = Callable[..., tuple[Array, Array]]
 
 _ROWS = 10
@@ -17,7 +17,7 @@ _SHRINK = 2.0
 
 
 def rounded(f: Callable[..., Array]) -> Measured:
-    """Code whose values are off by rounding."""
+    """Wrap code whose values have rounding errors only."""
 
     def measured(*arrays: Array) -> tuple[Array, Array]:
         value = np.asarray(f(*arrays), np.float64)
@@ -32,9 +32,9 @@ def extrapolated_difference(f: Measured, step: Array | float) -> tuple[Array, Ar
     $$ T_{i,0} = \frac{f(h_i) - f(-h_i)}{2 h_i}, \quad h_i = \frac{h}{2^i}, \qquad
        T_{i,j} = T_{i,j-1} + \frac{T_{i,j-1} - T_{i-1,j-1}}{4^j - 1} $$
 
-    Each element takes the entry of the table with the least error: the difference from its neighbours, and what the
-    errors of the values make of the quotient; those errors are seen at short steps, should the code not be exact to
-    rounding. Steps that leave the domain of f (results that are not finite) are passed over.
+    Each element takes the table entry with the least estimated error: the difference from its neighbours, plus the
+    effect of the values' errors on the quotient. Short steps reveal the values' errors if the code is not exact to
+    rounding. Steps that leave the domain of f (results that are not finite) are skipped.
 
     Args:
         f: A function of a shift; it returns values and their errors.
@@ -42,8 +42,8 @@ def extrapolated_difference(f: Measured, step: Array | float) -> tuple[Array, Ar
             it.
 
     Returns:
-        The derivative and the estimate of its error, in the shape of the output; where no step stays in the domain,
-        NaN and infinity.
+        The derivative and the estimate of its error, in the shape of the output; NaN and infinity if every step leaves
+        the domain.
 
     Source: C. J. F. Ridders, "Accurate computation of F'(x) and F'(x) F''(x)", Advances in Engineering Software 4
     (1982), 75-76.
@@ -73,7 +73,7 @@ def extrapolated_difference(f: Measured, step: Array | float) -> tuple[Array, Ar
 
 
 def _noise(table: list[list[Array]], widths: list[Array]) -> Array:
-    """Errors of the values that were not stated: where steps are short, the third column holds nothing else."""
+    """Estimate undeclared errors of the values: at short steps, the third column holds nothing else."""
     noise = np.zeros_like(table[0][0])
     for i in range(_ROWS // 2, _ROWS):
         moved = np.abs(table[i][2] - table[i - 1][2]) * np.abs(widths[i])
@@ -82,12 +82,12 @@ def _noise(table: list[list[Array]], widths: list[Array]) -> Array:
 
 
 def jacobian(f: Measured, inputs: tuple[Array, ...], index: int) -> tuple[Array, Array]:
-    """Differentiate NumPy code by every element of one input.
+    """Differentiate NumPy code with respect to every element of one input.
 
     Args:
         f: Function of arrays that returns one array and its error.
         inputs: The point.
-        index: The input that is moved.
+        index: Index of the input that is shifted.
 
     Returns:
         The Jacobian of shape (*output, *input) and the estimate of its error.

@@ -1,4 +1,4 @@
-"""The Function that calls NumPy code, and where its derivatives come from."""
+"""The Function that calls NumPy code, and the nodes that compute its derivatives."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ Optional = Sequence[Tensor | None]
 
 @dataclass(frozen=True)
 class Convert:
-    """Between tensors and the float64 arrays that NumPy code works on."""
+    """Converts between tensors and the float64 arrays of NumPy code."""
 
     dtype: torch.dtype
     device: torch.device
 
     def array(self, tensor: Tensor) -> Array:
-        """An array of its own: the code may change it."""
+        """Copy a tensor to an array, which the code may change."""
         tensor = tensor.double() if tensor.is_floating_point() else tensor
         return np.array(tensor.numpy(force=True))  # by force, as torch has tensors of zeros without memory
 
     def tensor(self, array: Any) -> Tensor:
-        """Floating-point results get the dtype of the inputs, others keep theirs."""
+        """Convert an array to a tensor; floating-point results get the dtype of the inputs."""
         array = np.asarray(array)
         if array.dtype.kind not in "fiub":
             raise InputError(f"numpy_function: f: expected real numbers, got an array of {array.dtype}.")
@@ -43,14 +43,14 @@ class Convert:
 
 
 class DifferencePolicy:
-    """How many orders may be taken by differences, and what is known of their error."""
+    """The number of orders that may use differences, and the last estimate of their error."""
 
     def __init__(self, name: str, orders: int, tolerance: float):
         self.name, self.orders, self.tolerance = name, orders, tolerance
         self.last_error: float | None = None
 
     def require(self, depth: int) -> None:
-        """Refuse a derivative that has no rule."""
+        """Raise if an order of derivative has no rule and may not use differences."""
         if depth > self.orders:
             raise RouteError(
                 f"numpy_function: {self.name}: this order of derivative has no rule: expected "
@@ -64,7 +64,7 @@ class DifferencePolicy:
             )
 
     def report(self, value: Array, error: Array) -> Array:
-        """Record an error, warn of a large one, and hand the value on."""
+        """Record an error, warn if it is large, and return the value."""
         self.last_error = float(error.max()) if error.size else 0.0
         scale = float(np.abs(value[np.isfinite(value)]).max(initial=0.0))
         if self.last_error > self.tolerance * max(scale, np.finfo(np.float64).tiny) and self.last_error > 1e-10:
@@ -93,7 +93,7 @@ class External(AnyOrderFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Keep the inputs."""
+        """Save the inputs."""
         ctx.node, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
@@ -103,7 +103,7 @@ class External(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Pull back by the node."""
+        """Pull the cotangents back by the node."""
         gradients: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         needed = [i for i, need in enumerate(ctx.needs_input_grad[1:]) if need]
         if needed and any(each is not None for each in cotangents):
@@ -116,7 +116,7 @@ class External(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Push forward by the node."""
+        """Push the tangents forward by the node."""
         return tuple(
             pushed if floating else None
             for pushed, (_, floating) in zip(
@@ -126,7 +126,7 @@ class External(AnyOrderFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], node: Node, *inputs: Tensor) -> tuple[Any, Any]:
-        """Loop, unless the code is elementwise."""
+        """Loop over the batch, unless the code is elementwise."""
         if isinstance(node, ElementwiseNode):
             return External.call(node, *inputs), (in_dims[1],)
         rows = [External.call(node, *_row(inputs, in_dims[1:], i)) for i in range(info.batch_size)]
@@ -134,7 +134,7 @@ class External(AnyOrderFunction):
 
 
 class Node:
-    """NumPy code and the way to its derivatives.
+    """NumPy code with methods that compute its derivatives.
 
     Attributes:
         several: Whether the code returned a tuple; known after a call.
@@ -146,19 +146,19 @@ class Node:
         self.convert, self.policy = convert, policy
 
     def evaluate(self, *arrays: Array) -> list[Any]:
-        """Results, one for each output."""
+        """Compute a list with one result per output."""
         raise NotImplementedError
 
     def jacobian(self, inputs: Sequence[Tensor], likes: Sequence[Any], output: int, index: int) -> Tensor:
-        """Derivative of an output by an input, (*output, *input), as a differentiable tensor."""
+        """Derivative of an output with respect to an input, (*output, *input), as a differentiable tensor."""
         raise NotImplementedError
 
     def differentiated(self, inputs: Sequence[Tensor]) -> tuple[Node, float]:
-        """The node of the next order, and the estimated error of its values."""
+        """Return the node of the next order, and the estimated error of its values."""
         raise NotImplementedError
 
     def pull(self, inputs: Sequence[Tensor], cotangents: Optional, needed: Sequence[int], likes: Any) -> Optional:
-        """Gradients by the needed inputs."""
+        """Compute the gradients of the needed inputs."""
         return [
             _total(
                 torch.tensordot(u, self.jacobian(inputs, likes, o, i), u.dim())
@@ -169,7 +169,7 @@ class Node:
         ]
 
     def push(self, inputs: Sequence[Tensor], tangents: Optional, likes: Any) -> Optional:
-        """Tangents of all outputs."""
+        """Compute the tangents of all outputs."""
         return [
             _total(
                 torch.tensordot(self.jacobian(inputs, likes, o, i), t.to(self.convert.dtype), t.dim())
@@ -183,7 +183,7 @@ class Node:
 
 
 class CallNode(Node):
-    """Code without a rule: its Jacobian is code again, by differences, `depth` deep."""
+    """Code without a rule; its Jacobian by differences is code again. `depth` counts the differences."""
 
     def __init__(
         self,
@@ -203,11 +203,11 @@ class CallNode(Node):
         return list(result) if self.several else [result]
 
     def jacobian(self, inputs: Sequence[Tensor], likes: Sequence[Any], output: int, index: int) -> Tensor:
-        """By differences."""
+        """Compute the Jacobian by differences."""
         return External.call(self._below(output, index), *inputs)[0]
 
     def differentiated(self, inputs: Sequence[Tensor]) -> tuple[Node, float]:
-        """Of all outputs by all inputs, one after another; the node is that of the last."""
+        """Differentiate every output with respect to every input; return the last node and the largest error."""
         count = len(self.evaluate(*map(self.convert.array, inputs)))
         node: Node = self
         errors = []
@@ -235,7 +235,7 @@ class CallNode(Node):
 
 
 class ElementwiseNode(Node):
-    """The derivative of one order of elementwise code of one argument: from the list, then by differences."""
+    """One order of derivative of elementwise code of one argument: from the list, then by differences."""
 
     def __init__(
         self, tower: Sequence[Callable[[Array], Array]], order: int, convert: Convert, policy: DifferencePolicy
@@ -255,15 +255,15 @@ class ElementwiseNode(Node):
         return [result]
 
     def pull(self, inputs: Sequence[Tensor], cotangents: Optional, needed: Sequence[int], likes: Any) -> Optional:
-        """Times the slope."""
+        """Multiply the cotangents by the slope."""
         return [None if u is None else u * self._slope(inputs) for u in cotangents]
 
     def push(self, inputs: Sequence[Tensor], tangents: Optional, likes: Any) -> Optional:
-        """Times the slope."""
+        """Multiply the tangents by the slope."""
         return [None if t is None else t * self._slope(inputs) for t in tangents]
 
     def differentiated(self, inputs: Sequence[Tensor]) -> tuple[Node, float]:
-        """The next of the list, exact, or by differences."""
+        """Return the next derivative, which is exact if from the list, else by differences."""
         node = self._next()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", HodiffWarning)
@@ -290,7 +290,6 @@ class _Differenced:
         self.policy = policy
 
     def measured(self, x: Array) -> tuple[Array, Array]:
-        """Values and their errors."""
         return elementwise_derivative(self.f, x)
 
     def __call__(self, x: Array) -> Array:

@@ -38,29 +38,29 @@ def numpy_function(
 ) -> NumpyFunction:
     r"""Make a differentiable function of tensors from NumPy or SciPy code.
 
-    Where its derivative comes from, in this order:
+    The derivative comes from the first of these that is given:
 
     - `elementwise=True` with `derivatives`: $f', f'', \dots$ of a function of one tensor, for as many orders;
     - `vjp(cotangent, *args)`, returning $\bar y\, \partial f / \partial x_i$ for each floating-point argument, or
-      `jvp(tangent, *args)`, returning $\sum_i \partial f / \partial x_i\, \dot x_i$ for each output. A single one comes
-      and goes bare, several as a tuple; `vjp` may return None for zero. With one of the two the other takes one call
-      for each element;
-    - else extrapolated central differences, with their error estimated: `approximate` is then true, `last_error` and
-      `derivative_error(*args)` tell the error, and one that is relatively larger than `tolerance` warns.
+      `jvp(tangent, *args)`, returning $\sum_i \partial f / \partial x_i\, \dot x_i$ for each output. A single tensor is
+      passed and returned bare, several as a tuple; `vjp` may return None for zero. If only one of the two is given, the
+      other product takes one call per element;
+    - else extrapolated central differences with an error estimate: `approximate` is then true, `last_error` and
+      `derivative_error(*args)` return the error, and a relative error above `tolerance` warns.
 
-    No order is dropped in silence: one that has no rule raises. A rule in NumPy code has no derivative itself; make it
-    one with its own `numpy_function(...)`, or write it in torch operators and pass `rules="torch"`. Differences of
-    differences need a `difference_order` of 2 or more.
+    An order of derivative without a rule raises. A rule in NumPy code has no derivative itself: wrap it in its own
+    `numpy_function(...)`, or write it in torch operators and pass `rules="torch"`. Differences of differences require a
+    `difference_order` of 2 or more.
 
     Args:
-        f: Function of arrays and other values that returns a real array or a tuple of them. Floating-point tensors
-            arrive as float64 arrays, on the CPU; what returns has the (promoted) dtype and the device of them.
-        vjp: Its vector-Jacobian product.
-        jvp: Its Jacobian-vector product.
-        derivatives: With `elementwise`, its derivatives by order, functions of the same arguments.
-        elementwise: Whether `f` maps each element of its first argument, the only tensor, to one of its output.
+        f: Function of arrays and other values that returns a real array or a tuple of arrays. Floating-point tensors
+            are passed as float64 arrays, on the CPU; results have the tensors' (promoted) dtype and device.
+        vjp: Vector-Jacobian product of `f`.
+        jvp: Jacobian-vector product of `f`.
+        derivatives: With `elementwise`, the derivatives of `f` by order, functions of the same arguments.
+        elementwise: Whether `f` maps each element of its first argument, the only tensor, to an element of its output.
         rules: Whether `vjp` and `jvp` are "numpy" or "torch" code.
-        difference_order: How many orders beyond the given rules differences may be taken; by default 1 where no rule is
+        difference_order: Number of orders beyond the given rules that may use differences; by default 1 if no rule is
             given, else 0.
         tolerance: Relative error of differences above which to warn.
 
@@ -152,7 +152,7 @@ class NumpyFunction:
             **kwargs: Constants, as for a call.
 
         Returns:
-            The error; 0 where the derivative comes from a rule.
+            The error; 0 if the derivative comes from a rule.
         """
         node, inputs = self.as_node(args, kwargs)
         error = 0.0
@@ -166,7 +166,7 @@ class NumpyFunction:
         return _evaluate(self, args, kwargs)
 
     def as_node(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Node, list[Tensor]]:
-        """What a call is to torch: a node of the graph, and the tensors among its arguments."""
+        """Return the node of a call, and the tensors among its arguments."""
         inputs = [each for each in args if isinstance(each, Tensor)]
         for each in inputs:
             if each.is_complex():
@@ -208,7 +208,7 @@ class NumpyFunction:
         return RuleNode(call, bound(self._vjp), bound(self._jvp), convert, self._policy), inputs
 
 
-@outside_graphs  # dynamo heeds it on functions only, not on methods
+@outside_graphs  # dynamo respects it on functions only, not on methods
 def _evaluate(function: NumpyFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     node, inputs = function.as_node(args, kwargs)
     outputs = External.call(node, *inputs)
@@ -216,7 +216,7 @@ def _evaluate(function: NumpyFunction, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _as_torch(rule: Callable[..., Any] | None, rules: str, name: str) -> Callable[..., Any] | None:
-    """A rule as a function of tensors; NumPy code without a rule of its own ends there, with an error."""
+    """Wrap a rule as a function of tensors; derivatives of NumPy code without its own rule raise."""
     if rule is None or rules == "torch" or isinstance(rule, NumpyFunction):
         return rule
 

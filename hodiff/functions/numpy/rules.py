@@ -37,11 +37,11 @@ class RuleNode(Node):
         return list(result) if self.several else [result]
 
     def differentiated(self, inputs: Sequence[Tensor]) -> tuple[Node, float]:
-        """Rules are exact; what they say of further orders, their own `derivative_error` tells."""
+        """Return an exact node; the rule's own `derivative_error` estimates errors of further orders."""
         return _Exact(self.convert, self.policy), 0.0
 
     def pull(self, inputs: Sequence[Tensor], cotangents: Optional, needed: Sequence[int], likes: Any) -> Optional:
-        """By the vjp, or element by element of the inputs by the jvp."""
+        """Pull back by the vjp, or by one call of the jvp for each element of the inputs."""
         if self.vjp is None:
             return super().pull(inputs, cotangents, needed, likes)
         filled = [
@@ -56,7 +56,7 @@ class RuleNode(Node):
         return [gradients[i] for i in needed]
 
     def push(self, inputs: Sequence[Tensor], tangents: Optional, likes: Any) -> Optional:
-        """By the jvp, or element by element of the outputs by the vjp."""
+        """Push forward by the jvp, or by one call of the vjp for each element of the outputs."""
         if self.jvp is None:
             return super().push(inputs, tangents, likes)
         pairs = [(inputs[i], tangents[i]) for i in _floating(inputs)]
@@ -65,7 +65,7 @@ class RuleNode(Node):
         return [next(pushed) if floating else None for _, floating in likes]
 
     def jacobian(self, inputs: Sequence[Tensor], likes: Sequence[Any], output: int, index: int) -> Tensor:
-        """One call of the rule there is for each element."""
+        """Call the given rule once for each element."""
         out_shape, in_shape = likes[output][0], inputs[index].shape
         if self.vjp is not None:
             rows = [
@@ -86,7 +86,7 @@ class RuleNode(Node):
     def _rows(
         self, rule: Callable[..., Any], directions: list[Tensor], inputs: Sequence[Tensor], shapes: Sequence[Any]
     ) -> Sequence[Tensor | None]:
-        """Call a rule; a single direction or result comes bare."""
+        """Call a rule and check the shapes of its results; a single direction or result is passed bare."""
         result = rule(directions[0] if len(directions) == 1 else tuple(directions), inputs)
         results = result if isinstance(result, (tuple, list)) else (result,)
         got = [None if each is None else tuple(each.shape) for each in results]
@@ -99,10 +99,10 @@ class RuleNode(Node):
 
 
 class _Exact(Node):
-    """A derivative that a rule gave."""
+    """A derivative computed by a rule."""
 
     def differentiated(self, inputs: Sequence[Tensor]) -> tuple[Node, float]:
-        """Only the rule itself can tell."""
+        """Raise: only the rule itself knows the errors of further orders."""
         raise InputError(
             f"numpy_function: {self.policy.name}: derivative_error: expected order=1 for a function with a vjp or jvp; "
             "for higher orders ask the rule, vjp.derivative_error(cotangent, *args)."

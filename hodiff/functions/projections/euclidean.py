@@ -1,4 +1,4 @@
-"""Euclidean projections, with their derivatives of every order wherever those exist."""
+"""Euclidean projections, with derivatives of every order wherever they exist."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class ProjectL2Ball(AnyOrderFunction):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, radius: Any, dims: tuple[int, ...]
     ) -> tuple[Tensor, int]:
-        """Put batch dimensions in front: those of the groups are counted from the end."""
+        """Put batches in front: the dimensions of the groups are counted from the end."""
         return ProjectL2Ball.call(*_batched(info, in_dims, x, radius), dims), 0
 
 
@@ -86,7 +86,7 @@ def project_l2_ball(x: Tensor, radius: Tensor | float = 1.0, dim: int | Sequence
         Tensor of the shape of `x`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -107,9 +107,9 @@ class ProjectSimplex(AnyOrderFunction):
 
     @staticmethod
     def forward(x: Tensor, radius: Any, dims: tuple[int, ...]) -> Tensor:
-        """Subtract the threshold that leaves a sum of r."""
+        """Subtract the threshold that leaves a sum of r, and clamp at zero."""
         (dim,) = dims
-        # The projection does not change when all numbers move together; small ones lose fewer digits.
+        # The projection does not change if all numbers are shifted together; small numbers lose fewer digits.
         x = x - x.detach().amax(dim, keepdim=True)
         descending = x.sort(dim, descending=True).values
         excess = descending.cumsum(dim) - radius
@@ -126,7 +126,7 @@ class ProjectSimplex(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """Take the mean over the support from each entry of the support."""
+        """Subtract the mean over the support from the cotangent on the support."""
         if cotangent is None:
             return None, None, None
         (output,) = ctx.saved_tensors
@@ -137,7 +137,7 @@ class ProjectSimplex(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor | None, radius_tangent: Tensor | None, _: None) -> Tensor:
-        """Take the mean over the support from each entry of the support, and share the radius among them."""
+        """Subtract the mean over the support on the support, and distribute the radius's tangent over it."""
         x, radius = ctx.saved_tensors
         radius = ctx.number if radius is None else radius.detach()
         output = ProjectSimplex.forward(x.detach(), radius, ctx.dims)
@@ -151,7 +151,7 @@ class ProjectSimplex(AnyOrderFunction):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], x: Tensor, radius: Any, dims: tuple[int, ...]
     ) -> tuple[Tensor, int]:
-        """Put batch dimensions in front: that of the simplex is counted from the end."""
+        """Put batches in front: the dimension of the simplex is counted from the end."""
         return ProjectSimplex.call(*_batched(info, in_dims, x, radius), dims), 0
 
 
@@ -161,8 +161,8 @@ def project_simplex(x: Tensor, radius: Tensor | float = 1.0, dim: int = -1) -> T
 
     $$ y_i = \max(x_i - \tau(x), 0), \qquad \textstyle\sum_i y_i = r $$
 
-    With $s$ the indicator of the support, the Jacobian is $\operatorname{diag}(s) - s s^\top / |s|$ and the derivative
-    by $r$ is $s / |s|$; second derivatives are 0. Entries that just reach zero are outside the support.
+    With $s$ the indicator of the support, the Jacobian is $\operatorname{diag}(s) - s s^\top / |s|$, and the derivative
+    with respect to $r$ is $s / |s|$; second derivatives are 0. Entries that just reach zero are outside the support.
 
     Args:
         x: Floating-point tensor of at least one dimension.
@@ -174,7 +174,7 @@ def project_simplex(x: Tensor, radius: Tensor | float = 1.0, dim: int = -1) -> T
         Tensor of the shape of `x`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -195,7 +195,7 @@ def project_simplex(x: Tensor, radius: Tensor | float = 1.0, dim: int = -1) -> T
 
 
 def _polar(x: Tensor, radius: Any, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
-    """Whether a group lies inside the ball, its unit vector and its norm; both finite if it does, whatever they are."""
+    """Return whether a group is inside the ball, its unit vector and its norm, both finite inside."""
     largest = x.detach().abs().amax(dims, keepdim=True)
     # Squares of scaled numbers neither overflow nor vanish.
     largest = torch.where((largest > 0) & largest.isfinite(), largest, 1)
@@ -229,12 +229,12 @@ def _batched(info: Any, in_dims: tuple[int | None, ...], x: Tensor, radius: Any)
 
 
 def require_groups(function: str, x: Tensor, name: str, level: Any, dim: Any, *, zero: bool) -> tuple[int, ...]:
-    """Refuse a level that is not one number a group.
+    """Raise if a level is not one number per group; return the dimensions of a group.
 
     Args:
-        function: The public function, for the message.
-        x: What is grouped.
-        name: The level's name.
+        function: Name of the public function, for the message.
+        x: The grouped tensor.
+        name: Name of the level.
         level: The level.
         dim: The dimension or dimensions that a group spans.
         zero: Whether the level may be zero.
@@ -243,7 +243,7 @@ def require_groups(function: str, x: Tensor, name: str, level: Any, dim: Any, *,
         The dimensions, counted from the end.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
     """
     require_floating(function, x=x)
     if x.dim() == 0:
@@ -260,7 +260,7 @@ def require_groups(function: str, x: Tensor, name: str, level: Any, dim: Any, *,
 
 
 def require_level(function: str, name: str, level: Any, *, zero: bool) -> None:
-    """Refuse a radius or threshold of the wrong kind or sign."""
+    """Raise if a radius or threshold has the wrong type or sign."""
     require_number_or_floating(function, **{name: level})
     if not isinstance(level, Tensor) and not (level >= 0 if zero else level > 0):
         raise InputError(f"{function}: {name}: expected a {'nonnegative' if zero else 'positive'} number, got {level}.")

@@ -1,4 +1,4 @@
-"""Proximal maps, with their derivatives of every order wherever those exist."""
+"""Proximal maps, with derivatives of every order wherever they exist."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class SoftThreshold(ElementwiseFunction):
 
     @staticmethod
     def residuals(inputs: Sequence[Any], output: Any) -> Sequence[Any]:
-        """The output."""
+        """Return the output."""
         del inputs
         return (output,)
 
     @staticmethod
     def slope(index: int, y: Tensor) -> Tensor:
-        """1 by x and -sign(x) by λ where the output is not zero."""
+        """Compute 1 for x and -sign(x) for λ where the output is not zero, else 0."""
         signs = y.detach().sign()
         return signs.abs() if index == 0 else -signs
 
@@ -46,8 +46,8 @@ class SoftThreshold(ElementwiseFunction):
 def soft_threshold(x: Tensor, lam: Tensor | float) -> Tensor:
     r"""Soft threshold, $\operatorname{sign}(x)\max(|x| - \lambda, 0)$: the proximal map of $\lambda \lVert x \rVert_1$.
 
-    The derivative by $x$ is 1 and that by $\lambda$ is $-\operatorname{sign}(x)$ where $|x| > \lambda$; both are 0
-    elsewhere, the kink included. Second derivatives are 0.
+    Where $|x| > \lambda$, the derivative with respect to $x$ is 1, and with respect to $\lambda$ it is
+    $-\operatorname{sign}(x)$. Both are 0 elsewhere, the kink included. Second derivatives are 0.
 
     Args:
         x: Floating-point tensor of any shape.
@@ -58,7 +58,7 @@ def soft_threshold(x: Tensor, lam: Tensor | float) -> Tensor:
         Tensor of the broadcast shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -79,10 +79,10 @@ def soft_threshold(x: Tensor, lam: Tensor | float) -> Tensor:
 def group_soft_threshold(x: Tensor, lam: Tensor | float, dim: int | Sequence[int] = -1) -> Tensor:
     r"""Block soft threshold, $x \max(1 - \lambda / \lVert x \rVert_2, 0)$: the proximal map of the group lasso.
 
-    By Moreau's decomposition it is what projection on the ball of radius $\lambda$ takes off. A group whose norm is at
+    By Moreau's decomposition, it is $x$ minus its projection on the ball of radius $\lambda$. A group whose norm is at
     most $\lambda$, the kink and zero included, gives zero with derivative 0; elsewhere the Jacobian is
     $(1 - \frac{\lambda}{\lVert x \rVert}) I + \frac{\lambda}{\lVert x \rVert} u u^\top$ with $u = x / \lVert x \rVert$,
-    and the derivative by $\lambda$ is $-u$.
+    and the derivative with respect to $\lambda$ is $-u$.
 
     Args:
         x: Floating-point tensor of at least one dimension.
@@ -94,7 +94,7 @@ def group_soft_threshold(x: Tensor, lam: Tensor | float, dim: int | Sequence[int
         Tensor of the shape of `x`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch

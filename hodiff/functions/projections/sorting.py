@@ -22,7 +22,7 @@ def isotonic_blocks(y: Tensor) -> Tensor:
     same blocks.
 
     Args:
-        y: Floating-point tensor, a regression in each row of the last dimension.
+        y: Floating-point tensor, with one regression per row of the last dimension.
 
     Returns:
         The block of each entry, numbered from 0 in each row.
@@ -58,12 +58,12 @@ def _(info: Any, in_dims: tuple[int], y: Tensor) -> tuple[Tensor, int]:
 class PermutahedronProjection(AnyOrderFunction):
     """Projection of a descending vector on the permutahedron of another, given the blocks. Saves the blocks.
 
-    Between changes of the blocks it is linear: in each block the mean is exchanged.
+    It is linear for fixed blocks: in each block, the mean of w replaces the mean of z.
     """
 
     @staticmethod
     def forward(z: Tensor, w: Tensor, blocks: Tensor) -> Tensor:
-        r"""Compute $z - \bar z + \bar w$ with means over blocks, which keeps a small w beside a large z."""
+        r"""Compute $z - \bar z + \bar w$ with means over blocks, which keeps the digits of a small w."""
         return z - _block_means(z, blocks) + _block_means(w, blocks)
 
     @staticmethod
@@ -76,7 +76,7 @@ class PermutahedronProjection(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """Exchange means: the Jacobians are symmetric."""
+        """Subtract block means for z, and return block means for w: the Jacobians are symmetric."""
         if cotangent is None:
             return None, None, None
         means = _block_means(cotangent, *ctx.saved_tensors)
@@ -86,7 +86,7 @@ class PermutahedronProjection(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, z_tangent: Tensor | None, w_tangent: Tensor | None, _: None) -> Tensor | None:
-        """Exchange means."""
+        """Replace the block means of z's tangent by the block means of w's tangent."""
         (blocks,) = ctx.saved_tensors
         if z_tangent is None:
             return None if w_tangent is None else _block_means(w_tangent, blocks)
@@ -110,9 +110,9 @@ def soft_rank(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, de
     $$ r = P(x / \varepsilon, \rho), \quad P(z, w) = \arg\min_{y \in \operatorname{conv} \Pi(w)} \tfrac12
        \lVert y - z \rVert^2, \quad \rho = (n, \dots, 1) $$
 
-    As the temperature falls they become the ranks, exactly so once all gaps are wider than $\varepsilon$; as it rises,
+    As the temperature falls, they become the ranks, exactly once all gaps are wider than $\varepsilon$; as it rises,
     all become their mean $(n + 1) / 2$. Equal numbers get equal ranks. The Jacobian takes block means, and second
-    derivatives by `x` are 0 almost everywhere; the derivatives by the temperature are exact too.
+    derivatives with respect to `x` are 0 almost everywhere; derivatives with respect to the temperature are exact, too.
 
     Args:
         x: Floating-point tensor of at least one dimension, finite.
@@ -125,7 +125,7 @@ def soft_rank(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, de
         Tensor of the shape of `x`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -151,10 +151,10 @@ def soft_sort(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, de
     $$ s = P(\rho / \varepsilon, x), \quad P(z, w) = \arg\min_{y \in \operatorname{conv} \Pi(w)} \tfrac12
        \lVert y - z \rVert^2, \quad \rho = (n, \dots, 1) $$
 
-    That is in descending order; the ascending one is minus that of $-x$. As the temperature falls it becomes the
-    sorted vector, exactly so once no gap is wider than $1 / \varepsilon$; as it rises, all entries become their mean.
-    The Jacobian takes block means of the sorted entries, and second derivatives by `x` are 0 almost everywhere; the
-    derivatives by the temperature are exact too.
+    This is the descending order; the ascending order is minus the descending order of $-x$. As the temperature falls,
+    it becomes the sorted vector, exactly once no gap is wider than $1 / \varepsilon$; as it rises, all entries become
+    their mean. The Jacobian takes block means of the sorted entries, and second derivatives with respect to `x` are 0
+    almost everywhere; derivatives with respect to the temperature are exact, too.
 
     Args:
         x: Floating-point tensor of at least one dimension, finite.
@@ -167,7 +167,7 @@ def soft_sort(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, de
         Tensor of the shape of `x`.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -194,10 +194,10 @@ def _project(z: Tensor, w: Tensor) -> Tensor:
 
 
 def _block_means(x: Tensor, blocks: Tensor) -> Tensor:
-    """The mean over its block, for each entry."""
+    """Return for each entry the mean over its block."""
     sums = torch.zeros_like(x).scatter_add(-1, blocks, x)
     counts = torch.zeros_like(x).scatter_add(-1, blocks, torch.ones_like(x))
-    # Numbers without entries are never gathered; without the clamp they would make 0 / 0.
+    # Block numbers without entries are never gathered; without the clamp, they would give 0 / 0.
     return (sums / counts.clamp(min=1)).gather(-1, blocks)
 
 
@@ -207,7 +207,6 @@ def _descending_ranks(x: Tensor) -> Tensor:
 
 
 def _checked(function: str, x: Tensor, temperature: Any, dim: Any) -> int:
-    """Check the arguments; the dimension."""
     require_floating(function, x=x)
     require_number_or_floating(function, temperature=temperature)
     if x.dim() == 0:

@@ -3,8 +3,9 @@ r"""Log-sum-exp along one dimension and its first two derivatives, each closed u
 $$ f(x) = \log \sum_c e^{x_c}, \qquad \nabla f = p = \operatorname{softmax}(x), \qquad
    \nabla^2 f = \operatorname{diag}(p) - p p^\top $$
 
-The first is `LogSumExp`, the others times a factor and a vector are `LogSumExpGradient` and `LogSumExpProduct`. They
-keep the input and recompute $p$ from it block by block, so that no copy of it lives between forward and backward.
+`LogSumExp` computes $f$; `LogSumExpGradient` and `LogSumExpProduct` compute its derivatives, times a factor and a
+vector. They save the input and recompute $p$ from it block by block, so that no copy of $p$ exists between forward and
+backward.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class LogSumExp(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
-        """The cotangent times $p$, and zero for empty sums."""
+        """Multiply the cotangent by $p$; the result is zero for empty sums."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
         x, y = ctx.saved_tensors
@@ -49,14 +50,14 @@ class LogSumExp(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """Mean of the tangent under $p$."""
+        """Compute the mean of the tangent under $p$."""
         (x,) = ctx.saved_tensors
         live = LogSumExp.call(x.detach(), ctx.dim).isneginf().logical_not().to(x.dtype)
         return (LogSumExpGradient.call(x, live, ctx.dim, True) * tangent).sum(ctx.dim, keepdim=True)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Put the batch in front, where negative dimensions do not count it."""
+        """Put the batch in front, which leaves negative dimensions unchanged."""
         return LogSumExp.call(x.movedim(in_dims[0], 0), dim), 0
 
 
@@ -82,7 +83,7 @@ class LogSumExpGradient(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> Any:
-        """$s J v$ by x and $⟨p, v⟩$ by s."""
+        """Return $s J v$ for x and $⟨p, v⟩$ for s."""
         if v is None:
             return None, None, None, None
         x, scale = ctx.saved_tensors
@@ -91,7 +92,7 @@ class LogSumExpGradient(AnyOrderFunction):
         if not ctx.needs_input_grad[1]:
             by_x = LogSumExpProduct.call(x, scale, v, ctx.dim, ctx.bounded, None).sum_to_size(x_shape)
             return by_x, None, None, None
-        # Both need the probabilities and the mean: once is enough.
+        # Both need the probabilities and the mean; compute them once.
         if _suits_rows(ctx.dim, x, scale, v):
             by_x, by_scale = fused.softmax_product(x, scale, v, bounded=ctx.bounded)
             return by_x, by_scale, None, None
@@ -106,7 +107,7 @@ class LogSumExpGradient(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, scale_t: Tensor | None, *_: None) -> Tensor:
-        """Product rule."""
+        """Apply the product rule."""
         x, scale = ctx.saved_tensors
         terms = []
         if x_t is not None:
@@ -150,7 +151,7 @@ class LogSumExpProduct(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, u: Tensor | None) -> Any:
-        """The product with u by v; by x that with the third derivative's inner part."""
+        """Return the product with u for v, and with the inner part of the third derivative for x."""
         if u is None:
             return (None,) * 6
         x, scale, v = ctx.saved_tensors
@@ -171,7 +172,7 @@ class LogSumExpProduct(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, scale_t: Tensor | None, v_t: Tensor | None, *_: None) -> Tensor:
-        """Product rule; the third derivative is symmetric, so that the terms of x and v share one product."""
+        """Apply the product rule; the third derivative is symmetric, so the terms of x and v share one product."""
         x, scale, v = ctx.saved_tensors
         dim, bounded, limit = ctx.rest
         inner = v_t
@@ -196,11 +197,11 @@ def _suits_rows(dim: int, x: Tensor, scale: Tensor, v: Tensor) -> bool:
 
 
 def bound(x: Tensor) -> Tensor:
-    """The largest finite numbers in place of infinities, so that a softmax of them is the limit, not NaN."""
+    """Replace infinities by the largest finite numbers, so that their softmax is the limit, not NaN."""
     largest = torch.finfo(x.dtype).max
     return x.clamp(-largest, largest)
 
 
 def probabilities(x: Tensor, dim: int, bounded: bool) -> Tensor:
-    """The softmax by torch's kernel, for the `forward` of Functions; `bounded` takes infinities for limits."""
+    """Compute the softmax by torch's kernel, for `forward` of Functions; `bounded` treats infinities as limits."""
     return torch.softmax(bound(x) if bounded else x, dim)

@@ -20,7 +20,7 @@ from hodiff.rules.nesting import nestable_jvp
 
 Dims = int | tuple[int, ...]
 
-# Beyond it log cosh differs from a line by less than float64 can hold.
+# Beyond this bound, log cosh differs from a line by less than the precision of float64.
 _LINEAR = 20.0
 
 
@@ -29,13 +29,13 @@ class LogCosh(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute $log(1 + 2 sinh(x/2)^2)$, which does not cancel near zero; it is linear where the square is huge."""
+        """Compute $log(1 + 2 sinh(x/2)^2)$, which does not cancel near zero, and is continued linearly far from it."""
         near = x.clamp(-_LINEAR, _LINEAR)
         return torch.log1p(2 * torch.sinh(0.5 * near).square()) + (x - near).abs()
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$tanh(x)$."""
+        """Compute $tanh(x)$."""
         return Tanh.call(x)
 
 
@@ -49,14 +49,14 @@ class Tanh(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$4 b(2x)$, with b the derivative of σ."""
+        """Compute $4 b(2x)$, with b the derivative of σ."""
         return 4 * Bell.call(2 * x)
 
 
 class AMax(AnyOrderFunction):
     """The Function behind `amax`; the dimension is negative and kept. Saves its input and output.
 
-    Both are detached before they select: the second derivative is zero, and so costs nothing.
+    Both are detached before they are compared, so the zero second derivative costs nothing.
     """
 
     @staticmethod
@@ -74,7 +74,7 @@ class AMax(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
-        """An equal share of the cotangent for each maximal element."""
+        """Share the cotangent equally among the maximal elements."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
         x, y = ctx.saved_tensors
@@ -84,14 +84,14 @@ class AMax(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """Mean of the tangent over the maximal elements."""
+        """Compute the mean of the tangent over the maximal elements."""
         x = ctx.saved_tensors[0].detach()
         largest, count = _ties(x, x.amax(ctx.dim, keepdim=True), ctx.dim)
         return torch.where(largest, tangent, 0).sum(ctx.dim, keepdim=True) / count
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Put the batch in front, where negative dimensions do not count it."""
+        """Put the batch in front, which leaves negative dimensions unchanged."""
         return AMax.call(x.movedim(in_dims[0], 0), dim), 0
 
 
@@ -105,20 +105,20 @@ def _ties(x: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     r"""Logarithm of a sum of exponentials, $\log \sum_c e^{x_c}$.
 
-    Nothing overflows, and the derivative is the softmax. Infinities are limits: where all elements are $-\infty$ (or
-    there is none) the result is $-\infty$ and all derivatives are 0; where some are $+\infty$ the result is $+\infty$,
-    and these share the derivative equally.
+    Nothing overflows, and the derivative is the softmax. Infinities are limits: if all elements are $-\infty$ (or there
+    is none), the result is $-\infty$ and all derivatives are 0; if some are $+\infty$, the result is $+\infty$, and
+    these elements share the derivative equally.
 
     Args:
         x: Floating-point tensor.
         dim: One dimension, or several.
-        keepdim: Whether to keep these with size 1.
+        keepdim: Whether to keep the dimensions with size 1.
 
     Returns:
         Tensor without the dimensions, or with size 1 there.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -135,8 +135,8 @@ def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
 def softmax(x: Tensor, dim: Dims) -> Tensor:
     r"""Normalized exponentials, $p_c = e^{x_c} / \sum_k e^{x_k}$.
 
-    Elements that are $-\infty$ get 0. Where all are, or one is $+\infty$, there is no limit and the result is NaN, as
-    torch's.
+    Elements that are $-\infty$ get 0. If all are $-\infty$, or one is $+\infty$, there is no limit and the result is
+    NaN, as in torch.
 
     Args:
         x: Floating-point tensor.
@@ -146,7 +146,7 @@ def softmax(x: Tensor, dim: Dims) -> Tensor:
         Tensor of the same shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -163,7 +163,7 @@ def softmax(x: Tensor, dim: Dims) -> Tensor:
 def log_softmax(x: Tensor, dim: Dims) -> Tensor:
     r"""Logarithm of normalized exponentials, $x_c - \log \sum_k e^{x_k}$.
 
-    Elements that are $-\infty$ stay so. Where all are, or one is $+\infty$, the result is NaN, as torch's.
+    Elements that are $-\infty$ remain so. If all are $-\infty$, or one is $+\infty$, the result is NaN, as in torch.
 
     Args:
         x: Floating-point tensor.
@@ -173,7 +173,7 @@ def log_softmax(x: Tensor, dim: Dims) -> Tensor:
         Tensor of the same shape.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -196,7 +196,7 @@ def log_cosh(x: Tensor) -> Tensor:
         Tensor of the same shape, accurate relative to itself at any size.
 
     Raises:
-        InputError: If `x` is no floating-point tensor.
+        InputError: If `x` is not a floating-point tensor.
 
     Example:
         >>> import torch
@@ -219,13 +219,13 @@ def amax(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     Args:
         x: Floating-point tensor.
         dim: One dimension, or several; none may be empty.
-        keepdim: Whether to keep these with size 1.
+        keepdim: Whether to keep the dimensions with size 1.
 
     Returns:
         Tensor without the dimensions, or with size 1 there.
 
     Raises:
-        InputError: If an argument is not what it should be.
+        InputError: If an argument is invalid.
 
     Example:
         >>> import torch
@@ -251,7 +251,7 @@ def _dims(name: str, x: Any, dim: Any) -> tuple[int, ...]:
 
 
 def _one_dimension(x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, int]:
-    """The tensor with the dimensions joined to one, and where this is, counted from the end; a view if possible."""
+    """Join the dimensions to one, as a view if possible; return the tensor and the negative index of that dimension."""
     if len(dims) == 1:
         return x, dims[0] - x.dim()
     if dims == tuple(range(dims[0], dims[-1] + 1)):

@@ -1,7 +1,7 @@
 r"""The Functions of the softmax $p = e^{x} / \sum e^{x}$ and its logarithm, along one dimension.
 
-The Jacobian of the softmax is $J = \operatorname{diag}(p) - p p^\top$, a polynomial in its output. So `Softmax` keeps
-the output alone, and all further derivatives are those of the polynomial `SoftmaxProduct`.
+The Jacobian of the softmax is $J = \operatorname{diag}(p) - p p^\top$, a polynomial in its output. So `Softmax` saves
+only the output, and all further derivatives are derivatives of the polynomial `SoftmaxProduct`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Softmax(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
-        r"""$J \bar p$; the Jacobian is symmetric."""
+        r"""Compute $J \bar p$; the Jacobian is symmetric."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
         return SoftmaxProduct.call(ctx.saved_tensors[0], cotangent, ctx.dim), None
@@ -44,12 +44,12 @@ class Softmax(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        r"""$J \dot x$."""
+        r"""Compute $J \dot x$."""
         return SoftmaxProduct.call(Softmax.call(ctx.saved_tensors[0], ctx.dim), tangent, ctx.dim)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Put the batch in front, where negative dimensions do not count it."""
+        """Put the batch in front, which leaves negative dimensions unchanged."""
         return Softmax.call(x.movedim(in_dims[0], 0), dim), 0
 
 
@@ -74,7 +74,7 @@ class SoftmaxProduct(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, u: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
-        """$u v - ⟨p,v⟩ u - ⟨p,u⟩ v$ by p, and the product with u by v."""
+        """Return $u v - ⟨p,v⟩ u - ⟨p,u⟩ v$ for p, and the product with u for v."""
         if u is None:
             return None, None, None
         p, v = ctx.saved_tensors
@@ -91,7 +91,7 @@ class SoftmaxProduct(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, p_t: Tensor | None, v_t: Tensor | None, _: None) -> Tensor:
-        """Product rule."""
+        """Apply the product rule."""
         p, v = ctx.saved_tensors
         terms = []
         if p_t is not None:
@@ -125,7 +125,7 @@ class LogSoftmax(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
-        """The cotangent minus $p$ times its sum."""
+        """Compute the cotangent minus $p$ times its sum."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
         p = Softmax.call(ctx.saved_tensors[0], ctx.dim)
@@ -134,18 +134,18 @@ class LogSoftmax(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        """The tangent minus its mean under $p$."""
+        """Compute the tangent minus its mean under $p$."""
         p = Softmax.call(ctx.saved_tensors[0], ctx.dim)
         return tangent - (p * tangent).sum(ctx.dim, keepdim=True)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Put the batch in front, where negative dimensions do not count it."""
+        """Put the batch in front, which leaves negative dimensions unchanged."""
         return LogSoftmax.call(x.movedim(in_dims[0], 0), dim), 0
 
 
 def weighted_product(p: Tensor, scale: Tensor | None, v: Tensor, dim: int, out: Tensor | None = None) -> Tensor:
-    r"""$s\,(p \circ v - p\,\langle p, v \rangle)$ in three passes; not differentiable: for `forward`."""
+    r"""Compute $s\,(p \circ v - p\,\langle p, v \rangle)$ in three passes, not differentiably, for `forward`."""
     p = _laid_out_like(p, v)
     weights = p if scale is None else p * scale
     if out is None and not allows_in_place(p, scale, v):
@@ -156,13 +156,13 @@ def weighted_product(p: Tensor, scale: Tensor | None, v: Tensor, dim: int, out: 
 
 
 def _laid_out_like(p: Tensor, v: Tensor) -> Tensor:
-    """A small tensor in the memory order of a batch of large ones, which decides how fast kernels run over both."""
+    """Give a small tensor the memory order of a batch of large tensors, which speeds up kernels over both."""
     samples_inside = v.dim() == p.dim() + 1 == 3 and v.stride(-2) == 1 < v.stride(-1)
     return p.mT.contiguous().mT if samples_inside and p.device.type == "cpu" else p
 
 
 def third_derivative(p: Tensor, u: Tensor, v: Tensor, dim: int) -> Tensor:
-    """$u v - ⟨p,v⟩ u - ⟨p,u⟩ v$: that of log-sum-exp along u and v, before the Jacobian of $p$."""
+    """Compute $u v - ⟨p,v⟩ u - ⟨p,u⟩ v$: log-sum-exp's third derivative along u and v, before the Jacobian of p."""
     pu = (p * u).sum(dim, keepdim=True)
     pv = (p * v).sum(dim, keepdim=True)
     return u * (v - pv) - pu * v

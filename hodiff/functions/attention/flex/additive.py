@@ -1,4 +1,4 @@
-"""Whether a function of a score only adds to it, found out by calling it with a symbol for the score."""
+"""Detect functions that only add to a score, by calling them with a symbol for the score."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from hodiff.torch_internals.interception import without_function_modes
 
 
 class _NotAdditiveError(Exception):
-    """What was done to the symbol is no sum."""
+    """Raised if an operation on the symbol is not a sum."""
 
 
 class _Score(Tensor):
-    """A symbol for a score and whatever was added to it. It lets through what keeps it a sum, and nothing else."""
+    """A symbol for a score plus added terms. It supports only operations that keep it a sum."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """A symbol again where the result is a sum; the symbol's dtype, device and shape."""
+        """Return a symbol if the result is a sum, or a property of the symbol; raise otherwise."""
         if func in _PROPERTIES:
             return super().__torch_function__(func, types, args, kwargs)
         rule = _SUMS.get(func)
-        # A derivative is cut off where nothing is recorded, and inside of a Function it is the Function's.
+        # With grad mode off, no derivative is recorded, or the derivative is the rule of a Function.
         if rule is None or not torch.is_grad_enabled() or not rule(*args, **(kwargs or {})):
             raise _NotAdditiveError
         like = next(each for each in args if isinstance(each, _Score))
@@ -35,20 +35,20 @@ class _Score(Tensor):
 
 
 def is_additive(score_mod: Modification, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether `score_mod` adds to the score what does not depend on it, or hides it by -inf, at whatever numbers."""
+    """Whether `score_mod` only adds terms that do not depend on the score, or hides the score by -inf."""
     origin = torch.zeros((), dtype=torch.int64, device=device)
     try:
         with without_function_modes(TorchFunctionMode), torch.enable_grad():
             score = _symbol(dtype, device)
             with IndexByTensors():
                 return _is_symbol(score_mod(score, origin, origin, origin, origin))
-    except Exception:  # whatever the symbol leads to: the function is then called with scores, and may say it better
+    except Exception:  # the function is then called with scores, and may raise a better error
         return False
 
 
 def _symbol(dtype: torch.dtype, device: torch.device) -> _Score:
     symbol = torch.zeros((), dtype=dtype, device=device, requires_grad=True).as_subclass(_Score)
-    # What else becomes of a symbol, as by Function.apply, has its type but no mark.
+    # Other results of a symbol, as from Function.apply, have its type but not this attribute.
     symbol.is_sum = True  # type: ignore[attr-defined]
     return symbol
 
@@ -72,7 +72,7 @@ def _subtract(a: Any, b: Any, *, alpha: Any = 1) -> bool:
 
 
 def _where(condition: Any, a: Any, b: Any) -> bool:
-    """Of sums, or of one and -inf, which hides the score."""
+    """Whether `torch.where` chooses between sums, or between a sum and -inf, which hides the score."""
     return _is_free(condition) and all(_is_symbol(each) or _hides(each) for each in (a, b))
 
 

@@ -1,6 +1,6 @@
-"""Which blocks of keys the queries see that a `BlockMask` of torch describes.
+"""Blocks of keys that queries see, as described by a `BlockMask` of torch.
 
-A block is one of three kinds: nobody looks into it, its mask function decides, or everything in it is seen.
+A block is of one of three kinds: it is hidden, the mask function decides inside it, or it is seen whole.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from torch.nn.attention.flex_attention import BlockMask
 from hodiff.errors import InputError
 from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any
 
-# Torch's way to say that there are no blocks: one, larger than anything.
+# Torch encodes the absence of blocks as one block of at least this size.
 _NO_BLOCKS = 2**30
 
 
 class Seen(NamedTuple):
-    """The keys that a block of rows may see, kept as blocks, whose tables are small beside the weights.
+    """The keys that a block of rows may see, stored as blocks, whose tables are smaller than the weights.
 
     Attributes:
-        first: The first key, where they stand one behind the other.
-        total: How many they are.
-        sizes: Queries and keys of a block.
-        columns: The blocks that they stand in, where there are others between; or None.
-        masked: Boolean tensor (B or 1, H or 1, blocks of these rows, blocks of these keys), where the mask function is
-            asked; None for everywhere.
-        whole: The same, where everything is seen whatever it says; None for nowhere.
+        first: The first key, if the keys are contiguous.
+        total: Number of keys.
+        sizes: Numbers of queries and keys in a block.
+        columns: Indices of the blocks of keys, if they are not contiguous; else None.
+        masked: Boolean tensor (B or 1, H or 1, blocks of these rows, blocks of these keys), True where the mask
+            function decides; None for everywhere.
+        whole: Boolean tensor of this shape, True where all keys are seen; None for nowhere.
     """
 
     first: int
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     whole: Tensor | None = None
 
     def positions(self, device: torch.device) -> Tensor:
-        """Those of the keys."""
+        """Return the positions of the keys."""
         place = torch.arange(self.total, device=device)
         if self.columns is None:
             return self.first + place
@@ -48,7 +48,7 @@ class Seen(NamedTuple):
         return self.columns[place // size] * size + place % size
 
     def in_full(self, table: Tensor | None, start: int, rows: int) -> Tensor | None:
-        """A table with a number for each of these rows and keys."""
+        """Expand a table of blocks to single rows and keys."""
         if table is None:
             return None
         size = self.sizes[0]
@@ -58,13 +58,14 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True)
 class Blocks:
-    """The kinds of blocks, as tables of the blocks of queries and of keys.
+    """The kinds of blocks, as tables over blocks of queries and blocks of keys.
 
     Attributes:
-        rows: Queries of a block.
-        columns: Keys of a block.
-        masked: Boolean tensor (B or 1, H or 1, blocks of queries, blocks of keys), where the mask function decides.
-        whole: The same, where everything is seen.
+        rows: Number of queries in a block.
+        columns: Number of keys in a block.
+        masked: Boolean tensor (B or 1, H or 1, blocks of queries, blocks of keys), True where the mask function
+            decides.
+        whole: Boolean tensor of this shape, True where all keys are seen.
     """
 
     rows: int
@@ -73,11 +74,11 @@ class Blocks:
     whole: Tensor
 
     def seen(self, start: int, rows: int, keys: int) -> Seen:
-        """What these queries see, in any batch and head."""
+        """Return the keys that these queries see, in any batch and head."""
         sizes = self.rows, self.columns
         of_rows = slice(start // self.rows, (start + rows - 1) // self.rows + 1)
         masked, whole = (each[:, :, of_rows] for each in (self.masked, self.whole))
-        if torch.compiler.is_compiling():  # what is in the tables is not known
+        if torch.compiler.is_compiling():  # the tables have no values yet
             return Seen(0, keys, sizes, None, masked, whole)
         columns = (masked | whole).flatten(0, -2).any(0).nonzero()[:, 0]
         if not len(columns):
@@ -99,17 +100,18 @@ class Blocks:
 def blocks_of(
     masked: tuple[Tensor, Tensor], whole: tuple[Any, Any], size: tuple[int, int], length: int, keys: int
 ) -> Blocks | None:
-    """The blocks of a `BlockMask`.
+    """Read the blocks of a `BlockMask`.
 
     Args:
-        masked: How many blocks of keys its function decides on for each block of queries, and which, first in a list.
-        whole: How many are seen whole, and which; or None and None.
-        size: Queries and keys of a block.
+        masked: Number of blocks of keys that the mask function decides for each block of queries, and their indices,
+            which come first in a list.
+        whole: Number and indices of the blocks that are seen whole; or None and None.
+        size: Numbers of queries and keys in a block.
         length: Number of queries.
         keys: Number of keys.
 
     Returns:
-        The blocks, or None where it has none.
+        The blocks, or None if the mask has no blocks.
 
     Raises:
         InputError: If there are too few blocks.
@@ -130,7 +132,7 @@ def blocks_of(
 
 
 def require_block_mask(block_mask: Any, batch: int, heads: int, length: int, keys: int, device: torch.device) -> None:
-    """Refuse what is no `BlockMask`, or one of other sizes."""
+    """Raise if the argument is not a `BlockMask`, or does not fit the sizes and the device."""
     if not isinstance(block_mask, BlockMask):
         raise InputError(
             f"flex_attention: block_mask: expected None or torch.nn.attention.flex_attention.BlockMask, got "
@@ -159,10 +161,10 @@ def require_block_mask(block_mask: Any, batch: int, heads: int, length: int, key
 
 
 def _table(counts: Tensor, indices: Tensor, columns: int) -> Tensor:
-    """Where blocks are, of lists of their columns of which so many count."""
+    """Make a boolean table of blocks from lists of column indices and their counts."""
     counts, indices = (each[(None,) * (4 + shift - each.dim())] for each, shift in ((counts, -1), (indices, 0)))
     listed = torch.arange(indices.shape[-1], device=indices.device) < counts[..., None]
-    # Those that do not count share a column behind the last.
+    # Indices beyond the count share a column behind the last, which is cut off.
     places = torch.where(listed & (indices < columns), indices.long(), columns)
     table = torch.zeros((*indices.shape[:-1], columns + 1), dtype=torch.bool, device=indices.device)
     return table.scatter(-1, places, True)[..., :columns]

@@ -1,4 +1,4 @@
-"""Attention whose scores and masks are functions of positions, in memory that is linear in the lengths."""
+"""Attention with functions of positions for scores and masks; memory is linear in the lengths."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from hodiff.rules import blockwise
 from hodiff.rules.arguments import require_dense_floating, require_one_device
 from hodiff.rules.autocast import autocast_like_torch
 
-# Rows of a block where a `BlockMask` says which keys they see: with fewer, more keys are passed over.
+# Rows of a block under a `BlockMask`; smaller blocks skip more keys.
 _ROWS_TO_SKIP = 256
-# What torch's operators hold of weights at once, in blocks as `attention` has them.
+# Matrices of weights that torch's operators hold at once.
 _MATRICES = 2
 
 
@@ -49,25 +49,26 @@ def flex_attention(
     $$ \phi(x)_{bhij} = \begin{cases} \text{score\_mod}(x_{bhij}, b, h, i, j) & \text{if mask\_mod}(b, h, i, j) \\
        -\infty & \text{otherwise} \end{cases} $$
 
-    The functions are those of `torch.nn.attention.flex_attention`, with derivatives of every order by q, k, v and by
-    the tensors that they close over. Memory is linear in L and in S at every order: blocks of query rows are computed
-    again for each derivative. A function that only adds to the score, such as ALiBi or a relative bias, runs in the
-    kernels of `attention`; others by torch's operators. What a function of the positions does not vary by is computed
-    once. A row that sees no key gives zero, and has zero derivatives. 16-bit inputs are computed in float32.
+    The functions have the signatures of `torch.nn.attention.flex_attention`. Derivatives of every order exist with
+    respect to q, k, v and the tensors that the functions close over. Memory is linear in L and in S at every order:
+    blocks of query rows are recomputed for each derivative. A function that only adds to the score, such as ALiBi or a
+    relative bias, runs in the kernels of `attention`; other functions run by torch's operators. A function of the
+    positions is evaluated once along the indices that it does not depend on. A row that sees no key returns zero and
+    has zero derivatives. 16-bit inputs are computed in float32.
 
-    In code that `torch.compile` traces there is one block, and the compiler plans its memory.
+    Code that `torch.compile` traces uses one block, and the compiler plans its memory.
 
     Args:
         q: Floating-point tensor (B, H, L, E).
         k: Tensor (B, H, S, E); a batch of 1 broadcasts.
         v: Tensor (B, H, S, F).
-        score_mod: `score_mod(score, b, h, q_idx, kv_idx)`, of tensors of one number each, returns the new score.
+        score_mod: `score_mod(score, b, h, q_idx, kv_idx)` takes tensors of one number and returns the new score.
         mask_mod: `mask_mod(b, h, q_idx, kv_idx)` returns whether a query sees a key, as a boolean tensor.
-        block_mask: A `BlockMask` of torch, beside or in place of `mask_mod`: its function decides in the blocks that it
-            lists, those it lists as full are seen whole, and keys that a block of rows does not see cost nothing.
+        block_mask: A `BlockMask` of torch, in addition to or instead of `mask_mod`: its function decides in the blocks
+            that it lists, its full blocks are seen whole, and keys that a block of rows does not see cost nothing.
         scale: Factor s of the scores, $1 / \sqrt{E}$ by default.
         enable_gqa: Whether the heads of k and v are each shared by several consecutive heads of q.
-        return_lse: Whether to return $\log \sum_j \exp \phi(x)_{bhij}$, too, by torch's operators.
+        return_lse: Whether to return $\log \sum_j \exp \phi(x)_{bhij}$ as well; uses torch's operators.
 
     Returns:
         Tensor (B, H, L, F) of the dtype of q; with `return_lse`, it and a tensor (B, H, L), -inf for rows that see
@@ -107,7 +108,7 @@ def attend_flexibly(
     *,
     statistics: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The output and, if wanted, the log-sum-exps and the greatest scores, which are constants."""
+    """Return the output and, if wanted, the log-sum-exps and the greatest scores, which are constants."""
     require_number("flex_attention", "scale", scale, optional=True, remedy="multiply q for a learned scale")
     functions = {"score_mod": score_mod, "mask_mod": mask_mod}
     require_callable("flex_attention", **{name: each for name, each in functions.items() if each is not None})
@@ -134,7 +135,7 @@ def attend_in_blocks(
     *,
     statistics: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """`attend_flexibly` of arguments that fit, and of two masks: one of blocks, and one of everything."""
+    """`attend_flexibly` for checked arguments and two masks: one inside blocks, and one everywhere."""
     q, k, v = autocast_like_torch(q, k, v)
     batch, heads, length, keys = max(q.shape[0], k.shape[0], v.shape[0]), q.shape[1], q.shape[2], k.shape[2]
     scale = 1 / math.sqrt(max(q.shape[-1], 1)) if scale is None else float(scale)
@@ -157,7 +158,7 @@ def attend_in_blocks(
 
 
 def _require_shapes(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[int, int]:
-    """Refuse tensors that do not go together; the sizes of the batch and the number of heads of q."""
+    """Raise if the tensors do not fit together; return the batch size and the number of heads of q."""
     require_dense_floating("flex_attention", q=q, k=k, v=v)
     require_one_device("flex_attention", q=q, k=k, v=v)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
@@ -185,7 +186,7 @@ def _require_shapes(q: Any, k: Any, v: Any, enable_gqa: bool) -> tuple[int, int]
 
 
 def _adds(score_mod: Any, q: Tensor) -> Dependence | None:
-    """By which indices varies what `score_mod` adds, or None if it does not just add."""
+    """Return the indices on which the term added by `score_mod` depends; None if it does more than add."""
     if score_mod is None or torch.compiler.is_compiling():
         return None
     dtype = torch.promote_types(q.dtype, torch.float32)
@@ -195,12 +196,12 @@ def _adds(score_mod: Any, q: Tensor) -> Dependence | None:
 
 
 def _hides(mask_mod: Any, q: Tensor) -> Dependence:
-    """By which indices a mask varies."""
+    """Return the indices on which a mask depends."""
     return EVERY if mask_mod is None or torch.compiler.is_compiling() else dependence(mask_mod, q.device)
 
 
 def _pieces(how: How, score_mod: Any, mask_mods: Any, blocks: Any, length: int, keys: int) -> Iterator[tuple[int, int]]:
-    """The first row and the number of rows of each block."""
+    """Yield the first row and the number of rows of each block."""
     if torch.compiler.is_compiling():
         yield 0, length
         return
@@ -223,7 +224,7 @@ def _pieces(how: How, score_mod: Any, mask_mods: Any, blocks: Any, length: int, 
 def _block(
     score_mod: Any, mask_mods: Any, how: How, blocks: Blocks | None, start: int, q: Tensor, k: Tensor, v: Tensor
 ) -> tuple[Tensor, ...]:
-    """A block of rows, of which nothing is kept but its operands."""
+    """Compute a block of rows by checkpointing, which saves only its operands."""
     count = k.shape[-2]
     keys = Seen(0, count) if blocks is None else blocks.seen(start, q.shape[-2], count)
     if not torch.compiler.is_compiling() and not keys.total:
@@ -235,7 +236,7 @@ def _block(
 
 
 def _of_nothing(scale: float, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Without keys, or without rows: zeros."""
+    """Return the results without keys or without rows: zeros, and -inf for the statistics."""
     shared = max(k.shape[1], 1)
     grouped = q.reshape(q.shape[0], shared, q.shape[1] // shared, *q.shape[2:])
     output = ((scale * grouped @ k.unsqueeze(2).mT) @ v.unsqueeze(2)).flatten(1, 2)

@@ -1,7 +1,7 @@
 """Functions of single positions, evaluated at all positions of a block of weights.
 
-A function of a batch, a head, a query and a key is called once, with index tensors that `torch.func.vmap` runs through
-a block. Along the indices that its result does not depend on it is evaluated at one place only.
+A function of a batch, a head, a query and a key is called once, with index tensors that `torch.func.vmap` batches over
+a block. Along the indices that its result does not depend on, it is evaluated at one position only.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_innermost
 from hodiff.torch_internals.wording import Wording, says
 
 Modification = Callable[..., Tensor]
-# By batch, head, query and key.
+# Vectors of batch, head, query and key indices.
 Indices = tuple[Tensor, Tensor, Tensor, Tensor]
 Dependence = tuple[bool, bool, bool, bool]
 EVERY: Dependence = (True, True, True, True)
 
 
 class IndexByTensors(TorchFunctionMode):
-    """Inside, `table[i, j]` takes tensors of one number, which torch would read as numbers and `vmap` would refuse."""
+    """Mode in which `table[i, j]` takes tensors of one number; torch reads their values, which `vmap` rejects."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Take what is indexed by tensors alone by the operator that does so."""
+        """Index by the operator of torch if all indices are tensors."""
         if func is Tensor.__getitem__:
             table, index = args
             indices = index if isinstance(index, tuple) else (index,)
@@ -38,13 +38,13 @@ class IndexByTensors(TorchFunctionMode):
 
 
 class Checked:
-    """A function of positions that refuses, by its name, results that are not one number."""
+    """A function of positions that raises if its result is not one number; messages use its name."""
 
     def __init__(self, name: str, function: Modification):
         self.name, self.function = name, function
 
     def __call__(self, *arguments: Tensor) -> Tensor:
-        """Its result."""
+        """Call the function and check its result."""
         try:
             result = self.function(*arguments)
         except RuntimeError as error:
@@ -60,7 +60,7 @@ class Checked:
 
 
 def dependence(modification: Modification, device: torch.device, *leading: Tensor) -> Dependence:
-    """By which of the four indices the result of a function varies, as `vmap` sees it, whatever the numbers are."""
+    """Find the indices, of four, on which the result of a function depends for `vmap`, whatever their values."""
     origin = torch.zeros((), dtype=torch.int64, device=device)
 
     def varies(place: int) -> bool:
@@ -82,14 +82,14 @@ def dependence(modification: Modification, device: torch.device, *leading: Tenso
 def everywhere(
     modification: Modification, indices: Indices, varies: Dependence, *leading: Tensor, scores: Tensor | None = None
 ) -> Tensor:
-    """The results at all positions of a block, of size 1 along indices that they do not vary by.
+    """Evaluate a function at all positions of a block; the result has size 1 along indices it does not depend on.
 
     Args:
-        modification: A function of four indices, and of what comes before them.
-        indices: The indices of the block, each a vector.
-        varies: By which of them the result may vary; by all of them, if there are scores.
-        *leading: Its first arguments, the same at all positions.
-        scores: Its first argument, one for each position, in place of those.
+        modification: A function of leading arguments and four indices.
+        indices: Vectors of the block's indices.
+        varies: Indices on which the result may depend; all of them, if there are scores.
+        *leading: Leading arguments, equal at all positions.
+        scores: Leading argument with one number per position, instead of `leading`.
 
     Returns:
         Tensor of four dimensions.
@@ -107,7 +107,7 @@ def everywhere(
 
 
 def _require_number(name: str, result: Any, *, boolean: bool) -> None:
-    """Refuse what is not one number, or for a mask one boolean."""
+    """Raise if a result is not one number, or for a mask not one boolean."""
     wanted = "a boolean tensor" if boolean else "a floating-point tensor"
     if not isinstance(result, Tensor):
         raise InputError(

@@ -1,7 +1,7 @@
 r"""A block of query rows of attention under functions of scores and positions.
 
-Scores that a function only adds to are left to `attention`, whose kernels take what is added as a mask. Others are
-computed here, by operators that have derivatives of every order.
+If a function only adds to the scores, `attention` computes the block, with the added term as a mask. Other functions
+are evaluated here, by operators that have derivatives of every order.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hodiff.rules.autocast import without_autocast
 
 
 class How(NamedTuple):
-    """What is the same in all blocks.
+    """Settings that all blocks share.
 
     Attributes:
         batch: Size of the batch.
         heads: Number of heads of the queries.
         scale: Factor of the scores.
-        adds: By which indices varies what the function of the scores adds, or None where it does more than that.
-        hides: By which indices each of the two masks varies.
+        adds: Indices on which the term added to the scores depends, or None if the function does more than add.
+        hides: Indices on which each of the two masks depends.
         statistics: Whether log-sum-exps and greatest scores are wanted, too.
     """
 
@@ -48,14 +48,14 @@ def attend_rows(
     k: Tensor,
     v: Tensor,
 ) -> tuple[Tensor, ...]:
-    """The output of a block, and if wanted log-sum-exps and greatest scores of its rows.
+    """Compute the output of a block and, if wanted, log-sum-exps and greatest scores of its rows.
 
     Args:
         score_mod: The function of the scores, if any.
-        mask_mods: The function that decides in blocks, and the one that does everywhere, if any.
-        how: What is the same in all blocks.
+        mask_mods: The mask function inside blocks, and the mask function everywhere, if any.
+        how: Settings that all blocks share.
         start: The first row.
-        keys: The keys that the block may see, and where the first of those functions is asked.
+        keys: The keys that the block may see, and where the first mask function decides.
         q: Queries (B, H, rows, E).
         k: All keys (B, H', S, E).
         v: All values (B, H', S, F).
@@ -71,7 +71,7 @@ def attend_rows(
     rows = torch.arange(start, start + q.shape[-2], device=q.device)
     batch, heads = (torch.arange(size, device=q.device) for size in (how.batch, how.heads))
     indices = (batch, heads, rows, columns)
-    # Scores are float32 at least, whatever autocast makes of other products.
+    # Compute scores in float32 at least, also under autocast.
     with without_autocast(q.device.type):
         seen = _seen(mask_mods, how, start, indices, keys)
         if how.statistics or (score_mod is not None and how.adds is None):
@@ -86,7 +86,7 @@ def attend_rows(
 
 
 def _seen(mask_mods: Any, how: How, start: int, indices: Indices, keys: Seen) -> Tensor | None:
-    """Which keys are seen, in a shape that broadcasts with the weights; None for all."""
+    """Return a mask of the keys that are seen, which broadcasts with the weights; None for all."""
     in_blocks, outside = (
         None if each is None else everywhere(each, indices, varies)
         for each, varies in zip(mask_mods, how.hides, strict=True)
@@ -107,14 +107,14 @@ def _by_operators(
 ) -> tuple[Tensor, ...]:
     dtype = torch.promote_types(q.dtype, torch.float32)
     shared = k.shape[-3]
-    # Not by unflatten, which dynamo cannot trace inside of a mode.
+    # Use reshape: dynamo cannot trace unflatten inside of a mode.
     groups = (*q.shape[:-3], shared, how.heads // shared)
     grouped = q.to(dtype).reshape(*groups, *q.shape[-2:])
     k, wide_v = (each.to(dtype).unsqueeze(-3) for each in (k, v))
     scores = (how.scale * grouped @ k.mT).flatten(-4, -3)
     hidden = None if seen is None else ~seen
     if score_mod is not None:
-        # Where a key is hidden, the function may have no finite derivative; so it is called at 0, which has none to q.
+        # At a hidden key, the function may have no finite derivative. Call it at 0 there, which has no gradient to q.
         scores = scores if hidden is None else scores.masked_fill(hidden, 0.0)
         scores = everywhere(score_mod, indices, (True,) * 4, scores=scores.expand(how.batch, -1, -1, -1)).to(dtype)
     scores = scores if hidden is None else scores.masked_fill(hidden, -math.inf)
@@ -123,7 +123,7 @@ def _by_operators(
     finite = scores.masked_fill(blind, 0.0)
     weights = torch.softmax(finite, -1).masked_fill(blind, 0.0)
     output = weights.reshape(*groups, *weights.shape[-2:]) @ wide_v
-    # Copied, as results of a Function that are views refuse to be changed in place.
+    # Copy the output: views that a Function returns cannot be changed in place.
     output = output.flatten(-4, -3).to(q.dtype, copy=True)
     if not how.statistics:
         return (output,)

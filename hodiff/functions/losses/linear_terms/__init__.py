@@ -1,1 +1,1 @@
-"""What a cross-entropy of linear logits is made of, without a matrix of all logits."""
+"""Terms of a cross-entropy of linear logits, computed without a matrix of all logits."""

@@ -1,12 +1,12 @@
-r"""The tangent of the gradient by tiles, in two passes: each tile wants $\gamma \dot L$, which comes of all classes.
+r"""The tangent of the gradient by tiles, in two passes: each tile needs $\gamma \dot L$, a sum over all classes.
 
-The first pass is the tangent of the terms, with as many products of matrices as logits and their tangent take, or 1 + 2
-where x and the weight move; the second takes 7. Without a soft-cap the first gets by with 2, as
+The first pass is the tangent of the terms. It takes the matrix products of the logits and of their tangent, 1 + 2 if x
+and the weight have tangents; the second pass takes 7. Without a soft-cap, the first pass takes only 2, because
 
 $$ \gamma \dot L = \langle \dot X, \gamma P W \rangle + \gamma\,\langle X, P \dot W \rangle + \gamma P \dot b $$
 
-row by row, where $\gamma P W$ is the gradient by x, which is known, less what does not depend on P; and with $P \dot W$
-the second has $\bar S \dot W$ already, so that there are 8 of them, not 10.
+row by row. Here $\gamma P W$ is the gradient of x, which is known, minus the terms that do not depend on P. With
+$P \dot W$, the second pass knows $\bar S \dot W$, so that there are 8 matrix products, not 10.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from hodiff.functions.losses.linear_terms.rules import DIRECTIONS, OWN, Rule, by
 
 
 def tangent_rule(options: Options) -> Rule:
-    """That of the tangent of the terms."""
+    """Rule of the tangent of the terms."""
     return Rule(formulas.tangent, (options,), (*OWN, *DIRECTIONS), (True,), like_x=(0, 6))
 
 
 def gradient_tangent_rule(options: Options, wanted: tuple[bool, ...], with_terms: bool) -> Rule:
-    """That of the tangent of the gradient; the last tensor is the gradient by x, as a help."""
+    """Rule of the tangent of the gradient; the last tensor is the gradient of x, which saves products."""
     return Rule(
         formulas.gradient_tangent,
         (options, wanted, with_terms, True),
@@ -65,13 +65,13 @@ def _gradient_tangent(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
 def _from_gradient(
     options: Options, own: Sequence[Any], cotangent: Tensor, directions: Sequence[Any], by_x: Any
 ) -> tuple[Tensor, Tensor | None]:
-    r"""$\gamma \dot L$, and $\bar S \dot W$."""
+    r"""Compute $\gamma \dot L$ and $\bar S \dot W$ from the gradient of x."""
     x, w, _, u, target = own[:5]
     x_t, w_t, bias_t = directions
     g, place = wide(cotangent), class_of(target, options.ignore)
 
     def besides(t: Tensor) -> Tensor:
-        """What target and smoothing add to the product of the cotangent of logits with a matrix."""
+        """Contribution of target and smoothing to the product of the logits' cotangent with a matrix."""
         index = place.expand(*place.shape[:-1], t.shape[-1])
         total = only_counted(options, target, g[..., 1:2]) * wide(t.gather(-2, index))
         if not options.smoothed:

@@ -2,16 +2,16 @@ r"""The terms of a cross-entropy of linear logits, of some samples and classes, 
 
 With $S = X W^\top + b$, $Z = \varphi(S)$, $\varphi(s) = c \tanh(s / c)$ or $s$, and $P = e^{Z - L}$, the terms of
 sample n are $L_n = \log \sum_k e^{Z_{nk}}$, $Z_{n t_n}$ and, where labels are smoothed, $\sum_k u_k Z_{nk}$. With
-tangents dotted, and cotangents $\gamma$, $\tau$, $\rho$ of the three, each a number a sample,
+tangents dotted, and cotangents $\gamma$, $\tau$, $\rho$ of the three terms, one number per sample each,
 
 $$ \dot S = \dot X W^\top + X \dot W^\top + \dot b, \quad \dot Z = \varphi'(S) \circ \dot S, \quad
    \dot L = \langle P, \dot Z \rangle, \quad
    \bar Z = \gamma P + \tau e_t + \rho u, \quad \bar S = \varphi'(S) \circ \bar Z, $$
 
-$(\bar X, \bar W, \bar b) = (\bar S W, \bar S^\top X, \bar S^\top 1)$, and the tangent of that by the product rule, with
-$\dot P = P \circ (\dot Z - \dot L)$. All of it is a sum over classes once $L$ and $\dot L$ are known: then a formula
-may be given a few classes, from the one of number `first`, and its results by samples are summed. Without them, where
-`first` is None, it is given all.
+$(\bar X, \bar W, \bar b) = (\bar S W, \bar S^\top X, \bar S^\top 1)$, and its tangent follows by the product rule, with
+$\dot P = P \circ (\dot Z - \dot L)$. Once $L$ and $\dot L$ are known, all results are sums over classes. A formula may
+then take some classes, from number `first` on, and its results for samples are summed. Otherwise `first` is None, and
+the formula takes all classes.
 
 Samples, or classes, are dimension -2 of every tensor: x (..., N, E), weight (..., V, E), bias (..., V, 1), the class
 weights u likewise, target and L (..., N, 1), cotangents (..., N, 2 or 3).
@@ -29,7 +29,7 @@ from hodiff.kernels.cross_entropy import cpu as logits
 
 
 class Options(NamedTuple):
-    """The numbers of a loss that its terms depend on."""
+    """Options of a loss on which its terms depend."""
 
     ignore: int
     softcap: float | None
@@ -37,14 +37,14 @@ class Options(NamedTuple):
 
 
 class _Block(NamedTuple):
-    """What all formulas share: wide inputs, the logits, and the slope and curvature of a soft-cap."""
+    """Intermediates that all formulas share: wide inputs, logits, and slope and curvature of a soft-cap."""
 
     x: Tensor
     w: Tensor
     z: Tensor
     slope: Tensor | None
     bend: Tensor | None
-    # The place of the target among the classes at hand, and whether it is there.
+    # Index of the target among the given classes, and whether it is one of them.
     place: Tensor
     here: Tensor
 
@@ -52,7 +52,7 @@ class _Block(NamedTuple):
 def value(
     options: Options, first: int | None, x: Tensor, w: Tensor, bias: Any, u: Any, target: Tensor, lse: None = None
 ) -> tuple[Tensor]:
-    """The terms; of some classes, their log-sum-exp is that of those."""
+    """Compute the terms; the log-sum-exp is taken over the given classes."""
     del lse
     block = _open(options, first, x, w, bias, target)
     by_kernel = first is not None and fused.takes(block.z)
@@ -73,7 +73,7 @@ def tangent(
     w_t: Any,
     bias_t: Any,
 ) -> tuple[Tensor]:
-    """The tangent of the terms, where a tangent that is None is zero, but not all of them."""
+    """Compute the tangent of the terms; a tangent of None is zero, and not all are None."""
     block = _open(options, first, x, w, bias, target)
     z_t = _times(block.slope, _score_tangent(options, first, block, target, x_t, w_t, bias_t))
     return (_terms(options, block, (_probabilities(block, lse) * z_t).sum(-1, keepdim=True), z_t, u),)
@@ -91,7 +91,7 @@ def gradient(
     lse: Any,
     cotangent: Tensor,
 ) -> tuple[Tensor, ...]:
-    r"""Those wanted of $\bar X, \bar W, \bar b$."""
+    r"""Compute the wanted gradients among $\bar X, \bar W, \bar b$."""
     block = _open(options, first, x, w, bias, target)
     s_bar = _times(block.slope, _logit_cotangent(options, first, block, lse, u, wide(cotangent)))
     return _close(options, wanted, first, target, _products(wanted, block.x, block.w, s_bar))
@@ -117,9 +117,9 @@ def gradient_tangent(
     by_x: Any = None,
     mean_t: Any = None,
 ) -> tuple[Tensor, ...]:
-    """The tangents of `gradient`, and last of the terms if asked for; a tangent that is None is zero, not all are."""
-    # Some classes do not give the tangent of their log-sum-exp; who has it knows the product of the cotangent of logits
-    # with the weight's tangent as well, perhaps.
+    """Compute the tangents of `gradient` and, last, of the terms if wanted; None is zero, and not all are None."""
+    # A tile does not determine the tangent of the log-sum-exp, so the caller passes it in `mean_t`. The caller may also
+    # know the product of the logits' cotangent with the weight's tangent.
     del by_x
     block = _open(options, first, x, w, bias, target)
     g, g_t = wide(cotangent), None if cotangent_t is None else wide(cotangent_t)
@@ -133,7 +133,7 @@ def gradient_tangent(
         if mean_t is None:
             lse_t = (_probabilities(block, lse) * z_t).sum(-1, keepdim=True)
             mean_t = g[..., :1] * lse_t
-    # Before a kernel writes over the tangent of the logits.
+    # Compute these terms before a kernel overwrites the tangent of the logits.
     terms_t = (_terms(options, block, lse_t, z_t, u),) if with_terms else ()
     needs_z_bar = x_t is not None or (w_t is not None and through_w_t) or block.bend is not None
     z_bar, z_bar_t = _logit_curvature(options, first, block, lse, u, (g, g_t), z_t, mean_t, needs_z_bar)
@@ -162,7 +162,7 @@ def means(
     w_t: Any,
     bias_t: Any,
 ) -> tuple[Tensor, ...]:
-    r"""Those given of $P \dot W$ and $P \dot b$, without a soft-cap."""
+    r"""Compute $P \dot W$ and $P \dot b$ for the given tangents, without a soft-cap."""
     del u
     block = _open(options, first, x, w, bias, target)
     p = _probabilities(block, lse, first)
@@ -170,7 +170,7 @@ def means(
 
 
 def only_counted(options: Options, target: Tensor, t: Tensor) -> Tensor:
-    """Zeros for samples that do not count: what is infinite there must not spread to others."""
+    """Set ignored samples to zero: their infinities must not spread to other samples."""
     return torch.where(target != options.ignore, t, 0)
 
 
@@ -193,19 +193,19 @@ def _open(options: Options, first: int | None, x: Tensor, w: Tensor, bias: Any, 
 
 
 def _probabilities(block: _Block, lse: Tensor | None, first: int | None = None) -> Tensor:
-    """A kernel writes them over the logits, where the number of the tile's first class is given."""
+    """Compute $P$; a kernel overwrites the logits of a tile, whose first class is given."""
     if lse is not None and _by_kernel(first, block.z):
         return logits.cotangent_(block.z, wide(lse), torch.ones_like(lse), None, None, block.place)
     return torch.softmax(block.z, -1) if lse is None else torch.exp(block.z - wide(lse))
 
 
 def _by_kernel(first: int | None, *tiles: Tensor) -> bool:
-    """Whether a kernel takes a tile of logits, which belong to nobody else."""
+    """Whether a kernel supports tiles of logits, which nothing else uses."""
     return first is not None and logits.takes(*tiles)
 
 
 def _logit_cotangent(options: Options, first: int | None, block: _Block, lse: Any, u: Any, g: Tensor) -> Tensor:
-    r"""$\bar Z$; a kernel writes it over the logits."""
+    r"""Compute $\bar Z$; a kernel overwrites the logits with it."""
     if lse is None or (options.smoothed and u is not None) or not _by_kernel(first, block.z):
         return _spread(options, block, _probabilities(block, lse) * g[..., :1], u, g)
     rest = g[..., 2:] if options.smoothed else None
@@ -223,7 +223,7 @@ def _logit_curvature(
     mean_t: Any,
     needs_z_bar: bool,
 ) -> tuple[Any, Tensor]:
-    r"""$\bar Z$, if it is needed, and its tangent; a kernel writes them over the logits and their tangent."""
+    r"""Compute $\bar Z$, if needed, and its tangent; a kernel overwrites the logits and their tangent."""
     g, g_t = cotangents
     if z_t is not None and g_t is not None:
         mean_t = mean_t - g_t[..., :1]
@@ -238,12 +238,12 @@ def _logit_curvature(
 
 
 def _place(block: _Block) -> Tensor:
-    """Of the target, or -1 where it is among other classes."""
+    """Index of the target, or -1 if it is not among the given classes."""
     return torch.where(block.here, block.place, -1)
 
 
 def _terms(options: Options, block: _Block, lse: Tensor, z: Tensor, u: Any) -> Tensor:
-    """The terms of a sample next to one another, of logits or of their tangents."""
+    """Concatenate the terms of each sample, from logits or from their tangents."""
     hit = torch.where(block.here, z.gather(-1, block.place), 0)
     if not options.smoothed:
         return torch.cat((lse, hit), -1)
@@ -251,7 +251,7 @@ def _terms(options: Options, block: _Block, lse: Tensor, z: Tensor, u: Any) -> T
 
 
 def _spread(options: Options, block: _Block, z_bar: Tensor, u: Any, g: Tensor) -> Tensor:
-    r"""$\bar Z$ of its first part, $\gamma P$ or what stands for it."""
+    r"""Add target and smoothing to the first part of $\bar Z$, $\gamma P$, or to its tangent."""
     z_bar = z_bar.scatter_add(-1, block.place, torch.where(block.here, g[..., 1:2], 0))
     if not options.smoothed:
         return z_bar
@@ -273,7 +273,7 @@ def _score_tangent(
 
 
 def _plus_product(first: int | None, total: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A product more; of some classes, the total is not anybody else's."""
+    """Add a product to a total; in place for a tile, whose total nothing else uses."""
     return total + a @ b if first is None else total.addmm_(a, b)
 
 
@@ -294,7 +294,7 @@ def _close(
 
 
 def _features(options: Options, first: int | None, target: Tensor, x: Tensor) -> Tensor:
-    """Wide; who gives some classes alone has left those that count."""
+    """Widen x and, without tiles, set ignored samples to zero; tiles get x with these zeros."""
     return wide(x) if first is not None else only_counted(options, target, wide(x))
 
 
@@ -303,5 +303,5 @@ def _times(slope: Tensor | None, t: Tensor) -> Tensor:
 
 
 def wide(t: Tensor) -> Tensor:
-    """In float32 at least."""
+    """Convert 16-bit numbers to float32."""
     return t.float() if t.dtype in {torch.float16, torch.bfloat16} else t

@@ -1,4 +1,4 @@
-"""Rules of terms: which formula, what has samples and what has classes, and by which tiles, blocks or batches."""
+"""Rules of the terms: a formula with the roles of its tensors, and its evaluation by tiles, blocks or batches."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ DIRECTIONS = (True, False, False)
 
 
 class Rule(NamedTuple):
-    """A formula with what it is bound to.
+    """A formula with its settings and the roles of its tensors.
 
     Attributes:
-        formula: Of `formulas`.
-        settings: Its first arguments.
+        formula: A function of `formulas`.
+        settings: First arguments of the formula.
         inputs: Whether each tensor has samples.
-        outputs: Whether each result has.
-        like_x: Which tensors are like x.
-        gives_x: Whether the first result is.
-        merge: Adds up results of several classes.
+        outputs: Whether each result has samples.
+        like_x: Indices of the tensors that are x or its tangent.
+        gives_x: Whether the first result has the shape of x.
+        merge: Adds up results of several tiles of classes.
         tiled: Computes the results by tiles, from the rule and the tensors, if several passes are needed.
     """
 
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
     tiled: Callable[..., tuple[Tensor, ...]] | None = None
 
     def __call__(self, start: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        """The results of some samples and all classes, whose log-sum-exp is not given but differentiated."""
+        """Compute results for some samples and all classes, and differentiate through the log-sum-exp."""
         del start
         w = tensors[1]
         assert w is not None
@@ -52,7 +52,7 @@ class Rule(NamedTuple):
             return self.formula(*self.settings, None, *tensors[:5], None, *tensors[6:])
 
     def plan(self, tensors: Sequence[Tensor | None]) -> Plan:
-        """Blocks of samples."""
+        """Plan blocks of samples."""
         x, w = tensors[:2]
         assert x is not None
         assert w is not None
@@ -60,9 +60,9 @@ class Rule(NamedTuple):
 
 
 def evaluated(rule: Any, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    """The results of a rule, by tiles where there are several."""
+    """Compute the results of a rule, by tiles if there are several."""
     plan, given = rule.plan(tensors), [each for each in tensors if each is not None]
-    # Sizes may be symbols where code is compiled, which plans its own memory.
+    # Compiled code plans its own memory, and its sizes may be symbols.
     if not allows_in_place(*given):
         return rule(0, *tensors) if torch.compiler.is_compiling() else blockwise(rule, plan, *tensors)
     if plan.length * plan.width <= tiles.WHOLE:
@@ -72,7 +72,7 @@ def evaluated(rule: Any, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
 
 
 def by_tiles(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    """The results of one pass over all tiles."""
+    """Compute the results in one pass over all tiles."""
     options, target = rule.settings[0], tensors[4]
     tensors = [
         formulas.only_counted(options, target, formulas.wide(each)) if i in rule.like_x and each is not None else each
@@ -84,7 +84,7 @@ def by_tiles(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
 
 
 def batched(function: Any, rule: Rule, size: int, in_dims: Sequence[Any], tensors: Sequence[Any]) -> Any:
-    """A batch joins the samples where no classes are batched nor summed over, or else the dimensions before."""
+    """Fold a batch into the samples if no tensor with classes is batched or returned, else into dimensions before."""
     joins = all(rule.outputs) and all(
         dim is None or has_samples for dim, has_samples in zip(in_dims, rule.inputs, strict=True)
     )
@@ -101,5 +101,5 @@ def batched(function: Any, rule: Rule, size: int, in_dims: Sequence[Any], tensor
 
 
 def chosen(values: Sequence[Any], wanted: tuple[bool, ...]) -> tuple[Any, ...]:
-    """Those of some values that are wanted."""
+    """Select the wanted values."""
     return tuple(each for each, want in zip(values, wanted, strict=True) if want)

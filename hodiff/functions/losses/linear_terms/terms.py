@@ -1,11 +1,11 @@
 r"""The terms of a cross-entropy of linear logits as a Function, with derivatives of every order, by tiles of logits.
 
-Backward and forward mode compute logits again. Because the Hessian of $\langle \gamma, L \rangle$ is symmetric, one
-formula, the tangent of the gradient, serves both derivatives of the gradient, and that of the tangent. Derivatives of
-it go by blocks of samples.
+Backward and forward mode recompute logits. Because the Hessian of $\langle \gamma, L \rangle$ is symmetric, one
+formula, the tangent of the gradient, serves both derivatives of the gradient, and backward of the tangent. Its own
+derivatives are computed by blocks of samples.
 
-With x and weight moving, the products of matrices of the size of all logits are 1 for the value, 3 for the gradient and
-3 for the tangent of the value; `curvature` counts those of the tangent of the gradient.
+If x and weight have tangents, the matrix products of the size of all logits are 1 for the value, 3 for the gradient and
+3 for the tangent of the value; `curvature` counts the products for the tangent of the gradient.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class LinearCrossEntropy(AnyOrderFunction):
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, bias: Any, u: Any, target: Tensor, options: Options) -> Tensor:
-        """A tile at a time."""
+        """Compute one tile at a time."""
         return evaluated(_value_rule(options), (x, w, bias, u, target, None))[0]
 
     @staticmethod
@@ -44,7 +44,7 @@ class LinearCrossEntropy(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """One call of the gradient's Function."""
+        """Compute the wanted gradients."""
         wanted = tuple(ctx.needs_input_grad[:3])
         if cotangent is None or not any(wanted):
             return (None,) * 6
@@ -58,12 +58,12 @@ class LinearCrossEntropy(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
-        """The tangent by tiles."""
+        """Compute the tangent by tiles."""
         return _tangent(ctx.options, (*_with_lse(ctx.saved_tensors), *tangents[:3]))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        """The batch joins the samples, or the dimensions before."""
+        """Fold the batch into the samples, or into the dimensions before."""
         *tensors, options = inputs
         found, dims = batched(
             lambda *front: (LinearCrossEntropy.call(*front[:5], options),),
@@ -76,7 +76,7 @@ class LinearCrossEntropy(AnyOrderFunction):
 
 
 class LinearCrossEntropyGradient(AnyOrderFunction):
-    """Those wanted of the gradients by x, weight and bias. Saves the inputs of the terms and the cotangent."""
+    """The wanted gradients of x, weight and bias. Saves the inputs of the terms and the cotangent."""
 
     @staticmethod
     def forward(
@@ -90,12 +90,12 @@ class LinearCrossEntropyGradient(AnyOrderFunction):
         options: Options,
         wanted: tuple[bool, ...],
     ) -> tuple[Tensor, ...]:
-        """A tile at a time."""
+        """Compute one tile at a time."""
         return _gradient(options, wanted, (x, w, bias, u, target, lse, cotangent))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Save the inputs and, as it helps, the gradient by x."""
+        """Save the inputs and the gradient of x, which saves products in derivatives."""
         *tensors, ctx.options, ctx.wanted = inputs
         tensors.append(output[0] if ctx.wanted[0] else None)
         ctx.save_for_backward(*tensors)
@@ -104,7 +104,7 @@ class LinearCrossEntropyGradient(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        """Take the cotangents for tangents: of the terms, by the cotangent, and of the gradient, by the inputs."""
+        """Use the cotangents as tangents: of the terms for the cotangent, of the gradient for the inputs."""
         if all(each is None for each in cotangents):
             return (None,) * 9
         directions = _placed(cotangents, ctx.wanted)
@@ -122,13 +122,13 @@ class LinearCrossEntropyGradient(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        """The tangent of the gradient by tiles."""
+        """Compute the tangent of the gradient by tiles."""
         tensors, by_x = _with_gradient(ctx.saved_tensors)
         return _gradient_tangent(ctx.options, ctx.wanted, False, tensors, tangents[:3], tangents[6], by_x)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
-        """The batch joins the samples, or the dimensions before."""
+        """Fold the batch into the samples, or into the dimensions before."""
         *tensors, options, wanted = inputs
         return batched(
             lambda *front: LinearCrossEntropyGradient.call(*front, options, wanted),
@@ -144,13 +144,13 @@ class TiledBlocks(RowBlocks):
 
     @staticmethod
     def forward(rule: Any, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        """A tile at a time."""
+        """Compute one tile at a time."""
         del plan
         return evaluated(rule, tensors)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], rule: Any, plan: Plan, *tensors: Tensor | None) -> Any:
-        """The batch joins the samples, or the dimensions before."""
+        """Fold the batch into the samples, or into the dimensions before."""
         del plan
         return batched(partial(_tiled, TiledBlocks, rule), rule, info.batch_size, in_dims[2:], tensors)
 
@@ -160,7 +160,7 @@ class LinearCrossEntropyTangent(TiledBlocks):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
-        """The gradient by the tangents, and its tangent by the inputs."""
+        """Return the gradient for the tangents, and the gradient's tangent for the inputs."""
         (cotangent,) = cotangents
         if cotangent is None:
             return (None,) * 11
@@ -177,7 +177,7 @@ class LinearCrossEntropyTangent(TiledBlocks):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], rule: Any, plan: Plan, *tensors: Tensor | None) -> Any:
-        """The batch joins the samples, or the dimensions before."""
+        """Fold the batch into the samples, or into the dimensions before."""
         del plan
         return batched(partial(_tiled, LinearCrossEntropyTangent, rule), rule, info.batch_size, in_dims[2:], tensors)
 
@@ -191,7 +191,7 @@ def _value_rule(options: Options) -> Rule:
 
 
 def _value_by_tiles(rule: Rule, tensors: Sequence[Any]) -> tuple[Tensor, ...]:
-    # Torch's own error for a class that is in no tile; on a GPU it comes later.
+    # Raise torch's own error for a class that is in no tile; on a GPU it comes later.
     (options,), w, target = rule.settings, tensors[1], tensors[4]
     w.new_zeros(()).expand(*w.shape[:-1], 1).gather(-2, class_of(target, options.ignore))
     return by_tiles(rule, tensors)
@@ -222,7 +222,7 @@ def _gradient_tangent(
     cotangent_t: Tensor | None,
     by_x: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """The tangent of the gradient, and last that of the terms if it is asked for."""
+    """Compute the tangent of the gradient and, last, of the terms if wanted."""
     rule = curvature.gradient_tangent_rule(options, wanted, with_terms)
     found = _tiled(TiledBlocks, rule, *tensors, *directions, cotangent_t, by_x)
     like = chosen(tensors[:3], wanted)
@@ -230,14 +230,14 @@ def _gradient_tangent(
 
 
 def _with_lse(saved: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
-    """The inputs, and the log-sum-exp, which helps to compute derivatives and is none of their arguments."""
+    """Return the inputs and the detached log-sum-exp, which speeds up derivatives but is not their argument."""
     *tensors, terms = saved
     assert terms is not None
     return *tensors, terms[..., :1].detach()
 
 
 def _with_gradient(saved: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | None], Tensor | None]:
-    """The inputs, and the gradient by x, which helps likewise."""
+    """Return the inputs and the detached gradient of x, which speeds up derivatives."""
     *tensors, by_x = saved
     return tensors, None if by_x is None else by_x.detach()
 

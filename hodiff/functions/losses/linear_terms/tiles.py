@@ -1,4 +1,4 @@
-"""A formula of many samples and many classes evaluated on a tile of both at a time.
+"""Evaluation of a formula of many samples and many classes on one tile of both at a time.
 
 Classes are the outer loop, so that a large weight is read once, and a gradient of its size written once.
 """
@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Logits in a tile, and samples at most: what a processor's nearer caches hold, and what keeps a GPU busy.
+# Logits in a tile, and the most samples: as many as a processor's nearer caches hold, or keep a GPU busy.
 TILE = {"cpu": 2**19, "cuda": 2**24}
 SAMPLES = {"cpu": 1024, "cuda": 4096}
-# Logits that are not worth tiles, 8 MiB in float32: complete rows take fewer products of matrices.
+# Up to this number of logits, 8 MiB in float32, use no tiles: complete rows take fewer matrix products.
 WHOLE = 2**21
 
 Merge = Callable[[Tensor, Tensor], Any]
 
 
 def add(total: Tensor, part: Tensor) -> None:
-    """Add a part to what was found by other classes, or samples."""
+    """Add a part in place to the sum over other classes."""
     total.add_(part)
 
 
 def join_terms(total: Tensor, part: Tensor) -> None:
-    """The same of terms, of which the first is a log-sum-exp."""
+    """Add terms in place to the sum over other classes; the first term is a log-sum-exp."""
     first = torch.logaddexp(total[..., :1], part[..., :1])
     total.add_(part)
     total[..., :1] = first
@@ -41,15 +41,15 @@ def tilewise(
     merge: Merge,
     dtype: torch.dtype,
 ) -> tuple[Tensor, ...]:
-    """Evaluate a formula of a first class and tensors on all tiles.
+    """Evaluate a formula on all tiles.
 
     Args:
-        formula: Its outputs are sums over classes, or over samples, as `merge` adds.
+        formula: A function of a tile's first class and tensors, whose outputs are sums over classes or over samples.
         by_samples: Whether dimension -2 of each tensor has samples; it has classes otherwise.
-        outputs_by_samples: The same of the outputs.
-        tensors: Of equal dimensions in front of the last two.
-        merge: Adds up outputs by samples, in place.
-        dtype: That of outputs by classes, which are sums over samples.
+        outputs_by_samples: Whether dimension -2 of each output has samples.
+        tensors: Tensors with equal dimensions before the last two.
+        merge: Adds up outputs that have samples, in place.
+        dtype: Dtype of outputs that have classes, which are sums over samples.
 
     Returns:
         The outputs.
