@@ -46,7 +46,7 @@ def jacobian(
     Args:
         f: Function `f(x, *args)` that returns a tensor or a pytree of m numbers in all.
         argnums: Which positional argument to differentiate, or which ones: tensors or pytrees of n numbers in all.
-        pattern: Where the Jacobian may have entries, if that is known: what `color` takes.
+        pattern: The Jacobian's pattern, if it is known, in a form that `color` takes.
         coloring: A coloring of the pattern: `hodiff.sparse.color(pattern, "columns")`, "rows" or "bidirectional".
         method: How a pattern is colored: "columns", by tangents; "rows", by cotangents; "bidirectional", by both; or
             "auto", by tangents or cotangents, whichever cost less, or by cotangents where torch has no forward mode.

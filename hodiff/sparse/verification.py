@@ -42,7 +42,7 @@ def check_pattern(
     Args:
         f: As in `hodiff.sparse.hessian`; or with `of="jacobian"` as in `hodiff.sparse.jacobian`.
         x: Where to differentiate.
-        pattern: What `color` takes.
+        pattern: The pattern, in a form that `color` takes.
         *args: Further arguments of `f`, constants.
         of: "hessian" or "jacobian".
         probes: Number of random vectors.

@@ -40,7 +40,7 @@ def comparison_due(f: Callable[..., Any], args: Sequence[Any], how: Any) -> Any:
 
 
 def _code(value: Any, depth: int = 5) -> Any:
-    """Key that is equal for two callables that run the same code, whatever numbers they use."""
+    """Key that is equal for two callables that run the same code, regardless of the numbers they use."""
     if not depth:
         return None
     if isinstance(value, FunctionType):

@@ -36,8 +36,8 @@ def directional_derivatives(
     $$ \left(f(x),\ Df(x)[v],\ D^2 f(x)[v, v],\ \dots,\ D^k f(x)[v, \dots, v]\right), \qquad
        D^j f(x)[v, \dots, v] = \left.\frac{d^j}{dt^j} f(x + t v)\right|_{t=0} $$
 
-    Time and memory grow as k² at most (`hodiff.taylor`). Compiled code, and functions that
-    Taylor mode refuses, fall back to nested forward mode, which takes 2^k and gives the same result.
+    Time and memory grow as k² at most (`hodiff.taylor`). Compiled code, and functions that Taylor mode
+    refuses, fall back to nested forward mode, which takes 2^k and gives the same result.
 
     With `correct=False`, functions without a rule in Taylor mode use torch's forward rules. Some of these rules are
     constant for a second derivative, so entries from the second on are wrong there.

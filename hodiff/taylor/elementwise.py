@@ -66,7 +66,7 @@ class Power:
     r"""$v = u^p$ by $u v' = p\, v\, u'$, above the order up to which closed-form derivatives are cheaper.
 
     Attributes:
-        exponent: p, less than 1; at 0 neither the derivatives nor the equation's solution are finite.
+        exponent: p, less than 1, so that at 0 neither the closed form nor the equation has finite derivatives.
         closed: The derivatives in closed form.
     """
 

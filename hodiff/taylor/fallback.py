@@ -111,7 +111,6 @@ def _can_move(x: Any) -> bool:
 def _series(
     frame: Frame, tensors: Any, jets: list[Jet], state: RandomState, *, one_by_one: bool = False
 ) -> list[list[Coefficient]]:
-    """Compute the coefficients of the outputs."""
     order, values = frame.order, [jet.value for jet in jets]
     # The highest coefficients of a collapsed series enter linearly, and are pushed forward separately.
     apart = frame.collapsed and frame.directions is not None

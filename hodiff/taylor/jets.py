@@ -82,7 +82,7 @@ class Jet:
 
     def as_view(self, base: Jet, taken: Callable[[Any], Any], *, exact: bool = True) -> Jet:
         """Make this jet a view of `base`, which sees writes to the base."""
-        base.in_slots()  # Brings its version up to date.
+        base.in_slots()  # Updates the base's version.
         self.base, self.taken, self._seen, self.exact = base, taken, base.version, exact
         return self
 
@@ -284,7 +284,7 @@ class TensorJet(Jet, Tensor):  # type: ignore[misc,override]
     The underlying tensor has no memory: torch's functions reach `__torch_function__`; calls that bypass it are refused.
     """
 
-    # To corrections: it brings rules for all functions.
+    # Marks the class for corrections: it has rules for all functions.
     is_stand_in = True
 
     def __new__(cls, frame: Any, coefficients: Any, *_: Any) -> TensorJet:

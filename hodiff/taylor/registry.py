@@ -139,7 +139,7 @@ def _place_of_switch(function: Any) -> int | None:
 
 
 def rule(*names: str, analytic: bool = False) -> Callable[[Rule], Rule]:
-    """Decorator that enters a rule by names, such as "sin", "linalg.inv" or "nn.softplus"."""
+    """Decorator that enters a rule under names, such as "sin", "linalg.inv" or "nn.softplus"."""
 
     def entered(function: Rule) -> Rule:
         for name in names:

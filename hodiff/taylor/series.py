@@ -156,7 +156,7 @@ def inner_products(frame: Frame, a: Coefficients, b: Coefficients, k: int) -> Co
 
 
 def product(frame: Frame, a: Coefficients, b: Coefficients) -> list[Coefficient]:
-    """Cauchy's product of two series of one shape."""
+    """Cauchy product of two series of one shape."""
     result = frame.recalled(product, (a, b))
     if not result:
         result.append(times(a[0], b[0]))

@@ -91,7 +91,7 @@ class Coloring:
 
     @property
     def colors(self) -> Array:
-        """The colors of the only side."""
+        """Colors of the coloring's only side."""
         return self._colors(self._side("Coloring.colors", None))
 
     @cached_property

@@ -15,7 +15,7 @@ from hodiff.errors import InputError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# The loops count entries in 32 bits; two copies of them make the graph of both rows and columns.
+# The loops count entries in 32 bits, and the graph of both rows and columns has two copies of the entries.
 _MOST = 2**30
 
 

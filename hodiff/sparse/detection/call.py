@@ -1,4 +1,4 @@
-"""One operator that ran: its arguments by name, its results, and what each tensor depends on."""
+"""A call of an operator: arguments by name, results, and what each tensor depends on."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
 
 
 def _rows(mode: Tracking, results: Sequence[Tensor], what: str) -> csr_array:
-    """Return the sets of all elements as rows, one after another."""
+    """Stack the sets of all elements as rows of a matrix."""
     found = [mode.memory.supports(y) for y in results]
     none = [csr_array((y.numel(), mode.memory.inputs), dtype=bool) for y in results]
     try:

@@ -159,7 +159,7 @@ def from_rows(rows: csr_array, shape: Sequence[int]) -> Supports:
 
 
 def joined(parts: Sequence[Supports]) -> Supports:
-    """Supports of the elements of several tensors, one after another."""
+    """Supports of the elements of several tensors, concatenated."""
     starts = np.cumsum([0, *(part.sets.shape[0] for part in parts)])
     which = [np.where(part.which > 0, part.which + start, 0) for part, start in zip(parts, starts, strict=False)]
     return Supports(

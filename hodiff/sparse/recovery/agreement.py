@@ -149,7 +149,6 @@ def _stands_out(off: Tensor, bent: Tensor, scale: Tensor, far: float) -> Tensor:
 
 @lru_cache(8)
 def _vectors(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Further vectors of random numbers."""
     return _random(_MORE, size, _SEED + 1).to(device, dtype)
 
 

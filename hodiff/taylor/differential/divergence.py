@@ -27,7 +27,7 @@ def divergence(
     chunk_size: int | None = None,
     correct: bool = True,
 ) -> Callable[..., Any]:
-    r"""Function that computes the divergence of a vector field, the trace of its Jacobian, by one pass forward.
+    r"""Function that computes the divergence of a vector field, the trace of its Jacobian, in one forward pass.
 
     $$ \operatorname{div} f(x) = \sum_i \frac{\partial f_i}{\partial x_i} = E\, v^\top J v, \qquad E\, v v^\top = I $$
 

@@ -28,7 +28,7 @@ def laplacian(
     sparse: bool = True,
     correct: bool = True,
 ) -> Callable[..., Any]:
-    r"""Function that computes the Laplacian of each output of a function, by one pass forward.
+    r"""Function that computes the Laplacian of each output of a function, in one forward pass.
 
     $$ \Delta f(x) = \sum_i \frac{\partial^2 f}{\partial x_i^2}, \qquad \text{or} \qquad
        \operatorname{tr}(C\, \nabla^2 f(x)) = \sum_r D^2 f(x)[w_r, w_r], \quad C = \sum_r w_r w_r^\top $$
@@ -176,7 +176,6 @@ def _second_order(
 
 
 def _joined(old: list[Any], new: list[Any]) -> list[Any]:
-    """Join the results of two groups of directions."""
     return [old[0], torch.cat((old[1], new[1])), old[2] + new[2]]
 
 

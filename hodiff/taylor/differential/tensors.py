@@ -96,6 +96,6 @@ def _places(size: int, order: int, device: torch.device) -> Tensor:
 
 
 def _spread(distinct: Any, places: Tensor, shape: tuple[int, ...]) -> Any:
-    """Arrange distinct derivatives as the tensor, whose dimensions follow those of the output."""
+    """Arrange distinct derivatives as the tensor, whose dimensions follow the output's."""
     entries = torch.index_select(distinct, 0, places).movedim(0, -1)
     return entries.reshape((*entries.shape[:-1], *shape))

@@ -106,7 +106,7 @@ def logsigmoid(frame: Frame, func: Any, x: Any) -> Any:
 
 
 def _exponential_below(frame: Frame, x: Any, alpha: float, scale: float, rate: float) -> Any:
-    """Scale x above 0, scale alpha expm1(rate x) below."""
+    """Piecewise function: scale x above 0, and scale alpha expm1(rate x) below."""
 
     def coefficient(u: Any, m: int) -> Any:
         low = torch.clamp(u, max=0) * rate

@@ -125,7 +125,7 @@ for _name in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2
 
 @analytic_rule("einsum")
 def einsum(frame: Frame, func: Any, equation: Any, *operands: Any) -> Any:
-    """Contract operands one after another, by products of two."""
+    """Contract operands from the left, by products of two."""
     if not isinstance(equation, str):
         return unknown(frame, func, (equation, *operands), {})
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):

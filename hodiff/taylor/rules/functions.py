@@ -30,7 +30,7 @@ def _plain_call(frame: Frame, func: Any, f: Any, *args: Any, **kwargs: Any) -> A
 
 
 def _one_after_another(frame: Frame, func: Any, functions: Any, segments: int, *args: Any) -> Any:
-    """Call checkpointed functions one after another, because a forward pass recomputes nothing."""
+    """Call checkpointed functions in sequence, because a forward pass recomputes nothing."""
     for function in functions:
         args = (function(*args),)
     return args[0]

@@ -1,4 +1,4 @@
-r"""Gradients inside of a function of jets, as physics-informed networks take them.
+r"""Gradients inside of a function of jets, as in physics-informed networks.
 
 With a scalar s of a series u, $\partial s_K / \partial u_j$ is coefficient $K - j$ of $\nabla s(u)$: one backward pass
 from the highest coefficient gives all coefficients of the gradient.

@@ -1,6 +1,6 @@
 r"""Products of two matrices that both move.
 
-With $C = A B$, coefficient 1 of C is $A_1 B_0 + A_0 B_1$, whose directions are those of a row of A and of a column of
+With $C = A B$, coefficient 1 of C is $A_1 B_0 + A_0 B_1$, with the directions of a row of A and of a column of
 B. Coefficient 2 takes $\sum_d A_1^{(d)} B_1^{(d)}$, to which only the few common directions contribute.
 """
 

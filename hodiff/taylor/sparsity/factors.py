@@ -83,7 +83,7 @@ class Factor:
 
 @remembered
 def kinds_of(given: Support, axis: int) -> dict[str, tuple[tuple[int, ...], Places]]:
-    """Group slots by whether directions change along the axis alone, only elsewhere, or both; give their places."""
+    """Group slots whose directions change along the axis alone, not along it, or otherwise; give their places."""
     found: dict[str, list[int]] = {}
     holes: Any = (given.index < 0).reshape(given.slots, -1).any(1)
     for slot, varies in enumerate(given.varies):

@@ -170,7 +170,6 @@ def _joined(frame: Frame, places: Any, values: Sequence[Any]) -> list[Any]:
 def _pulled(
     frame: Frame, outputs: Sequence[Any], places: Any, pull: Pullback, cotangents: Sequence[Any], options: Any
 ) -> list[Any]:
-    """Cotangents of the inputs."""
     order, width = frame.order, frame.order + 1
     weights = [coefficients(frame, each) for each in cotangents]
 

@@ -1,4 +1,4 @@
-r"""`torch.func.jvp` of a function of jets: coefficients of $J(x(t))\, v(t)$ are tangents of those of $f(x(t))$."""
+r"""`torch.func.jvp` of jets: coefficients of $J(x(t))\, v(t)$ are tangents of the coefficients of $f(x(t))$."""
 
 from __future__ import annotations
 

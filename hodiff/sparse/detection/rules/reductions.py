@@ -83,7 +83,7 @@ def rows(call: Call) -> list[Supports | None]:
     moving = [x for x in call.tensors if call.moves(x)]
     shape = call.outputs[0].shape
     union = reduce(or_, (call.supports(x).broadcast(shape) for x in moving), call.none(shape))
-    if call.name == "renorm":  # every slice along the dimension has a norm of its own
+    if call.name == "renorm":  # every slice along the dimension has its own norm
         dims = tuple(dim for dim in range(len(shape)) if dim != named % max(len(shape), 1))
     else:
         dims = dims_of(named, len(shape))
