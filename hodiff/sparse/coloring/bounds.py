@@ -40,8 +40,8 @@ def least_acyclic(pattern: Pattern) -> int:
     """Lower bound on the number of colors in an acyclic coloring of a symmetric pattern."""
     n = pattern.shape[0]
     edges = (pattern.entries - int((pattern.rows == pattern.columns).sum())) // 2
-    # Each pair of k colors forms a forest, which has fewer edges than vertices. Summed over pairs there are at most (k
-    # - 1) n - k (k - 1) / 2 edges. A full band attains this number.
+    # Each pair of k colors forms a forest, which has fewer edges than vertices. Summed over pairs there are at most
+    # (k - 1) n - k (k - 1) / 2 edges. A full band attains this number.
     k = min(n, 1)
     while (k - 1) * n - k * (k - 1) // 2 < edges:
         k += 1

@@ -28,7 +28,7 @@ def without_neutral(pattern: Pattern, colors: Array) -> Array:
     needed[colors[pattern.rows[is_diagonal]]] = True
     own = readable(pattern, colors)
     mirrored = own[pattern.turned]
-    # If neither can be read, the tree is no star, and needs products of both colors.
+    # If neither can be read, the tree is not a star, and needs products of both colors.
     needed[colors[pattern.columns[~is_diagonal & ~mirrored]]] = True
     either = ~is_diagonal & own & mirrored
     needed |= _cover(colors[pattern.rows[either]], colors[pattern.columns[either]], needed)
