@@ -1,4 +1,4 @@
-"""Sparse Hessians and Jacobians: found, coloured, recovered."""
+"""Sparse Hessians and Jacobians: detection of patterns, coloring and recovery."""
 
 from hodiff.sparse.coloring import Coloring as Coloring
 from hodiff.sparse.coloring import color as color

@@ -37,13 +37,13 @@ def hessian(
 
     $$ B = \nabla^2 f(x)\, S, \qquad S \in \{0, 1\}^{n \times c}, \qquad H_{ij} \text{ from } B $$
 
-    Columns of a color are multiplied together, c products in place of n, all with one recorded gradient. The pattern is
-    found (`hessian_pattern`) and colored (`color`) at the first call, and kept for arguments of the same shapes.
+    Columns of one color share a product: c products instead of n, all from one recorded gradient. The first call finds
+    the pattern (`hessian_pattern`) and colors it (`color`); the coloring is cached for arguments of the same shapes.
 
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape ().
         argnums: Which positional argument to differentiate, or which ones: tensors or pytrees of n numbers in all.
-        **options: Those of every sparse Hessian.
+        **options: Options of every sparse Hessian.
 
     Returns:
         Function of the arguments of `f` that returns the matrix (n, n), leaves flattened in pytree order. It raises
@@ -80,8 +80,8 @@ def value_and_hessian(
 
     Args:
         f: As in `hodiff.sparse.hessian`.
-        argnums: Likewise.
-        **options: Likewise.
+        argnums: As in `hodiff.sparse.hessian`.
+        **options: As in `hodiff.sparse.hessian`.
 
     Returns:
         Function of the arguments of `f` that returns the value, of shape (), and the matrix.
@@ -122,14 +122,14 @@ def lagrangian_hessian(
     Args:
         objective: Function `f(x, *args)` that returns a tensor of shape ().
         constraints: Function `c(x, *args)` that returns a tensor of any shape, or a pytree of tensors.
-        **options: Those of `hodiff.sparse.hessian`, but for `argnums`.
+        **options: Options of `hodiff.sparse.hessian`, except `argnums`.
 
     Returns:
-        Function `(x, multipliers, *args)` that returns the matrix (n, n); multipliers are like what `constraints`
-        returns.
+        Function `(x, multipliers, *args)` that returns the matrix (n, n); multipliers have the structure and
+        shapes of what `constraints` returns.
 
     Raises:
-        InputError: As `hodiff.sparse.hessian`; or, by the function, if the multipliers do not fit.
+        InputError: As `hodiff.sparse.hessian`; or, when the function is called, if the multipliers do not match.
 
     Example:
         >>> import torch, hodiff
@@ -155,7 +155,7 @@ class _Lagrangian:
         total: Tensor = self._objective(x, *args, **kwargs)
         values, factors = self._constraints(x, *args, **kwargs), multipliers
         by_name, given = (dict(zip(leaf_names(each), flatten(each)[0], strict=True)) for each in (values, factors))
-        # Names, as dictionaries may have their keys in any order.
+        # Match leaves by name, because dictionaries may have their keys in any order.
         if _shapes(by_name) != _shapes(given):
             raise InputError(
                 f"sparse.lagrangian_hessian: multipliers: expected {_described(by_name)}, as the constraints are, got "
@@ -177,7 +177,7 @@ def _described(leaves: Mapping[str, Any]) -> str:
 def _evaluation(
     caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...], options: Mapping[str, Any]
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Hessian | CompiledAtPoint, Any]]:
-    """A function of arguments and keywords that returns the products at that point and the matrix made of them."""
+    """Return a function of arguments and keywords that returns the products at a point and the matrix."""
     require_callable(caller, f=f)
     require_argnums(caller, argnums)
     method, correct, check = options["method"], options["correct"], options["check"]
@@ -199,7 +199,7 @@ def _evaluation(
             else:
                 products = compiled.at(function, args, kwargs, options["chunk_size"])
         except RuntimeError as error:
-            if says(error, Wording.NO_NUMBERS):  # and who looks for the pattern sees where
+            if says(error, Wording.NO_NUMBERS):  # the error of pattern detection shows where
                 pattern_of_hessian(function)
             raise
         size = sum(leaf.numel() for leaf in function.leaves)

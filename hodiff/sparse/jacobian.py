@@ -46,13 +46,13 @@ def jacobian(
     Args:
         f: Function `f(x, *args)` that returns a tensor or a pytree of m numbers in all.
         argnums: Which positional argument to differentiate, or which ones: tensors or pytrees of n numbers in all.
-        pattern: Where the Jacobian may have entries, if that is known: what `color` takes.
-        coloring: A coloring of it, made before: `hodiff.sparse.color(pattern, "columns")`, "rows" or "bidirectional".
+        pattern: The Jacobian's pattern, if it is known, in a form that `color` takes.
+        coloring: A coloring of the pattern: `hodiff.sparse.color(pattern, "columns")`, "rows" or "bidirectional".
         method: How a pattern is colored: "columns", by tangents; "rows", by cotangents; "bidirectional", by both; or
             "auto", by tangents or cotangents, whichever cost less, or by cotangents where torch has no forward mode.
         format: As in `hodiff.sparse.hessian`.
-        check: Likewise.
-        chunk_size: Likewise.
+        check: As in `hodiff.sparse.hessian`.
+        chunk_size: As in `hodiff.sparse.hessian`.
         correct: As in `hodiff.hvp`.
 
     Returns:
@@ -102,7 +102,7 @@ def jacobian(
 
         by_cheapest = [colorings]
         if method == "auto" and coloring is None:
-            by_cheapest += [by_cotangents, by_tangents]  # where torch, or a Function, has one of the modes alone
+            by_cheapest += [by_cotangents, by_tangents]  # torch or a Function may have only one of the modes
         for of in by_cheapest:
             try:
                 chosen, values = entries(of)
@@ -110,7 +110,7 @@ def jacobian(
             except (RouteError, RuntimeError, NotImplementedError) as error:
                 if not (isinstance(error, RouteError) or unavailable(error) or takes_unrecorded(error)):
                     raise
-        # What transforms do not take, such as sparse constants and Functions of the old style, plain autograd may.
+        # Plain autograd may support what transforms do not, such as sparse constants and old-style Functions.
         matrix.recorded = only_reverse_mode() and (method if coloring is None else coloring.method) in ("auto", "rows")
         with refused(caller):
             chosen, values = entries(by_cotangents if method == "auto" and coloring is None else colorings)

@@ -16,7 +16,7 @@ METHODS = ("star", "acyclic")
 
 
 def _validated_elsewhere(caller: str, name: str, value: Any) -> None:
-    """What is made of a pattern, and of a coloring, looks at it."""
+    """Accept any value: patterns and colorings are validated where they are used."""
 
 
 def _require_route(caller: str, name: str, value: Any) -> None:
@@ -24,7 +24,7 @@ def _require_route(caller: str, name: str, value: Any) -> None:
 
 
 class HessianOptions(TypedDict, total=False):
-    """Those that do not depend on what is differentiated."""
+    """Options of every sparse Hessian, which do not depend on the differentiated function."""
 
     pattern: Annotated[
         Any,

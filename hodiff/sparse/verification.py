@@ -1,4 +1,4 @@
-"""Whether a pattern has all entries of a derivative, by products with random vectors."""
+"""Verification of a sparsity pattern by products with random vectors."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def check_pattern(
     probes: int = 1,
     generator: torch.Generator | None = None,
 ) -> None:
-    r"""Make sure that a pattern has all entries of a Hessian or a Jacobian, by products with random vectors.
+    r"""Check that a pattern has all entries of a Hessian or a Jacobian, by products with random vectors.
 
-    The matrix is recovered from the pattern's coloring, and its product with a random vector is held against the
-    derivative's own. They differ, with probability one, if an entry is missing. Of rows in which the derivative is not
-    finite nothing can be said; a `HodiffWarning` counts them.
+    The matrix is recovered from the pattern's coloring, and its product with a random vector is compared with the
+    derivative's own product. They differ, with probability one, if an entry is missing. Rows in which the derivative
+    is not finite cannot be checked; a `HodiffWarning` counts them.
 
     Args:
         f: As in `hodiff.sparse.hessian`; or with `of="jacobian"` as in `hodiff.sparse.jacobian`.
         x: Where to differentiate.
-        pattern: What `color` takes.
+        pattern: The pattern, in a form that `color` takes.
         *args: Further arguments of `f`, constants.
         of: "hessian" or "jacobian".
-        probes: How many vectors.
-        generator: Where they come from; by default, the same ones each time.
+        probes: Number of random vectors.
+        generator: Random number generator of the vectors; None for the same vectors each time.
 
     Raises:
         InputError: If the pattern has another size, or lacks entries; the message names rows that do.

@@ -1,4 +1,4 @@
-"""What becomes of a torch function that is called with jets."""
+"""Dispatch of torch functions that are called with jets."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import without_ended_wrappers
 from hodiff.torch_internals.interception import apply_in_transform, in_function_modes, without_function_modes
 
-# In place they give a tensor another shape, which its views would not have.
+# In-place functions that change the shape of a tensor; its views would keep the old shape.
 _OTHER_SHAPES = frozenset({
     *("squeeze_", "unsqueeze_", "t_", "transpose_", "swapaxes_", "swapdims_", "as_strided_", "resize_", "resize_as_"),
 })
 
 
 class FunctionMet(BaseException):
-    """An operator is called in the forward of a Function, whose own rule has been passed by."""
+    """Raised when an operator runs in the forward of a Function, which bypasses the Function's own rule."""
 
 
 class Accumulators(TorchFunctionMode):
-    """Make jets of the constants that a function makes, so that values which move can be written to them."""
+    """Turn constants that a function creates into jets, so that jets can be written to them."""
 
     def __init__(self, frame: Frame):
         super().__init__()
         self.frame = frame
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """A floating-point constant as a jet."""
+        """Call a function, and return a floating-point or complex constant that it creates as a jet."""
         made = func(*args, **(kwargs or {}))
         if func not in _FACTORIES or not is_plain_tensor(made):
             return made
@@ -61,7 +61,7 @@ _FACTORIES = frozenset(
 
 
 def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the rule of a function, of the deepest call that jets belong to; jets of others are constants to it."""
+    """Run a function's rule in the deepest frame of its jets; jets of other frames are constants."""
     jets = [*jets_in(args), *jets_in(kwargs)] if kwargs else [*jets_in(args)]
     frame = jets[0].frame
     for jet in jets:
@@ -72,7 +72,7 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if frame.moment is not None:
         return _at_the_moment(func, args, kwargs)
     if frame.accumulates:
-        # What rules make are constants.
+        # Tensors that rules create stay constants.
         with without_function_modes(Accumulators):
             return _handled(frame, jets, func, args, kwargs)
     return _handled(frame, jets, func, args, kwargs)
@@ -81,7 +81,7 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _handled(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not torch.compiler.is_compiling() and must_not_be_met(frame):
         raise JetMet(frame)
-    # Its forward may switch derivatives off, which are its rules' to give.
+    # The forward of a Function may switch derivatives off; the Function's own rules provide them.
     if not torch.compiler.is_compiling() and inside_of_function():
         raise FunctionMet
     if is_constant_here(frame) and func is not torch.Tensor.requires_grad_:
@@ -94,14 +94,14 @@ def _handled(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kw
             return _follow(frame, jets, func, args, kwargs)
         with frame.mode:
             return _follow(frame, jets, func, args, kwargs)
-    # While torch's functions are handled the mode is set aside; while Python's operators are, it is not, and where
-    # nobody differentiates it would only take time.
+    # PyTorch disables the mode while it handles a torch function, but not while it handles a Python operator. Without
+    # differentiation the mode would only cost time.
     with in_function_modes([frame.mode]) if differentiated else without_function_modes(Corrections):
         return _follow(frame, jets, func, args, kwargs)
 
 
 def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call inside of a function that is evaluated at points of curves, and closes over a jet."""
+    """Call a function inside `moment`, with each jet replaced by a point on its curve."""
     name = name_of(func)
     if _writes(name):
         raise InputError(
@@ -111,7 +111,7 @@ def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _constant(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call where derivatives are switched off; what is written to keeps its own, as it does in torch."""
+    """Call a function where derivatives are switched off; an in-place target keeps its derivatives, as in torch."""
     name = name_of(func)
     target = args[0] if args else None
     if not _writes(name) or not isinstance(target, Jet):
@@ -133,7 +133,7 @@ _WRITERS = frozenset({"__setitem__", "__set__", "__iadd__", "__isub__", "__imul_
 
 
 def _of_an_ended_pass(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call with a value that was kept: outside of all passes it is a constant, such as a loss that is logged."""
+    """Call a function with jets of an ended pass: outside of all passes they are constants, such as a logged loss."""
     if is_running():
         raise of_an_earlier_call()
     return call(func, *pytree.tree_map_only(Jet, _constant_value, (args, kwargs)))
@@ -145,7 +145,7 @@ def _constant_value(jet: Any) -> Any:
 
 
 def of_an_earlier_call() -> InputError:
-    """The error of a value that was kept."""
+    """Return the error for a jet that was kept from an earlier call."""
     return InputError(
         "jet: a value that moves in an earlier call was kept, such as in a list or a module, and is used again: "
         "expected values of this call, or x.detach() where it was kept."
@@ -176,10 +176,10 @@ def _follow(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwa
     return result if entry.name in _IN_OWN_MEMORY else watched(entry.name, result, func, args, kwargs)
 
 
-# Functions that ask their second argument for its dtype, device or shape alone.
+# Functions that use only the dtype, device or shape of their second argument.
 _LIKE_ANOTHER = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})
 
-# Of functions that are called often, those whose result is never in the memory of an argument.
+# Frequently called functions whose result never shares memory with an argument.
 _IN_OWN_MEMORY = frozenset({
     *("add", "sub", "mul", "div", "matmul", "nn.linear", "sum", "mean", "exp", "log", "sin", "cos", "tanh", "sigmoid"),
     *("nn.silu", "nn.gelu", "nn.softplus", "relu", "sqrt", "square"),
@@ -191,7 +191,7 @@ def _by_rule(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwarg
     return entry.rule(frame, func, *args, **kwargs) if found is NotImplemented else found
 
 
-# torch's names of first and second arguments, where rules have others.
+# torch's names for the first and second argument, where rules use other names.
 _FIRST, _SECOND = (
     frozenset(("input", "self")),
     frozenset(("other", "exponent", "mat2", "vec", "vec2", "tensor", "weight")),
@@ -199,7 +199,7 @@ _FIRST, _SECOND = (
 
 
 def _by_the_rules_names(parameters: tuple[str, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments as the rule calls them."""
+    """Rename keyword arguments to the parameter names of the rule."""
     found = {}
     for name, value in kwargs.items():
         if name not in parameters and name in _FIRST:
@@ -212,7 +212,7 @@ def _by_the_rules_names(parameters: tuple[str, ...], kwargs: dict[str, Any]) -> 
 
 
 def _without_rule(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """By nested forward mode; what writes in place, by the function that does not."""
+    """Fall back to nested forward mode; in-place variants use their out-of-place function."""
     name = name_of(func)
     if not name.endswith("_") or name.endswith("__"):
         jets = [jet for jet in jets_in((args, kwargs)) if jet.frame is frame]
@@ -230,7 +230,7 @@ def _without_rule(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[s
 
 
 def may_be_differentiated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether somebody outside may ask for derivatives of what a rule computes."""
+    """Whether derivatives of a rule's result may be requested from outside."""
     if in_transform():
         return True
     return torch.is_grad_enabled() and _requires_grad((args, kwargs))
@@ -247,7 +247,7 @@ def _requires_grad(tree: Any) -> bool:
 
 
 def jets_in(tree: Any) -> Iterator[Jet]:
-    """The jets of arguments, also those in lists."""
+    """Yield the jets in a tree of lists, tuples and dicts."""
     if isinstance(tree, Jet):
         yield tree
     elif isinstance(tree, (list, tuple, dict)):

@@ -1,4 +1,4 @@
-"""Functions of hodiff that take functions, and know no jets: what becomes of jets that those close over."""
+"""Support for hodiff functions that take functions, where these functions close over jets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hodiff.taylor.running import (
 
 
 def watch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call as it is; once a jet is met, by nested forward mode."""
+    """Call a function unchanged; fall back to nested forward mode once it meets a jet."""
     if not is_running() or all(frame.moment is not None for frame in frames()):
         return NotImplemented
     constant = [frame for frame in frames() if frame.moment is None and is_constant_here(frame)]
     if constant:
-        # Whatever the function switches on inside.
+        # Jets stay constant, even if the function enables gradients inside.
         with ExitStack() as held:
             for frame in constant:
                 held.enter_context(moment(frame, as_constant))

@@ -1,4 +1,4 @@
-"""Compare the value of a pass with the plain value: code that asks for the very type of a tensor goes another way."""
+"""Comparison of a pass with plain tensors: code that tests the exact type of a tensor takes another branch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.series import Frame
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds
 
-# Functions by their code and the shapes of their arguments, which were compared; those of long ago are forgotten.
+# Keys of functions and argument shapes that were compared; the oldest keys are dropped.
 _COMPARED: OrderedDict[Any, None] = OrderedDict()
 _MOST = 1024
 
 
 def comparison_due(f: Callable[..., Any], args: Sequence[Any], how: Any) -> Any:
-    """The code of a function and the shapes of its arguments if it was not looked at so at such ones, else None."""
+    """Key of a function's code and argument shapes if these were not compared yet, else None."""
     if torch.compiler.is_compiling():
         return None
     leaves = pytree.tree_leaves(list(args))
@@ -40,7 +40,7 @@ def comparison_due(f: Callable[..., Any], args: Sequence[Any], how: Any) -> Any:
 
 
 def _code(value: Any, depth: int = 5) -> Any:
-    """Key that is equal for two callables that run the same code, whatever numbers they use."""
+    """Key that is equal for two callables that run the same code, regardless of the numbers they use."""
     if not depth:
         return None
     if isinstance(value, FunctionType):
@@ -55,7 +55,7 @@ def _code(value: Any, depth: int = 5) -> Any:
 
 
 def surroundings(frame: Frame) -> Any:
-    """The mode of corrections, or what stands in its place where none are wanted."""
+    """Context manager that enables or disables hodiff's corrections for a frame."""
     if frame.mode is not None:
         return frame.mode
     return nullcontext() if torch.compiler.is_compiling() else uncorrected()
@@ -69,18 +69,18 @@ def compare(
     found: tuple[Sequence[Any], Any],
     state: RandomState,
 ) -> None:
-    """Refuse a function whose value in a pass is another than that of tensors.
+    """Raise an error if a pass gives another value than plain tensors.
 
     Args:
-        key: What `comparison_due` said.
+        key: Key from `comparison_due`.
         frame: The pass.
         f: The function.
         args: Its arguments, with jets.
         found: The values of the pass, and their structure.
-        state: The random numbers before the pass.
+        state: Random state before the pass.
 
     Raises:
-        RouteError: If it is, beyond rounding.
+        RouteError: If the values differ by more than rounding.
     """
     values, spec = found
     after = RandomState(_tensors(values), foreign=True)
@@ -95,7 +95,7 @@ def compare(
         if spec == plain_spec and all(map(_close, values, expected)):
             note_compared(key)
             return
-        # Rounding, a function that is not the same at each call, and cancellation let plain values differ as well.
+        # Plain values may also differ, because of rounding, cancellation or a function that varies between calls.
         others = [plain(eps)[0] for eps in (0.0, 1.0, -1.0)]
         if spec == plain_spec and all(_explained(*each) for each in zip(values, expected, *others, strict=True)):
             note_compared(key)
@@ -116,21 +116,21 @@ def compare(
 
 
 def _is_lost(value: Any, expected: Any) -> bool:
-    """Whether there are NaNs where the plain value has none."""
+    """Whether the pass has NaNs where the plain value has none."""
     if not _comparable(value, expected) or not _has_numbers(value) or not _has_numbers(expected):
         return False
     return any_holds(torch.isnan(_number(value)) & ~torch.isnan(_number(expected)))
 
 
 def note_compared(key: Any) -> None:
-    """Remember that a function was looked at."""
+    """Record that a function was compared."""
     _COMPARED[key] = None
     if len(_COMPARED) > _MOST:
         _COMPARED.popitem(last=False)
 
 
 def _plain(frame: Frame, args: Sequence[Any], rounding: float) -> list[Any]:
-    """Arguments as plain tensors, whose last digits are changed where asked."""
+    """Replace the frame's jets in arguments by plain tensors, with their last digits perturbed by `rounding`."""
 
     def value_of(jet: Any) -> Any:
         if jet.frame is not frame:
@@ -148,7 +148,7 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 
 
 def _number(value: Any) -> Tensor:
-    """A value in numbers of double precision, below jets."""
+    """Convert a value, below all jets, to double precision."""
     found = tensor_of(value)
     found = found.detach() if isinstance(found, Tensor) else torch.as_tensor(found)
     return found.to(torch.complex128 if found.is_complex() else torch.float64)
@@ -160,7 +160,7 @@ def _comparable(*values: Any) -> bool:
 
 
 def _close(a: Any, b: Any) -> bool:
-    """Whether two values agree but for rounding."""
+    """Whether two values agree up to rounding."""
     if not _comparable(a, b):
         return False
     kind = tensor_of(b).dtype if isinstance(b, Tensor) else torch.float64
@@ -172,7 +172,7 @@ def _close(a: Any, b: Any) -> bool:
         return True
     size = torch.where(torch.isfinite(other), other, 0).abs().amax()
     far = (one - other).abs() > tolerance * (other.abs() + size)
-    # Of infinite numbers the difference is none; torch's own formulas overflow sooner than those of series.
+    # The difference of infinite numbers is NaN; torch's own formulas overflow sooner than those of series.
     odd = (torch.isfinite(other) & ~torch.isfinite(one)) | (torch.isnan(one) != torch.isnan(other))
     return not any_holds(far | odd)
 
@@ -183,14 +183,14 @@ def _has_numbers(value: Any) -> bool:
 
 
 def _explained(value: Any, expected: Any, *others: Any) -> bool:
-    """Whether plain values differ among themselves as much as the value of the pass does from them."""
+    """Whether the variation among plain values explains how the value of the pass differs from them."""
     if _close(value, expected):
         return True
     if not _comparable(value, expected, *others):
         return False
     one, plain, *rest = (_number(each) for each in (value, expected, *others))
     spread = torch.stack([(each - plain).abs().amax() for each in rest]).amax()
-    # Written so that NaN explains nothing.
+    # The negated comparison makes NaN count as unexplained.
     return not any_holds(~((one - plain).abs().amax() <= 100 * spread))
 
 

@@ -36,11 +36,11 @@ def directional_derivatives(
     $$ \left(f(x),\ Df(x)[v],\ D^2 f(x)[v, v],\ \dots,\ D^k f(x)[v, \dots, v]\right), \qquad
        D^j f(x)[v, \dots, v] = \left.\frac{d^j}{dt^j} f(x + t v)\right|_{t=0} $$
 
-    Time and memory grow as k² at most (`hodiff.taylor`). What Taylor mode refuses in `f`, and compiled code, goes by
-    nested forward mode, which takes 2^k and gives the same.
+    Time and memory grow as k² at most (`hodiff.taylor`). Compiled code, and functions that Taylor mode
+    refuses, fall back to nested forward mode, which takes 2^k and gives the same result.
 
-    With `correct=False`, what has no rule in Taylor mode is as right as torch's forward rules, some of which are
-    constants to a second derivative, so that entries from the second on are wrong there.
+    With `correct=False`, functions without a rule in Taylor mode use torch's forward rules. Some of these rules are
+    constant for a second derivative, so entries from the second on are wrong there.
 
     Args:
         f: Function `f(x, *args)` that returns a tensor or a pytree of tensors.
@@ -84,13 +84,13 @@ def directional_derivatives(
     inside = any(isinstance(each, Jet) for each in (*leaves, *directions))
     own = any(isinstance(each, Tensor) and overrides_functions(each) for each in leaves)
     nested = partial(nested_directional_derivatives, f, x, v, *args, order=order, correct=correct)
-    # A compiler traces Taylor mode in part. A jet has no subclass.
+    # A compiler traces Taylor mode only in part, and jets do not support tensor subclasses.
     if not inside and (torch.compiler.is_compiling() or own):
         return nested()
     state = RandomState(each for each in leaves if isinstance(each, Tensor))
     by_torch: RouteError | None = None
     if not inside and order < 2:
-        # A first derivative is one pass of torch's own, which has no rule for some functions.
+        # One pass of torch's forward mode gives a first derivative, but it lacks rules for some functions.
         try:
             return nested()
         except RouteError as error:
@@ -101,10 +101,10 @@ def directional_derivatives(
     except Exception as error:
         if by_torch is not None:
             raise RouteError(_both(by_torch, error)) from by_torch
-        # Nested forward mode would lose them without a word.
+        # Nested forward mode would lose the tangents silently.
         if inside or isinstance(error, LostTangentsError) or raised_by_user(error):
             raise
-        # What is amiss there, too, it says itself.
+        # If nested forward mode fails too, it raises its own error.
         state.rewind()
         try:
             return nested()

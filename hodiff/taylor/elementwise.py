@@ -9,9 +9,9 @@ from typing import Any
 from hodiff.taylor.series import Coefficient, Coefficients, Frame, composition, inner_products, plus, times
 from hodiff.taylor.streams import Stream
 
-# Up to this order derivatives of φ at the value, which no direction has a part in, and powers of the change take fewer
-# passes over all directions than the equations; above, equations take a number that grows as its square, powers as
-# its cube.
+# Up to this order, composing the Taylor coefficients of φ, which all directions share, takes fewer passes over the
+# directions than solving the equations. Above it, the number of passes grows as the square of the order for the
+# equations, and as its cube for the composition.
 POWERS = 4
 
 
@@ -20,7 +20,7 @@ class System:
     r"""φ as the first unknown of $y' = g(u, y)\, u'$.
 
     Attributes:
-        start: Takes the value of u and returns those of all unknowns.
+        start: Takes the value of u and returns the values of all unknowns.
         slopes: Takes the series of u and of the unknowns, and returns g.
         second: Takes x and returns φ, φ' and φ''/2 in fewer operations, or is None.
     """
@@ -37,7 +37,7 @@ class System:
         return self._solve(Stream(frame, [x, 1.0]), order)
 
     def series(self, frame: Frame, u: Coefficients) -> Coefficients:
-        """Those of φ(u)."""
+        """Taylor coefficients of φ(u)."""
         if frame.order <= POWERS and frame.memory is None:
             return composition(frame, u, self.taylor(u[0], frame.order))
         kept = frame.recalled(self, [u])
@@ -54,7 +54,7 @@ class System:
         return [first[k] for k in range(order + 1)]
 
     def _unknown(self, u: Stream) -> Stream:
-        """The first of all unknowns, which are computed together."""
+        """Return the first unknown; all unknowns are computed together."""
         unknowns = [Stream(u.frame, [value]) for value in self.start(u[0])]
         for unknown, slope in zip(unknowns, self.slopes(u, *unknowns), strict=True):
             unknown.more = rising(u, slope)
@@ -63,11 +63,11 @@ class System:
 
 @dataclass(frozen=True)
 class Power:
-    r"""$v = u^p$ by $u v' = p\, v\, u'$, above the order to which derivatives in closed form take less.
+    r"""$v = u^p$ by $u v' = p\, v\, u'$, above the order up to which closed-form derivatives are cheaper.
 
     Attributes:
-        exponent: p; less than 1, so that at 0 no derivative is finite, where the equation has none either.
-        closed: The derivatives.
+        exponent: p, less than 1, so that at 0 neither the closed form nor the equation has finite derivatives.
+        closed: The derivatives in closed form.
     """
 
     exponent: float

@@ -1,4 +1,4 @@
-"""Which functions of a program have no rule for series."""
+"""Report of the functions in a program that have no rule for series."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hodiff.torch_internals.function_names import function_name
 
 @dataclass(frozen=True)
 class Explanation:
-    """How the functions of a program are differentiated in Taylor mode.
+    """Report on how the functions of a program are differentiated in Taylor mode.
 
     Attributes:
-        nested: Names of functions without a rule, which go by nested forward mode, and how often each is called.
+        nested: Functions without a rule, which fall back to nested forward mode: number of calls by name.
     """
 
     nested: dict[str, int]
@@ -34,14 +34,14 @@ class Explanation:
 
 @leave_inference_mode
 def explain(f: Callable[..., Any], *primals: Any) -> Explanation:
-    """Which functions that a function calls have no rule for series, and go by nested forward mode.
+    """Report which functions called by `f` have no rule for series and fall back to nested forward mode.
 
     Args:
         f: Function `f(*primals)`.
         *primals: As in `hodiff.taylor.jet`.
 
     Returns:
-        The explanation; printed, it is a sentence.
+        The explanation, which prints as a sentence.
 
     Raises:
         InputError: If a primal cannot be differentiated.

@@ -1,4 +1,4 @@
-"""Functions without a rule: nested forward mode of that one function, which is right and takes 2^K."""
+"""Fallback for a function without a rule: nested forward mode of that function alone, which takes 2^K."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from hodiff.torch_internals.wording import UNAVAILABLE, says
 
 
 class LostTangentsError(RouteError):
-    """An operator has no derivatives in forward mode, and does not say so."""
+    """Raised when an operator silently loses its derivatives in forward mode."""
 
 
 def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The coefficients of a function of jets, by `torch.func.jvp` in t to each order."""
+    """Compute the coefficients of a function of jets by nested `torch.func.jvp` in t."""
     if frame.observer is not None:
         frame.observer(func)
     leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -46,7 +46,7 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     described: list[Any] = []
 
     def tensors(values: Sequence[Any]) -> tuple[Any, ...]:
-        """What the function returns that can move; the rest is described."""
+        """Return the outputs of the function that can move; record the other outputs in `described`."""
         given = list(leaves)
         for i, each in zip(places, values, strict=True):
             given[i] = each
@@ -67,13 +67,13 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
         described[:] = [[_MOVES if _can_move(each) else each for each in outputs], out_spec]
         return tuple(each for each in outputs if _can_move(each))
 
-    # What is drawn at random is the same for all.
+    # All evaluations draw the same random numbers.
     state = RandomState((jet.value for jet in jets if isinstance(jet.value, Tensor)), generators)
     with nullcontext() if frame.mode is None else frame.mode:
         try:
             series = _series(frame, tensors, jets, state)
         except _ClosedOver:
-            # Jets that the function closes over are no arguments of a vmap, so direction by direction.
+            # vmap cannot map jets that the function closes over, so evaluate direction by direction.
             state.rewind()
             series = _series(frame, tensors, jets, state, one_by_one=True)
         except _NothingMoves:
@@ -81,7 +81,8 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
             with moment(frame, as_constant):
                 return at_the_moment(call(func, at_the_moment(args), at_the_moment(kwargs)))
         if any(isinstance(each, Tensor) and is_wrapped(each) for each in described[0]):
-            # Of a transform that has ended, such as an index that was found in a batch of directions.
+            # A transform that has ended still wraps an output, such as an index found in a batch of directions, so
+            # compute it again.
             state.rewind()
             with moment(frame, as_constant):
                 tensors([jet.value for jet in jets])
@@ -95,11 +96,11 @@ class _NothingMoves(BaseException):
 
 
 def _versions(values: Sequence[Any]) -> list[int]:
-    """How often tensors were written to, where that can be asked."""
+    """Version counters of the tensors; empty under a compiler."""
     return [] if torch.compiler.is_compiling() else [version_of(each) for each in values if isinstance(each, Tensor)]
 
 
-# In the place of an output that moves.
+# Placeholder for an output that moves.
 _MOVES = object()
 
 
@@ -110,9 +111,8 @@ def _can_move(x: Any) -> bool:
 def _series(
     frame: Frame, tensors: Any, jets: list[Jet], state: RandomState, *, one_by_one: bool = False
 ) -> list[list[Coefficient]]:
-    """The coefficients of the outputs."""
     order, values = frame.order, [jet.value for jet in jets]
-    # The highest coefficients of a collapsed series enter linearly, and are pushed by themselves.
+    # The highest coefficients of a collapsed series enter linearly, and are pushed forward separately.
     apart = frame.collapsed and frame.directions is not None
     top = order - 1 if apart else order
     given = [Batched(_dense(frame, jet, k), frame.has_axis(k)) for jet in jets for k in range(1, top + 1)]
@@ -142,10 +142,10 @@ def _series(
         else:
             parts = along_directions(derivatives, given, {}, randomness="same")
             if state.advanced:
-                # What torch draws in a vmap may be another for each direction, and a rule's own draws are.
+                # Random draws in a vmap may differ between directions, and the draws of a rule do.
                 parts = one_after_another(derivatives, given, state.rewind)
         first, *rising = parts
-        # The value is that of any direction.
+        # All directions share one value.
         first = [each[0] for each in first]
     else:
         first, *rising = derivatives(*(each.tensor for each in given))
@@ -177,22 +177,22 @@ def _series(
 
 
 class _ClosedOver(BaseException):
-    """A jet is met that is no argument, in a vmap over directions."""
+    """Raised when a vmap over directions meets a jet that is not an argument."""
 
 
 def _point(value: Any, coefficients: Sequence[Coefficient], t: Any) -> Any:
-    """Where on its curve a jet is at t."""
+    """Evaluate the curve of a jet at t."""
     for k, each in enumerate(coefficients, start=1):
         value = value + each * t.to(value.dtype) ** k
     return value
 
 
 def _require_running(jet: Any, t: Any) -> None:
-    """Refuse a point of a curve where the transform that moves it has been left, as in the forward of a Function."""
+    """Raise an error if the transform of t is no longer running, as in the forward of a Function."""
     if torch.compiler.is_compiling():
         return
     for mode in active_function_modes():
-        # Operators of Python do not ask it: those of a jet come first.
+        # Python operators bypass this mode, because the jet's own operators come first.
         if isinstance(mode, RefuseForeign):
             raise mode.error(jet)
     if is_of_no_running_transform(t):
@@ -200,7 +200,7 @@ def _require_running(jet: Any, t: Any) -> None:
 
 
 def closed_over_by_forward() -> RouteError:
-    """The error of a Function that hides a value that moves from torch."""
+    """Return the error for a Function whose forward closes over a jet."""
     return RouteError(
         "jet: the forward of a Function closes over a value that moves: expected it among the arguments, as its "
         "derivative would be lost."
@@ -208,7 +208,7 @@ def closed_over_by_forward() -> RouteError:
 
 
 def _along(frame: Frame, jet: Jet, top: int, direction: int | None) -> list[Coefficient]:
-    """The coefficients of a jet that the function closes over."""
+    """Return the coefficients along one direction of a jet that the function closes over."""
     found = []
     for k in range(1, top + 1):
         each = _dense(frame, jet, k)
@@ -222,7 +222,7 @@ def _along(frame: Frame, jet: Jet, top: int, direction: int | None) -> list[Coef
 
 @contextmanager
 def moment(frame: Frame, point: Any) -> Iterator[None]:
-    """Jets of a call stand for the tensors that they are at one point of their curves."""
+    """Replace the frame's jets by tensors within the block: `point` maps a jet to a point on its curve."""
     before, frame.moment = frame.moment, point
     try:
         yield
@@ -231,7 +231,7 @@ def moment(frame: Frame, point: Any) -> Iterator[None]:
 
 
 def _by_direction(frame: Frame, derivatives: Any, given: Sequence[Batched], state: RandomState) -> Any:
-    """As `torch.func.vmap` over directions, of jets that are closed over, too."""
+    """Evaluate direction by direction; unlike `torch.func.vmap`, this supports jets that are closed over."""
     rows = []
     for r in range(frame.directions or 0):
         state.rewind()
@@ -250,7 +250,7 @@ def _dense(frame: Frame, jet: Jet, k: int) -> Coefficient:
 
 
 def _tower(function: Any, t: Any, order: int) -> tuple[tuple[Any, ...], ...]:
-    """Value and derivatives of a function of a number, one evaluation nested as deep as the order."""
+    """Value and derivatives of a function of a number, by forward mode nested to the order."""
     if order == 0:
         return (function(t),)
     values, slopes = _slopes(lambda t: _tower(function, t, order - 1), t)
@@ -258,7 +258,7 @@ def _tower(function: Any, t: Any, order: int) -> tuple[tuple[Any, ...], ...]:
 
 
 def _slopes(function: Any, t: Any) -> tuple[Any, Any]:
-    """Values and derivatives by a number, in forward mode; where torch lacks that, by reverse mode applied twice."""
+    """Value and derivative with respect to a number, in forward mode, or else by reverse mode applied twice."""
     try:
         return push(lambda t: (function(t), ()), (t,), (torch.ones_like(t),))[:2]
     except (RuntimeError, NotImplementedError) as error:
@@ -273,7 +273,7 @@ def _slopes(function: Any, t: Any) -> tuple[Any, Any]:
 
 @contextmanager
 def _as_lost_tangents(func: Any) -> Iterator[None]:
-    """Say in Taylor mode's words what corrections say of a library's operator."""
+    """Convert the corrections' error for a library's operator to a `LostTangentsError`."""
     try:
         yield
     except NotImplementedError as error:

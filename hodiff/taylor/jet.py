@@ -35,8 +35,8 @@ def jet(
     $D^k f(x)[v, \dots, v]$, give $x_1 = v$ and zeros after it. Parameters that `f` closes over keep their gradients;
     jets can be taken of jets, inside `torch.func` transforms, and inside `torch.compile`.
 
-    A function without a rule goes by nested forward mode of that function alone, which takes 2^K:
-    `hodiff.taylor.explain` says which. At kinks torch's derivative is taken, and a branch in Python goes by the value.
+    A function without a rule falls back to nested forward mode of that function alone, which takes 2^K;
+    `hodiff.taylor.explain` lists such functions. Kinks use torch's derivative, and Python branches use the value.
 
     Args:
         f: Function `f(*primals)` that returns a tensor or a pytree of tensors.
@@ -44,7 +44,7 @@ def jet(
             tensors.
         series: For each primal its derivatives by t, from the first to the K-th, in the structure, shapes and dtypes of
             the primal; the same K for all.
-        normalized: Whether series and results are Taylor coefficients, $x_k / k!$, in place of derivatives.
+        normalized: Whether series and results are Taylor coefficients, $x_k / k!$, instead of derivatives.
         correct: As in `hodiff.hvp`.
 
     Returns:
@@ -63,8 +63,8 @@ def jet(
         >>> hodiff.taylor.jet(lambda x: x**3, (x,), ([one, zero, zero],))
         (tensor(8.), (tensor(12.), tensor(12.), tensor(6.)))
 
-    Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., chapter 13; the meaning of the arguments is
-    that of `jax.experimental.jet`.
+    Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., chapter 13; the arguments have the same
+    meaning as in `jax.experimental.jet`.
     """
     require_callable("jet", f=f)
     require_bools("jet", normalized=normalized, correct=correct)
@@ -88,7 +88,7 @@ def jet(
 
 
 def _paired(primals: Any, series: Any) -> tuple[tuple[PyTree, ...], int]:
-    """The primals and the order."""
+    """Validate primals and series; return the primals and the order."""
     for name, given in (("primals", primals), ("series", series)):
         if not isinstance(given, (tuple, list)):
             raise InputError(
@@ -109,7 +109,7 @@ def _paired(primals: Any, series: Any) -> tuple[tuple[PyTree, ...], int]:
 
 
 def _curve(frame: Frame, i: int, primal: PyTree, terms: Sequence[PyTree], normalized: bool) -> PyTree:
-    """The jets of a primal's leaves."""
+    """Return a primal with its leaves replaced by jets."""
     leaves, spec = primal_leaves(primal, "jet", f"primals[{i}]")
     columns: list[list[Coefficient]] = [[leaf] for leaf in leaves]
     for k, term in enumerate(terms, start=1):

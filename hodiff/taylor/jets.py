@@ -1,4 +1,4 @@
-"""The value that a function sees in the place of a tensor: a truncated power series that answers torch's functions."""
+"""Jets: truncated power series that replace tensors inside of a function and support torch's functions."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from hodiff.torch_internals.autograd.transforms import at_level, in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import level_of
 from hodiff.torch_internals.tensors import VERSION, without_memory
 
-# Set by `calls`, which knows the rules, and rules know jets.
+# Set by `calls`, which imports the rules; the rules import this module.
 _HANDLERS: list[Callable[..., Any]] = []
 
 
 class Jet:
-    """A truncated power series in the place of a tensor.
+    """A truncated power series that replaces a tensor.
 
-    `new_jet` makes a `TensorJet`, which Python and torch take for a tensor. Inside of a compiler, which traces no
-    construction of subclasses of Tensor, it makes this class, which is no tensor to `isinstance`.
+    `new_jet` creates a `TensorJet`, which is a tensor to Python and torch. A compiler cannot trace the construction of
+    Tensor subclasses; there `new_jet` creates this class, which is not a tensor to `isinstance`.
 
     Args:
-        frame: What all series of the call have in common.
-        coefficients: Those from the value up.
-        support: Which directions the slots of coefficients are, where they do not hold all of them in order.
+        frame: Frame of the call.
+        coefficients: Coefficients in rising order, the value first.
+        support: Directions of the slots of coefficients, unless these hold all directions in order.
     """
 
-    # NumPy leaves operators to it.
+    # NumPy defers operators to the jet.
     __array_ufunc__ = None
 
     def __init__(self, frame: Frame, coefficients: Coefficients, support: Any = None):
@@ -40,29 +40,31 @@ class Jet:
         self.held = tuple(coefficients)
         self.support = support
         self._whole: tuple[Coefficient, ...] | None = None
-        # How many times it was written to, and where it is a view: of which jet, by what, and as of which time.
+        # Number of writes. A view also has its base, the function that takes it from the base, and the base's version
+        # at the last update.
         self.version = 0
         self.base: Jet | None = None
         self.taken: Callable[[Any], Any] | None = None
-        # Whether what is written to the view is what the base gets.
+        # Whether the base stores values written to the view unchanged.
         self.exact = True
         self._seen = 0
 
     @property
     def coefficients(self) -> tuple[Coefficient, ...]:
-        """Those from the value up, with all directions; None is zero."""
+        """Coefficients for all directions, the value first; None is zero."""
         held = self.in_slots()
         if self.support is None:
             return held
         if self._whole is None:
             whole = self.support.dense
-            # Transforms that began since the coefficients were made must not wrap what outlives them.
+            # Transforms that began after the coefficients were computed must not wrap the cached result, which outlives
+            # them.
             with at_level(level_of_all(held)) if in_transform() else nullcontext():
                 self._whole = tuple(whole(each) if self.frame.has_axis(k) else each for k, each in enumerate(held))
         return self._whole
 
     def in_slots(self) -> tuple[Coefficient, ...]:
-        """Those from the value up, with the directions of the support alone."""
+        """Coefficients for the directions of the support alone, the value first."""
         base = self.base
         if base is not None and self.taken is not None:
             held = base.in_slots()
@@ -79,13 +81,13 @@ class Jet:
         return self.in_slots()[0]
 
     def as_view(self, base: Jet, taken: Callable[[Any], Any], *, exact: bool = True) -> Jet:
-        """This jet as a view of another, which sees what is written to that one."""
-        base.in_slots()  # Brings its version up to date.
+        """Make this jet a view of `base`, which sees writes to the base."""
+        base.in_slots()  # Updates the base's version.
         self.base, self.taken, self._seen, self.exact = base, taken, base.version, exact
         return self
 
     def write(self, coefficients: Coefficients, support: Any = None) -> Jet:
-        """Take other coefficients, in place."""
+        """Replace the coefficients, in place."""
         self.in_slots()
         self.held, self.support, self._whole = tuple(coefficients), support, None
         self.version += 1
@@ -107,7 +109,7 @@ class Jet:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether the value does, as of a tensor."""
+        """Whether the value requires a gradient."""
         return bool(self.value.requires_grad)
 
     @requires_grad.setter
@@ -115,33 +117,33 @@ class Jet:
         _HANDLERS[0](Tensor.requires_grad_, (self, value), {})
 
     def is_complex(self) -> bool:
-        """As of a tensor."""
+        """Whether the value is complex."""
         return bool(self.value.is_complex())
 
     def is_floating_point(self) -> bool:
-        """As of a tensor."""
+        """Whether the value is floating-point."""
         return bool(self.value.is_floating_point())
 
     @property
     def H(self) -> Any:  # noqa: N802
-        """As of a tensor."""
+        """Conjugate transpose of a matrix."""
         return _HANDLERS[0](Tensor.adjoint, (self,), {})
 
     mH = H  # noqa: N815
 
     @property
     def T(self) -> Any:  # noqa: N802
-        """As of a tensor."""
+        """Jet with its dimensions reversed."""
         this: Any = self
         return torch.permute(this, tuple(reversed(range(self.value.ndim))))
 
     @property
     def mT(self) -> Any:  # noqa: N802
-        """As of a tensor."""
+        """Jet with its last two dimensions swapped."""
         this: Any = self
         return torch.transpose(this, -2, -1)
 
-    # What Python asks of the type, not of the value
+    # Python looks up these methods on the type, not on the instance.
     def __repr__(self) -> str:
         if self.frame.ended:
             return repr(self.value)
@@ -176,13 +178,13 @@ class Jet:
 
 
 def level_of_all(coefficients: Sequence[Coefficient]) -> int:
-    """The level of the transform that wrapped the last of some coefficients; 0 where none did."""
+    """Level of the innermost transform that wraps a coefficient; 0 if none does."""
     levels = [level_of(tensor_of(each)) for each in coefficients if isinstance(each, (Tensor, Jet))]
     return max(0, *levels)
 
 
 def is_plain_tensor(x: Any) -> TypeGuard[Tensor]:
-    """Whether it is a tensor and no jet."""
+    """Whether x is a tensor and not a jet."""
     return isinstance(x, Tensor) and not isinstance(x, Jet)
 
 
@@ -194,7 +196,7 @@ def tensor_of(x: Any) -> Any:
 
 
 class _Method:
-    """A method of tensors, of a jet."""
+    """A tensor method bound to a jet."""
 
     def __init__(self, jet: Jet, function: Any):
         self.jet = jet
@@ -204,7 +206,7 @@ class _Method:
         return _HANDLERS[0](self.function, (self.jet, *args), kwargs)
 
 
-# Operators by torch's functions; of those whose name begins with r the arguments are exchanged.
+# Python operators and the torch functions that implement them; reflected operators swap the arguments.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     **{"add": torch.add, "sub": torch.sub, "mul": torch.mul, "truediv": torch.div, "pow": torch.pow},
     **{"matmul": torch.matmul, "floordiv": torch.floor_divide, "mod": torch.remainder},
@@ -244,7 +246,7 @@ for _name in _REFLECTED:
     setattr(Jet, f"__r{_name}__", _reflected(_OPERATORS[_name]))
 
 
-# What the value alone decides.
+# Attributes that are read from the value.
 _AS_THE_VALUE = (
     *("shape", "ndim", "dtype", "device", "layout", "is_cuda", "is_sparse", "is_quantized", "is_nested", "is_meta"),
     *("itemsize", "nbytes", "is_mps", "is_cpu", "is_leaf", "is_mkldnn", VERSION),
@@ -279,14 +281,14 @@ for _name in ("data", "grad"):
 class TensorJet(Jet, Tensor):  # type: ignore[misc,override]
     """A jet that is a tensor to `isinstance`, `match`, dispatch by type, and methods called as `torch.Tensor.sin(x)`.
 
-    The tensor below has no memory: torch's functions reach `__torch_function__`, and what passes it by is refused.
+    The underlying tensor has no memory: torch's functions reach `__torch_function__`; calls that bypass it are refused.
     """
 
-    # To corrections: it brings rules for all functions.
+    # Marks the class for corrections: it has rules for all functions.
     is_stand_in = True
 
     def __new__(cls, frame: Any, coefficients: Any, *_: Any) -> TensorJet:
-        """Make the tensor below, of dtype and device of the value."""
+        """Create the underlying tensor, with the dtype and device of the value."""
         return without_memory(cls, coefficients[0])
 
     @classmethod
@@ -301,7 +303,7 @@ class TensorJet(Jet, Tensor):  # type: ignore[misc,override]
 
 
 def new_jet(frame: Frame, coefficients: Coefficients, support: Any = None) -> Jet:
-    """A jet, as a tensor where that can be."""
+    """Create a `TensorJet`, or a `Jet` under a compiler."""
     if torch.compiler.is_compiling():
         return Jet(frame, coefficients, support)
     return TensorJet(frame, coefficients, support)

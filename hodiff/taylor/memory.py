@@ -1,4 +1,4 @@
-"""What a pass computed, for the next pass of the same function, whose series are longer."""
+"""Cache of a pass's coefficients, for the next pass of the same function with longer series."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from hodiff.taylor.jets import Jet, is_plain_tensor
 from hodiff.taylor.series import Coefficient, Coefficients
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
-# Constants that f makes anew in each pass, up to this size, are compared by their numbers.
+# f may recreate constants in each pass; constants up to this size are compared by value.
 SMALL = 64
-# What is compared as Python does, so that other objects have to be the same ones.
+# Types that are compared by `==`; other objects must be identical.
 _PLAIN = (int, float, complex, str, slice, torch.dtype, torch.device)
 
 
 class Memory:
-    """Coefficients of a pass, which the next one takes up and goes on from.
+    """Cache of the coefficients of a pass, which the next pass extends.
 
-    Both call rules in one order. A call is taken up if it is the same rule with the same arguments, whose series may
-    have become longer; else it is computed as if nothing was known.
+    Both passes call rules in the same order. A call continues from the cache if its rule and arguments are the same;
+    series may have become longer. Otherwise it is computed from scratch.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Memory:
         self._before, self._now = self._now, []
 
     def recall(self, rule: Any, series: Sequence[Coefficients], constants: Any) -> list[Any]:
-        """What the pass before kept of this call; jets among the constants are series, too."""
+        """Return what the previous pass cached for this call; jets among the constants count as series."""
         seen = (*map(_Series, series), _seen(constants))
         kept: list[Any] = []
         if len(self._now) < len(self._before):
@@ -61,7 +61,7 @@ def _seen(tree: Any) -> Any:
 
 
 def _goes_on(new: Any, old: Any) -> bool:
-    """Whether arguments are those of before, or longer series that begin as they did."""
+    """Whether arguments equal the old arguments, or are longer series that begin with the old series."""
     if new is old:
         return True
     if isinstance(new, _Series):
@@ -82,12 +82,12 @@ def _begins_as(new: Sequence[Coefficient], old: Sequence[Coefficient]) -> bool:
 
 
 def _equal_constants(new: Any, old: Any) -> bool:
-    """Whether tensors that are not the same object are the same small constant."""
+    """Whether two tensor objects are equal small constants."""
     if not (is_plain_tensor(new) and is_plain_tensor(old)):
         return False
     if new.shape != old.shape or new.dtype != old.dtype or new.requires_grad != old.requires_grad:
         return False
-    # Asking a device for the answer would wait for it.
+    # Comparing values on a device would synchronize with it.
     if is_wrapped(new) or is_wrapped(old) or new.device.type != "cpu" or old.device.type != "cpu":
         return False
     return new.numel() <= SMALL and torch.equal(new, old)

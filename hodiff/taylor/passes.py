@@ -50,7 +50,7 @@ def framed(
     sparse: bool = False,
     memory: Any = None,
 ) -> Iterator[Frame]:
-    """The frame of a call, deeper than those around it."""
+    """Open the frame of a call, nested inside the frames of the calls around it."""
     mode = Corrections() if correct else None
     frame = Frame(order, directions, collapsed, len(frames()) + 1, mode, observer, sparse=sparse, memory=memory)
     with under_way(frame):
@@ -61,12 +61,12 @@ def framed(
 def through(
     frame: Frame, f: Callable[..., Any], args: Sequence[Any], *, slots: bool = False
 ) -> tuple[list[list[Coefficient]], Any]:
-    """The coefficients of each leaf of f's output, and its structure; with `slots` not all directions need be there."""
+    """Run f on jets; return the coefficients of each output leaf, by slots if `slots`, and the output's structure."""
     state = _state(args)
     found, spec = _one_side(frame, f, args, slots)
     if frame.kink.is_met:
         state.rewind()
-        # Functions that are smooth where a length is 0 are the same on both sides; of others the mean is taken.
+        # Functions that are smooth where a length is 0 agree on both sides; other functions use the mean of both sides.
         frame.kink.side = -1
         other, _ = _one_side(frame, f, args, slots)
         frame.kink.side, frame.kink.is_met = 1, False
@@ -75,7 +75,7 @@ def through(
 
 
 def _state(args: Sequence[Any], *, foreign: bool = False) -> RandomState:
-    """Random numbers of the devices of the arguments, as they are now."""
+    """Current random state of the devices of the arguments."""
     tensors = (each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor))
     return RandomState(tensors, foreign=foreign)
 
@@ -129,14 +129,14 @@ def _jets_as_tensors() -> None:
 
 
 def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: RandomState, *, held: bool) -> Any:
-    """The leaves of what f returns, and their structure; once more where the first run says that it needs it."""
+    """Run f and flatten its output; run it again with other settings if the first run requires them."""
     compiling = torch.compiler.is_compiling()
     if compiling:
         _jets_as_tensors()
     offered = False
     while True:
         try:
-            # In a graph what is switched off inside of f is told by that it was on before.
+            # In a graph, gradients are enabled before f runs, so that disabling them inside of f can be detected.
             with (
                 torch.enable_grad() if held else nullcontext(),
                 in_one_graph() if compiling else nullcontext(),
@@ -147,13 +147,13 @@ def _outputs(frame: Frame, f: Callable[..., Any], args: Sequence[Any], state: Ra
             ):
                 return flatten(f(*args))
         except calls.FunctionMet:
-            # Operators in the forward of a Function would go by their own derivatives, not by the Function's. Once
-            # more, where Functions show themselves.
+            # Operators in the forward of a Function would use their own derivatives, not the Function's. Run f again
+            # with Functions intercepted.
             if offered:
                 raise closed_over_by_forward() from None
             offered = True
         except ConstantWritten as met:
-            # The constants that f makes for itself, such as zeros to add to, become jets.
+            # Run f again with jets for the constants that it creates, such as zeros to add to.
             if met.frame.depth != frame.depth or frame.accumulates:
                 raise
             frame.accumulates = True
@@ -186,7 +186,7 @@ def _without_setup_context(error: RuntimeError) -> RouteError:
 
 
 def _number(each: Any) -> Tensor:
-    """What a function returned that is no tensor, a constant."""
+    """Convert a non-tensor output of f to a constant tensor."""
     if isinstance(each, (int, float, complex, np.number)):
         return torch.as_tensor(each)
     raise InputError(
@@ -195,7 +195,7 @@ def _number(each: Any) -> Tensor:
     )
 
 
-# What names a jet, and what torch's control flow operators say of one.
+# Messages that name a jet, or that torch's control flow operators raise for jets.
 _TENSORS_ALONE = re.compile(r"Jet\b|a value that moves|leaves must be a Tensor|Mapped xs can only consist of tensors")
 
 
@@ -219,7 +219,7 @@ def _takes_no_nested_tensor(error: Exception) -> RouteError:
 
 
 def primal_leaves(tree: PyTree, caller: str, argument: str) -> tuple[list[Any], Any]:
-    """The leaves of an argument, tensors that can be differentiated, or jets of an outer call."""
+    """Return the leaves of an argument: differentiable tensors, or jets of an outer call."""
     leaves, spec = flatten(tree)
     flatten_primals(unflatten([tensor_of(each) for each in leaves], spec), caller, argument, complex_too=True)
     for each in leaves:

@@ -1,4 +1,4 @@
-"""The table of rules: for each torch function, by all the names it is called by, how a series goes through it."""
+"""Table of Taylor-mode rules: how a series propagates through each torch function, under all names of the function."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from hodiff.errors import InputError
 from hodiff.taylor.running import frames
 from hodiff.torch_internals.operators import built_in_functions
 
-# Takes the frame, the torch function that was called, and its arguments, of which some are jets or hold jets.
+# A rule takes the frame, the torch function that was called, and its arguments. Some arguments are jets or contain
+# jets.
 Rule = Callable[..., Any]
 
 
 def name_of(function: Any) -> str:
     """Name of a function, empty where it has none."""
-    # Formatted, since dynamo of torch 2.14 has no methods of the attribute itself.
+    # Formatted, because dynamo of torch 2.14 does not support methods of the attribute itself.
     return f"{getattr(function, '__name__', '')}"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What becomes of a call.
+    """Entry of a function in the table of rules.
 
     Attributes:
-        name: The rule's.
-        rule: It itself.
-        plain: Of a function that writes its result to its first argument, the one that does not.
-        switch: The place of the parameter `inplace`, of a function that has one.
-        analytic: Whether the rule is right for complex numbers, too.
-        parameters: What the rule calls the arguments of the function; empty where it takes any.
+        name: Name of the rule.
+        rule: The rule.
+        plain: Out-of-place variant of a function that writes its result to its first argument.
+        switch: Position of the parameter `inplace`, if the function has one.
+        analytic: Whether the rule also supports complex numbers.
+        parameters: The rule's names for the arguments of the function; empty if it takes any.
     """
 
     name: str
@@ -48,7 +49,7 @@ class Entry:
     parameters: tuple[str, ...] = ()
 
 
-# What is looked up at every call.
+# Looked up at every call.
 RULES: dict[Any, Entry] = {}
 
 _SPACES: dict[str, Any] = {
@@ -57,7 +58,7 @@ _SPACES: dict[str, Any] = {
     "special": torch.special,
     "nn": functional,
 }
-# Other names of a function; those with two underscores are operators.
+# Other names of a function; names with double underscores are operators.
 ALIASES = {
     "abs": "absolute __abs__",
     "acos": "arccos",
@@ -110,7 +111,7 @@ _IN_PLACE_OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ip
 
 
 def enter(name: str, rule: Rule, *, analytic: bool = False) -> None:
-    """Enter a rule for a torch function, its methods, other names and forms in place."""
+    """Enter a rule for a torch function, its methods, aliases and in-place variants."""
     parameters = _parameters(rule)
     for each in (name, *ALIASES.get(name, "").split()):
         out_of_place = list(functions_named(each))
@@ -124,13 +125,13 @@ def enter(name: str, rule: Rule, *, analytic: bool = False) -> None:
 
 
 def _parameters(rule: Rule) -> tuple[str, ...]:
-    """What a rule calls the arguments of its function, behind the frame and the function."""
+    """Names of a rule's parameters after the frame and the function."""
     found = list(inspect.signature(rule).parameters.values())[2:]
     return tuple(each.name for each in found if each.kind is each.POSITIONAL_OR_KEYWORD)
 
 
 def _place_of_switch(function: Any) -> int | None:
-    """Where a function of torch.nn.functional takes whether it works in place."""
+    """Position of the parameter `inplace` of a Python function, or None."""
     if not isinstance(function, FunctionType):
         return None
     names = list(inspect.signature(function, follow_wrapped=False).parameters)
@@ -138,7 +139,7 @@ def _place_of_switch(function: Any) -> int | None:
 
 
 def rule(*names: str, analytic: bool = False) -> Callable[[Rule], Rule]:
-    """Decorator that enters a rule by names, such as "sin", "linalg.inv" or "nn.softplus"."""
+    """Decorator that enters a rule under names, such as "sin", "linalg.inv" or "nn.softplus"."""
 
     def entered(function: Rule) -> Rule:
         for name in names:
@@ -152,15 +153,15 @@ analytic_rule = partial(rule, analytic=True)
 
 
 def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
-    r"""Decorator that enters a rule by which series go through a function in Taylor mode.
+    r"""Decorator that registers a Taylor-mode rule for functions.
 
     Args:
-        *functions: A torch function by all the names it is called by, an operator such as `torch.ops.library.name`, or
+        *functions: A torch function under all of its names, an operator such as `torch.ops.library.name`, or
             a `torch.autograd.Function` with `setup_context`.
 
     Returns:
-        The decorator. The rule takes the arguments of the function, of which some stand for tensors that move, and
-        computes the result by torch functions, which have rules themselves.
+        The decorator. The rule takes the arguments of the function, some of which are jets, and computes the result
+        with torch functions that have rules.
 
     Raises:
         InputError: If no function is given, or one is not callable.
@@ -193,7 +194,7 @@ def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
     return entered
 
 
-# Methods that torch writes in Python, which a compiler finds in no dictionary.
+# Methods that torch implements in Python; a compiler cannot look them up in a dictionary.
 _WRITTEN_IN_PYTHON = ("__rsub__", "__rdiv__", "__rtruediv__", "__pow__", "__rpow__", "__rmod__", "__rfloordiv__")
 _METHODS = [(name, getattr(Tensor, name)) for name in (*_WRITTEN_IN_PYTHON, "norm", "split")]
 _OF_METHODS: dict[str, Entry] = {}
@@ -209,12 +210,12 @@ def entry_of(function: Any) -> Entry | None:
 
 
 def keep_methods() -> None:
-    """Find the entries of methods by their names, once all rules are entered."""
+    """Index the entries of methods by name, once all rules are entered."""
     _OF_METHODS.update((name, RULES[method]) for name, method in _METHODS if method in RULES)
 
 
 def functions_named(name: str) -> Iterator[Any]:
-    """What torch offers under a name: functions, methods and operators."""
+    """Yield torch's functions, methods and operators of a given name."""
     room, _, short = name.rpartition(".")
     spaces = (_SPACES[room],) if room else (torch, built_in_functions, Tensor, functional, torch.ops.aten)
     for space in spaces:

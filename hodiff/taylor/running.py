@@ -1,4 +1,4 @@
-"""The calls of Taylor mode that are under way in a thread, one inside of the other."""
+"""Stack of the Taylor-mode calls that are running in a thread."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from hodiff.torch_internals.autograd.transforms import transform_count
 class _Running(threading.local):
     def __init__(self) -> None:
         self.frames: list[Frame] = []
-        # Of functions under way that know no jets, how deep the call was that each was called in.
+        # Number of calls around each running function that does not support jets.
         self.knowing_none: list[int] = []
-        # Where derivatives are switched off: inside of how many calls, and of how many transforms; None where they are
+        # Numbers of calls and of transforms around the place where derivatives are switched off; None where they are
         # on.
         self.constant: tuple[int, int] | None = None
 
 
 _RUNNING = _Running()
-# A compiler traces one thread, and no threading.local.
+# A compiler traces a single thread and does not support threading.local.
 _traced: list[Frame] = []
 
 
 def frames() -> list[Frame]:
-    """From the outermost."""
+    """Frames of the running calls, outermost first."""
     return _traced if torch.compiler.is_compiling() else _RUNNING.frames
 
 
 def is_running() -> bool:
-    """Whether there is any."""
+    """Whether a Taylor-mode call is running."""
     return bool(frames())
 
 
 @contextmanager
 def under_way(frame: Frame) -> Iterator[None]:
-    """A call, deeper than those around it."""
+    """Push a frame onto the stack of running calls."""
     running = frames()
     running.append(frame)
     constant = None if torch.compiler.is_compiling() else _RUNNING.constant
@@ -51,12 +51,12 @@ def under_way(frame: Frame) -> Iterator[None]:
     finally:
         running.pop()
         if not torch.compiler.is_compiling():
-            # What a function has switched and not switched back is forgotten.
+            # Discard a switch that the function did not undo.
             _RUNNING.constant = constant
 
 
 def at_the_moment(tree: Any) -> Any:
-    """A tree with tensors in the place of jets that stand for a point of their curve, or are constant here."""
+    """Replace jets in a tree by tensors, where they are evaluated at a point or are constant."""
     if torch.compiler.is_compiling():
         off = not torch.is_grad_enabled()
     else:
@@ -78,12 +78,12 @@ def _point(jet: Any) -> Any:
 
 
 def as_constant(jet: Jet) -> Any:
-    """The point of a jet where a call is constant."""
+    """Return the value of a jet: the point function of `moment` for constant jets."""
     return jet.value
 
 
 def is_moving(x: Any) -> bool:
-    """Whether a value is a jet with derivatives, which are not switched off here."""
+    """Whether a value is a jet with derivatives that are not switched off."""
     if not isinstance(x, Jet) or x.frame.ended or x.frame.moment is as_constant:
         return False
     if x.frame.moment is None and is_constant_here(x.frame):
@@ -92,7 +92,7 @@ def is_moving(x: Any) -> bool:
 
 
 class JetMet(BaseException):
-    """A jet is met in a function that knows none."""
+    """Raised when a function that does not support jets meets one."""
 
     def __init__(self, frame: Frame):
         super().__init__()
@@ -101,7 +101,7 @@ class JetMet(BaseException):
 
 @contextmanager
 def knowing_no_jets() -> Iterator[None]:
-    """A function that knows no jets runs: whoever meets one says so."""
+    """Mark that a function without support for jets runs, so that meeting a jet raises `JetMet`."""
     _RUNNING.knowing_none.append(len(_RUNNING.frames))
     try:
         yield
@@ -110,15 +110,15 @@ def knowing_no_jets() -> Iterator[None]:
 
 
 def must_not_be_met(frame: Frame) -> bool:
-    """Whether jets of a call are met where a function runs that knows none."""
+    """Whether a frame's jets are used inside a function that does not support jets."""
     found = _RUNNING.knowing_none
     return bool(found) and frame.depth <= found[-1]
 
 
 def is_constant_here(frame: Frame) -> bool:
-    """Whether what a call makes of jets is constant, as derivatives are switched off inside of their function."""
+    """Whether a frame's jets are constant, because derivatives were switched off inside its function."""
     if torch.compiler.is_compiling():
-        # A compiler sees no switch; every pass is begun with them on there.
+        # A compiler does not see the switch; every traced pass starts with gradients enabled.
         return frame.mode is not None and not torch.is_grad_enabled()
     if torch.is_inference_mode_enabled():
         return True
@@ -126,12 +126,12 @@ def is_constant_here(frame: Frame) -> bool:
     return constant is not None and frame.depth <= constant[0]
 
 
-# Where a block keeps what it has to restore.
+# Attribute in which a block stores the state to restore.
 _BEFORE = "_hodiff_jets_before"
 
 
 def switch(how: str, block: Any, enabled: bool) -> None:
-    """Derivatives are switched off or on, as `hodiff.torch_internals.autograd.grad_mode.switched_by` says."""
+    """Track gradient switches, as `hodiff.torch_internals.autograd.grad_mode.switched_by` reports them."""
     if not _RUNNING.frames:
         return
     if block is not None and how != "leaves" and not hasattr(block, _BEFORE):
@@ -141,7 +141,7 @@ def switch(how: str, block: Any, enabled: bool) -> None:
         if not enabled:
             _RUNNING.constant = (len(_RUNNING.frames), transform_count())
         elif constant is None or transform_count() <= constant[1]:
-            # A transform lets its own gradients be recorded, inside of a block too.
+            # A transform that began inside the block enables gradients only for itself.
             _RUNNING.constant = None
     elif how == "leaves" and hasattr(block, _BEFORE):
         (_RUNNING.constant,) = getattr(block, _BEFORE)

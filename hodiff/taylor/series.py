@@ -11,7 +11,7 @@ import torch
 from hodiff.kernels import fused
 from hodiff.torch_internals.autograd.transforms import in_transform
 
-# The highest order whose factorial, between a coefficient and a derivative, is a number of double precision.
+# The highest order whose factorial, between a coefficient and a derivative, is finite in double precision.
 HIGHEST = 170
 
 # A tensor (or a jet of an outer call), a number, or None for zero.
@@ -20,15 +20,15 @@ Coefficients = Sequence[Coefficient]
 
 
 class RecallRefused(BaseException):
-    """A function asks for gradients inside, of leaves that are new in every pass: nothing of the pass before holds."""
+    """Raised when a function differentiates leaves that are new in every pass, so that no cached result holds."""
 
 
 @dataclass
 class Kink:
-    """The side from which a pass comes to lengths |t| that are 0.
+    """The side from which a pass approaches lengths |t| that are 0.
 
     Attributes:
-        side: The sign of t; of functions that are kinked there the mean of both sides is taken.
+        side: The sign of t; functions with a kink there use the mean of both sides.
         is_met: Whether a pass met such a length.
     """
 
@@ -37,20 +37,20 @@ class Kink:
 
 
 class Frame:
-    """What all series of one call have in common.
+    """Settings and state that all series of one call share.
 
-    Coefficient 0 is shared by all directions. Those above have the directions as their first axis, but for the highest
-    of a collapsed series, which is the sum over them.
+    All directions share coefficient 0. Higher coefficients have the directions as their first axis, except the highest
+    coefficient of a collapsed series, which is the sum over directions.
 
     Args:
         order: The highest power that is kept.
-        directions: How many directions there are, or None for one without an axis.
+        directions: Number of directions, or None for one direction without an axis.
         collapsed: Whether the highest coefficient is summed over the directions.
-        depth: How many calls it is inside of: of two series the deeper one is differentiated, the other a constant.
-        mode: In which rules run whose own derivatives may be asked for, such as hodiff's corrections.
-        observer: Is told of each function without a rule.
-        sparse: Whether jets may hold the directions alone that their elements depend on, in slots.
-        memory: What the pass before kept, where passes follow each other.
+        depth: Nesting depth of the call: a series is constant to a series of a deeper call.
+        mode: Mode for rules whose result may be differentiated further, such as hodiff's corrections.
+        observer: Called with each function that has no rule.
+        sparse: Whether jets may store only the directions that their elements depend on, in slots.
+        memory: Cache of the previous pass, where passes follow each other.
     """
 
     def __init__(
@@ -73,31 +73,31 @@ class Frame:
         self.sparse = sparse
         self.memory = memory
         self.ended = False
-        # Whether rules of the user's own took part, whose value may be another than the function's.
+        # Whether the user's own rules took part; their value may differ from the function's.
         self.has_own_rules = False
-        # Whether constants that the function makes for itself are jets, as it writes to one.
+        # Whether constants that the function creates become jets, because it writes to one.
         self.accumulates = False
         self.kink = Kink()
-        # Where on its curve a jet is evaluated, while a function runs that knows no series.
+        # Evaluates a jet at a point of its curve, while a function without support for series runs.
         self.moment: Callable[[Any], Any] | None = None
 
     def recalled(self, rule: Any, series: Sequence[Coefficients], constants: Any = ()) -> list[Any]:
-        """What the pass before kept of a call, empty where there is none; what is appended is kept for the next."""
+        """List of what the previous pass cached for a call; items appended to it are cached for the next pass."""
         if self.memory is None:
             return []
         if in_transform():
-            # What a transform inside differentiates, or batches, is new in every pass.
+            # Tensors that an inner transform differentiates or batches are new in every pass.
             self.recall_nothing()
         found: list[Any] = self.memory.recall(rule, series, constants)
         return found
 
     def recall_nothing(self) -> None:
-        """Have the pass begun again without what the one before kept."""
+        """Restart the pass without the cache, if there is one."""
         if self.memory is not None:
             raise RecallRefused
 
     def meets_kink(self) -> None:
-        """Note that a length is 0, so that the pass is run for both sides of it."""
+        """Record that a length is 0, so that the pass runs for both of its sides."""
         self.recall_nothing()
         self.kink.is_met = True
 
@@ -106,11 +106,11 @@ class Frame:
         return self.directions is not None and k > 0 and not (self.collapsed and k == self.order)
 
     def shape(self, k: int, shape: Sequence[int]) -> tuple[int, ...]:
-        """The shape of coefficient k of a series of values of a shape."""
+        """Shape of coefficient k of a series whose value has a given shape."""
         return (*([self.directions or 0] if self.has_axis(k) else []), *shape)
 
     def summed(self, k: int, inner: Coefficient) -> Coefficient:
-        """A sum of products of coefficients between the ends, as it enters coefficient k."""
+        """Sum inner products over the directions, if coefficient k is collapsed."""
         if inner is None or self.directions is None or self.has_axis(k):
             return inner
         return inner.sum(0)
@@ -156,7 +156,7 @@ def inner_products(frame: Frame, a: Coefficients, b: Coefficients, k: int) -> Co
 
 
 def product(frame: Frame, a: Coefficients, b: Coefficients) -> list[Coefficient]:
-    """Cauchy's product of two series of one shape."""
+    """Cauchy product of two series of one shape."""
     result = frame.recalled(product, (a, b))
     if not result:
         result.append(times(a[0], b[0]))
@@ -182,9 +182,9 @@ def composition(frame: Frame, u: Coefficients, taylor: Coefficients) -> list[Coe
     r"""The series of $\varphi(u)$ by the Taylor coefficients of φ at $u_0$: $\sum_m \varphi_m (u - u_0)^m$.
 
     Args:
-        frame: The series'.
-        u: Its coefficients.
-        taylor: Those of φ, in the shape of its value.
+        frame: Frame of the series.
+        u: Coefficients of u.
+        taylor: Taylor coefficients of φ, in the shape of its value.
 
     Returns:
         The coefficients.
@@ -208,7 +208,7 @@ def composition(frame: Frame, u: Coefficients, taylor: Coefficients) -> list[Coe
 
 
 def _fused_composition(frame: Frame, u: Coefficients, taylor: Coefficients) -> list[Coefficient] | None:
-    """A collapsed series of order 2 in one pass over memory, where a kernel takes the tensors."""
+    """Compose a collapsed series of order 2 in a fused kernel; None if no kernel supports the tensors."""
     value, first, second = u
     given = [taylor[1], taylor[2], *(each for each in (first, second) if each is not None)]
     if first is None or frame.directions is None or not all(type(each) is torch.Tensor for each in given):

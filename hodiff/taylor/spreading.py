@@ -1,4 +1,4 @@
-"""Trees of jets as the tensors that they are made of, which torch's transforms take, and back."""
+"""Conversion of trees of jets to lists of tensors, which torch's transforms accept, and back."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from hodiff.taylor.jets import Jet, new_jet
 
-# What a leaf was made of: a kind, what belongs to it, and the same of its parts.
+# Structure of a leaf: its kind, the data of that kind, and the structures of its parts.
 Shape = tuple[str, Any, tuple[Any, ...]]
 
 
 def spread(tree: Any, flat: list[Any], before: list[int], axes: int = 0) -> Shape:
-    """Put the tensors of a jet, a tensor, or a list of them into a list, and how many axes of directions they have."""
+    """Append a tree's tensors to `flat` and their numbers of direction axes to `before`; return the structure."""
     if isinstance(tree, Jet):
         frame = tree.frame
         parts = tuple(
@@ -32,7 +32,7 @@ def spread(tree: Any, flat: list[Any], before: list[int], axes: int = 0) -> Shap
 
 
 def gathered(shape: Shape, tensors: Iterator[Any], put: Callable[[Any, int], Any] | None = None) -> Any:
-    """The inverse; `put` is told of each tensor how many axes of directions it has."""
+    """Rebuild a tree from its structure and tensors; `put` takes a tensor and its number of direction axes."""
     kind, what, parts = shape
     if kind == "jet":
         return new_jet(what, [None if each is None else gathered(each, tensors, put) for each in parts])
@@ -45,5 +45,5 @@ def gathered(shape: Shape, tensors: Iterator[Any], put: Callable[[Any, int], Any
 
 
 def behind(tensor: Any, axes: int) -> Any:
-    """A tensor whose first axis belongs behind those of directions."""
+    """Move the first axis of a tensor behind its direction axes."""
     return tensor.movedim(0, axes) if axes else tensor

@@ -1,4 +1,4 @@
-"""Power series whose coefficients are computed when they are asked for, so that equations can define them."""
+"""Power series with lazily computed coefficients, so that equations can define them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hodiff.taylor.series import Coefficient, Frame, inner_products, minus, plus
 
 
 class Stream:
-    """A series with arithmetic: coefficient k of a result asks its parts for theirs up to k.
+    """A lazy series with arithmetic: coefficient k of a result uses the operands' coefficients up to k.
 
     Args:
         frame: Order and directions.
         known: The first coefficients.
-        more: Computes coefficient k, where all before are known.
+        more: Computes coefficient k, once all lower coefficients are known.
     """
 
     def __init__(self, frame: Frame, known: list[Coefficient], more: Callable[[int], Coefficient] | None = None):

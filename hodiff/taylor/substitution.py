@@ -1,4 +1,4 @@
-"""Arguments of a function with coefficients in the place of jets."""
+"""Substitution of coefficients for the jets in a function's arguments."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _METHODS = (MethodDescriptorType, WrapperDescriptorType)
 
 
 def moves(frame: Frame, x: Any) -> bool:
-    """Whether an argument, or one in a list, is a jet of this frame."""
+    """Whether an argument, or an element of a list, is a jet of this frame."""
     if isinstance(x, Jet):
         return x.frame is frame
     return isinstance(x, (list, tuple)) and any(moves(frame, each) for each in x)
 
 
 def value_of(frame: Frame, tree: Any) -> Any:
-    """Arguments with values in the place of this frame's jets."""
+    """Replace this frame's jets in arguments by their values."""
     if isinstance(tree, Jet) and tree.frame is frame:
         return tree.value
     if isinstance(tree, dict):
@@ -37,7 +37,7 @@ def value_of(frame: Frame, tree: Any) -> Any:
 
 
 def part_of(frame: Frame, tree: Any, k: int) -> Any:
-    """An argument that enters linearly, with coefficients k in the place of jets and zero in that of constants."""
+    """Replace the jets in a linear argument by their coefficients k, and constants by zero."""
     if isinstance(tree, Jet) and tree.frame is frame:
         found = tree.coefficients[k]
         return Batched(torch.zeros_like(tree.value), False) if found is None else Batched(found, frame.has_axis(k))
@@ -52,13 +52,13 @@ def part_of(frame: Frame, tree: Any, k: int) -> Any:
 def call(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function of tensors, which may be jets of an outer call."""
     if args and isinstance(args[0], Jet) and isinstance(func, _METHODS):
-        # A method of tensors refuses an object that is none before it asks it.
+        # A tensor method rejects an object that is not a tensor, before it calls `__torch_function__`.
         return args[0].__torch_function__(func, (), tuple(args), kwargs)
     return func(*args, **kwargs)
 
 
 class Batched:
-    """A tensor, and whether its first axis is that of directions."""
+    """A tensor, and whether its first axis is the axis of directions."""
 
     def __init__(self, tensor: Any, axis: bool):
         self.tensor = tensor
@@ -68,7 +68,7 @@ class Batched:
 def along_directions(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], *, randomness: str = "error"
 ) -> Any:
-    """Call a function of arguments some of which are `Batched`, direction by direction where they have the axis."""
+    """Call a function, mapped over directions if any of its `Batched` arguments has the axis."""
     found = list(_batched((args, kwargs)))
 
     def apply(*tensors: Any) -> Any:
@@ -90,14 +90,14 @@ def along_directions(
     try:
         return plain_vmap(apply_to_tensors, axes, 0, randomness)(*tensors)
     except RuntimeError:
-        # For want of a batching rule, as a rule; an error of the function itself comes again.
+        # Usually a batching rule is missing; an error of the function itself is raised again.
         return one_after_another(apply, found)
 
 
 def one_after_another(
     function: Callable[..., Any], given: Sequence[Batched], before: Callable[[], object] = lambda: None
 ) -> Any:
-    """As `torch.func.vmap` over directions, by a loop, with something to be done before each."""
+    """Map a function over directions in a loop, as `torch.func.vmap` does; `before` runs ahead of each call."""
     rows = []
     for i in range(next(len(each.tensor) for each in given if each.axis)):
         before()
@@ -107,7 +107,7 @@ def one_after_another(
 
 
 def _over_jets(function: Callable[..., Any], tensors: Sequence[Any], axes: Sequence[int | None]) -> Any:
-    """`torch.func.vmap` of a function of jets, whose coefficients may have an axis before the one that is mapped."""
+    """Apply `torch.func.vmap` to a function of jets, whose coefficients may have an axis before the mapped axis."""
     flat: list[Any] = []
     dims: list[int | None] = []
     shapes = []

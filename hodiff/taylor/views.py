@@ -1,4 +1,4 @@
-"""Jets that are views of others, and writing to jets: what is written to a view reaches all that share its memory."""
+"""Views of jets, and writing to jets: a write to a view reaches all jets that share its memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 
 def watched(name: str, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A result, or the parts of one, as views of those arguments whose memory their values are in."""
+    """Mark a result, or its parts, as views of the arguments whose memory they share."""
     if isinstance(result, (list, tuple)):
         parts = [_watched(name, each, k, func, args, kwargs) for k, each in enumerate(result)]
         return type(result)(parts)
@@ -49,12 +49,12 @@ def _watched(name: str, part: Any, k: int | None, func: Any, args: tuple[Any, ..
 
 
 def shows_memory(name: str, part: Jet, base: Jet, args: Sequence[Any]) -> bool:
-    """Whether a jet's value lies in the memory of another's."""
+    """Whether the values of two jets share memory."""
     value, whole = tensor_of(part), tensor_of(base)
     if value is whole:
         return True
     if torch.compiler.is_compiling() or is_wrapped(value):
-        # Where memory cannot be asked for, by what torch promises.
+        # Memory cannot be inspected here; rely on what torch guarantees.
         if name == "getitem":
             return not picks(args[1])
         return name in _VIEWS or (name in _MAY_COPY and bool(whole.is_contiguous()))
@@ -95,18 +95,18 @@ _VIEWS = frozenset([
     "broadcast_to",
 ])
 _MAY_COPY = frozenset({"reshape", "reshape_as", "flatten", "ravel"})
-# Views of complex numbers that show others than are in their memory.
+# Views of complex numbers whose elements differ from the numbers in memory.
 _TURNING = frozenset({"conj", "real", "imag", "view_as_real", "view_as_complex", "adjoint", "resolve_conj", "alias"})
 
 
 def picks(index: Any) -> bool:
-    """Whether an index picks elements, and does not show a part."""
+    """Whether an index selects elements by a tensor or list, so that the result is no view."""
     parts = index if isinstance(index, tuple) else (index,)
     return any(isinstance(each, (torch.Tensor, list)) for each in parts)
 
 
 class ConstantWritten(BaseException):
-    """A function writes a value that moves to a constant tensor, which it may have made for itself."""
+    """Raised when a function writes a jet to a constant tensor, which it may have created itself."""
 
     def __init__(self, frame: Frame):
         super().__init__()
@@ -141,7 +141,7 @@ def assign(target: Any, result: Any) -> Any:
 
 
 def _write(target: Jet, new: list[Coefficient]) -> None:
-    """Write coefficients, to the base of a view at the places that it shows."""
+    """Write coefficients to a jet; for a view, write them to the elements of the base that it shows."""
     base, taken = target.base, target.taken
     if base is None or taken is None:
         target.write(new)

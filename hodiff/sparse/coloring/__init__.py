@@ -1,11 +1,11 @@
-"""Coloring sparse matrices, so that few products give all of their entries.
+"""Coloring of sparse matrices, so that few products give all of their entries.
 
-- `color`: the function; `patterns`, what it takes; `coloring`, what it gives.
-- `problems`: what each method colors; `parts`, which entries rows and columns share out.
-- `orders`, `loops`: orders of vertices and greedy colorings, compiled or `interpreted`; `bounds`, what needs no search;
-  `neutral`, colors that are not needed.
-- `gathers`, `substitution`: how entries come back from products; `entries`, the same with tensors; `layouts`, the
-  matrix.
+- `color`: the function; `patterns`, its input; `coloring`, its result.
+- `problems`: the coloring problem of each method; `parts`, the split of entries between rows and columns.
+- `orders`, `loops`: orders of vertices and greedy colorings, compiled or `interpreted`; `bounds`, lower bounds, and
+  colorings of bands; `neutral`, colors that are not needed.
+- `gathers`, `substitution`: recovery of entries from products; `entries`, recovery with tensors; `layouts`, formats of
+  the matrix.
 """
 
 from hodiff.sparse.coloring.color import color as color

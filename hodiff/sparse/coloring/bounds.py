@@ -1,8 +1,8 @@
-"""What needs no search: colorings of bands by arithmetic, and numbers of colors that no coloring goes below.
+"""Colorings of bands by arithmetic, and lower bounds on the number of colors.
 
 All entries of a row lie within a window around the diagonal. Vertex i gets the color i mod w: with w the length of the
 window, columns of one color share no row; with w = β + 1, where β is how far from the diagonal entries lie, two colors
-make paths and no cycle.
+form paths and no cycle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def band_of(pattern: Pattern) -> tuple[int, int]:
-    """How far entries lie below and above the diagonal; 0 at least."""
+    """Largest distances of entries below and above the diagonal, at least 0."""
     if not pattern.entries:
         return 0, 0
     # Columns increase within a row: its first and last entries are enough.
@@ -27,7 +27,7 @@ def band_of(pattern: Pattern) -> tuple[int, int]:
 
 
 def cyclic_colors(count: int, colors: int) -> Array:
-    """Colors 0, 1, ... again and again."""
+    """Colors 0, 1, ..., repeated cyclically."""
     return (np.arange(count, dtype=np.int32) % colors).astype(np.int32)
 
 
@@ -37,11 +37,11 @@ def has_full_diagonal(pattern: Pattern) -> bool:
 
 
 def least_acyclic(pattern: Pattern) -> int:
-    """Colors that an acyclic coloring of a symmetric pattern has at least."""
+    """Lower bound on the number of colors in an acyclic coloring of a symmetric pattern."""
     n = pattern.shape[0]
     edges = (pattern.entries - int((pattern.rows == pattern.columns).sum())) // 2
-    # Each pair of k colors makes a forest, of fewer edges than vertices. Summed over pairs there are at most
-    # (k - 1) n - k (k - 1) / 2 edges. A full band has as many.
+    # Each pair of k colors forms a forest, which has fewer edges than vertices. Summed over pairs there are at most
+    # (k - 1) n - k (k - 1) / 2 edges. A full band attains this number.
     k = min(n, 1)
     while (k - 1) * n - k * (k - 1) // 2 < edges:
         k += 1
@@ -49,8 +49,8 @@ def least_acyclic(pattern: Pattern) -> int:
 
 
 def least_star(pattern: Pattern) -> int:
-    """Colors that a star coloring of a symmetric pattern has at least."""
-    # 2 β + 1 for a full band of more than 3 β rows, else as many as for an acyclic coloring.
+    """Lower bound on the number of colors in a star coloring of a symmetric pattern."""
+    # The bound is 2 β + 1 for a full band of more than 3 β rows, else the bound of acyclic colorings.
     n, beta = pattern.shape[0], max(band_of(pattern))
     edges = (pattern.entries - int((pattern.rows == pattern.columns).sum())) // 2
     if beta and n > 3 * beta and edges == beta * n - beta * (beta + 1) // 2:

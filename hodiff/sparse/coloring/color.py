@@ -1,4 +1,4 @@
-"""Coloring the pattern of a sparse matrix, so that few products give all of its entries."""
+"""Coloring of a sparse matrix's pattern, so that few products give all of its entries."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def color(pattern: Any, method: str = "star", order: str | tuple[str, ...] | Non
 
     $$ B = A S, \qquad S_{jc} = 1 \text{ where column } j \text{ has the color } c $$
 
-    The least number of colors is NP-hard to find. Vertices are colored greedily, in several orders; the best is
-    kept; a band is colored by arithmetic.
+    The least number of colors is NP-hard to find. Vertices are colored greedily in several orders, and the best
+    coloring is kept. A band is colored by arithmetic.
 
     Args:
-        pattern: A matrix of SciPy, in any format, or a sparse tensor, whose stored entries count, zeros too; or a dense
-            boolean array or tensor.
+        pattern: A SciPy sparse matrix in any format, or a sparse tensor, whose stored entries count, with zeros; or a
+            dense boolean array or tensor.
         method: "star" or "acyclic" for a symmetric matrix, a Hessian: entries are read from the products, or come by
             substitution, which takes fewer products and rounds more. For a Jacobian "columns", by products with it,
             "rows", by products with its transpose, or "bidirectional", by both.
@@ -33,10 +33,10 @@ def color(pattern: Any, method: str = "star", order: str | tuple[str, ...] | Non
             "star", columns that share no row.
 
     Returns:
-        The coloring: `num_colors` products, with `seeds()`, from which `decompress` makes the entries.
+        The coloring: `decompress` recovers the entries from `num_colors` products with `seeds()`.
 
     Raises:
-        InputError: If the pattern is no matrix, or not symmetric where it has to be; if a name is unknown.
+        InputError: If the pattern is not a matrix, or not symmetric where it has to be; if a name is unknown.
 
     Example:
         >>> import numpy as np, scipy.sparse

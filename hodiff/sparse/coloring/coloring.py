@@ -1,4 +1,4 @@
-"""What a coloring is: colors of columns, of rows or of both, and how entries come back from the products."""
+"""Colorings of columns, of rows or of both, and recovery of entries from products."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hodiff.sparse.coloring.substitution import Substitution, by_trees
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Which products each method makes: with the matrix, of sums of its columns, or with its transpose, of sums of its rows.
+# Products of each method: with the matrix, of sums of its columns, or with its transpose, of sums of its rows.
 SIDES: dict[str, tuple[str, ...]] = {
     "star": ("columns",),
     "acyclic": ("columns",),
@@ -36,18 +36,18 @@ _FORMAT = 1
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Coloring:
-    r"""Colors of a sparse matrix: as few products as these give all of its entries.
+    r"""Coloring of a sparse matrix: one product for each color gives all of its entries.
 
-    The columns of one color are added up by one product, $B = A S$ with $S_{jc} = 1$ where column j has the color c;
-    rows likewise, $A^\top S$. Made by `hodiff.sparse.color`.
+    One product adds up the columns of a color, $B = A S$ with $S_{jc} = 1$ where column j has the color c; for rows,
+    $A^\top S$ does. `hodiff.sparse.color` makes colorings.
 
     Attributes:
         method: The method's name.
-        order: What gave it: the name of an order; "cyclic", for colors 0, 1, ... again and again along a band; or
+        order: Origin of the colors: the name of an order; "cyclic", for colors 0, 1, ... repeated along a band; or
             "distance-2", for a star coloring by columns that share no row.
         pattern: The entries, compressed rows with increasing columns.
         column_colors: The color of each column, -1 for a column that is in no product; None where no columns are added.
-        row_colors: The color of each row, likewise.
+        row_colors: The color of each row, with -1 and None in the same sense.
 
     Example:
         >>> import numpy as np
@@ -81,42 +81,42 @@ class Coloring:
 
     @property
     def nnz(self) -> int:
-        """How many entries the pattern has."""
+        """Number of entries in the pattern."""
         return self.pattern.entries
 
     @property
     def sides(self) -> tuple[str, ...]:
-        """What is added up: "columns", "rows" or both."""
+        """Sides that are added up: "columns", "rows" or both."""
         return SIDES[self.method]
 
     @property
     def colors(self) -> Array:
-        """The colors of the only side."""
+        """Colors of the coloring's only side."""
         return self._colors(self._side("Coloring.colors", None))
 
     @cached_property
     def num_colors(self) -> int:
-        """How many products are needed."""
+        """Number of products that are needed."""
         return sum(self.count(side) for side in self.sides)
 
     def count(self, side: str) -> int:
-        """How many colors a side has, and so products: "columns" or "rows"."""
+        """Number of colors, and so of products, of a side: "columns" or "rows"."""
         return int(self._colors(side).max(initial=-1)) + 1 if side in self.sides else 0
 
     def seeds(self, dtype: Any = np.float64, *, colors: slice | None = None, side: str | None = None) -> Array:
-        """The vectors to multiply with: ones where a column, or row, has the color.
+        """Vectors to multiply by: ones where a column, or row, has the color.
 
         Args:
-            dtype: Their type.
-            colors: Which colors, so that products can be made some at a time; all of them if None.
-            side: "columns", for products with the matrix, or "rows", for products with its transpose; the only one
-                there is if None.
+            dtype: Dtype of the vectors.
+            colors: Slice of the colors, so that products can be computed in groups; all colors if None.
+            side: "columns", for products with the matrix, or "rows", for products with its transpose; None for the only
+                side of the coloring.
 
         Returns:
             A vector for each color as the columns of an array: (columns, colors) or (rows, colors).
 
         Raises:
-            InputError: If `side` is none of the coloring's, or is missing where there are two.
+            InputError: If the coloring has no such side, or `side` is missing where there are two.
         """
         side = self._side("Coloring.seeds", side)
         if not (colors is None or isinstance(colors, slice)):
@@ -133,11 +133,11 @@ class Coloring:
 
     @cached_property
     def plan(self) -> tuple[Gather, ...] | Substitution:
-        """How entries come from the products: gathers, or for "acyclic" a substitution; integer arrays."""
+        """Plan of the recovery: gathers, or a substitution for "acyclic"; integer arrays."""
         return _PLANS[self.method](self)
 
     def decompress(self, products: Any) -> Array:
-        r"""The matrix's entries, from the products with the seeds.
+        r"""Recover the matrix's entries from the products with the seeds.
 
         Args:
             products: $A S$ as an array (rows, colors); for "rows" $A^\top S$, (columns, colors); for "bidirectional"
@@ -147,7 +147,7 @@ class Coloring:
             The values of the entries, (nnz,), by rows and within a row by columns.
 
         Raises:
-            InputError: If the products are not of these shapes.
+            InputError: If the products have other shapes.
         """
         blocks = self._blocks(products)
         if isinstance(self.plan, Substitution):
@@ -158,7 +158,7 @@ class Coloring:
         return values
 
     def vectors(self, side: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The seeds of a side as the rows of a tensor, (colors, columns or rows); it is kept."""
+        """Seeds of a side as the rows of a tensor, (colors, columns or rows); the tensor is cached."""
         key = side, dtype, device
         if key not in self._vectors:
             ones = torch.as_tensor(self.seeds(bool, side=side), device=device)
@@ -166,7 +166,7 @@ class Coloring:
         return self._vectors[key]
 
     def entries(self, products: Mapping[str, Tensor]) -> Tensor:
-        """`decompress` by torch's operators, differentiable and under vmap.
+        """Recover the entries as `decompress` does, by torch's operators: differentiable, and under vmap.
 
         Args:
             products: By side, the products with the rows of `vectors`, again as rows: (colors, rows) of $A S$ for
@@ -181,7 +181,7 @@ class Coloring:
         return self._readers[device](products)
 
     def matrix(self, values: Tensor, format: str = "csr") -> Any:
-        """The matrix with such entries.
+        """Build the matrix from the values of its entries.
 
         Args:
             values: The values of the entries, as `entries` gives them.
@@ -205,10 +205,10 @@ class Coloring:
         return {}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the coloring to a file of NumPy's, for `load`.
+        """Write the coloring to a NumPy file, for `load`.
 
         Args:
-            path: Where; the name should end in ".npz".
+            path: Path of the file; the name should end in ".npz".
         """
         sides = {"column_colors": self.column_colors, "row_colors": self.row_colors}
         held: dict[str, Any] = {name: each for name, each in sides.items() if each is not None}
@@ -236,7 +236,7 @@ class Coloring:
 
         Raises:
             InputError: If the file holds something else.
-            FileNotFoundError: If there is none.
+            FileNotFoundError: If the file does not exist.
         """
         try:
             with np.load(path, allow_pickle=False) as file:
@@ -295,7 +295,7 @@ _PLANS: dict[str, Any] = {
 
 
 def _restored(found: Mapping[str, Array]) -> Coloring:
-    """The coloring in a file's arrays, refused where they do not go together."""
+    """Build the coloring from a file's arrays; raise an error if they are inconsistent."""
     if int(found["format"]) != _FORMAT:
         raise ValueError(f"format {found['format']}, not {_FORMAT}")
     height, width = (int(each) for each in found["shape"])
@@ -320,7 +320,7 @@ def _restored(found: Mapping[str, Array]) -> Coloring:
     return coloring
 
 
-# Without leaves, so that a coloring goes through transforms and compiled code with the arguments of a function.
+# A node without leaves lets a coloring pass through transforms and compiled code among a function's arguments.
 pytree.register_pytree_node(
     Coloring,
     lambda coloring: ([], coloring),

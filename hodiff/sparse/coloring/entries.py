@@ -1,6 +1,6 @@
-"""The entries of a sparse matrix from products with its coloring's seeds, by torch's operators.
+"""Recovery of a sparse matrix's entries from products with its coloring's seeds, by torch's operators.
 
-Products are rows here, (colors, numbers of a product), as vmap makes them.
+Products are rows here, (colors, length of a product), as vmap returns them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Entries = Callable[[Mapping[str, Tensor]], Tensor]
 
 
 def reader(plan: tuple[Gather, ...] | Substitution, shape: tuple[int, int], device: torch.device) -> Entries:
-    """Function of the products by side that gives the values of the entries, in the order of compressed rows."""
+    """Return a function that reads the values of entries, in compressed-row order, from the products by side."""
     if isinstance(plan, Substitution):
         return _by_substitution(plan, shape, device)
     return _by_gathers(plan, shape, device)
@@ -59,7 +59,7 @@ def _by_substitution(plan: Substitution, shape: tuple[int, int], device: torch.d
 
 
 def _doubling(plan: Substitution, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Sums over descendants at distance less than 1, 2, 4, ..."""
+    """Return a function that sums over descendants at distance less than 1, 2, 4, ..."""
     count, steps = len(plan.rows), []
     above = np.append(plan.parents, count)
     for _ in range(plan.doublings):
@@ -76,7 +76,7 @@ def _doubling(plan: Substitution, device: torch.device) -> Callable[[Tensor], Te
 
 
 def _cumulation(plan: Substitution, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """Differences of one sum over all, in float64, as in `Substitution.by_cumulative_sum`."""
+    """Return a function that uses one cumulative sum in float64, as `Substitution.by_cumulative_sum` does."""
     tops = np.flatnonzero(plan.parents == len(plan.rows))
     tree = np.zeros(len(plan.rows), np.int64)
     tree[tops[1:]] = 1
@@ -94,7 +94,7 @@ def _cumulation(plan: Substitution, device: torch.device) -> Callable[[Tensor], 
 
 
 def _place(read: Gather | Substitution, side: str, shape: tuple[int, int], device: torch.device) -> Tensor:
-    """Where the products, one row after another, have what belongs to a color and a number."""
+    """Positions in the flattened products of the elements that are read."""
     return _index(read.colors, device) * shape[0 if side == "columns" else 1] + _index(read.rows, device)
 
 

@@ -20,8 +20,8 @@ class Gather:
     Attributes:
         side: Which products: "columns", $A S$ with seeds that add columns up, or "rows", $A^\top S$.
         entries: The entries' numbers in the order of compressed rows, increasing.
-        rows: For each of them a row of the products.
-        colors: And a column.
+        rows: Row of the products for each entry.
+        colors: Column of the products for each entry.
     """
 
     side: str
@@ -30,7 +30,7 @@ class Gather:
     colors: Array
 
     def read(self, products: Array) -> Array:
-        """Their values."""
+        """Read the values of the entries."""
         return products[self.rows, self.colors]
 
 
@@ -45,14 +45,14 @@ def by_rows(pattern: Pattern, colors: Array) -> Gather:
 
 
 def by_stars(pattern: Pattern, colors: Array) -> Gather:
-    """All entries of a symmetric pattern, each from the product of its own column's color or of its mirror image's."""
+    """All entries of a symmetric pattern, read from the column's color or from the mirror image's."""
     own = readable(pattern, colors)
     rows = np.where(own, pattern.rows, pattern.columns)
     return Gather("columns", np.arange(pattern.entries), rows, colors[np.where(own, pattern.columns, pattern.rows)])
 
 
 def by_both(pattern: Pattern, row_colors: Array, column_colors: Array) -> tuple[Gather, Gather]:
-    """Entries that stand alone among their row's columns of one color, and the others, which do so in their column."""
+    """Entries that are alone in their row among columns of their color, and the rest, alone in their column."""
     own = readable(pattern, column_colors)
     columns, rows = np.flatnonzero(own), np.flatnonzero(~own)
     return (

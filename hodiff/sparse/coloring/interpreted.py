@@ -1,6 +1,7 @@
-"""The loops of `hodiff.kernels.coloring.greedy` in Python, for where no C++ compiler was: the same results, slowly.
+"""Python versions of the loops in `hodiff.kernels.coloring.greedy`, for systems without a C++ compiler.
 
-Sets of colors are integers, whose bits are the colors; so the conditions read as in the papers.
+Results are the same as the compiled loops', but slow. Sets of colors are integers whose bits are the colors, so that
+conditions read as in the papers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Array:
-    """Colors of columns, of which no two share a row; `starts` and `rows` are compressed columns."""
+    """Color columns so that no two of one color share a row; `starts` and `rows` are compressed columns."""
     seen = [0] * len(row_sizes)
     columns = _lists(starts, rows)
     colors = np.empty(len(columns), np.int32)
@@ -37,12 +38,13 @@ def star(
     apart: bool = True,
     most: int | None = None,
 ) -> Array | None:
-    """Colors by which every path on four vertices has three; None if more than `most` were taken."""
-    # Neighbours differ, too, where `apart` says so.
+    """Color so that every path on four vertices has three colors; None if more than `most` colors were taken."""
+    # With `apart`, neighbours must have different colors, too.
     graph = _graph(starts, columns)
     n = len(graph)
     colors = [-1] * n
-    # Of each vertex: colors of its neighbours; those of two of them; those of the hubs of stars whose spoke it is.
+    # For each vertex: colors of its neighbours, colors of at least two neighbours, and colors of the hubs of stars
+    # whose spoke it is.
     seen, twice, hubs = [0] * n, [0] * n, [0] * n
     for v in order.tolist():
         colored = [w for w in graph[v] if colors[w] >= 0]
@@ -51,7 +53,7 @@ def star(
         for w in colored:
             forbidden |= seen[w] if repeated >> colors[w] & 1 else hubs[w]
         color, bit = _first_free(forbidden)
-        # Whole words of 64 colors, as where there are words.
+        # Round up to whole words of 64 colors, as the compiled loops do.
         if most is not None and color >= -(-max(most, 1) // 64) * 64:
             return None
         colors[v] = color
@@ -69,10 +71,10 @@ def star(
 
 
 def acyclic(starts: Array, columns: Array, order: Array) -> Array:
-    """Colors of which no two make a cycle, and in which neighbours differ."""
+    """Color so that neighbours differ and no two colors form a cycle."""
     graph = _graph(starts, columns)
     colors = [-1] * len(graph)
-    # A node is a vertex with a color of its neighbours; each belongs to the tree of these two colors.
+    # A node is a vertex with a color of its neighbours. A node belongs to the tree of these two colors.
     nodes: list[dict[int, int]] = [{} for _ in graph]
     parents: list[int] = []
 
@@ -113,10 +115,10 @@ def dynamic_order(
     rising: bool,
     least: bool,
 ) -> Array:
-    """An order in which the vertex with the least or the largest current degree is always next; see `orders.py`."""
+    """Order vertices so that the one with the least or the largest current degree is next; see `orders.py`."""
     near, n = _Near(graph, rows), len(degrees)
     current = [0] * n if rising else degrees.tolist()
-    # Dictionaries keep the order of entry, and give the last one first.
+    # Dictionaries keep the order of insertion, and popitem returns the last item.
     buckets: list[dict[int, None]] = [{} for _ in range(int(degrees.max(initial=0)) + 1)]
     for v in initial.tolist():
         buckets[current[v]][v] = None
@@ -140,24 +142,24 @@ def dynamic_order(
 
 
 def shared_row_degrees(graph: tuple[Array, Array], rows: tuple[Array, Array]) -> Array:
-    """With how many other columns each shares a row."""
+    """Number of other columns that share a row with each column."""
     near = _Near(graph, rows)
     return np.asarray([sum(1 for _ in near(v)) for v in range(len(graph[0]) - 1)], np.int32)
 
 
 def pairs(starts: Array, columns: Array, colors: Array, count: int) -> tuple[Array, Array]:
-    """For each entry the number of the pair of its row and its column's color, and how many entries each pair has."""
+    """Number the pairs (row, color of the column) of all entries; return the numbers and the sizes of pairs."""
     rows = np.repeat(np.arange(len(starts) - 1, dtype=np.int64), np.diff(starts))
     keys = rows * count + colors[columns]
     _, first, numbers, sizes = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-    # In the order in which they come.
+    # Number pairs by their first occurrence.
     rank = np.empty(len(first), np.int32)
     rank[np.argsort(first)] = np.arange(len(first), dtype=np.int32)
     return rank[numbers], sizes[np.argsort(first)].astype(np.int32)
 
 
 def forest(nodes: int, first: Array, second: Array) -> tuple[Array, Array, Array, Array]:
-    """Root a forest, of which edges are given: parents, -1 for roots; places in a depth-first walk; sizes; depths."""
+    """Root a forest given by edges; return parents (-1 for roots), places in a depth-first walk, sizes, depths."""
     n, left, near = nodes, [0] * nodes, [0] * nodes
     for a, b in zip(first.tolist(), second.tolist(), strict=True):
         left[a] += 1
@@ -165,7 +167,7 @@ def forest(nodes: int, first: Array, second: Array) -> tuple[Array, Array, Array
         near[a] ^= b
         near[b] ^= a
     queue, sizes, removed = [v for v in range(n) if left[v] == 1], [1] * n, []
-    # Leaves are taken off, layer by layer; of a leaf's neighbours the exclusive or names the one that is left.
+    # Leaves are removed layer by layer. The exclusive or of a leaf's neighbours is the neighbour that is left.
     for v in queue:
         if left[v]:
             parent = near[v]
@@ -191,7 +193,7 @@ def forest(nodes: int, first: Array, second: Array) -> tuple[Array, Array, Array
 
 
 class _Near:
-    """The neighbours of a vertex, each once: in the graph, or columns that share a row with it where rows are given."""
+    """Neighbours of a vertex: in the graph, or, if rows are given, columns that share a row with it."""
 
     def __init__(self, graph: tuple[Array, Array], rows: tuple[Array, Array] | None):
         self.graph = _lists(*graph)
@@ -224,7 +226,7 @@ def _first_free(forbidden: int) -> tuple[int, int]:
 
 
 def _bits_of_colors(colors: list[int], vertices: list[int]) -> tuple[int, int]:
-    """The colors of some vertices, and those of two or more of them."""
+    """Colors of some vertices, and colors of two or more of them."""
     once = repeated = 0
     for v in vertices:
         bit = 1 << colors[v]

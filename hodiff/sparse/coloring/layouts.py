@@ -1,4 +1,4 @@
-"""The entries of a sparse matrix in the form that was asked for."""
+"""Formats in which a sparse matrix is returned."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _coo(pattern: Pattern, values: Tensor) -> Tensor:
     _require_one(values)
     rows, columns = (torch.as_tensor(each, device=values.device).long() for each in (pattern.rows, pattern.columns))
     indices = torch.stack([rows, columns])
-    # In the order of compressed rows no entry is there twice.
+    # Entries in the order of compressed rows have no duplicates.
     return torch.sparse_coo_tensor(indices, values, pattern.shape, check_invariants=False, is_coalesced=True)
 
 
@@ -46,7 +46,7 @@ def _scipy(pattern: Pattern, values: Tensor) -> scipy.sparse.csr_array:
             "sparse: format: expected one of torch's, as the entries have derivatives of their own, which SciPy's "
             "matrices would lose, got 'scipy'; write format='csr', or call it under torch.no_grad()."
         )
-    # SciPy has no numbers of 16 bits.
+    # SciPy does not support 16-bit floats.
     numbers = numbers_in(values.float() if values.dtype.itemsize < 4 else values)
     return scipy.sparse.csr_array((numbers, pattern.columns, pattern.starts), shape=pattern.shape)
 

@@ -1,4 +1,4 @@
-"""The loops over vertices: compiled, or in Python where no C++ compiler was."""
+"""Loops over vertices: compiled, or in Python if there was no C++ compiler."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ from hodiff.sparse.coloring import interpreted
 
 
 def loops() -> ModuleType:
-    """The module whose functions are called; both have the same ones."""
+    """Return the module of compiled loops if it is available, else the one in Python."""
     return greedy if available() else interpreted

@@ -1,7 +1,7 @@
-"""Colors that no entry is recovered from: their vertices become neutral, and need no product.
+"""Colors from which no entry is recovered: their vertices become neutral, and need no product.
 
-An entry (i, j) of a symmetric matrix can be read from the product of j's color at i, or from that of i's color at j.
-One of them suffices, so that a color may be left which is needed for none.
+An entry (i, j) of a symmetric matrix can be read from the product of j's color at i, or of i's color at j. One of
+them suffices, so that some colors may not be needed for any entry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ NEUTRAL = -1
 
 
 def without_neutral(pattern: Pattern, colors: Array) -> Array:
-    """The colors of a symmetric pattern's star or acyclic coloring that are needed, renumbered; else NEUTRAL."""
+    """Renumber the colors that a star or acyclic coloring of a symmetric pattern needs; others become NEUTRAL."""
     is_diagonal = pattern.rows == pattern.columns
     if is_diagonal.sum() == len(colors):
         return colors
@@ -28,7 +28,7 @@ def without_neutral(pattern: Pattern, colors: Array) -> Array:
     needed[colors[pattern.rows[is_diagonal]]] = True
     own = readable(pattern, colors)
     mirrored = own[pattern.turned]
-    # Where neither can be read the tree has more than a hub, and takes products of both colors.
+    # If neither can be read, the tree is not a star, and needs products of both colors.
     needed[colors[pattern.columns[~is_diagonal & ~mirrored]]] = True
     either = ~is_diagonal & own & mirrored
     needed |= _cover(colors[pattern.rows[either]], colors[pattern.columns[either]], needed)
@@ -36,13 +36,13 @@ def without_neutral(pattern: Pattern, colors: Array) -> Array:
 
 
 def renumbered(colors: Array, needed: Array) -> Array:
-    """Colors numbered without gaps, NEUTRAL where they are not needed."""
+    """Number colors without gaps; colors that are not needed become NEUTRAL."""
     numbers = np.where(needed, np.cumsum(needed) - 1, NEUTRAL).astype(np.int32)
     return np.where(colors < 0, NEUTRAL, numbers[colors]) if len(numbers) else colors
 
 
 def _cover(first: Array, second: Array, needed: Array) -> Array:
-    """Further colors, so that of each pair one is needed: at each turn the one that most pairs are left without."""
+    """Choose further colors until each pair has a needed color, always the color with most uncovered pairs."""
     count = len(needed)
     added = np.zeros(count, bool)
     left = ~(needed[first] | needed[second])
@@ -56,6 +56,6 @@ def _cover(first: Array, second: Array, needed: Array) -> Array:
         best = int(np.argmax(degrees))
         added[best] = True
         degrees[others[starts[best] : starts[best + 1]]] -= 1
-        # What was taken, and what only leads to it, has no pair left.
+        # Colors that were added have no uncovered pair left.
         degrees[added] = 0
     return added

@@ -1,7 +1,7 @@
-"""In which order vertices are colored: Gebremedhin, Manne & Pothen 2005, section 7.
+"""Orders in which vertices are colored: Gebremedhin, Manne & Pothen 2005, section 7.
 
-A vertex with many neighbours is harder to color late. Static orders sort by degree, dynamic ones by the degree within
-what is ordered already, or is not.
+A vertex with many neighbours is harder to color late. Static orders sort by degree, dynamic orders by the degree
+among vertices that are ordered already, or not yet.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Vertices:
-    """What is colored: rows of `graph`, whose neighbours are its columns or, with `rows`, what shares one with it."""
+    """Vertices to color: rows of `graph`. Neighbours are its columns or, with `rows`, vertices that share one."""
 
     graph: Pattern
     rows: Pattern | None = None
 
     @property
     def count(self) -> int:
-        """How many vertices there are."""
+        """Number of vertices."""
         return self.graph.shape[0]
 
     @cached_property
     def degrees(self) -> Array:
-        """How many neighbours each has, itself aside."""
+        """Number of neighbours of each vertex, without itself."""
         graph = self.graph
         if self.rows is not None:
             return loops().shared_row_degrees(self._arrays(graph), self._arrays(self.rows))
@@ -41,9 +41,9 @@ class Vertices:
         return np.diff(graph.starts) - np.bincount(own, minlength=self.count).astype(np.int32)
 
     def dynamic(self, *, rising: bool, least: bool) -> Array:
-        """Next is the vertex with the least or the largest degree, in what is ordered (rising) or is not."""
-        # Of equals the one that was entered last comes first. So an order that is made from its end is like the natural
-        # one among equals, and one that is made from its start begins with the largest degree.
+        """Order by least or largest degree, among vertices that are ordered already (`rising`) or not yet."""
+        # Among equals, the vertex that was entered last comes first. So an order that is built from its end keeps
+        # equals in natural order, and an order that is built from its start begins with the largest degree.
         initial = np.arange(self.count, dtype=np.int32)
         if not least:
             initial = initial[::-1]

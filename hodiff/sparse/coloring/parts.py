@@ -1,9 +1,9 @@
-"""Which entries of a matrix are read from products of rows, and which from products of columns, for both together.
+"""Split of a matrix's entries between products of rows and products of columns, where both are used.
 
-Those of long rows are read from products of rows, all others from products of columns. Then columns only have to differ
-where they share a short row, for which t colors may do, the length of the longest of these; a long row takes a color of
-its own, more or less. The sum, t + how many rows are longer than t, says which rows are long. The same with rows and
-columns exchanged. The idea is that of Coleman & Verma 1998, who take rows and columns off one by one.
+Entries of long rows are read from products of rows, all other entries from products of columns. Then columns must
+differ only where they share a short row. If short rows have at most t entries, t colors may suffice for them, and each
+long row takes about one color. So t is chosen to minimize t + the number of rows that are longer. The same applies with
+rows and columns exchanged. The idea is from Coleman & Verma 1998, who remove rows and columns one by one.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Entries that are read from products with the matrix, and those from products with its transpose."""
+    """Entries that are read from products with the matrix, and entries read from products with its transpose."""
 
     by_columns: Pattern
     by_rows: Pattern
 
 
 def parts(pattern: Pattern) -> Iterator[Part]:
-    """By long rows, and by long columns; then all entries by columns, and all by rows."""
+    """Yield the splits by long rows and by long columns; then all entries by columns, and all by rows."""
     everything, nothing = pattern, pattern.some_of(np.zeros(pattern.entries, bool))
     rows, columns = _long(np.diff(pattern.starts)), _long(np.diff(pattern.transposed.starts))
     if rows.any():
@@ -42,7 +42,7 @@ def parts(pattern: Pattern) -> Iterator[Part]:
 
 
 def _long(lengths: Array) -> Array:
-    """Which of some rows are long."""
+    """Mask of the rows that are long."""
     counts = np.bincount(lengths, minlength=1)
     longer = len(lengths) - np.cumsum(counts)
     return lengths > int(np.argmin(np.arange(len(counts)) + longer))

@@ -1,4 +1,4 @@
-"""Which entries of a matrix may be other than zero: compressed rows, from whatever holds them."""
+"""Sparsity patterns as compressed rows, from sparse or boolean matrices."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hodiff.errors import InputError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# The loops count entries in 32 bits; two copies of them make the graph of both rows and columns.
+# The loops count entries in 32 bits, and the graph of both rows and columns has two copies of the entries.
 _MOST = 2**30
 
 
 @dataclass(frozen=True, eq=False)
 class Pattern:
-    """Compressed rows: entries of a row stand from `starts[row]` on, with increasing columns."""
+    """Compressed rows: the entries of a row begin at `starts[row]`, with increasing columns."""
 
     shape: tuple[int, int]
     starts: Array
@@ -29,7 +29,7 @@ class Pattern:
 
     @property
     def entries(self) -> int:
-        """How many entries there are."""
+        """Number of entries."""
         return len(self.columns)
 
     @cached_property
@@ -39,7 +39,7 @@ class Pattern:
 
     @cached_property
     def turned(self) -> Array:
-        """The entries in the order of columns, each by its number in the order of rows."""
+        """Numbers of the entries in row order, sorted by columns."""
         numbers = np.arange(self.entries, dtype=np.int32)
         return scipy.sparse.csr_array((numbers, self.columns, self.starts), shape=self.shape).tocsc().data
 
@@ -64,17 +64,17 @@ class Pattern:
 
 
 def pattern_of(caller: str, given: Any) -> Pattern:
-    """The pattern that a sparse or boolean matrix shows.
+    """Return the pattern of a sparse or boolean matrix.
 
     Args:
         caller: The function that was called.
-        given: A sparse matrix of SciPy or torch, or a dense boolean one of NumPy or torch.
+        given: A sparse matrix of SciPy or torch, or a dense boolean matrix of NumPy or torch.
 
     Returns:
-        Its pattern.
+        The pattern.
 
     Raises:
-        InputError: If it is something else, or too large.
+        InputError: If `given` is something else, or too large.
     """
     if isinstance(given, Pattern):
         return given
@@ -106,7 +106,7 @@ def pattern_of(caller: str, given: Any) -> Pattern:
 
 def _of_scipy(given: Any) -> Any:
     if given.format == "dia":
-        # Its conversion drops zeros that are stored.
+        # Conversion from this format drops stored zeros.
         given = scipy.sparse.dia_array((np.ones(given.data.shape, bool), given.offsets), shape=given.shape)
     coordinates = given.tocoo() if given.format != "csr" else None
     if coordinates is None:
@@ -133,7 +133,7 @@ def _of_tensor(caller: str, given: torch.Tensor) -> Any:
 
 
 def _of_coordinates(rows: Array, columns: Array, shape: tuple[int, ...]) -> Any:
-    """Compressed rows; entries that are given twice are one."""
+    """Convert coordinates to compressed rows, and merge duplicates."""
     matrix = scipy.sparse.coo_array((np.ones(len(rows), bool), (rows, columns)), shape=shape).tocsr()
     matrix.sum_duplicates()
     return matrix
@@ -147,7 +147,7 @@ def _require_boolean(caller: str, is_boolean: bool, got: str) -> None:
 
 
 def require_symmetric(caller: str, method: str, pattern: Pattern) -> None:
-    """Refuse a pattern with an entry that has no mirror image.
+    """Raise an error if an entry of the pattern has no mirror image.
 
     Args:
         caller: The function that was called.

@@ -1,4 +1,4 @@
-"""What each method colors: its vertices, what a greedy coloring of them is, and what becomes of the colors."""
+"""Coloring problem of each method: its vertices, its greedy coloring, and the colors that it returns."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ Sides = dict[str, Array]
 
 @dataclass(frozen=True, eq=False)
 class Attempt:
-    """One way to color.
+    """One way to color a pattern.
 
     Attributes:
-        order: Its name.
-        least: A number of products that it does not go below.
-        colors: Colors it: those of columns, of rows or of both, by the names of the fields of `Coloring`; None where
-            that was given up.
+        order: Name of the order.
+        least: Lower bound on its number of products.
+        colors: Computes colors of columns, of rows or of both, by the field names of `Coloring`; None if it gave up.
     """
 
     order: str
@@ -38,11 +37,11 @@ class Attempt:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """What is to be colored.
+    """A pattern to be colored by one method.
 
     Attributes:
-        least: A number of products that no coloring goes below.
-        attempts: Ways to do it, by the names of orders and, if asked for, by arithmetic.
+        least: Lower bound on the number of products of any coloring.
+        attempts: Yields attempts, by the names of orders and, if asked for, by arithmetic.
     """
 
     least: int
@@ -52,7 +51,7 @@ class Problem:
 def _greedy(
     vertices: Vertices, run: Callable[[Array], Array], finish: Callable[[Array], Sides], cyclic: int, least: int
 ) -> Problem:
-    """By each order, and in turn along the diagonal: before all others where that cannot be improved, else last."""
+    """Color greedily in each order, and cyclically along the diagonal: first if that is optimal, else last."""
     in_turn = Attempt("cyclic", cyclic, lambda: finish(cyclic_colors(vertices.count, cyclic)))
 
     def by(order: str) -> Sides:
@@ -88,7 +87,8 @@ def _star(pattern: Pattern) -> Problem:
     def attempts(orders: tuple[str, ...], arithmetic: bool) -> Iterator[Attempt]:
         yield from problem.attempts(orders, arithmetic)
         if arithmetic:
-            # On regular meshes columns that share no row, which are a star coloring, need fewer colors than first fit.
+            # On regular meshes a coloring whose columns share no row, which is a star coloring, needs fewer colors than
+            # first fit.
             yield Attempt("distance-2", int(sizes.max(initial=0)) if problem.least > 1 else problem.least, apart)
 
     return Problem(problem.least, attempts)
@@ -107,7 +107,7 @@ def _symmetric(
     def finish(colors: Array) -> Sides:
         return {"column_colors": without_neutral(pattern, colors)}
 
-    # Without some diagonal entry colors may be neutral, of which the bounds know nothing.
+    # If a diagonal entry is missing, colors may be neutral, which the bounds do not consider.
     bound = least(pattern) if has_full_diagonal(pattern) else min(pattern.entries, 1)
     return _greedy(Vertices(pattern), run, finish, cyclic, bound)
 
@@ -121,7 +121,7 @@ def _rows(pattern: Pattern) -> Problem:
 
 
 def _one_sided(name: str, rows: Pattern, columns: Pattern) -> Problem:
-    """Columns of which no two share a row; entries of one row take a color each."""
+    """Color columns so that no two of one color share a row; entries of one row need different colors."""
     sizes = np.diff(rows.starts)
     filled = np.diff(columns.starts) > 0
 
@@ -135,7 +135,7 @@ def _one_sided(name: str, rows: Pattern, columns: Pattern) -> Problem:
 
 
 def _bidirectional(pattern: Pattern) -> Problem:
-    """Entries shared out beforehand; or columns and rows as vertices of one graph, whose edges are the entries."""
+    """Split entries between columns and rows first, or color both as vertices of one graph."""
     height, width = pattern.shape
     columns = pattern.transposed
     both = Pattern(
@@ -149,7 +149,7 @@ def _bidirectional(pattern: Pattern) -> Problem:
         found = loops().star(both.starts, both.columns, ORDERS[order](vertices), apart=False, most=most)
         if found is None:
             return None
-        # Columns and rows have colors of their own; all of them together decide which are needed.
+        # Columns and rows have separate colors. All of them together decide which colors are needed.
         found[width:] += int(found[:width].max(initial=-1)) + 1
         kept = without_neutral(both, found)
         return {"column_colors": compact(kept[:width]), "row_colors": compact(kept[width:])}
@@ -157,7 +157,7 @@ def _bidirectional(pattern: Pattern) -> Problem:
     def attempts(orders: tuple[str, ...], arithmetic: bool) -> Iterator[Attempt]:
         halves = [each for part in parts(pattern) for each in _halves(part, orders, arithmetic)]
         yield from halves
-        # First fit may make all columns alike at first, and all rows different then: it is given up where that shows.
+        # First fit may give all columns one color, and then all rows different ones. It gives up as soon as that shows.
         fair = 4 * min(each.least for each in halves)
         for name in orders:
             yield Attempt(name, min(pattern.entries, 1), partial(by, name, fair))
@@ -166,7 +166,7 @@ def _bidirectional(pattern: Pattern) -> Problem:
 
 
 def _halves(part: Part, orders: tuple[str, ...], arithmetic: bool) -> Iterator[Attempt]:
-    """Columns colored for some entries, rows for the others; each side is neutral where it has none of its own."""
+    """Color columns for some entries, and rows for the rest; vertices without entries of their own are neutral."""
     columns, rows = _columns(part.by_columns), _rows(part.by_rows)
     many, few = (columns, rows) if part.by_columns.entries >= part.by_rows.entries else (rows, columns)
 
@@ -179,7 +179,7 @@ def _halves(part: Part, orders: tuple[str, ...], arithmetic: bool) -> Iterator[A
 
 
 def compact(colors: Array) -> Array:
-    """Colors numbered without those that no vertex has."""
+    """Renumber colors, without colors that no vertex has."""
     used = np.zeros(int(colors.max(initial=-1)) + 1, bool)
     used[colors[colors >= 0]] = True
     return renumbered(colors, used)

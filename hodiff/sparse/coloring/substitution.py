@@ -1,13 +1,13 @@
-"""Recovery by substitution: the edges of two-colored trees, from sums over what hangs below them.
+"""Recovery by substitution: the edges of two-colored trees, from sums over the nodes below them.
 
 The product of color a at vertex v is the sum of the entries (v, w) with w of color a. These are the edges at one node
 of the tree of both colors, so that each product is the sum of the edges at its node. With a root, the edge above a node
-u is what remains of the product there once the edges below are taken off, and these are got likewise:
+u is the product there minus the edges below, which are computed in the same way:
 
     x(u) = b(u) - sum over children w of x(w) = sum over nodes w below u, and u itself, of (-1)^(depth w - depth u) b(w)
 
-The last form has no order in it. Below u are consecutive nodes of a depth-first walk, so that one cumulative sum gives
-all edges; or sums over descendants are doubled in reach until they reach the leaves.
+The last form requires no order. The nodes below u are consecutive in a depth-first walk, so that one cumulative sum
+gives all edges. Alternatively, sums over descendants double their reach until they reach the leaves.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hodiff.sparse.coloring.patterns import Pattern
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-# Up to so many are faster than a cumulative sum.
+# Up to this many doublings are faster than a cumulative sum.
 FEW_DOUBLINGS = 4
 
 
@@ -31,13 +31,13 @@ class Substitution:
     """Unknowns, one for an edge or a diagonal entry, in the order of a depth-first walk from the trees' centres.
 
     Attributes:
-        rows: For each unknown the row of the products that it is read from.
-        colors: And the column.
+        rows: Row of the products from which each unknown is read.
+        colors: Column of the products from which each unknown is read.
         signs: 1 or -1, as the depth is even or odd.
-        parents: The unknown next to it towards the root; `len(rows)` where there is none.
-        ends: The unknowns below the i-th, and itself, are those from i to `ends[i]`.
-        doublings: Rounds after which sums over descendants are complete; 0 where all is read directly.
-        unknowns: For each entry of the pattern its unknown; an entry and its mirror image have the same.
+        parents: Next unknown towards the root; `len(rows)` if there is none.
+        ends: Unknown i and all unknowns below it are the range from i to `ends[i]`, exclusive.
+        doublings: Rounds after which sums over descendants are complete; 0 if all unknowns are read directly.
+        unknowns: Unknown of each entry of the pattern; an entry and its mirror image share one.
     """
 
     rows: Array
@@ -49,7 +49,7 @@ class Substitution:
     unknowns: Array
 
     def read(self, products: Array) -> Array:
-        """The entries' values, by doubling where that takes few rounds, else by a cumulative sum."""
+        """Compute the entries' values, by doubling where that takes few rounds, else by a cumulative sum."""
         found = products[self.rows, self.colors]
         if self.doublings <= FEW_DOUBLINGS or not np.isfinite(found).all():
             # A cumulative sum would carry infinities and NaN into trees that have none.
@@ -57,7 +57,7 @@ class Substitution:
         return self.by_cumulative_sum(found)[self.unknowns]
 
     def by_doubling(self, found: Array) -> Array:
-        """The unknowns, from their products: sums over descendants at distance less than 1, 2, 4, ..."""
+        """Compute the unknowns from products, by sums over descendants at distance less than 1, 2, 4, ..."""
         if not self.doublings:
             return found
         total, above = found * self.signs, np.append(self.parents, len(found))
@@ -69,13 +69,14 @@ class Substitution:
         return total * self.signs
 
     def by_cumulative_sum(self, found: Array) -> Array:
-        """The unknowns, from their products: differences of one sum over all of them, in float64 at least."""
+        """Compute the unknowns from products, by differences of one cumulative sum, in float64 at least."""
         if not len(found):
             return found
         signed = found * self.signs
         if found.dtype.kind in "fc":
             signed = signed.astype(np.result_type(found, np.float64))
-        # What hangs from a root is taken off again where the next begins: else the sum would grow, and its rounding.
+        # The total of a tree is subtracted where the next tree begins. Otherwise the sum and its rounding errors would
+        # grow.
         tops = np.flatnonzero(self.parents == len(found))
         totals = np.add.reduceat(signed, tops)
         signed[tops[1:]] -= totals[:-1]
@@ -87,7 +88,7 @@ class Substitution:
 
 
 def by_trees(pattern: Pattern, colors: Array) -> Substitution:
-    """All entries of a symmetric pattern, where no two colors make a cycle."""
+    """Substitution for all entries of a symmetric pattern, if no two colors form a cycle."""
     upper = np.flatnonzero(pattern.rows < pattern.columns)
     lower = pattern.turned[upper]
     diagonal = np.flatnonzero(pattern.rows == pattern.columns)
@@ -96,7 +97,7 @@ def by_trees(pattern: Pattern, colors: Array) -> Substitution:
     unknowns = np.empty(pattern.entries, np.int64)
     unknowns[upper] = unknowns[lower] = places
     unknowns[diagonal] = np.arange(edges, count)
-    # Of each unknown the entry whose row and color name the product, in the order of the walk.
+    # Entry whose row and color identify the product of each unknown, in the order of the walk.
     named = np.concatenate([_placed(places, entries), diagonal])
     parents = _placed(places, parents)
     return Substitution(
@@ -111,7 +112,7 @@ def by_trees(pattern: Pattern, colors: Array) -> Substitution:
 
 
 def _rooted(pattern: Pattern, colors: Array, upper: Array, lower: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """Of each edge the entry that names its node away from the root; that node's place, parent, end and depth."""
+    """Entry that names each edge's node away from the root; that node's place, parent, end and depth."""
     # An edge joins the nodes of an entry above the diagonal and of its mirror image.
     count = int(colors.max(initial=-1)) + 2
     nodes, sizes = loops().pairs(pattern.starts, pattern.columns, np.where(colors < 0, count - 1, colors), count)
@@ -119,7 +120,7 @@ def _rooted(pattern: Pattern, colors: Array, upper: Array, lower: Array) -> tupl
     parents, places, below, depths = loops().forest(len(sizes), first, second)
     is_child = parents[first] == second
     child = np.where(is_child, first, second)
-    # An edge without others can be read at both ends, of which one may have no product: it gets the root.
+    # An isolated edge can be read at both ends, but one end may have no product: it becomes the root.
     alone = (sizes[first] == 1) & (sizes[second] == 1)
     unread = colors[pattern.columns[np.where(is_child, upper, lower)]] < 0
     entries = np.where(is_child ^ (alone & unread), upper, lower)

@@ -1,1 +1,1 @@
-"""Which entries of a Hessian or a Jacobian can be other than zero."""
+"""Detection of the entries of a Hessian or a Jacobian that can be nonzero."""

@@ -1,4 +1,4 @@
-"""One operator that ran: its arguments by name, its results, and what each tensor depends on."""
+"""A call of an operator: arguments by name, results, and what each tensor depends on."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from hodiff.sparse.detection.supports import Supports, empty
 
 @dataclass(frozen=True)
 class Call:
-    """What a rule may look at.
+    """An operator call, as rules see it.
 
     Attributes:
         func: The operator.
-        name: Its name, without namespace, overload and the underscore of those that work in place.
-        arguments: By the names of its schema, defaults included.
-        outputs: Tensors that it returned, in order.
-        memory: What tensors depend on.
+        name: Name of the operator, without namespace, overload and the underscore of in-place variants.
+        arguments: Arguments by the names of the schema, defaults included.
+        outputs: Tensors that it returned or wrote to, in order.
+        memory: Supports of tensors.
         at_point: Whether values count, so that the pattern holds at this point alone.
-        in_place: Whether an argument was overwritten, so that its values are not those that were read.
+        in_place: Whether an argument was overwritten, so that its values are not those that the operator read.
     """
 
     func: Any
@@ -41,7 +41,7 @@ class Call:
         return self.arguments[name]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """An argument that not every signature has."""
+        """Return an argument that not every signature has."""
         return self.arguments.get(name, default)
 
     @property
@@ -50,16 +50,16 @@ class Call:
         return [x for x in tree_leaves(list(self.arguments.values())) if isinstance(x, Tensor)]
 
     def supports(self, x: Any) -> Supports:
-        """Of a tensor, or of a number, which has none."""
+        """Return the supports of a tensor; a number has empty supports."""
         found = self.memory.supports(x) if isinstance(x, Tensor) else None
         return self.none(x.shape if isinstance(x, Tensor) else ()) if found is None else found
 
     def moves(self, x: Any) -> bool:
-        """Whether values of an argument depend on the inputs, be it without a derivative."""
+        """Whether values of an argument depend on the inputs, with or without a derivative."""
         return isinstance(x, Tensor) and self.memory.depends(x)
 
     def none(self, shape: Any) -> Supports:
-        """No dependence."""
+        """Empty supports of a shape."""
         return empty(shape, self.memory.inputs)
 
     def is_fixed(self, x: Any) -> bool:
@@ -67,12 +67,12 @@ class Call:
         return self.at_point or not self.moves(x)
 
     def dense(self) -> list[Supports]:
-        """Every element of every result depends on all that any argument does."""
+        """Supports in which every element of every result depends on everything that any argument does."""
         moving = [self.supports(x).whole(()) for x in self.tensors]
         everything = reduce(or_, moving, self.none(()))
         return [everything.broadcast(each.shape) for each in self.outputs]
 
 
 def numbers_of(x: Tensor) -> np.ndarray[Any, Any]:
-    """A tensor's values for NumPy."""
+    """Return a tensor's values as a NumPy array."""
     return x.detach().resolve_conj().resolve_neg().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Refuse what takes the numbers of a tensor out of torch, where nothing can follow them."""
+"""Refusal of functions that take the numbers of a tensor out of torch, where they cannot be followed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READERS = {torch.tensor, torch.as_tensor}
 
 
 class Escapes(TorchFunctionMode):
-    """Refuses the exits to tensors that depend on the inputs."""
+    """Mode that refuses such functions for tensors that depend on the inputs."""
 
     def __init__(self, mode: Tracking) -> None:
         super().__init__()
@@ -39,6 +39,6 @@ class Escapes(TorchFunctionMode):
         return func(*args, **kwargs or {})
 
     def _reads(self, data: Any) -> bool:
-        if isinstance(data, Tensor):  # which is copied
+        if isinstance(data, Tensor):  # a tensor is copied by an operator
             return False
         return any(isinstance(x, Tensor) and self._mode.memory.depends(x) for x in tree_leaves(data))

@@ -1,4 +1,4 @@
-"""What every piece of memory depends on, whichever tensors look at it."""
+"""Supports of every piece of memory, whichever tensors view it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _CLEANING = 64
 
 @dataclass
 class _Held:
-    """One storage, whose values depend on the inputs: the supports of its elements of `itemsize` bytes, if any.
+    """A storage whose values depend on the inputs: supports of its elements of `itemsize` bytes, if any.
 
-    Without supports the values have no derivative: comparisons, roundings, positions. `tensor` keeps alive what has
-    no storage to be known by.
+    Without supports the values have no derivative: comparisons, roundings, positions. `tensor` keeps a
+    tensor without storage alive, which is known by its id.
     """
 
     supports: Supports | None
@@ -31,9 +31,9 @@ class _Held:
 
 
 class Memory:
-    """The supports of all storages that live, so that views need no rule and writes through them are seen.
+    """Supports of all live storages, so that views need no rule and writes through views are seen.
 
-    A storage that is not here depends on nothing.
+    A storage without an entry depends on nothing.
     """
 
     def __init__(self, inputs: int) -> None:
@@ -56,11 +56,11 @@ class Memory:
         return supports.take(_strided(supports.which, x))
 
     def write(self, x: Tensor, supports: Supports | None, *, depends: bool) -> None:
-        """Set what a tensor's elements depend on, and leave alone what else is in its storage.
+        """Set the supports of a tensor's elements, without changing other elements of its storage.
 
         Args:
             x: The tensor.
-            supports: Of its elements; None for none.
+            supports: Supports of its elements; None for none.
             depends: Whether its values depend on the inputs at all.
         """
         key = _key(x)
@@ -99,12 +99,12 @@ class Memory:
 
 
 def has_derivatives(x: Tensor) -> bool:
-    """Whether a tensor's elements are real or complex numbers."""
+    """Whether a tensor is floating-point or complex."""
     return x.dtype.is_floating_point or x.dtype.is_complex
 
 
 def is_strided(x: Tensor) -> bool:
-    """Whether a tensor lies in memory by strides."""
+    """Whether a tensor has strided memory."""
     return x.layout is torch.strided
 
 
@@ -113,12 +113,12 @@ def _key(x: Tensor) -> Hashable:
 
 
 def _count(x: Tensor) -> int:
-    """How many elements of its size a tensor's storage holds."""
+    """Number of elements, of the tensor's element size, that its storage holds."""
     return x.untyped_storage().nbytes() // x.element_size()
 
 
 def _strided(values: Indices, x: Tensor) -> Any:
-    """Look at numbers of the elements of a storage as a tensor looks at its storage."""
+    """View the numbers of a storage's elements as a tensor views its storage."""
     if not x.numel():
         return np.zeros(x.shape, dtype=values.dtype)
     size = values.itemsize
@@ -126,7 +126,7 @@ def _strided(values: Indices, x: Tensor) -> Any:
 
 
 def _by_itemsize(held: _Held, itemsize: int, count: int) -> Supports:
-    """Supports of a storage's elements of another size, as where a complex tensor is looked at as a real one."""
+    """Convert supports to another element size, such as where a complex tensor is viewed as a real tensor."""
     supports = held.supports
     assert supports is not None
     if held.itemsize == itemsize and len(supports.which) == count:

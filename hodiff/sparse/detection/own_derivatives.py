@@ -1,4 +1,4 @@
-"""Functions that bring their own derivatives: what results depend on is read from what their backward hands on."""
+"""Functions with their own derivatives: supports of their results are read from their backward."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from hodiff.sparse.detection.supports import Supports, TooManyError, from_rows, 
 if TYPE_CHECKING:
     from hodiff.sparse.detection.tracking import Tracking
 
-# Functions of these packages have the derivatives of the operators that they run, but for those of the modules after.
+# Functions of these packages have the derivatives of the operators that they run, except Functions of the modules in
+# `_FREE`.
 _TRUE = ("torch.", "hodiff.")
 _AUTHORED = "hodiff.authoring."
 _FREE = (
@@ -33,7 +34,7 @@ _FREE = (
 
 
 class _Followed(threading.local):
-    """What the Functions of a thread are followed for; None where they are not."""
+    """The mode that follows the Functions of a thread; None if they are not followed."""
 
     mode: Tracking | None = None
 
@@ -42,13 +43,13 @@ _followed = _Followed()
 
 
 def is_followed() -> bool:
-    """Whether this thread looks for a pattern, so that values of tensors are no numbers to be compared."""
+    """Whether this thread detects a pattern, so that values of tensors cannot be compared."""
     return _followed.mode is not None
 
 
 @contextmanager
 def following_own_derivatives(mode: Tracking) -> Iterator[None]:
-    """Within it, results of Functions depend on what their own derivatives say, in this thread."""
+    """Within the block, read supports of Functions' results in this thread from their own derivatives."""
     kinds = [kind for kind in _subclasses(Function) if kind.forward is not Function.forward and _is_free(kind)]
     before = [(kind, vars(kind).get("forward"), kind.forward) for kind in kinds]
     outer, _followed.mode = _followed.mode, mode
@@ -72,13 +73,13 @@ def _subclasses(kind: Any) -> Iterator[Any]:
 
 
 def _is_free(kind: type[Function]) -> bool:
-    """Whether a Function may have any derivative."""
+    """Whether a Function may have other derivatives than the operators that it runs."""
     module = f"{kind.__module__}."
     return module.startswith(_FREE) or not module.startswith(_TRUE)
 
 
 def _noting_results(kind: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-    """A Function's forward, after which the memory knows its results by its derivative."""
+    """Wrap a Function's forward, so that the memory records the supports of its results."""
     is_authored = f"{kind.__module__}.".startswith(_AUTHORED)
     contexts = 1 if kind.setup_context is Function.setup_context else 0
 
@@ -94,10 +95,11 @@ def _noting_results(kind: Any, forward: Callable[..., Any]) -> Callable[..., Any
         except TooManyError:
             raise mode.too_dense(kind.__name__) from None
         except Exception:
-            # What a user's rule may raise here it raises again where the derivative is computed.
+            # An error of a user's rule is raised again where the derivative is computed.
             mode.unknown.setdefault(kind.__name__, line_now())
             found = None
-        # What it does within is its own affair, but for authored ones, which differentiate what they save.
+        # Operators inside of a forward are not followed, except in authored Functions, which differentiate what they
+        # save.
         outer, mode.paused = mode.paused, mode.paused or not is_authored
         try:
             results = forward(*args)
@@ -113,7 +115,7 @@ def _noting_results(kind: Any, forward: Callable[..., Any]) -> Callable[..., Any
 
 
 def _by_backward(kind: Any, inputs: Sequence[Any], mode: Tracking) -> list[Supports | None]:
-    """What each result of a call depends on; None for those that have no derivative."""
+    """Supports of each result of a call, from its backward; None for results without a derivative."""
     moving = [x for x in inputs if _supports(mode, x)]
     state = RandomState(moving)
     _followed.mode = None
@@ -121,7 +123,7 @@ def _by_backward(kind: Any, inputs: Sequence[Any], mode: Tracking) -> list[Suppo
         with torch.enable_grad():
             leaves = [_apart(x, mode).requires_grad_() for x in moving]
             copies = iter(leaves)
-            # Not the leaves themselves, in which no Function may write.
+            # Pass copies, because no Function may write to leaves.
             given = [next(copies).clone() if _supports(mode, x) else _apart(x, mode) for x in inputs]
             results = kind.apply(*given)
             flat = results if isinstance(results, tuple) else (results,)
@@ -144,7 +146,7 @@ def _by_backward(kind: Any, inputs: Sequence[Any], mode: Tracking) -> list[Suppo
 
 
 def _cotangents(results: Sequence[Tensor], mode: Tracking) -> tuple[Tracking, list[Tensor]]:
-    """What follows operators from the results' cotangents on, and these."""
+    """Return a mode that follows operators from the results' cotangents on, and the cotangents."""
     inner = type(mode)(mode.caller, sum(y.numel() for y in results), at_point=mode.at_point)
     cotangents, start = [torch.ones_like(y) for y in results], 0
     for cotangent in cotangents:
@@ -163,7 +165,7 @@ def _split(rows: csr_array, results: Sequence[Tensor]) -> Iterator[Supports]:
 
 
 def _dense(inputs: Sequence[Any], results: Sequence[Any], mode: Tracking) -> list[Supports | None]:
-    """Everything that any of the inputs depends on."""
+    """Supports in which every result depends on everything that any input does."""
     found = [supports.whole(()) for supports in (_supports(mode, x) for x in inputs) if supports]
     everything = reduce(or_, found)
     return [everything.broadcast(y.shape) if isinstance(y, Tensor) else None for y in results]
@@ -174,7 +176,7 @@ def _supports(mode: Tracking, x: Any) -> Supports | None:
 
 
 def _apart(x: Any, mode: Tracking) -> Any:
-    """A copy that nobody follows."""
+    """Copy a tensor, without supports."""
     if not isinstance(x, Tensor):
         return x
     copy = x.detach().clone()

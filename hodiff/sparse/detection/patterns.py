@@ -1,4 +1,4 @@
-"""Where Hessians and Jacobians can have entries that are not zero."""
+"""Detection of sparsity patterns of Hessians and Jacobians."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ from hodiff.torch_internals.threads import one_thread_at_a_time
 @outside_graphs
 @at_the_boundary
 def hessian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool = False) -> csr_array:
-    r"""Where the Hessian of a scalar function can have entries that are not zero.
+    r"""Find where the Hessian of a scalar function can have nonzero entries.
 
     $$ P \supseteq \{ (i, j) : \partial^2 f / \partial x_i \partial x_j \ne 0 \} $$
 
     f and its gradient run once, and the inputs that each number depends on are followed through every operator. The
-    pattern holds for all x by default; what has no derivative (rounding, comparisons) leaves no trace, and constants of
-    f that are floating-point numbers may take any value. Indices and masks, integer and boolean constants, are part of
-    its structure; a mask hides what it hides before numbers are multiplied, not after. Functions that bring their own
-    derivatives are followed by these. Of an operator without a rule, the result is taken to depend on all of its
-    arguments; a `HodiffWarning` names it.
+    pattern holds for all x by default. Operators without a derivative (rounding, comparisons) add no entries, and
+    floating-point constants of f may take any value. Indices and masks, integer and boolean constants, are part of the
+    structure of f. A mask removes entries if it is applied before numbers are multiplied, not after. Functions with
+    their own derivatives are followed by these. The result of an operator without a rule is assumed to depend on all
+    arguments; a `HodiffWarning` names the operator.
 
     Args:
         f: Function that returns a tensor of shape ().
         x: Tensor or pytree of n numbers in all, at which f runs.
         *args: Further arguments of f, constants.
-        at_point: Whether the pattern is to hold at this x alone, and may be smaller: branches, maxima and factors of
-            zero are taken as they are there.
+        at_point: Whether the pattern needs to hold at this x alone, and may be smaller: branches, maxima and factors of
+            zero are taken as they are at x.
 
     Returns:
         SciPy's boolean CSR array (n, n), symmetric, leaves of x flattened in pytree order.
 
     Raises:
-        InputError: If f does not return one real number, its course depends on values of x (unless `at_point`),
+        InputError: If f does not return one real number, its control flow depends on values of x (unless `at_point`),
             numbers of x leave torch (`.numpy()`), or the Hessian has too many entries to be called sparse.
         RouteError: If torch has no derivative of some operator.
 
@@ -89,7 +89,7 @@ def pattern_of_hessian(function: BoundFunction, *, at_point: bool = False) -> cs
 @outside_graphs
 @at_the_boundary
 def jacobian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: bool = False) -> csr_array:
-    r"""Where the Jacobian of a function can have entries that are not zero.
+    r"""Find where the Jacobian of a function can have nonzero entries.
 
     $$ P \supseteq \{ (i, j) : \partial f_i / \partial x_j \ne 0 \} $$
 
@@ -105,8 +105,8 @@ def jacobian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: boo
         SciPy's boolean CSR array (m, n), leaves of the result and of x flattened in pytree order.
 
     Raises:
-        InputError: As `hessian_pattern`, for any result that is made of tensors.
-        RouteError: Likewise.
+        InputError: As `hessian_pattern`, except that f may return any pytree of tensors.
+        RouteError: As `hessian_pattern`.
 
     Example:
         >>> import torch, hodiff
@@ -123,7 +123,7 @@ def jacobian_pattern(f: Callable[..., Any], x: PyTree, *args: Any, at_point: boo
 
 def pattern_of_jacobian(function: BoundFunction, *, at_point: bool = False) -> csr_array:
     """`jacobian_pattern` of a bound function."""
-    with torch.enable_grad():  # into a leaf nobody might write
+    with torch.enable_grad():  # f may write to a copy, but not to a leaf
         leaves = [_recorded_copy(function, leaf).clone() for leaf in function.leaves]
     with refused(function.caller), _tracking(function, leaves, at_point) as mode, torch.enable_grad():
         results = tensors_in(function(leaves)[0])
@@ -134,7 +134,7 @@ def pattern_of_jacobian(function: BoundFunction, *, at_point: bool = False) -> c
 
 
 def _recorded_copy(function: BoundFunction, leaf: Tensor) -> Tensor:
-    """A leaf of autograd with the same values: where nothing is recorded, Functions run without their derivatives."""
+    """Copy a leaf for autograd to record: Functions that are not recorded run without their derivatives."""
     if in_transform():
         raise InputError(
             f"{function.caller}: x: expected a tensor outside of torch.func transforms, got {describe(leaf)} inside of "
@@ -145,7 +145,7 @@ def _recorded_copy(function: BoundFunction, leaf: Tensor) -> Tensor:
 
 @contextmanager
 def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool) -> Iterator[Tracking]:
-    """Follow operators from the leaves on; complain of those that have no rule."""
+    """Follow operators from the leaves on; warn of operators without a rule."""
     inputs = sum(leaf.numel() for leaf in leaves)
     mode = Tracking(function.caller, inputs, at_point=at_point)
     draw, modules = draw_of(function.leaves, *function.roots), list(named_modules(function.f))
@@ -154,19 +154,19 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
         mode.memory.write(leaf, identity(leaf.numel(), inputs, start).reshape(*leaf.shape), depends=True)
         start += leaf.numel()
     with (
-        # Some of these switches are of the whole process.
+        # Some of these switches affect the whole process.
         one_thread_at_a_time(),
         untouched(modules),
         Escapes(mode),
         mode,
         following_own_derivatives(mode),
-        # Compiled code and fused kernels show no operators.
+        # Compiled code and fused kernels hide their operators.
         torch.compiler.set_stance("force_eager"),
         sdpa_kernel(SDPBackend.MATH),
         without_onednn(),
     ):
         yield mode
-    # The pattern is looked for beside the derivative, which draws what it would have drawn without.
+    # Detection must not change the random numbers that the derivative draws.
     draw.rewind()
     if mode.unknown:
         found = ", ".join(f"{name} ({line})" if line else name for name, line in mode.unknown.items())
@@ -179,7 +179,7 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
 
 
 def _rows(mode: Tracking, results: Sequence[Tensor], what: str) -> csr_array:
-    """The sets of all elements, one after another."""
+    """Stack the sets of all elements as rows of a matrix."""
     found = [mode.memory.supports(y) for y in results]
     none = [csr_array((y.numel(), mode.memory.inputs), dtype=bool) for y in results]
     try:

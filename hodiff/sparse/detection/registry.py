@@ -1,4 +1,4 @@
-"""One table of rules by the names of operators."""
+"""Table of rules by the names of operators."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from hodiff.sparse.detection.call import Call
 from hodiff.sparse.detection.supports import Supports
 
-# The supports of each output in order; None for one without a derivative.
+# A rule returns the supports of each output in order; None for an output without a derivative.
 Rule = Callable[[Call], Sequence[Supports | None]]
 
 RULES: dict[str, Rule] = {}

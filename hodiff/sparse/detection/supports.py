@@ -1,4 +1,4 @@
-"""On which of n inputs each element of a tensor depends: sets of inputs, and which set each element has."""
+"""Supports: sets of inputs that the elements of a tensor depend on, and the set of each element."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from scipy.sparse import csr_array, vstack
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
-# Entries of all sets of one tensor: more take gigabytes, and what is so dense is not worth the search.
+# Maximum number of entries in all sets of one tensor: more would take gigabytes, and dense patterns are not worth the
+# search.
 MOST_ENTRIES = 2**25
 MOST_OF_EACH = 128
 
 
 def most_entries(inputs: int) -> int:
-    """How many entries the sets of one tensor may have."""
+    """Maximum number of entries in the sets of one tensor."""
     return max(MOST_ENTRIES, MOST_OF_EACH * inputs)
 
 
 class TooManyError(Exception):
-    """Sets have more entries than there may be."""
+    """Raised when sets have more entries than allowed."""
 
 
 @dataclass(frozen=True)
 class Supports:
-    """Elements that share a set share its number.
+    """Sets of inputs that a tensor's elements depend on; elements that share a set share its number.
 
     Attributes:
         which: The number of each element's set, in the tensor's shape.
@@ -57,19 +58,19 @@ class Supports:
         return self.take(self.which.reshape(shape))
 
     def broadcast(self, shape: Sequence[int]) -> Supports:
-        """Repeated as torch does."""
+        """Repeat elements as torch broadcasts them."""
         return self.take(np.broadcast_to(self.which, tuple(shape)))
 
     def rows(self) -> csr_array:
-        """A row for each element; raises `TooManyError`."""
+        """Return a row for each element; raises `TooManyError`."""
         _require_few(self.sets, self.which.reshape(-1))
         return self.sets[self.which.reshape(-1)]
 
     def merged(self, groups: Indices, shape: Sequence[int]) -> Supports:
-        """The union of the elements of each group.
+        """Union of the elements of each group.
 
         Args:
-            groups: The flat position in the result that each element, or what it broadcasts to, belongs to.
+            groups: Flat position in the result to which each element belongs, after broadcasting.
             shape: The shape of the result.
 
         Returns:
@@ -90,7 +91,7 @@ class Supports:
         return Supports(placed.reshape(tuple(shape)), _with_empty(members_of @ self.sets))
 
     def over(self, dims: Sequence[int], *, keepdim: bool = False) -> Supports:
-        """The union over dimensions."""
+        """Union over dimensions."""
         rank = self.which.ndim
         dims = sorted({dim % rank for dim in dims}) if rank else []
         kept = [dim for dim in range(rank) if dim not in dims]
@@ -100,19 +101,19 @@ class Supports:
         return merged.take(np.expand_dims(merged.which, tuple(dims))) if keepdim else merged
 
     def along(self, dims: Sequence[int]) -> Supports:
-        """Every element has the union over dimensions."""
+        """Union over dimensions, repeated for every element."""
         return self.over(dims, keepdim=True).broadcast(self.shape)
 
     def whole(self, shape: Sequence[int]) -> Supports:
-        """Elements that each depend on all that any of these does."""
+        """Union of all elements, for every element of a shape."""
         return self.reshape(-1).over((0,)).broadcast(shape)
 
     def only(self, kept: np.ndarray[Any, np.dtype[np.bool_]]) -> Supports:
-        """Empty where `kept` is false."""
+        """Remove the dependence where `kept` is false."""
         return self.take(np.where(kept, self.which, 0))
 
     def compact(self) -> Supports:
-        """Without sets that no element has, if these are many."""
+        """Drop sets that no element has, if there are many of them."""
         if self.sets.shape[0] <= 2 * self.which.size + 1:
             return self
         used, which = np.unique(np.append(0, self.which), return_inverse=True)
@@ -131,7 +132,7 @@ class Supports:
         numbers: Indices
         if 4 * max(self.sets.shape[0], sets) < len(pairs):
             pairs, numbers = np.unique(pairs, return_inverse=True)
-        else:  # hardly any elements share their sets: to look for them costs more than it saves
+        else:  # few elements share their sets: finding them costs more than it saves
             numbers = np.arange(len(pairs), dtype=np.int64)
         _require_few(self.sets, pairs // sets)
         _require_few(other.sets, pairs % sets)
@@ -145,20 +146,20 @@ def empty(shape: Sequence[int], inputs: int) -> Supports:
 
 
 def identity(count: int, inputs: int, start: int) -> Supports:
-    """Elements that are the inputs themselves, from the one at `start`."""
+    """Supports of elements that are the inputs themselves, beginning with input `start`."""
     columns = np.arange(start, start + count)
     sets = csr_array((np.ones(count, dtype=bool), columns, np.arange(count + 1)), shape=(count, inputs))
     return Supports(np.arange(1, count + 1), _with_empty(sets))
 
 
 def from_rows(rows: csr_array, shape: Sequence[int]) -> Supports:
-    """Elements with a set each, the rows in order."""
+    """Supports of elements with one set each, the rows in order."""
     _require_few(rows, np.arange(rows.shape[0]))
     return Supports(np.arange(1, rows.shape[0] + 1).reshape(tuple(shape)), _with_empty(rows))
 
 
 def joined(parts: Sequence[Supports]) -> Supports:
-    """All elements of several tensors one after another."""
+    """Supports of the elements of several tensors, concatenated."""
     starts = np.cumsum([0, *(part.sets.shape[0] for part in parts)])
     which = [np.where(part.which > 0, part.which + start, 0) for part, start in zip(parts, starts, strict=False)]
     return Supports(

@@ -1,4 +1,4 @@
-"""Follow every operator that runs, and say of each tensor on which inputs it depends."""
+"""Tracking of operators as they run, and of the inputs that each tensor depends on."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
 from hodiff.torch_internals.operators import arguments_of, decomposition_of, plain_name
 from hodiff.torch_internals.tensors import share_storage
 
-# What a rule, or a decomposition of torch's, raises for a call that it does not know.
+# Errors that a rule, or a decomposition of torch's, raises for a call that it does not support.
 _UNFIT = (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError)
 _MASKS = {torch.bool, torch.uint8}
-# What users write for operators that they do not know by name.
+# Description of operators that users do not know by name.
 _READING = {"local_scalar_dense": "the value (.item(), float(), bool() or an if)"}
 
 
 class Tracking(EagerDispatchMode):
-    """Within it, operators run as ever, and `memory` says afterwards what each tensor depends on.
+    """Mode in which operators run as usual, while `memory` records the inputs that each tensor depends on.
 
-    An operator is asked, in this order: whether its result is a view, which needs no rule; for its rule; whether torch
-    calls it pointwise; for its decomposition into others. What is left is taken to be dense, and is in `unknown`.
+    An operator is handled as a view, which needs no rule; by its rule; as pointwise, if torch tags it so; or by its
+    decomposition into other operators. All others are assumed to be dense, and are listed in `unknown`.
     """
 
     def __init__(self, caller: str, inputs: int, *, at_point: bool) -> None:
@@ -40,9 +40,9 @@ class Tracking(EagerDispatchMode):
         self.memory = Memory(inputs)
         self.at_point = at_point
         self.unknown: dict[str, str] = {}
-        # While a Function runs that brings its own derivative.
+        # True while a Function with its own derivative runs.
         self.paused = False
-        # Some are said to be made of themselves.
+        # Some operators decompose into themselves.
         self._open: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -66,12 +66,12 @@ class Tracking(EagerDispatchMode):
         return result
 
     def _record(self, name: str, rule: Rule | None, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Write down what the results and the arguments that were written to depend on."""
+        """Record what the results, and the arguments that were written to, depend on."""
         arguments, written = arguments_of(func, args, kwargs)
         given = _tensors(arguments)
         changed = _tensors([arguments[each] for each in written])
         outputs = _tensors(result)
-        # A view of an argument is known by its memory.
+        # A view of an argument shares memory that is tracked already.
         new = outputs if changed else [y for y in outputs if not any(_share(y, x) for x in given)]
         new += [x for x in changed if not any(_share(x, y) for y in new)]
         if not new:
@@ -91,7 +91,7 @@ class Tracking(EagerDispatchMode):
             self.memory.write(x, found, depends=True)
 
     def _supports(self, rule: Rule | None, call: Call) -> Sequence[Supports | None]:
-        """By the rule; everything where there is none, or it does not know such a call."""
+        """Apply the rule; results are dense if there is no rule, or it does not support the call."""
         if rule is not None:
             try:
                 return rule(call)
@@ -101,7 +101,7 @@ class Tracking(EagerDispatchMode):
         return call.dense()
 
     def _decomposed(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run the operators that an operator is made of, if torch says which, and they take the arguments."""
+        """Run an operator's decomposition, if torch has one that takes the arguments; else NotImplemented."""
         decomposition = None if func in self._open else decomposition_of(func)
         if decomposition is None:
             return NotImplemented
@@ -111,23 +111,23 @@ class Tracking(EagerDispatchMode):
                 return decomposition(*args, **kwargs)
         except HodiffError:
             raise
-        except _UNFIT:  # as some of empty tensors
+        except _UNFIT:  # such as for empty tensors
             return NotImplemented
         finally:
             self._open.pop()
 
     def _steers(self, name: str, func: Any, given: list[Tensor]) -> bool:
-        """Whether what runs afterwards may depend on values of the inputs."""
+        """Whether later operators may depend on values of the inputs."""
         if torch.Tag.data_dependent_output in func.tags:
             # Torch's own modules, and corrections, read values to validate their arguments.
             return not called_by_library()
         if torch.Tag.dynamic_output_shape not in func.tags:
             return False
-        # Of those that have a rule it is the mask that says how large the result is.
+        # If the operator has a rule, a mask decides how large the result is.
         return name not in RULES or any(x.dtype in _MASKS and self.memory.depends(x) for x in given)
 
     def too_dense(self, name: str) -> InputError:
-        """What is raised where an operator's result depends on too much."""
+        """Return the error for an operator whose result depends on too many inputs."""
         most = most_entries(self.memory.inputs)
         return InputError(
             f"{self.caller}: f: expected results that each depend on few inputs, got more than {most:,} pairs of a "

@@ -1,7 +1,7 @@
-"""From products with a coloring's seeds to the entries of a sparse matrix, and to the matrix.
+"""Recovery of a sparse matrix from products with its coloring's seeds.
 
 - `products`: products of Hessians and Jacobians with blocks of vectors, in groups.
 - `recover`: the entries from the products.
-- `agreement`: whether a matrix has all that the derivative has, by a random vector.
+- `agreement`: comparison of a matrix with the derivative, by random vectors.
 - `coloring`: the coloring that a call uses.
 """

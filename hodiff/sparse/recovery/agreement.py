@@ -1,4 +1,4 @@
-"""Whether a recovered matrix is the whole derivative: its product with a random vector is the derivative's."""
+"""Comparison of a recovered matrix with the derivative, by their products with a random vector."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from torch import Tensor
 from hodiff.sparse.coloring import Coloring
 from hodiff.sparse.coloring.layouts import FORMATS
 
-# Any will do that does not hit an entry's multiple of another by accident; the same one each time.
+# Any seed works for which no entry is a multiple of another by accident. It is fixed, so that results repeat.
 _SEED = 20_09
-# By how much rows may differ: a power of machine epsilon, and no more than the last, so that in 16 bits it is mostly
-# further vectors that tell. Substitution adds up the rounding of a tree's entries.
+# Tolerances of rows: powers of machine epsilon, at most `_LOOSEST`, so that in 16 bits mostly further vectors decide.
+# Substitution adds up the rounding errors of a tree's entries.
 _POWERS = {"star": 0.75, "columns": 0.75, "rows": 0.75, "bidirectional": 0.75, "acyclic": 0.5}
 _LOOSEST = 2.0**-11
-# Further vectors where they differ by more; and how far the linear part of the difference must stand out, in 16 bits
-# less. Eight differences of rounding alone exceed another eight by as much once in some 10^9 times.
+# Number of further vectors for rows that differ by more, and the factor by which the linear part of the difference must
+# exceed the rest; it is smaller in 16 bits. Eight differences of rounding alone exceed another eight by this factor
+# once in some 10^9 times.
 _MORE, _BY_FAR, _BY_FAR_IN_16_BITS = 8, 16, 8
-# How much farther for it to be told of digits that substitution lost.
+# Additional factor for reporting digits that substitution lost.
 _LOST = 4
-# Of these torch multiplies sparse matrices by a library, in half the time.
+# For these dtypes torch multiplies sparse matrices by a library, in half the time.
 _FAST = (torch.float32, torch.float64)
 
 
@@ -35,7 +36,7 @@ def probe(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _random(count: int, size: int, seed: int) -> Tensor:
-    """Numbers of either sign, none of them small, which would leave an entry unseen."""
+    """Random numbers of either sign; none is small, because a small number could hide an entry."""
     uniform = torch.rand(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.5
     return uniform.sign() + uniform
 
@@ -48,14 +49,14 @@ def places(coloring: Coloring, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 class Off(NamedTuple):
-    """Rows of a recovered matrix that are not the derivative's, as numbers.
+    """Rows, by number, in which a recovered matrix differs from the derivative.
 
     Attributes:
-        missing: Those that lack entries.
-        is_small: Whether what they lack is small beside the largest entries, as what rounding may swallow.
-        coarse: Those whose entries have lost digits on their way from the products.
-        unjudged: Those whose products are not finite.
-        unseen: Those of them in which the matrix is.
+        missing: Rows that lack entries.
+        is_small: Whether the missing parts are so small beside the largest entries that rounding may cause them.
+        coarse: Rows whose entries lost digits in the recovery from products.
+        unjudged: Rows whose products are not finite.
+        unseen: Rows whose products are not finite, although the matrix is.
     """
 
     missing: Tensor
@@ -78,30 +79,30 @@ def disagreements(
     eps: float,
     further: Callable[[Tensor], tuple[Tensor, list[Tensor]]],
 ) -> Off:
-    r"""The rows in which a recovered matrix is not the whole derivative.
+    r"""Find the rows in which a recovered matrix is not the whole derivative.
 
     $$ |A v - p|_i > \tau (|A| |v| + |p|)_i $$
 
-    Where terms of the derivative cancel, rounding alone makes such a difference. It is told from an entry that is
-    missing by further products: what an entry adds is linear in the vector, rounding is not.
+    Where terms of the derivative cancel, rounding alone makes such a difference. Further products distinguish
+    it from a missing entry: the contribution of an entry is linear in the vector, rounding is not.
 
     Args:
         coloring: The coloring, which holds the pattern.
         side: "columns" for the matrix, or "rows" for its transpose, whose rows are the matrix's columns.
         values: The entries that were recovered.
-        vector: v, (n,), whose sizes further ones have, too.
-        product: p, the derivative's own product with it, (m,).
-        eps: Machine epsilon of the coarsest dtype at work.
-        further: The derivative's products with further vectors, and the entries once more, several times, from
-            products made with these that round otherwise.
+        vector: v, (n,); further vectors have the same magnitudes.
+        product: p, the derivative's own product with v, (m,).
+        eps: Machine epsilon of the coarsest dtype in use.
+        further: Returns the derivative's products with further vectors, and several recoveries of the entries, from
+            products that round differently.
 
     Returns:
-        Their numbers.
+        The rows.
     """
     tolerance = min(eps ** _POWERS[coloring.method], _LOOSEST)
     own = _product(coloring, side, values, vector, product.dtype)
     off = (product - own).abs_()
-    # Where terms of A v cancel by chance, this picks too many.
+    # This picks too many rows where terms of A v cancel by chance.
     rows = (off > tolerance * product.abs()).nonzero()[:, 0]
     if len(rows):
         scale = product.abs() + _product(coloring, side, values.abs(), vector.abs(), product.dtype)
@@ -124,7 +125,7 @@ def disagreements(
     first = differences(values, vectors, products[:_MORE])
     of_sums = [differences(each, sums, products[_MORE:]) for each in (values, *again)]
     is_missing = _stands_out(first, _bent(first, of_sums), scale, far)
-    # Or the difference is linear in the vector for the rounding of the entries.
+    # Otherwise the rounding of the entries may make the difference linear in the vector.
     is_coarse = _stands_out(first, _bent(first, of_sums[:1]), scale, _LOST * far) & ~is_missing
     small = off[rows] <= math.sqrt(eps) * max(_largest(values), _largest(product))
     all_small = bool(small[is_missing].all())
@@ -132,27 +133,27 @@ def disagreements(
 
 
 def _bent(off: Tensor, off_of_sums: Sequence[Tensor]) -> Tensor:
-    """By how much differences fail to be a linear function of the vector, squared: the most of several."""
+    """Mean squared deviation of differences from a linear function of the vector; the largest of several."""
     return torch.stack([(each - off - off.roll(1, 0)).square().mean(0) for each in off_of_sums]).amax(0)
 
 
 def _stands_out(off: Tensor, bent: Tensor, scale: Tensor, far: float) -> Tensor:
-    """Whether differences are a linear function of the vector by far, in rows of these sizes."""
-    # Of many rows, some show no rounding by chance: theirs may be that of others, or of others of the same size.
+    """Whether the linear part of differences far exceeds the deviation from it, in rows of these sizes."""
+    # Some of many rows show no rounding by chance. Use at least a fraction of the median over rows, also relative to
+    # size.
     sizes = scale.square()
     bent = bent.maximum(bent.nanmedian().minimum((bent / sizes).nanmedian() * sizes) / 4)
-    # Of rounding alone `bent` has four times the variance; what is not finite stands out.
+    # With rounding alone `bent` has four times the variance. Numbers that are not finite stand out.
     return ~(off.square().mean(0) <= far**2 / 4 * bent)
 
 
 @lru_cache(8)
 def _vectors(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Further vectors of random numbers."""
     return _random(_MORE, size, _SEED + 1).to(device, dtype)
 
 
 def _product(coloring: Coloring, side: str, values: Tensor, vector: Tensor, dtype: torch.dtype) -> Tensor:
-    """A v."""
+    """Product of the recovered matrix, or of its transpose, with a vector."""
     if side == "columns" and values.dtype in _FAST:
         return FORMATS["csr"](coloring.pattern, values).mv(vector).to(dtype)
     rows, columns = places(coloring, values.device)[:: 1 if side == "columns" else -1]
@@ -161,5 +162,5 @@ def _product(coloring: Coloring, side: str, values: Tensor, vector: Tensor, dtyp
 
 
 def _largest(x: Tensor) -> float:
-    """The largest finite number by its size."""
+    """Largest absolute value among the finite numbers; 0 for an empty tensor."""
     return float(x[x.isfinite()].abs().max()) if x.numel() else 0.0

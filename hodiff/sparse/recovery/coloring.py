@@ -1,4 +1,4 @@
-"""The coloring that a call uses: given, made of a given pattern, or of the pattern that is found."""
+"""Choice of the coloring for a call: given, or made from a given or a detected pattern."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 class Colorings:
     """The colorings of the calls of one function.
 
-    What was found is kept for arguments of the same shapes, and looked for again where the derivative has entries
-    outside of it, as where f closes over something that has changed.
+    Detected patterns are cached for arguments of the same shapes. They are detected again if the derivative has entries
+    outside of them, such as when f closes over something that has changed.
 
     Args:
         caller: The public function, for error messages.
-        pattern: What the user gave, or None.
-        coloring: What the user gave, or None.
+        pattern: The user's pattern, or None.
+        coloring: The user's coloring, or None.
         color_pattern: Colors a pattern.
-        suits: The methods whose colorings suit.
+        suits: Methods whose colorings are accepted.
     """
 
     def __init__(
@@ -67,21 +67,21 @@ class Colorings:
         leaves: Sequence[Tensor],
         eps: float | None,
     ) -> tuple[Coloring, Tensor]:
-        """The coloring of a call, and the values of the entries.
+        """Return the coloring of a call, and the values of the entries.
 
         Args:
             args: The arguments of the call.
-            detect: Finds the pattern for them.
-            shape: That of the matrix.
+            detect: Finds the pattern for the arguments.
+            shape: Shape of the matrix.
             multiply: As in `recover`.
-            leaves: What is differentiated.
+            leaves: Leaves that are differentiated.
             eps: As in `recover`; there is no comparison inside of transforms.
 
         Returns:
-            Both.
+            The coloring and the values.
 
         Raises:
-            InputError: If no coloring is given inside of a transform, or one lacks entries.
+            InputError: If no coloring is given inside of a transform, or a coloring lacks entries.
         """
         is_plain = not any(map(is_wrapped, leaves))
         if is_followed():
@@ -91,7 +91,7 @@ class Colorings:
             values, off = recover(self._given, multiply, leaves, eps if is_plain else None)
             require_whole(self._caller, "pattern", self._given, off)
             return self._given, values
-        if not is_plain:  # what was found before may be of other constants, and nothing would show it
+        if not is_plain:  # a cached pattern may be of other constants, and nothing would show it
             kind = "jacobian" if "jacobian" in self._caller else "hessian"
             raise InputError(
                 f"{self._caller}: coloring: expected one inside of transforms of torch.func, where no pattern can be "
@@ -109,7 +109,7 @@ class Colorings:
 
 
 def require_shape(caller: str, argument: str, coloring: Coloring, shape: tuple[int, int]) -> None:
-    """Refuse a coloring of another size."""
+    """Raise an error if a coloring has another shape."""
     if coloring.shape != shape:
         raise InputError(
             f"{caller}: {argument}: expected a pattern of shape {shape}, got {coloring.shape}; leaves are flattened in "

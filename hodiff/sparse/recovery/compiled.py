@@ -1,4 +1,4 @@
-"""Products with a Hessian by one compiled graph, of its gradient and of all vectors together."""
+"""Products with a Hessian by one compiled graph, of the gradient and of all vectors together."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ class CompiledHessian:
         return CompiledAtPoint(self, function, (args, kwargs), chunk_size, *self._sizes[form])
 
     def compute(self, args: tuple[Any, ...], kwargs: dict[str, Any], vectors: Tensor) -> Sequence[Tensor]:
-        """The function's value and the products with each row of vectors, which is what is compiled."""
+        """Compute the value and the products with each row of `vectors`; this method is compiled."""
         function = self._bind(args, kwargs)
         recorded = RecordedGradient(function)
         return recorded.value, joined(recorded.products(split(vectors, function.leaves)))
 
 
 class CompiledAtPoint:
-    """As `Hessian`, of which it has the attributes and the method."""
+    """Hessian at a point by compiled products, with the attributes and the method of `Hessian`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class CompiledAtPoint:
 
     @property
     def value(self) -> Tensor:
-        """The function's value, of the graph that made the products."""
+        """Value of the function, from the graph that computed the products."""
         if self._value is None:
             leaves = self._function.leaves
             self.products(leaves[0].new_zeros(1, sum(leaf.numel() for leaf in leaves)))
@@ -78,7 +78,7 @@ class CompiledAtPoint:
         return self._value
 
     def products(self, vectors: Tensor) -> Tensor:
-        """The product with each row of (k, n); as many at once as in the first call, for which there is a graph."""
+        """Compute the product with each row of (k, n), in groups as large as the first, which was compiled."""
         if self._at_once is None:
             return in_groups(self._product, vectors, self._bytes_each, self._chunk_size)
         count = len(vectors)
@@ -92,6 +92,6 @@ class CompiledAtPoint:
 
 
 def _sizes(function: BoundFunction) -> tuple[int, float]:
-    """The bytes that one product's intermediate results take, and the coarsest machine epsilon at work."""
+    """Bytes of one product's intermediate results, and the coarsest machine epsilon in use."""
     recorded = follow(ROUTES[0], function.caller, lambda _: RecordedGradient(function))
     return recorded.bytes_each, max(recorded.eps, coarsest(function.leaves))

@@ -1,4 +1,4 @@
-"""Products of Hessians and Jacobians with many vectors, the rows of (k, n) to those of (k, m), in groups."""
+"""Products of Hessians and Jacobians with many vectors, in groups: rows of (k, n) to rows of (k, m)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hodiff.recompute.recording import Recording
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
-# Vectors (k, n), to their products (k, m).
+# Maps vectors (k, n) to their products (k, m).
 Multiply = Callable[[Tensor], Tensor]
 
 
@@ -33,7 +33,7 @@ class Hessian:
 
     Attributes:
         value: The function's value there.
-        eps: Machine epsilon of the coarsest dtype at work, as far as it is known.
+        eps: Machine epsilon of the coarsest dtype in use, as far as it is known.
     """
 
     def __init__(self, function: BoundFunction, route: str, chunk_size: int | str | None):
@@ -58,16 +58,16 @@ class Hessian:
             with leaving_no_trace(function.f):
                 return vmap(lambda *v: rule(again, function.leaves, v)[0], randomness="same")(*tangents)
 
-        if route != ROUTES[-1]:  # what is missing shows at the first product
+        if route != ROUTES[-1]:  # a missing rule shows at the first product
             rows(tuple(torch.zeros_like(leaf)[None] for leaf in function.leaves))
         return 4 * count.bytes, rows, value
 
     def products(self, vectors: Tensor) -> Tensor:
-        """The product with each row of (k, n)."""
+        """Compute the product with each row of (k, n)."""
         try:
             return in_groups(self._joined_products, vectors, self._bytes_each, self._chunk_size)
         except Exception as error:
-            # As of compiled functions, which record a gradient and refuse to differentiate it.
+            # Compiled functions, for example, record a gradient and refuse to differentiate it.
             if not self._others or not unavailable(error):
                 raise
         others, self._others = self._others, ()
@@ -79,7 +79,7 @@ class Hessian:
 
 
 def _pulled_back(recorded: RecordedGradient, tangents: Leaves) -> Leaves:
-    """Products of a recorded gradient; of one vector alone without vmap, which costs more than it saves there."""
+    """Products of a recorded gradient; a single vector is multiplied without vmap, whose overhead is larger."""
     if len(tangents[0]) != 1:
         return recorded.products(tangents)
     return _one_by_one(lambda v: recorded.product(v, keep=True), tangents)
@@ -90,9 +90,9 @@ class Jacobian:
 
     Attributes:
         outputs: The tensors that the function returns.
-        eps: Machine epsilon of the coarsest dtype of these and of the leaves.
-        recorded: Whether cotangents are pulled through a graph that plain autograd records, one by one: where f has
-            parts that transforms do not take. Tangents would be gradients of these, which may be cut without a word.
+        eps: Machine epsilon of the coarsest dtype of the outputs and of the leaves.
+        recorded: Whether cotangents are pulled one by one through a graph that plain autograd records, because f has
+            parts that transforms do not support. Tangents would be gradients of these, which may be cut silently.
     """
 
     def __init__(self, function: BoundFunction, chunk_size: int | str | None):
@@ -102,7 +102,7 @@ class Jacobian:
         self._modules: list[nn.Module] = []
         with ByteCount() as count:
             self.outputs = self._evaluated()
-        # Further runs update copies of their buffers.
+        # Further runs update copies of the modules' buffers.
         self._modules = list(named_modules(function.f))
         for output in self.outputs:
             if not output.is_floating_point():
@@ -175,7 +175,7 @@ class Jacobian:
         return joined(_one_by_one(pulled, split(vectors, self.outputs)))
 
     def _recording(self) -> Recording[list[Tensor]]:
-        """A run by plain autograd, connected if products are to have derivatives, too."""
+        """Record a run by plain autograd, with a connected graph if products need derivatives, too."""
         function = self._function
         with untouched(self._modules):
             recording = Recording(lambda leaves: tensors_in(function(leaves)[0]), function.leaves, roots=function.roots)
@@ -189,7 +189,7 @@ class Jacobian:
 
 
 def _only_tensors(caller: str, results: PyTree) -> list[Tensor]:
-    """Results that are to have rows in a matrix; None for none."""
+    """Return the results that have rows in the matrix; results of None have none."""
     leaves = [leaf for leaf in flatten(results)[0] if leaf is not None]
     for leaf in leaves:
         if not isinstance(leaf, Tensor):
@@ -205,7 +205,7 @@ def _one_by_one(multiply: Callable[[Leaves], Leaves], vectors: Leaves) -> Leaves
 
 
 def in_groups(multiply: Multiply, vectors: Tensor, bytes_each: int, chunk_size: int | str | None) -> Tensor:
-    """As many vectors at once as memory allows."""
+    """Multiply as many vectors at once as memory allows."""
     count = len(vectors)
     if not count:
         return vectors
@@ -215,17 +215,17 @@ def in_groups(multiply: Multiply, vectors: Tensor, bytes_each: int, chunk_size: 
 
 
 def coarsest(tensors: Sequence[Tensor]) -> float:
-    """The largest machine epsilon of their dtypes."""
+    """Largest machine epsilon of the tensors' dtypes."""
     return max(torch.finfo(each.dtype).eps for each in tensors)
 
 
 def split(vectors: Tensor, like: Sequence[Tensor]) -> Leaves:
-    """Vectors (k, n) as those of leaves, (k, *shape) each."""
+    """Split vectors (k, n) into tensors (k, *shape), one for each leaf."""
     parts = vectors.split([leaf.numel() for leaf in like], 1)
     return tuple(part.reshape(len(part), *leaf.shape).to(leaf.dtype) for part, leaf in zip(parts, like, strict=True))
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
-    """And back."""
+    """Join tensors (k, *shape) into vectors (k, n); the inverse of `split`."""
     flat = [part.reshape(len(part), part[0].numel()) for part in parts]
     return flat[0] if len(flat) == 1 else torch.cat(flat, 1)

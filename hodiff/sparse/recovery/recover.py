@@ -1,4 +1,4 @@
-"""All entries of a matrix from its products, and whether these are the whole of it."""
+"""Recovery of all entries of a matrix from products, and comparison with the derivative."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.sparse.coloring import Coloring
 from hodiff.sparse.recovery.agreement import Off, disagreements, places, probe
 from hodiff.sparse.recovery.products import Multiply
 
-# How vectors are scaled for products that round otherwise: by one of these factors, and each number a little more.
+# Scaling of vectors for products that round differently: one of these factors, and a small change of each number.
 _FACTORS = (0.7, 1.1, 1.7)
 _MOVED = 2.0**-10
 
@@ -22,13 +22,13 @@ _MOVED = 2.0**-10
 def recover(
     coloring: Coloring, multiply: Mapping[str, Multiply], leaves: Sequence[Tensor], eps: float | None
 ) -> tuple[Tensor, Off | None]:
-    """The values of the entries, and where the matrix is not the whole derivative.
+    """Recover the values of the entries, and find where the matrix is not the whole derivative.
 
     Args:
         coloring: The coloring.
-        multiply: By side, "columns" or "rows", what multiplies the rows of a tensor with the matrix or its transpose.
-        leaves: What is differentiated, which gives the dtype and the device.
-        eps: Machine epsilon of the coarsest dtype at work, by which one product more is compared; None for none.
+        multiply: By side, "columns" or "rows", a function that multiplies rows by the matrix or its transpose.
+        leaves: Leaves that are differentiated, which give the dtype and the device.
+        eps: Machine epsilon of the coarsest dtype in use, for comparing one more product; None for no comparison.
 
     Returns:
         Tensor (entries,), in the order of compressed rows, and the rows, or columns, that were off, if compared.
@@ -42,7 +42,7 @@ def recover(
             return values, None
         vector = _evened(coloring, values.detach()) * probe(coloring.shape[0], dtype, device)[0]
         return values, compare(coloring, multiply, values, vector, multiply[probed](vector[None])[0], eps)
-    # The one product more goes with the others, of the kind that there is anyhow.
+    # Compute the additional product together with the other products of its side.
     products = {}
     for side in coloring.sides:
         chosen = _with_probe if side == probed else Coloring.vectors
@@ -54,18 +54,18 @@ def recover(
 
 
 def _evened(coloring: Coloring, values: Tensor) -> Tensor:
-    """Weights of rows that give all the same size: a large row would hide what a small one lacks in a column."""
+    """Weights that give all rows the same size: a large row would hide a missing entry of a small row."""
     rows, _ = places(coloring, values.device)
     sizes = values.new_zeros(coloring.shape[0]).scatter_reduce(0, rows, values.abs().nan_to_num(0, 0, 0), "amax")
     smallest = sizes[sizes > 0].amin() if bool((sizes > 0).any()) else 1
-    # By powers of two, so that nothing is rounded.
+    # Powers of two scale without rounding.
     return torch.exp2(-sizes.where(sizes > 0, smallest).log2().round())
 
 
 def compare(
     coloring: Coloring, multiply: Mapping[str, Multiply], values: Tensor, vector: Tensor, product: Tensor, eps: float
 ) -> Off:
-    """Where the product of a recovered matrix with a vector is not the derivative's own; without a graph."""
+    """Compare the product of a recovered matrix with a vector to the derivative's own; without a graph."""
     probed = coloring.sides[0]
     with torch.no_grad():
         further = partial(_further, coloring, multiply, probed)
@@ -75,10 +75,10 @@ def compare(
 def _further(
     coloring: Coloring, multiply: Mapping[str, Multiply], probed: str, vectors: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """Products with vectors; and the entries by way of those of D A E, for diagonal D and E, which round otherwise."""
+    """Products with vectors, and entries recovered from D A E, for diagonal D and E, which round differently."""
     dtype, device = vectors.dtype, vectors.device
-    # All but in proportion, so that entries outside of the pattern, which are added to others, are so here; D is E
-    # where A is symmetric, as D A E must be.
+    # Scales are not quite proportional, so that entries outside of the pattern, which are added to others, do not scale
+    # with them. D equals E where A is symmetric, because D A E must be symmetric, too.
     scales = [
         {size: factor * (1 + _MOVED * probe(size, dtype, device)[0].sin()) for size in coloring.shape}
         for factor in _FACTORS
@@ -90,7 +90,7 @@ def _further(
         seeds = coloring.vectors(side, dtype, device)
         if not len(seeds) and side != probed:
             continue
-        # All at once: what is made otherwise may round otherwise, each number in its own way.
+        # Compute all products at once, because each number may round differently in a separate call.
         given = [vectors if side == probed else seeds[:0], *(seeds * each[into] for each in scales)]
         first, *found = multiply[side](torch.cat(given)).detach().split([len(each) for each in given])
         if side == probed:
@@ -106,19 +106,19 @@ def _further(
 
 
 def _length(coloring: Coloring, side: str) -> int:
-    """Of the vectors that are multiplied."""
+    """Length of the vectors that are multiplied."""
     return coloring.shape[1 if side == "columns" else 0]
 
 
 @lru_cache(8)
 def _with_probe(coloring: Coloring, side: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The vectors of a coloring, and after them a random one."""
+    """Vectors of a coloring, followed by a random vector."""
     vectors = coloring.vectors(side, dtype, device)
     return torch.cat([vectors, probe(vectors.shape[1], dtype, device)])
 
 
 def require_whole(caller: str, argument: str, coloring: Coloring, off: Off | None) -> None:
-    """Refuse a pattern that lacks entries, that of the argument or the one found for f; tell of digits lost."""
+    """Raise an error if the given or found pattern lacks entries; warn of lost digits."""
     if off is None:
         return
     missing, coarse = _named(coloring, off.missing), _named(coloring, off.coarse)

@@ -1,4 +1,4 @@
-"""Differential operators by Taylor mode: sums of derivatives of one order, or single ones, exact and at random."""
+"""Differential operators in Taylor mode: sums of derivatives of one order, or single ones; exact or randomised."""
 
 from hodiff.taylor.differential.bilaplacian import bilaplacian as bilaplacian
 from hodiff.taylor.differential.diagonal import hessian_diagonal as hessian_diagonal

@@ -1,4 +1,4 @@
-"""The bilaplacian, by collapsed jets of order 4, or of many coordinates by the Laplacian of the Laplacian."""
+"""The bilaplacian, by collapsed jets of order 4, or for many coordinates as the Laplacian of the Laplacian."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ def bilaplacian(
     $$ \Delta^2 f(x) = \sum_{i,j} \frac{\partial^4 f}{\partial x_i^2\, \partial x_j^2}
        = \sum_r D^4 f(x)[v_r, v_r, v_r, v_r], \qquad \sum_r (v_r \cdot \xi)^4 = |\xi|^4 $$
 
-    Up to seven coordinates fourth derivatives along the $v_r$ are summed in one pass (a collapsed jet of order 4):
-    along 3 directions in the plane, 6 in space, and (n+1)(n+2)/2 in n dimensions. Beyond that it is the Laplacian of
-    the Laplacian, which holds fewer numbers then, about n² of them, unless `f` calls a function without a rule, which
-    jets of jets do not pass. The result can be differentiated.
+    Up to seven coordinates, one pass (a collapsed jet of order 4) sums fourth derivatives along the $v_r$: 3 directions
+    in the plane, 6 in space, and (n+1)(n+2)/2 in n dimensions. Beyond that the Laplacian of the Laplacian stores fewer
+    numbers, about n² of them, and is used unless `f` calls a function without a rule, which jets of jets do not
+    support. The result can be differentiated.
 
     In very many dimensions `randomised="gaussian"` takes the mean of $\tfrac13 D^4 f(x)[v, v, v, v]$ over standard
-    normal v, whose expectation is the bilaplacian. No independent signs, nor single coordinates, have that property.
+    normal v, whose expectation is the bilaplacian. Independent signs and single coordinates lack that property.
 
     Args:
         f: As in `hodiff.laplacian`.
         argnums: As in `hodiff.laplacian`.
         batched: As in `hodiff.laplacian`.
-        randomised: "gaussian" for random directions, at each point others; None for the exact sum.
-        samples: How many random directions.
-        generator: Where random numbers come from; torch's own if None.
-        chunk_size: As in `hodiff.laplacian`; of the Laplacian of the Laplacian at each of both.
+        randomised: "gaussian" for random directions, drawn anew at each point; None for the exact sum.
+        samples: Number of random directions.
+        generator: Random number generator; torch's default if None.
+        chunk_size: As in `hodiff.laplacian`; it applies to both Laplacians of the Laplacian of the Laplacian.
         correct: As in `hodiff.hvp`.
 
     Returns:
@@ -61,8 +61,7 @@ def bilaplacian(
         with `randomised` a `hodiff.taylor.RandomisedEstimate` of it.
 
     Raises:
-        InputError: As by `hodiff.laplacian`, or if directions are to be drawn of a distribution for which the mean is
-            another.
+        InputError: As by `hodiff.laplacian`, or if `randomised` names a distribution without the property above.
 
     Example:
         >>> import torch, hodiff
@@ -93,14 +92,14 @@ def bilaplacian(
         try:
             return once(once(f))(*args, **kwargs)
         except RouteError:
-            # Jets of jets do not go through functions without a rule.
+            # Jets of jets do not support functions without a rule.
             return _by_fourth_derivatives(operand, chunk_size)
 
     return transformed
 
 
 def _by_fourth_derivatives(operand: Operand, chunk_size: int | None) -> PyTree:
-    """Fourth derivatives along the directions of a cubature, summed on the way."""
+    """Sum the fourth derivatives along the directions of a cubature."""
     signed = [
         (sign, group)
         for sign, rows in fourth_powers(operand.size)

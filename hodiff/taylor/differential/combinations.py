@@ -1,4 +1,4 @@
-"""Plans of mixed derivatives at work: directions of their lines, and sums of coefficients along those."""
+"""Execution of plans for mixed derivatives: directions of the lines, and sums of coefficients along the lines."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hodiff.taylor.jets import tensor_of
 
 
 def directions(operand: Operand, plan: Plan, numbers: Sequence[int], chunk_size: int | None) -> Iterator[list[Tensor]]:
-    """The lines of a plan in groups, by the numbers of the coordinates that it names."""
+    """Yield the lines of a plan as groups of directions; `numbers` maps the plan's names to coordinates."""
     for start, stop in groups(len(plan.lines), chunk_size):
         lines = plan.lines[start:stop]
         at = torch.tensor([i for i, line in enumerate(lines) for _ in line], dtype=torch.long)
         to = torch.tensor([numbers[name] for line in lines for name, _ in line], dtype=torch.long)
         parts = torch.tensor([part for line in lines for _, part in line], dtype=torch.float64)
-        # Two names may be one coordinate's.
+        # Two names may refer to the same coordinate.
         rows = torch.zeros(stop - start, operand.size, dtype=torch.float64).index_put((at, to), parts, accumulate=True)
         yield operand.spread(rows)
 
 
 def combined(terms: Sequence[Sequence[tuple[int, float]]], coefficients: Any) -> Any:
-    """Sums of coefficients along lines (R, ...), by numbers of lines and factors: a product with a sparse matrix."""
+    """Sum coefficients along lines (R, ...) with the factors of the terms: a product with a sparse matrix."""
     like = tensor_of(coefficients)
     flat = [(i, number, factor) for i, own in enumerate(terms) for number, factor in own]
     rows, lines, factors = zip(*flat, strict=True) if flat else ((), (), ())

@@ -1,7 +1,7 @@
-r"""Directions whose fourth powers make the square of the squared length: $\sum_r w_r (v_r \cdot \xi)^4 = |\xi|^4$.
+r"""Directions whose fourth powers sum to the square of the squared length: $\sum_r w_r (v_r \cdot \xi)^4 = |\xi|^4$.
 
-In the plane three of a hexagon and in space six of an icosahedron, which are fewest; otherwise the vertices of a
-simplex and the midpoints of its edges, (n+1)(n+2)/2 (I. P. Mysovskikh, 1968).
+The fewest directions are three of a hexagon in the plane, and six of an icosahedron in space. More dimensions use the
+vertices of a simplex and the midpoints of its edges, (n+1)(n+2)/2 directions (I. P. Mysovskikh, 1968).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-# Beyond it some weights are below zero.
+# Above this dimension some weights are negative.
 ALL_ABOVE = 7
 
 
 def fourth_powers(n: int) -> list[tuple[int, Tensor]]:
-    """Directions (R, n) with their weights in their lengths, and their sign: those that are added, and others."""
+    """Pairs of a sign and the directions (R, n) with that sign, whose lengths include the weights."""
     known = {1: _line, 2: _hexagon, 3: _icosahedron}
     return [(1, known[n]())] if n in known else _simplex(n)
 

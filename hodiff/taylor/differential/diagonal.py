@@ -1,4 +1,4 @@
-"""Second derivatives by each coordinate, of every output, by series of order 2."""
+"""Second derivatives with respect to each coordinate, for every output, by series of order 2."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def hessian_diagonal(
     chunk_size: int | None = None,
     correct: bool = True,
 ) -> Callable[..., PyTree]:
-    r"""Function that computes the second derivatives by each coordinate, of every output of a function.
+    r"""Function that computes the second derivative with respect to each coordinate, for every output of a function.
 
     $$ d_{oi} = \frac{\partial^2 f_o}{\partial x_i^2} $$
 
-    Use this one for outputs of any shape, for a batch of points, or for single terms of a Laplacian: one pass forward
-    along all coordinates takes all outputs at once, in about two evaluations for each coordinate. Use
-    `hodiff.hessian_diagonal` for one number that depends on the parameters of a network: it makes products of the
-    Hessian, in reverse mode where that is faster, in groups that fit into memory.
+    Use this function for outputs of any shape, for a batch of points, or for single terms of a Laplacian: one forward
+    pass along all coordinates handles all outputs at once, in about two evaluations for each coordinate. Use
+    `hodiff.hessian_diagonal` for a scalar that depends on the parameters of a network: it computes Hessian-vector
+    products, in reverse mode where that is faster, in groups that fit into memory.
 
     Args:
         f: As in `hodiff.laplacian`.
@@ -35,9 +35,9 @@ def hessian_diagonal(
         correct: As in `hodiff.hvp`.
 
     Returns:
-        Function of the arguments of `f` that returns, in the structure of what `f` returns, for each output one tree in
-        the structure of the argument; a tensor in it has the shape of the output, followed by that of the leaf, without
-        its points: `(*out, *leaf)`, or with `batched` `(N, *out, *leaf)`.
+        Function of the arguments of `f` that returns the structure of what `f` returns, with a tree in the structure of
+        the argument for each output. The tensors of the tree have the output's shape followed by the leaf's shape at a
+        point: `(*out, *leaf)`, or with `batched` `(N, *out, *leaf)`.
 
     Raises:
         InputError: If an option is unknown, or the argument cannot be differentiated.
@@ -63,7 +63,7 @@ def hessian_diagonal(
 
 
 def _by_leaves(operand: Operand, rows: Any) -> PyTree:
-    """Derivatives by direction, as a tree of the argument."""
+    """Split derivatives by direction into a tree in the structure of the argument."""
     parts = rows.movedim(0, -1).split(operand.sizes, -1)
     shaped = [part.reshape(*part.shape[:-1], *shape) for part, shape in zip(parts, operand.shapes, strict=True)]
     return unflatten(shaped, operand.spec)

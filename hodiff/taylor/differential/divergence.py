@@ -27,21 +27,21 @@ def divergence(
     chunk_size: int | None = None,
     correct: bool = True,
 ) -> Callable[..., Any]:
-    r"""Function that computes the divergence of a vector field, the trace of its Jacobian, by one pass forward.
+    r"""Function that computes the divergence of a vector field, the trace of its Jacobian, in one forward pass.
 
     $$ \operatorname{div} f(x) = \sum_i \frac{\partial f_i}{\partial x_i} = E\, v^\top J v, \qquad E\, v v^\top = I $$
 
-    Of the Jacobian a group of columns is there at a time, all of them where `chunk_size` is None. In very many
+    Only a group of the Jacobian's columns is stored at a time, or all columns if `chunk_size` is None. In very many
     dimensions `randomised` takes the mean of $v^\top J v$ over random directions, as in continuous normalising flows.
     The result can be differentiated.
 
     Args:
-        f: Function that returns what it takes as its argument: a tensor of the same shape, or a pytree of such.
+        f: Function whose output has the structure and shapes of its argument: a tensor or a pytree of tensors.
         argnums: As in `hodiff.laplacian`.
         batched: As in `hodiff.laplacian`: `f` maps (N, D) to (N, D).
-        randomised: As in `hodiff.laplacian`; signs are without error for a diagonal Jacobian.
-        samples: How many random directions.
-        generator: Where random numbers come from; torch's own if None.
+        randomised: As in `hodiff.laplacian`; "rademacher" is without error for a diagonal Jacobian.
+        samples: Number of random directions.
+        generator: Random number generator; torch's default if None.
         chunk_size: As in `hodiff.laplacian`.
         correct: As in `hodiff.hvp`.
 
@@ -50,8 +50,8 @@ def divergence(
         `randomised` a `hodiff.taylor.RandomisedEstimate` of it.
 
     Raises:
-        InputError: If an option is unknown, the argument cannot be differentiated, or `f` returns something else than a
-            vector of its space.
+        InputError: If an option is unknown, the argument cannot be differentiated, or the output of `f` does
+            not match it.
 
     Example:
         >>> import torch, hodiff
@@ -83,7 +83,7 @@ def divergence(
 
 
 def _slopes(operand: Operand, found: Pass) -> list[Any]:
-    """The first coefficients, one for each leaf of the argument."""
+    """Return the first coefficients, one for each leaf of the argument."""
     shapes = [tuple(each[0].shape) for each in found.outputs]
     expected = [tuple(leaf.shape) for leaf in operand.leaves]
     if found.structure != operand.spec or shapes != expected:
@@ -95,7 +95,7 @@ def _slopes(operand: Operand, found: Pass) -> list[Any]:
 
 
 def _diagonal(operand: Operand, start: int, found: Pass) -> Any:
-    """The sum of those entries of columns `start` and following that are on the diagonal."""
+    """Sum the diagonal entries of the Jacobian in a group of columns that begins at `start`."""
     slopes = _slopes(operand, found)
     plain, offset = tensor_of(slopes[0]), 0
     total: Any = torch.zeros(operand.points, dtype=plain.dtype, device=plain.device)
@@ -111,7 +111,7 @@ def _diagonal(operand: Operand, start: int, found: Pass) -> Any:
 
 
 def _products(operand: Operand, directions: Directions, found: Pass) -> Any:
-    """Of each direction its product with the derivative along it."""
+    """Multiply each direction by the derivative along it."""
     total: Any = 0
     for v, slope in zip(directions, _slopes(operand, found), strict=True):
         total = total + (v * slope).reshape(len(slope), *operand.points, -1).sum(-1)

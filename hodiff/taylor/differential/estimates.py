@@ -1,4 +1,4 @@
-"""What a randomised differential operator returns."""
+"""Result of a randomised differential operator."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hodiff.taylor.differential.sampling import Sample
 
 @dataclass(frozen=True)
 class RandomisedEstimate:
-    """The estimate of an operator by random directions, and how far chance may have put it off.
+    """Estimate of an operator from random directions, with its standard error.
 
     It is a pytree, so that functions under `torch.func` transforms may return it.
 
     Attributes:
         value: The estimate, in the structure of the operator's value. It can be differentiated.
-        standard_error: Its standard deviation, estimated from the same samples, in the same structure, as a constant; 0
-            where every coordinate was taken, NaN where one sample tells nothing of it.
+        standard_error: Standard deviation of the value, estimated from the same samples, in the same structure, as a
+            constant. It is 0 where every coordinate was taken, and NaN for a single sample.
     """
 
     value: PyTree
@@ -34,7 +34,7 @@ pytree.register_dataclass(RandomisedEstimate)
 
 
 def estimate(terms: Sequence[Any], structure: Any, sample: Sample) -> RandomisedEstimate:
-    """By the terms of each output, (samples, ...)."""
+    """Compute the estimate from the terms of each output, (samples, ...)."""
     scaled = [each if sample.scale == 1 else sample.scale * each for each in terms]
     values = [each.sum(0) / max(len(each), 1) for each in scaled]
     errors = [_standard_error(each.detach(), sample) for each in scaled]

@@ -1,7 +1,7 @@
 r"""Mixed derivatives as combinations of derivatives along lines, with exact rational factors.
 
 Along the line of s the derivative of order d is a form of degree d, $F(s) = D^d f[s, \dots, s]$; mixed derivatives are
-its coefficients, and follow from its values. The way by which all derivatives of an order share lines is from A.
+its coefficients, and follow from its values. The scheme in which all derivatives of an order share lines is from A.
 Griewank, J. Utke & A. Walther, "Evaluating higher derivative tensors by forward propagation of univariate Taylor
 series", Math. Comp. 69, 2000.
 """
@@ -16,16 +16,16 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import product
 
-# How often by each of the coordinates that occur.
+# Order of differentiation with respect to each coordinate that occurs.
 Exponents = tuple[int, ...]
-# By the components of a direction, whole numbers without a common factor of which the first that is not 0 is above it,
-# the factor of F there.
+# Factor of F by direction. The components of a direction are integers without a common factor, and the first nonzero
+# component is positive.
 Factors = dict[tuple[int, ...], Fraction]
 
 
 @lru_cache(maxsize=256)
 def polarised(exponents: Exponents) -> Factors:
-    """The fewest lines for one derivative, at most half of the product of all exponents + 1."""
+    """Factors of the fewest lines that give one derivative: at most half of the product of all (exponent + 1)."""
     # 2^d d! times the derivative is the sum of (-1)^|m| (i over m) F(i - 2m) over m from 0 to i.
     d = sum(exponents)
     found: Factors = {}
@@ -37,7 +37,7 @@ def polarised(exponents: Exponents) -> Factors:
 
 @lru_cache(maxsize=256)
 def interpolated(exponents: Exponents) -> Factors:
-    """Lines of whole components from 0 up whose sum is the order, which all derivatives of an order share."""
+    """Factors of lines that all derivatives of an order share: nonnegative integers with the order as their sum."""
     # d! times the derivative is the sum over such j of F(j), times the sum over k from 0 to i of
     # (-1)^|i - k| (i over k) (d k / |k| over j) (|k| / d)^d.
     d = sum(exponents)
@@ -67,7 +67,7 @@ def _binomial(x: Fraction, k: int) -> Fraction:
 
 
 def _add(found: Factors, direction: Sequence[int], d: int, factor: Fraction) -> None:
-    """Add a term, along the shortest direction of its line: F is homogeneous of degree d."""
+    """Add a term along the shortest direction of its line; F is homogeneous of degree d."""
     length = math.gcd(*direction)
     if length:
         length *= next(1 if each > 0 else -1 for each in direction if each)
@@ -80,8 +80,8 @@ class Plan:
     """Several derivatives as combinations of Taylor coefficients along lines.
 
     Attributes:
-        lines: Of each line the components that are not 0, by the names of their coordinates.
-        terms: For each derivative the numbers of lines, with factors.
+        lines: Nonzero components of each line, as pairs (name of the coordinate, component).
+        terms: Terms of each derivative, as pairs (number of the line, factor).
     """
 
     lines: tuple[tuple[tuple[int, int], ...], ...]
@@ -89,7 +89,7 @@ class Plan:
 
 
 def planned(derivatives: Sequence[Sequence[int]], *schemes: Callable[[Exponents], Factors]) -> Plan:
-    """The plan of derivatives by names of coordinates, of those by each scheme the one with fewest lines."""
+    """Plan for derivatives by names of coordinates, from the scheme that needs the fewest lines."""
     return min((_plan(derivatives, scheme) for scheme in schemes), key=lambda plan: len(plan.lines))
 
 

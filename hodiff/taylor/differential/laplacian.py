@@ -28,18 +28,18 @@ def laplacian(
     sparse: bool = True,
     correct: bool = True,
 ) -> Callable[..., Any]:
-    r"""Function that computes the Laplacian of each output of a function, by one pass forward.
+    r"""Function that computes the Laplacian of each output of a function, in one forward pass.
 
     $$ \Delta f(x) = \sum_i \frac{\partial^2 f}{\partial x_i^2}, \qquad \text{or} \qquad
        \operatorname{tr}(C\, \nabla^2 f(x)) = \sum_r D^2 f(x)[w_r, w_r], \quad C = \sum_r w_r w_r^\top $$
 
-    Value, first derivatives in all directions and the *sum* of the second ones go through `f` together (a collapsed
-    jet), in about the time of the gradient in each direction. Nothing of the Hessian's size is stored. The result can
+    Value, first derivatives in all directions and the *sum* of second derivatives go through `f` together (a collapsed
+    jet), in about the time of a gradient for each direction. Nothing of the Hessian's size is stored. The result can
     be differentiated, so that a network can be trained by it, and works inside `torch.func` transforms and
     `torch.compile(fullgraph=True)`.
 
-    In very many dimensions `randomised` takes the mean of $D^2 f(x)[v, v]$ over random directions, whose expectation is
-    the Laplacian where those have mean 0 and covariance I, and says how far chance may have put it off:
+    In very many dimensions `randomised` takes the mean of $D^2 f(x)[v, v]$ over random directions, and estimates
+    its standard error. The expectation is the Laplacian for directions with mean 0 and covariance I:
 
     | `randomised` | directions | without error for |
     |---|---|---|
@@ -47,23 +47,23 @@ def laplacian(
     | `"gaussian"` | standard normal numbers | nothing |
     | `"coordinates"` | $\sqrt n\, e_i$, of different i | a constant diagonal, or n samples |
 
-    With `batched` each point draws directions of its own, so that errors of points are independent. Under
+    With `batched` each point draws its own directions, so that the errors at different points are independent. Under
     `torch.func.vmap` pass `randomness="different"` or `"same"` to it; in `torch.compile` pass no generator.
 
     Args:
         f: Function that returns a tensor, or a pytree of tensors, of any shape.
         argnums: Which positional argument to differentiate: a tensor, or a pytree of real tensors.
-        weights: The directions $w_r$ that span C, in the structure of the argument, with one leading dimension for them
-            all; None for the unit ones, and so for the Laplacian.
-        batched: Whether the argument has a leading dimension of points, N, at each of which `f` computes an entry of
-            its own: `f` maps (N, D) to (N, ...). The Laplacian is then that of each point, of the shape of the output.
-        randomised: Of which distribution directions are drawn: "rademacher", "gaussian", or "coordinates", which are
-            drawn without replacement; None for the exact sum. With `weights` they are the factors of $w_r$.
-        samples: How many random directions.
-        generator: Where random numbers come from; torch's own if None.
+        weights: Directions $w_r$ that define C, in the structure of the argument, with a leading dimension R;
+            None for unit directions, which give the Laplacian.
+        batched: Whether the argument has a leading dimension of N points, which `f` does not mix: `f` maps (N, D) to
+            (N, ...). The Laplacian is then computed at each point, in the shape of the output.
+        randomised: Distribution of the random directions: "rademacher", "gaussian", or "coordinates", drawn without
+            replacement; None for the exact sum. With `weights` the random numbers are the factors of $w_r$.
+        samples: Number of random directions.
+        generator: Random number generator; torch's default if None.
         chunk_size: How many directions go through `f` at once, which bounds memory; None for all.
-        sparse: Whether first derivatives are left out that are zero for any numbers because of how `f` is built, as
-            those of one particle's features by another's coordinates; the result is the same to rounding. It has no
+        sparse: Whether to skip first derivatives that are zero for any numbers because of the structure of `f`, such as
+            one particle's features by another's coordinates. The result is the same up to rounding. It has no
             effect together with `weights`, `randomised` or `chunk_size`, and inside of `torch.compile`.
         correct: As in `hodiff.hvp`.
 
@@ -74,7 +74,7 @@ def laplacian(
     Raises:
         InputError: If an option is unknown, the argument cannot be differentiated, or weights do not match it; with
             `batched`, if the output at a point depends on other points, as by batch norm in training mode.
-        RouteError: If `f` has another value in Taylor mode than for tensors, as its code asks for their very type.
+        RouteError: If `f` has another value in Taylor mode than for tensors, because its code tests exact types.
 
     Example:
         >>> import torch, hodiff
@@ -115,7 +115,7 @@ def value_grad_laplacian(
     sparse: bool = True,
     correct: bool = True,
 ) -> Callable[..., tuple[Any, PyTree, Any]]:
-    r"""Function that computes value, gradient and Laplacian of a scalar function, for the price of the Laplacian.
+    r"""Function that computes value, gradient and Laplacian of a scalar function, at the cost of the Laplacian.
 
     Args:
         f: Function that returns a tensor of shape `()`, or with `batched` of shape (N,).
@@ -130,14 +130,14 @@ def value_grad_laplacian(
         structure and shapes of the argument.
 
     Raises:
-        InputError: As by `hodiff.laplacian`, or if `f` returns anything else.
+        InputError: As by `hodiff.laplacian`, or if the output of `f` has another shape.
 
     Example:
         >>> import torch, hodiff
         >>> hodiff.taylor.value_grad_laplacian(lambda x: (x**3).sum())(torch.tensor([1.0, 2.0]))
         (tensor(9.), tensor([ 3., 12.]), tensor(18.))
 
-    Source: As of `hodiff.laplacian`.
+    Source: As in `hodiff.laplacian`.
     """
     require_options("value_grad_laplacian", f, argnums, chunk_size, batched=batched, sparse=sparse, correct=correct)
 
@@ -160,7 +160,7 @@ def value_grad_laplacian(
 def _second_order(
     operand: Operand, directions: list[Any] | None, chunk_size: int | None, sparse: bool, *, slopes: bool = True
 ) -> tuple[list[list[Any]], Any]:
-    """Of each output value, derivatives by direction if asked for, and Laplacian; the structure of the output."""
+    """Value, derivatives by direction (if requested) and Laplacian of each output; the structure of the output."""
     found: list[list[Any]] = []
     structure: Any = None
     if sparse and directions is None and chunk_size is None and operand.may_be_sparse:
@@ -171,12 +171,11 @@ def _second_order(
     for each in passes:
         found = [_joined(*pair) for pair in zip(found, each.outputs, strict=True)] if found else each.outputs
         structure = each.structure
-    # Coefficients are those of t^k.
+    # The coefficient of t^2 is half of the second derivative.
     return [[value, first, 2 * second] for value, first, second in found], structure
 
 
 def _joined(old: list[Any], new: list[Any]) -> list[Any]:
-    """Of two groups of directions."""
     return [old[0], torch.cat((old[1], new[1])), old[2] + new[2]]
 
 
@@ -198,8 +197,8 @@ def _given_directions(operand: Operand, weights: PyTree) -> list[Any]:
 
 
 def _gradient(slopes: Any, operand: Operand) -> list[Any]:
-    """The derivatives by direction, sorted to the leaves."""
-    # Points stand behind the directions, and before the coordinates.
+    """Split the derivatives by direction into the leaves of the argument."""
+    # The dimension of points comes after the directions and before the coordinates.
     rows = slopes.movedim(0, -1) if operand.batched else slopes
     parts = rows.split(operand.sizes, -1)
     return [part.reshape(leaf.shape) for part, leaf in zip(parts, operand.leaves, strict=True)]

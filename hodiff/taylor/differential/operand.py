@@ -1,4 +1,4 @@
-"""A function at the argument that an operator differentiates, and its passes along groups of directions."""
+"""Operand of a differential operator: a function at its arguments, and its passes along groups of directions."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from hodiff.taylor.series import Coefficient, Frame
 from hodiff.taylor.sparsity import support
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds
 
-# For each leaf of the argument a tensor whose first axis is that of directions.
+# A tensor for each leaf of the argument; its first axis is the axis of directions.
 Directions = Sequence[Any]
 
 
 class Pass(NamedTuple):
-    """Of each output its coefficients, zeros where they would be None, and the structure of what f returned."""
+    """Coefficients of each output, with zeros instead of None, and the structure of the function's output."""
 
     outputs: list[Any]
     structure: Any
@@ -39,15 +39,15 @@ class Pass(NamedTuple):
 
 @dataclass(frozen=True)
 class Operand:
-    """A function and its arguments, seen as one of the leaves of an argument.
+    """A function of the leaves of one of its arguments, at a point.
 
     Attributes:
         caller: The public function, for errors.
         f: The function, keyword arguments bound.
-        args: Its positional arguments.
-        argnums: Which of them is differentiated.
-        leaves: The leaves of that one.
-        spec: Its structure.
+        args: The positional arguments.
+        argnums: Which argument is differentiated.
+        leaves: The leaves of that argument.
+        spec: The structure of that argument.
         batched: Whether the leaves have a leading dimension of points.
         correct: As in `hodiff.hvp`.
     """
@@ -68,21 +68,21 @@ class Operand:
 
     @property
     def sizes(self) -> list[int]:
-        """How many coordinates each leaf has at a point."""
+        """Number of coordinates of each leaf at a point."""
         return [torch.Size(shape).numel() for shape in self.shapes]
 
     @property
     def size(self) -> int:
-        """How many coordinates there are at a point."""
+        """Number of coordinates at a point."""
         return sum(self.sizes)
 
     @property
     def points(self) -> tuple[int, ...]:
-        """The leading shape of what is computed: (N,) with `batched`, else ()."""
+        """Leading shape of the result: (N,) with `batched`, else ()."""
         return tuple(self.leaves[0].shape[:1]) if self.batched else ()
 
     def spread(self, rows: Tensor) -> list[Tensor]:
-        """Directions by flat rows (R, n), at all points the same."""
+        """Directions from flat rows (R, n), the same at all points."""
         found = []
         for part, leaf, shape in zip(rows.split(self.sizes, 1), self.leaves, self.shapes, strict=True):
             plain = tensor_of(leaf)
@@ -91,7 +91,7 @@ class Operand:
         return found
 
     def units(self, chunk_size: int | None) -> Iterator[list[Tensor]]:
-        """The unit directions in groups, of which one at a time is there."""
+        """Yield the unit directions in groups, and create only one group at a time."""
         for start, stop in groups(self.size, chunk_size):
             rows = torch.zeros(stop - start, self.size, device=tensor_of(self.leaves[0]).device)
             rows.diagonal(offset=start).fill_(1)
@@ -99,12 +99,12 @@ class Operand:
 
     @property
     def may_be_sparse(self) -> bool:
-        """Whether a pass may be made in slots: their indices are NumPy's, and belong to tensors."""
+        """Whether a pass in slots is possible: slots have NumPy indices, and need tensors and no compiler."""
         plain = not torch.compiler.is_compiling() and not any(isinstance(leaf, Jet) for leaf in self.leaves)
         return plain and self.size > 0
 
     def pass_in_slots(self, *, slopes: bool) -> Pass:
-        """The collapsed series of order 2 along unit directions, held where it may be other than zero."""
+        """Collapsed series of order 2 along unit directions, stored where it may be nonzero."""
         with framed(2, self.size, collapsed=True, correct=self.correct, sparse=True) as frame:
             given = list(self.args)
             given[self.argnums] = unflatten(list(self._in_own_directions(frame)), self.spec)
@@ -120,7 +120,7 @@ class Operand:
         return Pass(outputs, structure)
 
     def _in_own_directions(self, frame: Frame) -> Iterator[Jet]:
-        """Each coordinate in its own direction: one slot of ones."""
+        """Yield a jet for each leaf; each coordinate moves in its own direction, with one slot of ones."""
         start = 0
         for leaf, shape, size in zip(self.leaves, self.shapes, self.sizes, strict=True):
             index = np.arange(start, start + size).reshape(1, *[1] * self.batched, *shape)
@@ -128,16 +128,16 @@ class Operand:
             start += size
 
     def passes(self, directions: Iterable[Directions], order: int, *, collapsed: bool = False) -> Iterator[Pass]:
-        """The function's series along groups of directions, one pass for each."""
+        """Yield the function's series along groups of directions, with one pass for each group."""
         state = RandomState([tensor_of(leaf) for leaf in self.leaves])
         first: list[Tensor] = []
         for i, group in enumerate(directions):
             if i:
-                # Every group of directions goes through the same function.
+                # Every group of directions must see the same random numbers.
                 state.rewind()
             none = len(group[0]) == 0
             if none:
-                # Where there are no directions the function goes along one of zeros, which is left out.
+                # Without directions, run the function along a direction of zeros and drop it from the result.
                 group = [each.new_zeros((1, *each.shape[1:])) for each in group]
             with framed(order, len(group[0]), collapsed=collapsed, correct=self.correct) as frame:
                 jets = [
@@ -158,7 +158,7 @@ class Operand:
             yield Pass(dense, structure)
 
     def along_each(self, directions: Iterable[Directions], order: int, *, scaled: bool = True) -> Pass:
-        """Of each output the derivative of an order along each direction, (R, ...), or its Taylor coefficient."""
+        """Derivative of an order, or its Taylor coefficient, along each direction (R, ...), for each output."""
         scale = math.factorial(order) if scaled else 1
         found: list[list[Any]] = []
         structure: Any = None
@@ -169,7 +169,7 @@ class Operand:
 
 
 def require_options(caller: str, f: Any, argnums: Any, chunk_size: Any = None, **switches: Any) -> None:
-    """Refuse options that no operator takes."""
+    """Raise an error for an invalid option."""
     require_callable(caller, f=f)
     remedy = f"{caller}(f, ...) returns a function of the arguments of f: write {caller}(f, ...)(x)"
     require_int(caller, "argnums", argnums, remedy=remedy)
@@ -187,7 +187,7 @@ def bound(
     batched: bool = False,
     correct: bool = True,
 ) -> Operand:
-    """The function at its arguments, refused if the one that is differentiated is not real."""
+    """Return the operand; raise an error if the differentiated argument is not real."""
     if not -len(args) <= argnums < len(args):
         raise InputError(f"{caller}: argnums: expected one of {len(args)} positional arguments, got {argnums}.")
     leaves, spec = primal_leaves(args[argnums], caller, f"argument {argnums}")
@@ -203,13 +203,13 @@ def bound(
 
 
 def _require_apart(operand: Operand) -> None:
-    """Refuse a function of a batch whose outputs at one point depend on others: by one product, once for each code."""
+    """Raise an error if outputs at a point depend on other points: one product, once for each code."""
     due = comparison_due(operand.f, operand.args, ("points", operand.argnums, operand.correct))
     if due is None:
         return
     tensors = [tensor_of(leaf) for leaf in operand.leaves]
     state, count = RandomState(tensors, foreign=True), operand.points[0]
-    # About half of them, in no pattern that a function could follow, such as the reversed order.
+    # Move about half of the points, in no pattern that a function could follow, such as the reversed order.
     moved = torch.frac(torch.arange(count, dtype=torch.float64) * 2**0.5) < 0.5
     moved[-1] = False
     with framed(1, correct=operand.correct) as frame, untouched(modules_in(operand.f)):
@@ -240,7 +240,7 @@ def _require_apart(operand: Operand) -> None:
 
 
 def _some_points(leaf: Any, moved: Tensor) -> Tensor:
-    """A direction that moves some points, of numbers that cancel nowhere."""
+    """A direction that moves some points, by numbers that do not cancel."""
     plain = tensor_of(leaf)
     numbers = torch.cos(1 + 1.7 * torch.arange(plain.numel(), dtype=torch.float64)).reshape(plain.shape)
     numbers[~moved] = 0
@@ -248,14 +248,14 @@ def _some_points(leaf: Any, moved: Tensor) -> Tensor:
 
 
 def groups(count: int, chunk_size: int | None) -> Iterator[tuple[int, int]]:
-    """The groups `(start, stop)` of directions; one that is empty where there are none."""
+    """Yield groups `(start, stop)` of directions; one empty group if there are no directions."""
     size = chunk_size or max(count, 1)
     for start in range(0, max(count, 1), size):
         yield start, min(start + size, count)
 
 
 def grouped(directions: Directions, chunk_size: int | None) -> Iterator[list[Any]]:
-    """Directions in groups."""
+    """Yield directions in groups."""
     for start, stop in groups(len(directions[0]), chunk_size):
         yield [each[start:stop] for each in directions]
 

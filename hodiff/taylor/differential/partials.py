@@ -28,7 +28,7 @@ def partial(
     chunk_size: int | None = None,
     correct: bool = True,
 ) -> Callable[..., PyTree]:
-    r"""Function that computes single mixed partial derivatives, of any order, by one pass forward.
+    r"""Function that computes single mixed partial derivatives, of any order, by one forward pass.
 
     $$ \frac{\partial^3 f}{\partial x_i\, \partial x_j\, \partial x_k} \quad \text{for coordinates } (i, j, k) $$
 
@@ -53,7 +53,7 @@ def partial(
         the list of derivatives.
 
     Raises:
-        InputError: If an option is unknown, the argument cannot be differentiated, or a coordinate is none of it.
+        InputError: If an option is unknown, the argument cannot be differentiated, or it has no such coordinate.
 
     Example:
         >>> import torch, hodiff
@@ -85,7 +85,7 @@ def partial(
 
 
 def _entries(coordinates: Any) -> tuple[Coordinate, ...]:
-    """The coordinates of one derivative."""
+    """Return the validated coordinates of one derivative."""
     entries = tuple(coordinates) if isinstance(coordinates, tuple) else ()
     if not entries or not all(is_int(each) or _is_index(each) for each in entries):
         raise InputError(
@@ -100,7 +100,7 @@ def _is_index(entry: Any) -> bool:
 
 
 def _number(operand: Operand, entry: Coordinate) -> int:
-    """The number of a coordinate of a point."""
+    """Return the flat index of a coordinate at a point."""
     sizes: tuple[int, ...] = (operand.size,)
     index = (entry,) if isinstance(entry, INTS) else entry
     if not isinstance(entry, INTS):
@@ -124,7 +124,7 @@ def _number(operand: Operand, entry: Coordinate) -> int:
 
 
 def _partials(operand: Operand, plan: Plan, orders: list[int], lines: Iterator[Directions]) -> list[PyTree]:
-    """Of each derivative, by its order, the combination of coefficients in the plan."""
+    """Compute each derivative, given the orders, as the plan's combination of coefficients."""
     order = max(orders, default=1)
     passes = list(operand.passes(lines, order))
     columns: list[list[Any]] = [[] for _ in orders]

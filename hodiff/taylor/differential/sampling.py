@@ -1,4 +1,4 @@
-"""Random directions in which a differential operator is the mean of derivatives along one: STDE."""
+"""Random directions whose mean derivative is a differential operator: STDE."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hodiff.taylor.jets import tensor_of
 
 @dataclass(frozen=True)
 class Sampling:
-    """How directions are drawn.
+    """Options for drawing random directions.
 
     Attributes:
-        kind: Of which distribution.
-        samples: How many.
-        generator: Where random numbers come from; torch's own if None.
+        kind: Distribution of the directions.
+        samples: Number of directions.
+        generator: Random number generator; torch's default if None.
     """
 
     kind: str
@@ -30,12 +30,12 @@ class Sampling:
     generator: torch.Generator | None
 
     def draw(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Independent numbers of mean 0 and variance 1, (samples, *shape)."""
+        """Draw independent numbers of mean 0 and variance 1, (samples, *shape)."""
         source = device if self.generator is None else self.generator.device
         return _INDEPENDENT[self.kind]((self.samples, *shape), self.generator, dtype, source).to(device)
 
     def pick(self, count: int, points: tuple[int, ...], device: torch.device) -> Tensor:
-        """Different numbers below `count` at each point, (samples, *points), or all where there are no more."""
+        """Draw distinct numbers below `count` at each point, (samples, *points); at most `count` of them."""
         source = device if self.generator is None else self.generator.device
         keys = torch.rand((*points, count), generator=self.generator, dtype=torch.float64, device=source)
         return keys.topk(min(self.samples, count)).indices.movedim(-1, 0).to(device)
@@ -56,7 +56,7 @@ KINDS = (*_INDEPENDENT, "coordinates")
 def sampling_of(
     caller: str, randomised: Any, samples: Any, generator: Any, refused: dict[str, str] | None = None
 ) -> Sampling | None:
-    """The options of a randomised operator, validated; None where it is exact."""
+    """Validate the options of a randomised operator; None if the operator is exact."""
     require_choice(caller, "randomised", randomised, KINDS, optional=True)
     require_int(caller, "samples", samples, 1)
     require_generator(caller, "generator", generator)
@@ -74,12 +74,12 @@ def sampling_of(
 
 @dataclass(frozen=True)
 class Sample:
-    """Directions that were drawn.
+    """Random directions that were drawn.
 
     Attributes:
-        directions: For each leaf (samples, *leaf.shape): at each point directions of its own.
-        scale: What a derivative along one is to be multiplied with.
-        spread: The standard error of the mean over that of independent draws: below 1 without replacement.
+        directions: A tensor (samples, *leaf.shape) for each leaf; each point has its own directions.
+        scale: Factor of a derivative along a direction.
+        spread: Standard error of the mean relative to independent draws: below 1 without replacement.
     """
 
     directions: Directions
@@ -88,12 +88,12 @@ class Sample:
 
 
 def sampled(operand: Operand, sampling: Sampling, weights: Directions | None = None) -> Sample:
-    """Directions among the coordinates of an argument, or in the span of given ones."""
+    """Draw directions among the coordinates of an argument, or in the span of `weights`."""
     plain = [tensor_of(leaf) for leaf in operand.leaves]
     first = plain[0]
     count = operand.size if weights is None else len(weights[0])
     if sampling.kind == "coordinates" and not count:
-        # Of no coordinates none can be picked; directions of any kind are the same.
+        # Without coordinates none can be picked, and directions of any kind are the same.
         sampling = replace(sampling, kind="gaussian")
     if sampling.kind == "coordinates":
         index = sampling.pick(count, operand.points, first.device)
@@ -110,7 +110,7 @@ def sampled(operand: Operand, sampling: Sampling, weights: Directions | None = N
 
 
 def _units(operand: Operand, index: Tensor) -> list[Tensor]:
-    """Unit directions of coordinates by their numbers."""
+    """Unit directions of the coordinates with given numbers."""
     found, start = [], 0
     for leaf, size in zip(operand.leaves, operand.sizes, strict=True):
         plain = tensor_of(leaf)
@@ -122,5 +122,5 @@ def _units(operand: Operand, index: Tensor) -> list[Tensor]:
 
 
 def _at(operand: Operand, weights: Any, index: Tensor) -> Any:
-    """Given directions by their numbers, at each point others."""
+    """Select directions by their numbers, separately at each point."""
     return weights[index, torch.arange(operand.points[0], device=index.device)] if operand.batched else weights[index]

@@ -28,7 +28,7 @@ def derivative_tensor(
     chunk_size: int | None = None,
     correct: bool = True,
 ) -> Callable[..., PyTree]:
-    r"""Function that computes all mixed derivatives of an order, by one pass forward along whole directions.
+    r"""Function that computes all mixed derivatives of an order, by one forward pass along integer directions.
 
     $$ T_{i_1 \dots i_d} = \frac{\partial^d f}{\partial x_{i_1} \cdots \partial x_{i_d}} $$
 
@@ -49,7 +49,7 @@ def derivative_tensor(
         of the shape `(*out, *arg, ..., *arg)`, d times that of the argument.
 
     Raises:
-        InputError: If an option is unknown, or the argument is no real tensor.
+        InputError: If an option is unknown, or the argument is not a real tensor.
 
     Example:
         >>> import torch, hodiff
@@ -83,12 +83,12 @@ def derivative_tensor(
 
 @lru_cache(maxsize=8)
 def _plan(size: int, order: int) -> Plan:
-    """Of all derivatives of an order by coordinates that rise."""
+    """Plan for all derivatives of an order, with coordinates in nondecreasing order."""
     return planned(list(combinations_with_replacement(range(size), order)), interpolated)
 
 
 def _places(size: int, order: int, device: torch.device) -> Tensor:
-    """For each entry of the tensor the number of its derivative, among those by coordinates that rise."""
+    """Number of the derivative at each entry of the tensor, among derivatives by nondecreasing coordinates."""
     rising = torch.combinations(torch.arange(size, device=device), order, with_replacement=True)
     entries = torch.cartesian_prod(*[torch.arange(size, device=device)] * order).reshape(-1, order).sort(-1).values
     digits = size ** torch.arange(order - 1, -1, -1, device=device)
@@ -96,6 +96,6 @@ def _places(size: int, order: int, device: torch.device) -> Tensor:
 
 
 def _spread(distinct: Any, places: Tensor, shape: tuple[int, ...]) -> Any:
-    """The entries of the tensor, behind those of the output."""
+    """Arrange distinct derivatives as the tensor, whose dimensions follow the output's."""
     entries = torch.index_select(distinct, 0, places).movedim(0, -1)
     return entries.reshape((*entries.shape[:-1], *shape))

@@ -22,14 +22,14 @@ def ode_coefficients(
     $$ y' = f(t, y), \quad y(t_0 + s) = \sum_{k=0}^K y_k s^k + O(s^{K+1}), \qquad
        y_{k+1} = \frac{1}{k + 1} \left[ f\Bigl(t_0 + s, \sum_{j \le k} y_j s^j\Bigr) \right]_k $$
 
-    Coefficient k of f depends on those of y to k alone. So f is called K times, with series that are longer by one each
-    time. A call goes on from what the one before has computed, so that all together cost about as much as one with the
-    longest series, which is K² operations for each product in f. Doubling the length by Newton's method would take
-    log K calls, but also the series of f's Jacobian.
+    Coefficient k of f depends only on the coefficients of y up to k. So f is called K times, each time with series that
+    are longer by one. A call continues from the results of the previous call. All calls together cost about as much as
+    one with the longest series, which is K² operations for each product in f. Doubling the length by Newton's
+    method would take log K calls, but also the series of f's Jacobian.
 
     Args:
         f: Function `f(t, y, *args)` that returns the derivative of y in the structure and shapes of y; `t` is a tensor
-            of shape `()`. What it draws at random is the same in each call.
+            of shape `()`. Its random draws are the same in each call.
         t0: The time, a number or a tensor of shape `()`.
         y0: The state there: a tensor, or a pytree of floating-point or complex tensors.
         order: K, 1 or more.
@@ -37,12 +37,12 @@ def ode_coefficients(
         correct: As in `hodiff.hvp`.
 
     Returns:
-        The K + 1 coefficients, $y_k = y^{(k)}(t_0) / k!$, each in the structure of y0. They can be differentiated by
-        y0, t0 and parameters of `f`.
+        The K + 1 coefficients, $y_k = y^{(k)}(t_0) / k!$, each in the structure of y0. They can be differentiated
+        with respect to y0, t0 and parameters of `f`.
 
     Raises:
-        InputError: If the order is no positive int, `y0` cannot be differentiated, or `f` returns something that is
-            not like y0.
+        InputError: If the order is not a positive int, `y0` cannot be differentiated, or the output of `f` does not
+            match y0.
 
     Example:
         >>> import torch, hodiff

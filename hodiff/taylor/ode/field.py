@@ -1,4 +1,4 @@
-"""The right-hand side of an equation, as series see it: flat leaves in and out."""
+"""Right-hand side of a differential equation, as a function of the flat leaves of the state's series."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hodiff.taylor.memory import Memory
 from hodiff.taylor.passes import framed, primal_leaves, through
 from hodiff.taylor.series import Coefficient, RecallRefused
 
-# For each leaf of the state its Taylor coefficients.
+# Taylor coefficients of each leaf of the state.
 Columns = list[list[Coefficient]]
 
 
@@ -29,10 +29,10 @@ class Field:
     Attributes:
         caller: The public function, for the error messages.
         f: Function `f(t, y, *args)` as the user wrote it.
-        args: Its further arguments.
+        args: Further arguments of f.
         spec: The structure of the state.
         correct: As in `hodiff.hvp`.
-        state: Of random generators, as each call of f finds them, so that all see one function.
+        state: Random state at the start of each call of f, so that all calls see one function.
     """
 
     caller: str
@@ -43,13 +43,13 @@ class Field:
     state: RandomState
 
     def series(self, t: Any, y: Columns, order: int, memory: Memory | None = None) -> Columns:
-        """The coefficients of f(t + s, y(s)) in s, to an order that those of y reach."""
+        """Coefficients of f(t + s, y(s)) in s up to an order, which the coefficients of y reach."""
         self.state.rewind()
         if memory is not None:
             memory.begin()
         with framed(order, correct=self.correct, memory=memory) as frame:
             time = new_jet(frame, [t, torch.ones_like(tensor_of(t)), *[None] * order][: order + 1])
-            # Of coefficients that depend on each other a gradient inside is to see each alone.
+            # A gradient inside f must treat coefficients that depend on each other as independent.
             given = y if memory is not None else [[_apart(each) for each in column] for column in y]
             curves = [new_jet(frame, column[: order + 1]) for column in given]
             found, spec = through(frame, self.f, (time, unflatten(curves, self.spec), *self.args))
@@ -57,13 +57,13 @@ class Field:
         return found
 
     def value(self, t: Any, y: Sequence[Any]) -> list[Any]:
-        """F itself, by a series of order 0, so that corrections hold and the rules' own derivatives."""
+        """Value of f, from a series of order 0, so that corrections and the rules' own derivatives apply."""
         return [column[0] for column in self.series(t, [[each] for each in y], 0)]
 
     def growing(self, t: Any, y: Sequence[Any], slope: Sequence[Any], order: int) -> Columns:
-        """The coefficients of the solution through y, whose slope is known."""
-        # Coefficient k of f depends on those of y to k alone, so that each pass is longer by one and finds the next. It
-        # goes on from what the one before computed.
+        """Coefficients of the solution through y, given its slope."""
+        # Coefficient k of f depends only on the coefficients of y up to k, so each pass is longer by one and finds the
+        # next coefficient. It continues from the results of the previous pass.
         columns: Columns = [[value, first] for value, first in zip(y, slope, strict=True)]
         memory: Memory | None = Memory()
         for k in range(1, order):
@@ -95,14 +95,14 @@ class Field:
 def bound_field(
     caller: str, f: Callable[..., Any], y0: PyTree, args: tuple[Any, ...], correct: bool
 ) -> tuple[Field, list[Any]]:
-    """The field, and the leaves of the state."""
+    """Return the field and the leaves of the state."""
     require_callable(caller, f=f)
     leaves, spec = primal_leaves(y0, caller, "y0")
     return Field(caller, f, args, spec, correct, RandomState(map(tensor_of, leaves))), leaves
 
 
 def time_like(t: Any, leaves: Sequence[Any]) -> Any:
-    """A time as a tensor with the precision and on the device of a state."""
+    """Convert a time to a tensor with the precision and device of a state."""
     state = tensor_of(leaves[0])
     if not isinstance(t, (Tensor, Jet)):
         t = torch.as_tensor(t)
@@ -110,11 +110,11 @@ def time_like(t: Any, leaves: Sequence[Any]) -> Any:
 
 
 def require_order(caller: str, order: Any, least: int, *, optional: bool = False) -> None:
-    """Refuse what is no order of a series."""
+    """Raise an error unless the order is an int of at least `least`, or None if `optional`."""
     require_int(caller, "order", order, least, optional=optional)
 
 
 def _apart(coefficient: Any) -> Any:
-    """A coefficient as a node of its own in the graph."""
+    """Give a coefficient its own node in the graph."""
     recorded = isinstance(coefficient, torch.Tensor) and coefficient.requires_grad
     return coefficient.view_as(coefficient) if recorded else coefficient

@@ -69,7 +69,7 @@ def odeint_taylor(
     full_output: bool = False,
     correct: bool = True,
 ) -> PyTree | OdeSolution:
-    r"""Solve $y' = f(t, y)$ by Taylor series: `odeint(func, y0, t)` as of torchdiffeq, of any order.
+    r"""Solve $y' = f(t, y)$ by Taylor series of any order, in the manner of torchdiffeq's `odeint(func, y0, t)`.
 
     In each step the series of the solution, `hodiff.taylor.ode_coefficients`, is evaluated at
 
@@ -77,25 +77,25 @@ def odeint_taylor(
        \qquad p = \left\lceil 1 - \tfrac12 \ln \varepsilon \right\rceil, \qquad
        \varepsilon = \max(\text{atol}, \text{rtol} \lVert y \rVert_\infty) $$
 
-    (in p: the one of atol and rtol that is in force). Tight tolerances cost little: digits come by the order. A step is
-    made shorter where the polynomial does not satisfy the equation at its end. States between the ends of steps are
-    those of the series.
+    (in p, ε is the one of atol and rtol that is in force). Tight tolerances cost little, because a higher order gives
+    more digits. A step is shortened where the polynomial does not satisfy the equation at its end. The series give the
+    states between the ends of steps.
 
-    Gradients in y0, in parameters that `f` closes over, in `args` and in `t` go through the steps, whose sizes count as
-    constants, by `backward` or `torch.func`; of any order, too.
+    Gradients of any order with respect to y0, parameters that `f` closes over, `args` and `t` go through the steps, by
+    `backward` or `torch.func`. Step sizes count as constants.
 
     Args:
         f: Function `f(t, y, *args)` that returns the derivative of y in the structure and shapes of y; `t` is a tensor
-            of shape `()`. It is smooth along the solution: at a kink steps become short.
-        y0: The state at `t[0]`: a tensor, or a pytree of floating-point or complex tensors. Several initial values are
-            a dimension of it that `f` leaves alone; they share their steps.
+            of shape `()`. It should be smooth along the solution: steps become short at a kink.
+        y0: The state at `t[0]`: a tensor, or a pytree of floating-point or complex tensors. Several initial values
+            form a dimension that `f` does not mix; they share their steps.
         t: Times at which the state is wanted, (T,), increasing, or decreasing to integrate backwards.
         *args: Further arguments of `f`.
         rtol: Error of a step relative to the largest component of the state.
-        atol: Error of a step of a small state.
-        order: Order of the series; None for the one that suits the tolerance.
-        step_size: Size of all steps but the last, which then are not adapted: `order` is needed, tolerances are not.
-        max_steps: How many steps, and steps tried in vain, are too many.
+        atol: Absolute error of a step, for a small state.
+        order: Order of the series; None to choose it by the tolerance.
+        step_size: Fixed size of all steps but the last; requires `order`, and ignores the tolerances.
+        max_steps: Maximum number of steps, including rejected steps.
         full_output: Whether to return the states with statistics, and with the series for other times.
         correct: As in `hodiff.hvp`.
 
@@ -104,9 +104,9 @@ def odeint_taylor(
 
     Raises:
         InputError: If `t` is not increasing or decreasing, an option is unknown, y0 cannot be differentiated or is not
-            finite, or `f` returns something that is not like y0 or not finite at the first time.
-        ConvergenceError: If steps become too short, as at a singularity, or too many; its `result` has what was
-            reached.
+            finite, or the output of `f` does not match y0 or is not finite at the first time.
+        ConvergenceError: If steps become too short, as at a singularity, or too many; its `result` has the solution
+            reached so far.
 
     Example:
         >>> import torch, hodiff
@@ -135,7 +135,7 @@ def odeint_taylor(
 
 
 def _times(t: Any, leaves: Sequence[Any]) -> tuple[Any, list[float]]:
-    """The times as the state's dtype has them, and how far each is from the first, signed so that they increase."""
+    """Validate the times; return them in the state's dtype, and their signed distances from the first time."""
     if not isinstance(t, (Tensor, Jet)) or t.ndim != 1 or not len(t) or tensor_of(t).is_complex():
         got = describe(t) if isinstance(t, Tensor) else type(t).__name__
         raise InputError(f"{_CALLER}: t: expected a tensor of times (T,), the first that of y0, got {got}.")

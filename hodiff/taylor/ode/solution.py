@@ -1,4 +1,4 @@
-"""What integration gives back: values at the times that were asked for, and the series of each step."""
+"""Result of an integration: states at the requested times, and the series of each step."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Step:
     """The series of a step.
 
     Attributes:
-        start: Where it begins, from the first time.
-        size: How far it goes; negative backwards.
-        order: Of its series.
-        columns: For each leaf of the state its coefficients; none where they are not kept.
+        start: Start of the step, relative to the first time.
+        size: Size of the step; negative backwards.
+        order: Order of the series.
+        columns: Coefficients of each leaf of the state; empty if they are not kept.
     """
 
     start: float
@@ -42,8 +42,8 @@ class OdeSolution:
         y: The states there, in the structure of y0, each leaf with a leading dimension T.
         step_sizes: The sizes of all steps; negative backwards.
         orders: The orders of their series.
-        rejected: How many steps were tried and made shorter.
-        evaluations: How many times f was called: once for each coefficient of a series, and once for each step tried.
+        rejected: Number of steps that were tried and shortened.
+        evaluations: Number of calls of f: one for each coefficient of a series, and one for each step tried.
     """
 
     t: torch.Tensor
@@ -57,11 +57,11 @@ class OdeSolution:
 
     @property
     def steps(self) -> int:
-        """How many steps were taken."""
+        """Number of steps taken."""
         return len(self.step_sizes)
 
     def __call__(self, t: torch.Tensor) -> PyTree:
-        """The state at any times between the first and the last, by the series of the step that each is in.
+        """Evaluate the state at times between the first and the last, by the series of the steps.
 
         Args:
             t: Times of any shape.
@@ -92,7 +92,7 @@ class OdeSolution:
 
 
 def at_places(steps: Sequence[Step], offsets: Any, places: Sequence[float]) -> list[Any]:
-    """Each leaf at times from the first one, given as a tensor and as numbers."""
+    """Evaluate each leaf at times relative to the first, given both as a tensor and as numbers."""
     sign = -1 if steps[0].size < 0 else 1
     starts = [sign * step.start for step in steps]
     groups: dict[int, list[int]] = {}
@@ -104,12 +104,12 @@ def at_places(steps: Sequence[Step], offsets: Any, places: Sequence[float]) -> l
 
 
 def evaluate(columns: Columns, s: Any) -> list[Any]:
-    """Each leaf's polynomial at a number, or at times (T,), which become the first dimension."""
+    """Evaluate each leaf's polynomial at a number, or at times (T,), which become the first dimension."""
     return [horner(column, s) for column in columns]
 
 
 def horner(column: Sequence[Coefficient], s: Any) -> Any:
-    """The value of a polynomial, by Horner's rule."""
+    """Evaluate a polynomial by Horner's rule."""
     value = column[0]
     if isinstance(s, (torch.Tensor, Jet)):
         s = s.reshape(-1, *[1] * value.ndim)

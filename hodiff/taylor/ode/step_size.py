@@ -19,12 +19,12 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How large the error of a step may be: the larger of an absolute one and one relative to the state.
+    """Allowed error of a step: the larger of an absolute tolerance and one relative to the state.
 
     Attributes:
-        relative: Of the largest component of the state.
-        absolute: Whatever the state.
-        rounding: Of the state's dtype.
+        relative: Tolerance relative to the largest component of the state.
+        absolute: Tolerance for any state.
+        rounding: Machine epsilon of the state's dtype.
     """
 
     relative: float
@@ -32,18 +32,18 @@ class Tolerance:
     rounding: float
 
     def at(self, size: float) -> float:
-        """Of a state of a size."""
+        """Allowed error for a state of a given size."""
         return max(self.absolute, self.relative * size)
 
     def order(self, size: float) -> int:
-        r"""The order with the fewest operations a unit of time, $\lceil 1 - \frac12 \ln\varepsilon\rceil$."""
+        r"""The order with the fewest operations per unit of time, $\lceil 1 - \frac12 \ln\varepsilon\rceil$."""
         relative = self.relative * size > self.absolute
         epsilon = max(self.relative if relative else self.absolute, self.rounding)
         return max(2, math.ceil(1 - math.log(min(epsilon, 1.0)) / 2))
 
 
 def norm(leaves: Sequence[Any]) -> float:
-    """The largest component of a state, infinite where one is not finite."""
+    """Largest component of a state; infinite if a component is not finite."""
     largest = 0.0
     for each in leaves:
         tensor = tensor_of(each)
@@ -60,7 +60,7 @@ def norm(leaves: Sequence[Any]) -> float:
 
 
 def proposed(columns: Columns, tolerance: float) -> float:
-    """The step at which the last two terms are as large as the tolerance, made a little shorter."""
+    """Step size at which the last two terms are as large as the tolerance, reduced by a safety factor."""
     order = len(columns[0]) - 1
     steps = [math.inf]
     for j in range(max(order - 1, 1), order + 1):
@@ -72,12 +72,12 @@ def proposed(columns: Columns, tolerance: float) -> float:
     return min(steps) * math.exp(-0.7 / max(order - 1, 1))
 
 
-# A step that was too long is made shorter by these at most and at least.
+# Bounds on the factor by which a rejected step is shortened.
 _LEAST, _MOST = 0.1, 0.9
 
 
 def shortened(step: float, error: float, allowed: float, order: int) -> float:
-    """A step after one whose error was too large; it grows as the power order + 1 of the step."""
+    """Step size after a step whose error was too large; the error grows as step^(order + 1)."""
     if not math.isfinite(error):
         return _LEAST * step
     return step * min(_MOST, max(_LEAST, 0.9 * (allowed / error) ** (1 / (order + 1))))

@@ -17,17 +17,17 @@ from hodiff.taylor.ode.step_size import Tolerance, norm, proposed, shortened
 
 
 class Integration:
-    """An integration under way. Places are distances from the first time, whatever the direction.
+    """A running integration. Places are distances from the first time, in either direction.
 
     Args:
         field: The right-hand side.
-        times: Where the state is wanted, a tensor.
-        places: How far they are from the first, as numbers.
-        tolerance: Of the error of a step.
-        order: Of all series, or None for the one that suits the tolerance.
-        step_size: Of all steps, or None for steps that are adapted.
-        max_steps: How many steps may be tried.
-        dense: Whether the series of all steps are kept.
+        times: Times at which the state is requested, a tensor.
+        places: Signed distances of the times from the first, as numbers.
+        tolerance: Allowed error of a step.
+        order: Order of all series, or None to choose it by the tolerance.
+        step_size: Size of all steps, or None for adaptive steps.
+        max_steps: Maximum number of steps that are tried.
+        dense: Whether to keep the series of all steps.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Integration:
         self.rejected = self.evaluations = 0
 
     def solved(self, y: list[Any]) -> OdeSolution:
-        """Step after step to the last time."""
+        """Integrate to the last time."""
         start, end = 0.0, self.places[-1]
         slope = self._slope(0.0, y)
         if math.isinf(norm(y)) or math.isinf(norm(slope)):
@@ -82,14 +82,14 @@ class Integration:
     def _step(
         self, start: float, end: float, y: list[Any], slope: list[Any]
     ) -> tuple[Columns, float, list[Any], list[Any]]:
-        """The series, the longest step that satisfies the equation at its end, the state there and its slope."""
+        """Take the longest step that satisfies the equation at its end; return series, size, end state and slope."""
         size = norm(y)
         order = self.order or self.tolerance.order(size)
         columns = self.field.growing(self.times[0] + self.sign * start, y, slope, order)
         self.evaluations += order - 1
         allowed = self.tolerance.at(size)
         h = self.step_size or proposed(columns, max(allowed, self.tolerance.rounding * size))
-        # Times differ by no less than this, and a step that ends so near to the end is the last one.
+        # Times that differ by less are equal up to rounding. A step that ends this near to the end is the last step.
         least = 4 * self.tolerance.rounding * max(end, abs(self.first))
         if end - start - h <= 4 * least:
             h = end - start
@@ -105,7 +105,7 @@ class Integration:
                     raise self._stopped(start, h, size, None)
                 break
             error = h * _distance(evaluate(derivative, self.sign * h), after_slope) / (order + 1)
-            # What the sum of the series loses to rounding no shorter step would save.
+            # A shorter step does not reduce the rounding error of the series' sum.
             allowed_here = allowed + 16 * self.tolerance.rounding * (size + h * norm(after_slope))
             if error <= allowed_here:
                 break
@@ -114,7 +114,7 @@ class Integration:
         return columns, h, after, after_slope
 
     def _stopped(self, start: float, h: float, size: float, too_short: bool | None) -> ConvergenceError:
-        """The error that says how far it went; None for numbers that are not finite after a step of fixed size."""
+        """Return the error of a stop; `too_short` is None for nonfinite numbers after a step of fixed size."""
         why, remedy = {
             True: (
                 f"the step would be {h:.1e}",
@@ -134,7 +134,7 @@ class Integration:
         )
 
     def _solution(self) -> OdeSolution:
-        """What there is."""
+        """Return the solution reached so far."""
         leaves = [torch.cat(parts) for parts in zip(*self.found, strict=True)]
         return OdeSolution(
             t=self.times[: len(tensor_of(leaves[0]))],

@@ -1,4 +1,4 @@
-"""Rules by kind; importing this room enters them all."""
+"""Rules by kind; importing this package enters all of them."""
 
 from hodiff.taylor.rules import (
     activations as activations,

@@ -1,4 +1,4 @@
-"""Sums, products, quotients and powers of two arguments that broadcast: their shapes are aligned first."""
+"""Rules for sums, products, quotients and powers of two arguments that broadcast, after their ranks are aligned."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hodiff.taylor.substitution import moves, value_of
 
 
 def series_of(frame: Frame, x: Any, rank: int) -> list[Coefficient]:
-    """Coefficients of an argument, those with directions in a rank of values that puts no direction on other axes."""
+    """Coefficients of an argument; values with fewer than `rank` axes get new axes behind the directions."""
     if not moves(frame, x):
         return [x, *[None] * frame.order]
     missing = rank - x.value.ndim
@@ -34,13 +34,13 @@ def series_of(frame: Frame, x: Any, rank: int) -> list[Coefficient]:
 
 
 def aligned(frame: Frame, *args: Any) -> list[list[Coefficient]]:
-    """The series of arguments in the rank of what they broadcast to."""
+    """Series of the arguments, in the rank that they broadcast to."""
     rank = max(getattr(value_of(frame, each), "ndim", 0) for each in args)
     return [series_of(frame, each, rank) for each in args]
 
 
 def widened(frame: Frame, coefficients: Sequence[Coefficient]) -> Any:
-    """A jet of coefficients that may have the shape of one argument, each in the shape and dtype of the value."""
+    """Create a jet whose coefficients are expanded to the shape and dtype of the value."""
     value = coefficients[0]
     rest = [
         None if each is None else _in_shape(each, value, frame.shape(k, value.shape))
@@ -51,20 +51,20 @@ def widened(frame: Frame, coefficients: Sequence[Coefficient]) -> Any:
 
 
 def _in_shape(each: Any, value: Any, shape: tuple[int, ...]) -> Any:
-    """A coefficient in a shape, the very tensor where it has it, which later passes know again."""
+    """Expand a coefficient; return the same tensor if it fits, so that later passes recognise it."""
     if each.dtype != value.dtype:
         each = each.to(value.dtype)
     return each if each.shape == shape else each.expand(shape)
 
 
 def with_value(frame: Frame, value: Any, x: Any) -> Any:
-    """A jet with another value, such as torch's own where a formula for derivatives has none."""
+    """Replace the value of a jet, such as by torch's own where a formula is for derivatives only."""
     return widened(frame, [value, *x.coefficients[1:]])
 
 
 @analytic_rule("add")
 def add(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = None) -> Any:
-    """Coefficient by coefficient."""
+    """Sum, coefficient by coefficient."""
     u, v = aligned(frame, a, b)
     found = frame.recalled(add, (u, v), alpha)
     if not found:
@@ -76,26 +76,26 @@ def add(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = 
 
 @analytic_rule("sub")
 def sub(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = None) -> Any:
-    """As a sum."""
+    """Difference a - alpha b."""
     return add(frame, func, a, b, alpha=-alpha)
 
 
 @analytic_rule("rsub")
 def rsub(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1) -> Any:
-    """B less a."""
+    """Difference b - alpha a."""
     return add(frame, func, b, a, alpha=-alpha)
 
 
 @analytic_rule("mul")
 def mul(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """Cauchy's product."""
+    """Cauchy product."""
     u, v = aligned(frame, a, b)
     return widened(frame, product(frame, u, u if a is b else v))
 
 
 @analytic_rule("div")
 def div(frame: Frame, func: Any, a: Any, b: Any, *, rounding_mode: str | None = None, out: None = None) -> Any:
-    """The quotient; a rounded one is constant between its jumps."""
+    """Quotient of two series; a rounded quotient is constant between its jumps."""
     if rounding_mode is not None:
         return torch.div(value_of(frame, a), value_of(frame, b), rounding_mode=rounding_mode)
     u, v = aligned(frame, a, b)
@@ -104,13 +104,13 @@ def div(frame: Frame, func: Any, a: Any, b: Any, *, rounding_mode: str | None = 
 
 @analytic_rule("rdiv")
 def rdiv(frame: Frame, func: Any, a: Any, b: Any) -> Any:
-    """B over a."""
+    """Quotient b / a."""
     return div(frame, func, b, a)
 
 
 @analytic_rule("pow")
 def pow(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """By the binomial series where the exponent is a number, else exp(b log a)."""
+    """Binomial series for a constant exponent; exp(b log a) if it moves or is a complex number."""
     if not hasattr(b, "ndim") or isinstance(b, np.generic):
         number = b.item() if isinstance(b, np.generic) else b
         if not isinstance(number, complex):
@@ -123,13 +123,13 @@ def pow(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
 
 
 def _moving_power(frame: Frame, a: Any, b: Any) -> Any:
-    """The value times exp(b log a), of which the value is taken out, so that it is torch's to the last digit."""
+    """Power exp(b log a), scaled so that its value is exactly torch's."""
     x, y = value_of(frame, a), value_of(frame, b)
     value = torch.pow(x, y)
     if isinstance(a, (int, float, complex)):
         exponent = b * (_log(a) if a else 0.0)
         return with_value(frame, value, value * torch.exp(with_value(frame, torch.zeros_like(value), exponent)))
-    # At 0 the exponent has no part, as in torch.
+    # At a = 0 the exponent contributes no derivative, as in torch.
     zero = x == 0
     exponent = b * torch.log(torch.where(zero, 1.0, a))
     found = value * torch.exp(with_value(frame, torch.zeros_like(value), exponent))
@@ -140,7 +140,7 @@ def _moving_power(frame: Frame, a: Any, b: Any) -> Any:
 
 @analytic_rule("float_power")
 def float_power(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The power in double precision."""
+    """Power in double precision."""
     return torch.pow(*(each.double() if hasattr(each, "double") else each for each in (a, b)))
 
 
@@ -153,22 +153,22 @@ def _falling(x: Any, exponent: Any, m: int) -> Any:
     factor = torch.ones_like(exponent)
     for j in range(m):
         factor = factor * (exponent - j) / (j + 1)
-    # A power of 0 below 0 would make NaN of 0 times infinity.
+    # A negative power of 0 would give 0 times infinity, which is NaN.
     return factor * torch.where(factor == 0, 1, torch.pow(x, torch.where(factor == 0, 1, exponent - m)))
 
 
 @analytic_rule("rpow")
 def rpow(frame: Frame, func: Any, a: Any, b: Any) -> Any:
-    """B to the power of a."""
+    """Power b ** a."""
     return pow(frame, func, b, a)
 
 
 def of_one(frame: Frame, u: Any, function: System | Power | Derivatives) -> Any:
-    """An elementwise function of a jet."""
+    """Apply an elementwise function to a jet."""
     return widened(frame, function.series(frame, u.coefficients))
 
 
-# Those whose rows hold for complex numbers; others go by forward mode there.
+# Functions whose rules hold for complex numbers; other functions fall back to forward mode there.
 ANALYTIC = frozenset(("exp", "log", "sqrt", "rsqrt", "square", "reciprocal", "sin", "cos", "sinh", "cosh"))
 
 
@@ -178,7 +178,7 @@ def _enter(name: str, function: System | Power | Derivatives) -> None:
 
 @analytic_rule("logit")
 def logit(frame: Frame, func: Any, x: Any, eps: float | None = None, *, out: None = None) -> Any:
-    """log(x / (1 - x)), of x within eps of 0 and 1."""
+    """log(x / (1 - x)), with x clamped to [eps, 1 - eps]."""
     return of_one(frame, x if eps is None else torch.clamp(x, eps, 1 - eps), LOGIT)
 
 

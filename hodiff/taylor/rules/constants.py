@@ -1,4 +1,4 @@
-"""Functions whose result does not change with their arguments, or changes in jumps: the value alone counts."""
+"""Rules for functions that are constant between jumps, and for writing to tensors."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ PLAIN = """
 
 
 def plain(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Of the values."""
+    """Call the function with the values of its arguments."""
     return call(func, value_of(frame, args), value_of(frame, kwargs))
 
 
 for _name in PLAIN.split():
     enter(_name, plain, analytic=True)
-# Of complex numbers the direction moves.
+# The sign of a complex number is not constant between jumps.
 for _name in ("sign", "sgn"):
     enter(_name, plain)
 
 
 @analytic_rule("zeros_like", "empty_like", "new_zeros", "new_empty", "new_full", "new_ones")
 def made_like(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """A constant that values which move can be written to."""
+    """Create a constant as a jet, so that jets can be written to it."""
     return new_jet(frame, [plain(frame, func, *args, **kwargs), *[None] * frame.order])
 
 
 @analytic_rule("copy")
 def copy(frame: Frame, func: Any, x: Any, source: Any, non_blocking: bool = False) -> Any:
-    """What is written by copy_."""
+    """Return the source, which copy_ writes."""
     return source
 
 
 @analytic_rule("zero")
 def zero(frame: Frame, func: Any, x: Any) -> Any:
-    """What is written by zero_."""
+    """Return zeros, which zero_ writes."""
     return torch.zeros_like(value_of(frame, x))
 
 
 @analytic_rule("fill", "full_like")
 def filled_with(frame: Frame, func: Any, x: Any, value: Any, **kwargs: Any) -> Any:
-    """Of the first argument the shape alone counts."""
+    """Fill a tensor of the first argument's shape with a value."""
     made: Any = torch.full_like(value_of(frame, x), 0, **kwargs)
     if isinstance(value, (Jet, torch.Tensor)):
         return made + value
@@ -77,7 +77,7 @@ def filled_with(frame: Frame, func: Any, x: Any, value: Any, **kwargs: Any) -> A
     "__reduce_ex__",
 )
 def no_number(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuse."""
+    """Raise an error, because the result would lose the derivatives of a jet."""
     name = getattr(func, "__name__", func)
     raise InputError(
         f"jet: {_NAMES.get(name, name)} would lose the derivatives of a value that moves: expected torch's "
@@ -85,7 +85,7 @@ def no_number(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
     )
 
 
-# Python's names of what is asked.
+# Names of the operations in the error message.
 _NAMES = {
     "__float__": "float()",
     "__int__": "int()",
@@ -98,7 +98,7 @@ _NAMES = {
 
 @analytic_rule("setitem")
 def setitem(frame: Frame, func: Any, x: Any, index: Any, value: Any) -> None:
-    """Write to the view that the index takes, or to the elements that it picks."""
+    """Write to the view or to the elements that the index selects."""
     source: Any = x
     shown = source[value_of(frame, index)] if isinstance(x, Jet) else x
     if isinstance(shown, Jet) and shown.base is not None and not picks(value_of(frame, index)):

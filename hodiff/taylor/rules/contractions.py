@@ -1,4 +1,4 @@
-"""Functions that are linear in each of two arguments: sums of products of coefficients."""
+"""Rules for functions that are linear in each of two arguments: sums of products of coefficients."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ for _name in BILINEAR.split():
 
 @analytic_rule("matmul")
 def matmul(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """A product with a constant matrix at one stroke for all coefficients."""
+    """Matrix product; a constant matrix on the right multiplies all coefficients at once."""
     if func is torch.Tensor.matmul and torch.compiler.is_compiling() and not moves(frame, a):
-        # Dynamo hands on x @ W, for a jet x, as if it were W @ x.
+        # Dynamo passes x @ W, for a jet x, as if it were W @ x.
         raise InputError(
             "jet: @ between a constant tensor and a value that moves cannot be told from its reverse in torch.compile: "
             "write torch.matmul(a, b)."
@@ -59,13 +59,13 @@ def matmul(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
 
 @analytic_rule("rmatmul")
 def rmatmul(frame: Frame, func: Any, a: Any, b: Any) -> Any:
-    """B @ a."""
+    """Matrix product b @ a."""
     return matmul(frame, func, b, a)
 
 
 @analytic_rule("nn.linear")
 def linear(frame: Frame, func: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    """One product for all coefficients where the weight is constant."""
+    """Linear layer; a constant weight multiplies all coefficients at once."""
     if moves(frame, x) and not moves(frame, weight):
         result = rows_together(
             frame,
@@ -81,12 +81,13 @@ def linear(frame: Frame, func: Any, x: Any, weight: Any, bias: Any = None) -> An
     return product if bias is None else product + bias
 
 
-# Fewer rows than this go through a matrix together, as reading it takes most of the time; more are not worth the copy.
+# Coefficients with at most this many rows are multiplied together, because reading the matrix takes most of the time.
+# Larger coefficients are not worth the copy.
 FEW_ROWS = 256
 
 
 def rows_together(frame: Frame, x: Any, constants: Any, function: Any, value_function: Any) -> Any:
-    """A linear function of the last axis, which constants make: the rows of small coefficients as one matrix."""
+    """Apply a linear function of the last axis; small coefficients are stacked into one matrix."""
     value = x.value
     parts = frame.recalled(rows_together, [x.coefficients], constants)
     known = len(parts)
@@ -124,7 +125,7 @@ for _name in ("conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2
 
 @analytic_rule("einsum")
 def einsum(frame: Frame, func: Any, equation: Any, *operands: Any) -> Any:
-    """Operands are contracted one after another; each step is a product of two."""
+    """Contract operands from the left, by products of two."""
     if not isinstance(equation, str):
         return unknown(frame, func, (equation, *operands), {})
     if len(operands) == 1 and isinstance(operands[0], (list, tuple)):
@@ -144,7 +145,7 @@ def einsum(frame: Frame, func: Any, equation: Any, *operands: Any) -> Any:
 
 
 def _by_pairs(equation: str, operands: tuple[Any, ...]) -> Any:
-    """The first two operands to one that keeps what others and the output need."""
+    """Contract the first two operands, keeping the indices that later operands and the output need."""
     inputs, arrow, output = equation.replace(" ", "").partition("->")
     terms = inputs.split(",")
     if not arrow:
@@ -161,7 +162,7 @@ def _by_pairs(equation: str, operands: tuple[Any, ...]) -> Any:
 
 @analytic_rule("addmm", "addmv", "baddbmm", "addr", "addbmm")
 def add_product(frame: Frame, func: Any, x: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    """The sum and the product apart."""
+    """Sum of x and a product, computed separately."""
     name = name_of(func).rstrip("_")
     product = {"addr": torch.outer, "addbmm": lambda a, b: torch.bmm(a, b).sum(0)}.get(name, torch.matmul)(a, b)
     return alpha * product if beta == 0 else beta * x + alpha * product
@@ -169,7 +170,7 @@ def add_product(frame: Frame, func: Any, x: Any, a: Any, b: Any, *, beta: Any = 
 
 @analytic_rule("chain_matmul", "linalg.multi_dot")
 def chain(frame: Frame, func: Any, *matrices: Any) -> Any:
-    """From the left."""
+    """Product of matrices, from the left."""
     given = matrices[0] if len(matrices) == 1 else matrices
     result = given[0]
     for each in given[1:]:
@@ -179,6 +180,6 @@ def chain(frame: Frame, func: Any, *matrices: Any) -> Any:
 
 @analytic_rule("nn.bilinear")
 def three_fold(frame: Frame, func: Any, a: Any, b: Any, weight: Any, bias: Any = None) -> Any:
-    """Two products."""
+    """Bilinear layer, as an einsum."""
     found = torch.einsum("...i,kij,...j->...k", a, weight, b)
     return found if bias is None else found + bias

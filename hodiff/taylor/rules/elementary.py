@@ -1,7 +1,7 @@
-"""Elementwise functions of one argument, a row each: a system of equations, or derivatives in closed form.
+"""Elementwise functions of one argument: systems of equations, or derivatives in closed form.
 
-Unknowns that are small where the function saturates are unknowns of their own, so that no digit cancels: of tanh its
-slope, of the sigmoid its slope and how far it is from one half.
+Quantities that are small where a function saturates are separate unknowns, so that no digits cancel: the slope of tanh,
+and the slope of the sigmoid and its distance from one half.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _sech2(x: Any) -> Any:
 
 
 def _tanh_to_second(x: Any) -> tuple[Any, Any, Any]:
-    # Compilers compute what stands here once for each direction, and know no fast cosh.
+    # Compilers compute these expressions once for each direction, and have no fast cosh.
     v, w = torch.tanh(x), _sech2(x)
     return v, w, -v * w
 
@@ -43,7 +43,7 @@ def _logistic_slopes(x: Any) -> tuple[Any, Any]:
 
 
 def _inverse_root(x: Any) -> Any:
-    """1 / sqrt(1 + x²), whose square may overflow."""
+    """1 / sqrt(1 + x²), where x² may overflow."""
     return 1 / torch.hypot(x, torch.ones_like(x))
 
 
@@ -52,8 +52,8 @@ def _normal_density(x: Any) -> Any:
 
 
 def _inverse_density(x: Any) -> Any:
-    """One over the normal density where its integral is x, by Mills' ratio: exp(v²/2) loses digits in the tails."""
-    # Of either formula all derivatives are right, and not those of an absolute value at 1/2.
+    """Inverse of the normal density at quantile x, by Mills' ratio; exp(v²/2) loses digits in the tails."""
+    # All derivatives of both formulas are right, unlike those of an absolute value at 1/2.
     v, low = torch.special.ndtri(x), x < 0.5
     ratio = math.sqrt(math.pi / 2) * torch.special.erfcx(torch.where(low, -v, v) * math.sqrt(0.5))
     return ratio / torch.where(low, x, 1 - x)
@@ -73,23 +73,23 @@ def power(exponent: float) -> Power | Derivatives:
         return factor if exponent == m else factor * torch.pow(x, exponent - m)
 
     closed = Derivatives(coefficient)
-    # A polynomial ends, and that of a root of 0 begins with derivatives that are finite.
+    # A polynomial has finitely many terms, and a power above 1 has finite first derivatives at 0.
     return Power(exponent, closed) if exponent < 1 and exponent != 0 else closed
 
 
 def hurwitz_zeta(s: int, x: Any) -> Any:
     r"""Hurwitz's $\zeta(s, x) = \sum_{n \ge 0} (x + n)^{-s}$ for s > 1, by reflection where x is negative."""
-    # torch's adds one term after the other up to zero. The sum over all n is a derivative of π cot πx.
+    # torch adds the terms up to zero one by one. The sum over all n is a derivative of π cot πx.
     negative = x < 0
     other = torch.special.zeta(s, torch.where(negative, 1 - x, x))
-    # Where nothing is reflected no derivative may be infinite.
+    # Derivatives must stay finite where nothing is reflected.
     cotangent = math.pi / torch.tan(math.pi * torch.where(negative, x - torch.round(x), 0.25))
     terms: list[Any] = [cotangent]  # The Taylor coefficients g_k of π cot πx, by g' = -(π² + g²).
     for k in range(1, s):
         square = sum(terms[i] * terms[k - 1 - i] for i in range(k))
         terms.append(-(square + (math.pi**2 if k == 1 else 0)) / k)
     everywhere = terms[-1] if s % 2 else -terms[-1]
-    # Where torch's x^-s underflows, the first two terms of Euler and Maclaurin's are all that count.
+    # Where torch's x^-s underflows, the first two terms of the Euler-Maclaurin formula suffice.
     large = x > 1e12
     safe = torch.where(large, x, 1)
     other = torch.where(large, safe ** (1 - s) / (s - 1) * (1 + (s - 1) / (2 * safe)), other)
@@ -97,7 +97,7 @@ def hurwitz_zeta(s: int, x: Any) -> Any:
 
 
 def _polygamma_value(n: int, x: Any) -> Any:
-    # torch's trigamma is right to nine digits alone.
+    # torch's trigamma has only nine correct digits.
     if n == 0:
         return torch.digamma(x)
     return hurwitz_zeta(n + 1, x) * (math.factorial(n) if n % 2 else -math.factorial(n))
@@ -165,7 +165,7 @@ ELEMENTARY: dict[str, System | Power | Derivatives] = {
         lambda x: (torch.special.ndtri(x), _inverse_density(x)),
         lambda u, v, h: (h, v * h * h),
     ),
-    # The gamma function's
+    # The gamma function and its logarithm
     "lgamma": Derivatives(_lgamma),
     "digamma": polygamma(0),
     # Piecewise polynomials, with torch's slopes at the joints

@@ -1,4 +1,4 @@
-"""The larger or smaller of two or of many; ties as torch's derivatives decide them."""
+"""Rules for maxima and minima, with torch's derivatives at ties."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.taylor.substitution import value_of
 
 
 def chosen(frame: Frame, value: Any, weight: Any, a: Any, b: Any) -> Any:
-    """The share `weight` of a and the rest of b, as for the larger of two."""
+    """Combine the derivatives of a, weighted by `weight`, and of b, weighted by 1 - `weight`."""
     u, v = aligned(frame, a, b)
     rest = [plus(times(weight, x), times(1 - weight, y)) for x, y in zip(u[1:], v[1:], strict=True)]
     return widened(frame, [value, *rest])
@@ -28,20 +28,20 @@ def _extreme(frame: Frame, func: Any, a: Any, b: Any, sign: int) -> Any:
     return chosen(frame, value, weight, a, b)
 
 
-# The first one's share at a tie of fmax and fmin.
+# Weight of the first argument at a tie of fmax and fmin.
 _FIRST = 0.5 if torch.__version__ >= "2.14" else 1.0
 
 
 @rule("fmax")
 def fmax(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The larger one's; at ties what torch's version says, and where one is NaN the other's."""
+    """Maximum that ignores NaN; weights at ties depend on torch's version."""
     x, y = value_of(frame, a), value_of(frame, b)
     return _of_numbers(frame, torch.fmax(x, y), x > y, a, b)
 
 
 @rule("fmin")
 def fmin(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The smaller one's; at ties what torch's version says, and where one is NaN the other's."""
+    """Minimum that ignores NaN; weights at ties depend on torch's version."""
     x, y = value_of(frame, a), value_of(frame, b)
     return _of_numbers(frame, torch.fmin(x, y), x < y, a, b)
 
@@ -54,19 +54,19 @@ def _of_numbers(frame: Frame, value: Any, is_first: Any, a: Any, b: Any) -> Any:
 
 @rule("maximum")
 def maximum(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The larger one's; half of each at ties."""
+    """Maximum; ties take half of each derivative."""
     return _extreme(frame, func, a, b, 1)
 
 
 @rule("minimum")
 def minimum(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The smaller one's; half of each at ties."""
+    """Minimum; ties take half of each derivative."""
     return _extreme(frame, func, a, b, -1)
 
 
 @rule("amax", "amin")
 def amax(frame: Frame, func: Any, x: Any, dim: Any = (), keepdim: bool = False, *, out: None = None) -> Any:
-    """The mean over those that are the extreme."""
+    """Extreme element, with the mean derivative of all elements that attain it."""
     value = func(x.value, dim, True)
     among = (x.value == value).to(x.value.dtype)
     dims = tuple(range(x.value.ndim)) if dim in ((), []) else dim

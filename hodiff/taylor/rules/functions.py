@@ -1,4 +1,4 @@
-"""Functions of hodiff that functions of torch compute as well; the others go by nested forward mode."""
+"""Rules for hodiff's functions that torch's functions compute too; other functions use nested forward mode."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from hodiff.taylor.substitution import moves, value_of
 
 
 def straight_through(frame: Frame, func: Any, smooth: Any, value: Any) -> Any:
-    """The derivatives of one, the value of another."""
+    """Combine the derivatives of `smooth` with the value of `value`."""
     if not moves(frame, smooth):
         return value_of(frame, value)
     return new_jet(frame, [value_of(frame, value), *smooth.coefficients[1:]])
 
 
 def _plain_call(frame: Frame, func: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-    """A series goes forward only, so that nothing is to be computed again."""
+    """Call a checkpointed function directly, because a forward pass recomputes nothing."""
     return f(*args, **kwargs)
 
 
 def _one_after_another(frame: Frame, func: Any, functions: Any, segments: int, *args: Any) -> Any:
-    """Likewise."""
+    """Call checkpointed functions in sequence, because a forward pass recomputes nothing."""
     for function in functions:
         args = (function(*args),)
     return args[0]
@@ -47,14 +47,14 @@ def _log_softmax(x: Any, dim: Any) -> Any:
 
 
 def _softplus(frame: Frame, func: Any, x: Any, beta: Any = 1.0, threshold: float | None = None) -> Any:
-    """A line from the threshold on, where there is one."""
+    """Softplus without a threshold; fall back to nested forward mode if there is one."""
     if threshold is not None:
         return unknown(frame, func, (x, beta, threshold), {})
-    # That of torch has one.
+    # torch's softplus always has a threshold.
     return functional.softplus(beta * x, threshold=1e300) / beta
 
 
-# What computes the same as functions that are made of Functions.
+# Formulas that compute the same as hodiff's autograd Functions.
 FORMULAS: dict[Any, Callable[..., Any]] = {
     functions.swish: lambda x, beta=1.0: x * torch.sigmoid(beta * x),
     functions.silu: functional.silu,

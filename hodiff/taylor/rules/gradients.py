@@ -1,4 +1,4 @@
-r"""Gradients inside of a function of jets, as physics-informed networks take them.
+r"""Gradients inside of a function of jets, as in physics-informed networks.
 
 With a scalar s of a series u, $\partial s_K / \partial u_j$ is coefficient $K - j$ of $\nabla s(u)$: one backward pass
 from the highest coefficient gives all coefficients of the gradient.
@@ -19,7 +19,7 @@ from hodiff.taylor.substitution import moves
 
 @analytic_rule("requires_grad")
 def requires_grad_(frame: Frame, func: Any, x: Any, requires_grad: bool = True) -> Any:
-    """Let all coefficients, zeros too, be leaves that gradients can be asked of."""
+    """Make all coefficients, including zeros, leaves that require gradients."""
     if not requires_grad:
         return x
     frame.recall_nothing()
@@ -27,12 +27,12 @@ def requires_grad_(frame: Frame, func: Any, x: Any, requires_grad: bool = True) 
 
 
 def _leaf(x: Any) -> Any:
-    # The caller's tensor stays as it is.
+    # The caller's tensor must not change.
     return x.view_as(x) if x.requires_grad else x.detach().clone().requires_grad_()
 
 
 def _series_of_both(frame: Frame, y: Any, weight: Any) -> tuple[Any, Any]:
-    """The coefficients of an output, and of its weight."""
+    """Return the coefficients of an output and of its weight."""
     zeros = [None] * frame.order
     ys = y.coefficients if moves(frame, y) else (y, *zeros)
     if weight is None:
@@ -57,7 +57,7 @@ def grad(
     is_grads_batched: bool = False,
     materialize_grads: bool = False,
 ) -> tuple[Any, ...]:
-    """`torch.autograd.grad` of jets by jets and by constants."""
+    """`torch.autograd.grad` of jets with respect to jets and constants."""
     frame.recall_nothing()
     if is_grads_batched:
         raise InputError(
@@ -74,7 +74,7 @@ def grad(
     unused, order = allow_unused or materialize_grads, frame.order
 
     def one(k: int, x: Any, direction: int | None = None) -> Any:
-        """The gradient of coefficient k of the sum of products; the weights are constants to it."""
+        """Gradient of coefficient k of the weighted sum of outputs; the weights are constant."""
         ys, ws = [], []
         for y, w in pairs:
             for i in range(k + 1):
@@ -108,7 +108,7 @@ def grad(
                     "jet: torch.autograd.grad: a coefficient of an input requires no gradient: call x.requires_grad_() "
                     "on the value that moves before it is used, or torch.func.grad."
                 )
-            # Of several directions that are not summed, the last coefficient is one for each.
+            # Directions that are not summed have separate last coefficients.
             parts = [one(order, x.coefficients[order - m]) for m in range(order + 1)]
             if frame.has_axis(order):
                 parts[0] = None if parts[0] is None else parts[0][0]
@@ -128,7 +128,7 @@ def grad(
 
 @analytic_rule("backward", "register_hook", "retain_grad", "register_post_accumulate_grad_hook")
 def leaves_something(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuse what changes tensors or their gradients from behind."""
+    """Raise an error for a function that changes tensors or gradients as a side effect."""
     raise InputError(
         f"jet: {getattr(func, '__name__', func)} is not known for a value that moves: expected gradients inside by "
         "torch.autograd.grad(..., create_graph=True) or torch.func.grad."

@@ -1,4 +1,4 @@
-"""Functions that are linear in some of their arguments together: each coefficient goes through the function itself."""
+"""Rules for functions that are jointly linear in some arguments, by calls for each coefficient."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from hodiff.taylor.registry import Rule, analytic_rule, enter
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import along_directions, call, moves, part_of, value_of
 
-# Their parameters in order, where `!` marks those in which they are linear together; `input!` alone where none is
-# written. A last parameter with `*` takes all that follow. Of other constants the value depends, and no coefficient.
+# Functions and their parameters in order. `!` marks parameters in which a function is jointly linear; without a list,
+# this is `input!`. A last parameter with `*` takes all further arguments. Constants in linear parameters affect only
+# the value.
 LINEAR = """
     view reshape expand permute transpose t adjoint movedim swapaxes squeeze unsqueeze
     flatten unflatten narrow select diagonal unfold real imag view_as_real view_as_complex split chunk unbind
@@ -62,7 +63,7 @@ JOINT = """
 
 
 def linear_rule(parameters: Sequence[str]) -> Rule:
-    """The rule of a function by its parameters."""
+    """Create the rule of a function from its parameters."""
     names = [each.rstrip("!*").rstrip("!") for each in parameters]
     linear = {name for name, each in zip(names, parameters, strict=True) if "!" in each}
 
@@ -109,13 +110,13 @@ def jets_of(frame: Frame, tree: Any) -> list[Jet]:
 
 
 def assembled(frame: Frame, parts: Sequence[Any]) -> Any:
-    """Results of each coefficient as jets: one, or those of a tuple or list."""
+    """Assemble the results for each coefficient into a jet, or into a tuple or list of jets."""
     if isinstance(parts[0], (list, tuple)):
         several = (
             assembled(frame, [None if part is None else part[i] for part in parts]) for i in range(len(parts[0]))
         )
         return type(parts[0])(several) if type(parts[0]) in (list, tuple) else type(parts[0])(list(several))
-    # A real argument has real coefficients, also beside a complex number.
+    # Real coefficients take the dtype of the value, which is complex beside a complex number.
     dtype = parts[0].dtype
     return new_jet(frame, [each if each is None or each.dtype == dtype else each.to(dtype) for each in parts])
 
@@ -129,23 +130,23 @@ for _row in JOINT.strip().splitlines():
 
 @analytic_rule("conj_physical")
 def conj_physical(frame: Frame, func: Any, x: Any, *, out: None = None) -> Any:
-    """The conjugate, written out; torch has no batching rule for it."""
+    """Conjugate, written to memory; torch has no batching rule for conj_physical."""
     return torch.resolve_conj(torch.conj(x))
 
 
 @analytic_rule("expand_as")
 def expand_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
-    """Of the other the shape alone counts."""
+    """Expand to the shape of `other`."""
     return x.expand(other.shape)
 
 
 @analytic_rule("view_as")
 def view_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
-    """Likewise."""
+    """View in the shape of `other`."""
     return x.view(other.shape)
 
 
 @analytic_rule("reshape_as")
 def reshape_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
-    """Likewise."""
+    """Reshape to the shape of `other`."""
     return x.reshape(other.shape)

@@ -1,4 +1,4 @@
-"""Variances and standard deviations, in the forms that torch has."""
+"""Rules for variances and standard deviations, with all of torch's signatures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _moments(x: Any, dim: Any, correction: float, keepdim: bool) -> Any:
 
 
 def _options(args: Any, kwargs: Any) -> tuple[Any, float, bool]:
-    """dim, correction and keepdim in the forms that var has."""
+    """Read dim, correction and keepdim from the arguments of var."""
     kwargs = dict(kwargs)
     dim = kwargs.pop("dim", kwargs.pop("axis", None))
     correction = kwargs.pop("correction", None)
@@ -51,13 +51,13 @@ def _options(args: Any, kwargs: Any) -> tuple[Any, float, bool]:
 
 @rule("var")
 def var(frame: Frame, func: Any, x: Any, *args: Any, out: None = None, **kwargs: Any) -> Any:
-    """The mean square about the mean."""
+    """Mean square deviation from the mean."""
     return _moments(x, *_options(args, kwargs))[0]
 
 
 @rule("std")
 def std(frame: Frame, func: Any, x: Any, *args: Any, out: None = None, **kwargs: Any) -> Any:
-    """The root of the variance."""
+    """Square root of the variance."""
     dim, correction, keepdim = _options(args, kwargs)
     dims = tuple(range(x.ndim)) if dim is None or dim == () or dim == [] else dim
     centred = x - x.mean(dims, keepdim=True)
@@ -67,11 +67,11 @@ def std(frame: Frame, func: Any, x: Any, *args: Any, out: None = None, **kwargs:
 
 @rule("var_mean")
 def var_mean(frame: Frame, func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Both."""
+    """Variance and mean."""
     return tuple(_moments(x, *_options(args, kwargs)))
 
 
 @rule("std_mean")
 def std_mean(frame: Frame, func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """Both."""
+    """Standard deviation and mean."""
     return std(frame, func, x, *args, **kwargs), _moments(x, *_options(args, kwargs))[1]

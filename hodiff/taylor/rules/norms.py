@@ -1,4 +1,4 @@
-"""Norms of vectors, and what divides by them."""
+"""Rules for norms of vectors, distances and normalized vectors."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 def at_zeros(frame: Frame, length: Any, still: Any, x: Any, inner: Callable[[Any, Any], Any]) -> Any:
-    """A length with its series where it is 0: |x(t)| = t |x_1 + x_2 t + ...|, of which `Frame.kink` has the sign of t.
+    """Series of a length where it is 0: |x(t)| = t |x_1 + x_2 t + ...|; `Frame.kink` has the sign of t.
 
     Args:
         frame: The frame.
         length: The length, whose series is 0 there.
-        still: Where it is 0.
+        still: Mask of lengths that are 0.
         x: The vectors.
-        inner: The inner product whose root it is, of one direction.
+        inner: The inner product, along one direction, whose root is the length.
 
     Returns:
         The length.
@@ -48,7 +48,7 @@ def at_zeros(frame: Frame, length: Any, still: Any, x: Any, inner: Callable[[Any
 
 
 def _length_series(x: Sequence[Any], inner: Callable[[Any, Any], Any]) -> list[Any]:
-    """Coefficients of |x(t)| for t > 0; those that unknown ones would enter are 0."""
+    """Coefficients of |x(t)| for t > 0; coefficients that would need unknown ones are 0."""
     squares = [sum(inner(x[j], x[k - j]) for j in range(k + 1)) for k in range(len(x))]
     zero = squares[0] == 0
     series = [torch.sqrt(torch.where(zero, 1.0, squares[0]))]
@@ -71,7 +71,7 @@ def _any(condition: Any) -> bool:
 def normalize(
     frame: Frame, func: Any, x: Any, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, out: None = None
 ) -> Any:
-    """Over the norm, or eps where that is larger."""
+    """Divide by the norm, or by eps if eps is larger."""
     return x / torch.clamp_min(torch.linalg.vector_norm(x, p, dim, keepdim=True), eps)
 
 
@@ -87,7 +87,7 @@ def vector_norm(
     dtype: Any = None,
     **_: Any,
 ) -> Any:
-    """By the definition."""
+    """Vector norm, by the definition."""
     x = x if dtype is None else x.to(dtype)
     if x.is_complex():
         if ord != 2:
@@ -122,7 +122,7 @@ def vector_norm(
 
 
 def _are_usual(squares: Any) -> bool:
-    """Whether all squares of lengths are so far from 0 and infinity that their powers are numbers."""
+    """Whether squared lengths are far enough from 0 and infinity that their powers are finite."""
     while isinstance(squares, Jet):
         squares = squares.value
     if torch.compiler.is_compiling() or not squares.numel():
@@ -133,7 +133,7 @@ def _are_usual(squares: Any) -> bool:
 
 
 def _scale(value: Any, dims: Any) -> Any:
-    """The largest element, rounded to a power of two, or 1: squares of tiny and huge numbers would not be numbers."""
+    """Largest element, rounded to a power of two, or 1: squares of scaled elements neither under- nor overflow."""
     if not value.numel():
         return torch.ones_like(value.sum(dims, keepdim=True))
     largest = torch.amax(torch.abs(value.detach()), dims, keepdim=True)
@@ -143,7 +143,7 @@ def _scale(value: Any, dims: Any) -> Any:
 
 @analytic_rule("abs")
 def absolute(frame: Frame, func: Any, x: Any, *, out: None = None) -> Any:
-    """The absolute value, as the length of a vector of one element, or of two parts."""
+    """Absolute value, as the length of a vector of one element, or of two parts."""
     if x.is_complex():
         length = torch.linalg.vector_norm(torch.stack([torch.real(x), torch.imag(x)], -1), 2, -1)
         return with_value(frame, torch.abs(value_of(frame, x)), length)
@@ -153,7 +153,7 @@ def absolute(frame: Frame, func: Any, x: Any, *, out: None = None) -> Any:
 
 @rule("dist")
 def dist(frame: Frame, func: Any, x: Any, other: Any, p: Any = 2) -> Any:
-    """The norm of the difference."""
+    """Norm of the difference."""
     return torch.linalg.vector_norm(x - other, p)
 
 
@@ -161,19 +161,19 @@ def dist(frame: Frame, func: Any, x: Any, other: Any, p: Any = 2) -> Any:
 def pairwise_distance(
     frame: Frame, func: Any, x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> Any:
-    """The norm of the last dimension."""
+    """Norm of the difference along the last dimension."""
     return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
 @rule("cdist")
 def cdist(frame: Frame, func: Any, x1: Any, x2: Any, p: float = 2.0, compute_mode: Any = None) -> Any:
-    """The norms of all differences."""
+    """Norms of the differences between rows of x1 and x2."""
     return torch.linalg.vector_norm(x1.unsqueeze(-2) - x2.unsqueeze(-3), p, -1)
 
 
 @rule("nn.pdist", "pdist")
 def pdist(frame: Frame, func: Any, x: Any, p: float = 2.0) -> Any:
-    """The norms of the differences of all pairs."""
+    """Norms of the differences of all pairs of rows."""
     first, second = torch.triu_indices(x.shape[0], x.shape[0], 1, device=x.device)
     return torch.linalg.vector_norm(x[first] - x[second], p, -1)
 
@@ -182,7 +182,7 @@ def pdist(frame: Frame, func: Any, x: Any, p: float = 2.0) -> Any:
 def matrix_norm(
     frame: Frame, func: Any, x: Any, ord: Any = "fro", dim: Any = (-2, -1), keepdim: bool = False, **kwargs: Any
 ) -> Any:
-    """The Frobenius norm is a vector norm of two dimensions."""
+    """Frobenius norm, as a vector norm of two dimensions; other norms use nested forward mode."""
     if ord == "fro":
         return torch.linalg.vector_norm(x, 2, dim, keepdim, **kwargs)
     return unknown(frame, func, (x, ord, dim, keepdim), kwargs)
@@ -192,7 +192,7 @@ def matrix_norm(
 def norm(
     frame: Frame, func: Any, x: Any, ord: Any = None, dim: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> Any:
-    """A vector norm of all elements or of one dimension."""
+    """Vector norm of all elements or of one dimension; other norms use nested forward mode."""
     ord = kwargs.pop("p", ord)
     if ord == "fro" or ord is None:
         return torch.linalg.vector_norm(x, 2, dim, keepdim)
@@ -205,7 +205,7 @@ def norm(
 
 @rule("cosine_similarity", "nn.cosine_similarity")
 def cosine_similarity(frame: Frame, func: Any, x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Any:
-    """The product of the two directions."""
+    """Inner product of the normalized vectors."""
     a = x1 / torch.clamp_min(torch.linalg.vector_norm(x1, 2, dim, keepdim=True), eps)
     b = x2 / torch.clamp_min(torch.linalg.vector_norm(x2, 2, dim, keepdim=True), eps)
     return (a * b).sum(dim)

@@ -1,4 +1,4 @@
-"""What is picked by order: sorting, selection and pooling by maxima, by the indices of the value."""
+"""Rules for sorting, selection and max pooling, by the indices of the value."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.taylor.substitution import Batched, along_directions, call
 
 
 def picked(frame: Frame, x: Any, function: Any) -> Any:
-    """Each coefficient through a function that picks elements."""
+    """Apply a function that picks elements to each coefficient."""
     return new_jet(
         frame,
         [
@@ -25,7 +25,7 @@ def picked(frame: Frame, x: Any, function: Any) -> Any:
 
 
 def _with_indices(frame: Frame, func: Any, x: Any, args: Any, kwargs: Any, dim: int, keepdim: bool) -> Any:
-    """A function that returns values and indices along a dimension."""
+    """Apply a function that returns values and indices along a dimension."""
     found = func(x.value, *args, **kwargs)
     _, indices = found
 
@@ -42,7 +42,7 @@ def _with_indices(frame: Frame, func: Any, x: Any, args: Any, kwargs: Any, dim: 
 
 @rule("sort", "topk", "msort", "cummax", "cummin", "kthvalue", "median", "nanmedian", "mode", "max", "min")
 def ordered(frame: Frame, func: Any, x: Any, *args: Any, out: None = None, **kwargs: Any) -> Any:
-    """What is picked by order, by the indices of the value."""
+    """Sort or select elements, by the indices of the value."""
     name = name_of(func)
     if name in ("max", "min") and args and not isinstance(args[0], int):
         return {"max": torch.maximum, "min": torch.minimum}[name](x, args[0])
@@ -86,7 +86,7 @@ for _rank in (1, 2, 3):
 
 @rule("nn.adaptive_max_pool1d", "nn.adaptive_max_pool2d", "nn.adaptive_max_pool3d")
 def adaptive_max_pool(frame: Frame, func: Any, x: Any, output_size: Any, return_indices: bool = False) -> Any:
-    """By the indices of the maxima."""
+    """Adaptive max pooling, by the indices of the maxima."""
     rank = next(n for n in (1, 2, 3) if f"{n}d" in name_of(func))
     _, indices = getattr(functional, f"adaptive_max_pool{rank}d")(x.value, output_size, return_indices=True)
     moved = picked(frame, x, lambda each: each.flatten(-rank).gather(-1, indices.flatten(-rank)).reshape(indices.shape))

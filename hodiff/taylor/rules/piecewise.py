@@ -1,4 +1,4 @@
-"""Functions made of pieces: which piece is decided by the value, and joints as torch's derivatives decide them."""
+"""Rules for piecewise functions: the value selects the piece, and joints have torch's derivatives."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from hodiff.taylor.substitution import moves, value_of
 
 
 def _slope(frame: Frame, u: Any, value: Any, slope: Any) -> Any:
-    """A function of pieces that are lines; bounds may have a higher rank than u."""
+    """Piecewise linear function with a given value and slope; bounds may have a higher rank than u."""
     lines = Derivatives(lambda x, m: value if m == 0 else slope if m == 1 else None)
     return widened(frame, lines.series(frame, series_of(frame, u, value.ndim)))
 
 
 @rule("clamp")
 def clamp(frame: Frame, func: Any, x: Any, min: Any = None, max: Any = None, *, out: None = None) -> Any:
-    """Slope 1 from bound to bound, both among them; bounds that move are maximum and minimum."""
+    """Clamp with slope 1 between the bounds, including them; moving bounds replace x outside."""
     if moves(frame, min) or moves(frame, max):
         x = x if min is None else torch.where(value_of(frame, x) >= value_of(frame, min), x, min)
         return x if max is None else torch.where(value_of(frame, x) <= value_of(frame, max), x, max)
@@ -36,13 +36,13 @@ def clamp(frame: Frame, func: Any, x: Any, min: Any = None, max: Any = None, *, 
 
 @rule("clamp_min")
 def clamp_min(frame: Frame, func: Any, x: Any, min: Any, *, out: None = None) -> Any:
-    """As clamp."""
+    """Clamp to a lower bound."""
     return torch.clamp(x, min=min)
 
 
 @rule("clamp_max")
 def clamp_max(frame: Frame, func: Any, x: Any, max: Any, *, out: None = None) -> Any:
-    """As clamp."""
+    """Clamp to an upper bound."""
     return torch.clamp(x, max=max)
 
 
@@ -50,7 +50,7 @@ def clamp_max(frame: Frame, func: Any, x: Any, max: Any, *, out: None = None) ->
 def hardtanh(
     frame: Frame, func: Any, x: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> Any:
-    """Slope 1 strictly inside."""
+    """Clamp with slope 1 strictly between the bounds."""
     u = x.value
     return _slope(frame, x, functional.hardtanh(u, min_val, max_val), ((u > min_val) & (u < max_val)).to(u.dtype))
 
@@ -63,13 +63,13 @@ def relu6(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
 
 @rule("nn.relu")
 def relu(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
-    """As torch.relu."""
+    """Positive part, by torch.relu."""
     return torch.relu(x)
 
 
 @rule("nn.leaky_relu")
 def leaky_relu(frame: Frame, func: Any, x: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
-    """Two slopes."""
+    """Piecewise linear function with two slopes."""
     u = x.value
     return _slope(
         frame, x, functional.leaky_relu(u, negative_slope), torch.where(u > 0, torch.ones_like(u), negative_slope)
@@ -78,7 +78,7 @@ def leaky_relu(frame: Frame, func: Any, x: Any, negative_slope: float = 0.01, in
 
 @rule("prelu", "nn.prelu")
 def prelu(frame: Frame, func: Any, x: Any, weight: Any) -> Any:
-    """A slope that may move."""
+    """Leaky ReLU with a slope that may move."""
     rank = value_of(frame, x).ndim
     slope = weight.reshape(-1, *[1] * (rank - 2)) if rank > 1 and value_of(frame, weight).numel() > 1 else weight
     return torch.where(value_of(frame, x) > 0, x, slope * x)
@@ -86,34 +86,34 @@ def prelu(frame: Frame, func: Any, x: Any, weight: Any) -> Any:
 
 @rule("nn.threshold", "threshold")
 def threshold(frame: Frame, func: Any, x: Any, threshold: float, value: float, inplace: bool = False) -> Any:
-    """X above, a constant below."""
+    """Keep x above the threshold; a constant below."""
     return torch.where(x.value > threshold, x, torch.full((), value, dtype=x.value.dtype, device=x.value.device))
 
 
 @rule("nn.hardshrink", "hardshrink")
 def hardshrink(frame: Frame, func: Any, x: Any, lambd: float = 0.5) -> Any:
-    """X outside, 0 inside."""
+    """Keep x outside of [-lambd, lambd]; 0 inside."""
     u = x.value
     return _slope(frame, x, functional.hardshrink(u, lambd), ((u > lambd) | (u < -lambd)).to(u.dtype))
 
 
 @rule("nn.softshrink")
 def softshrink(frame: Frame, func: Any, x: Any, lambd: float = 0.5) -> Any:
-    """Slope 1 outside."""
+    """Shrink x towards 0 by lambd: slope 1 outside of [-lambd, lambd], and 0 inside."""
     u = x.value
     return _slope(frame, x, functional.softshrink(u, lambd), ((u > lambd) | (u < -lambd)).to(u.dtype))
 
 
 @rule("nn.hardsigmoid")
 def hardsigmoid(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
-    """Slope 1/6 strictly inside."""
+    """Piecewise linear sigmoid, with slope 1/6 strictly inside of [-3, 3]."""
     u = x.value
     return _slope(frame, x, functional.hardsigmoid(u), ((u > -3) & (u < 3)).to(u.dtype) / 6)
 
 
 @rule("nn.hardswish")
 def hardswish(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
-    """A parabola from -3 to 3, the line above."""
+    """Parabola from -3 to 3, 0 below and x above."""
 
     def coefficient(u: Any, m: int) -> Any:
         if m == 0:
@@ -126,7 +126,7 @@ def hardswish(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
 
 @rule("remainder", "fmod")
 def remainder(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """A less a multiple of b that is constant between jumps."""
+    """Difference of a and a multiple of b, which is constant between jumps."""
     x, y = value_of(frame, a), value_of(frame, b)
     rounding = "floor" if name_of(func).startswith("rem") else "trunc"
     multiple = torch.div(x, y, rounding_mode=rounding)
@@ -136,7 +136,7 @@ def remainder(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> A
 
 @rule("copysign")
 def copysign(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The magnitude of a with the sign of b, which is constant."""
+    """Magnitude of a with the sign of b, which is constant."""
     value = torch.copysign(value_of(frame, a), value_of(frame, b))
     if not moves(frame, a):
         return value

@@ -1,4 +1,4 @@
-"""Products of many factors, by halves or by doubled steps, which zeros do not disturb."""
+"""Rules for products of many factors, by halves or by doubled steps, so that factors may be 0."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hodiff.taylor.series import Frame
 
 @rule("matrix_power", "linalg.matrix_power", analytic=True)
 def matrix_power(frame: Frame, func: Any, A: Any, n: int, *, out: None = None) -> Any:
-    """By squaring."""
+    """Matrix power by repeated squaring."""
     if n == 0:
         return func(A.value, 0)
     base = torch.linalg.inv(A) if n < 0 else A
@@ -26,7 +26,7 @@ def matrix_power(frame: Frame, func: Any, A: Any, n: int, *, out: None = None) -
 
 @rule("prod", analytic=True)
 def prod(frame: Frame, func: Any, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
-    """Halves with each other, which zeros do not disturb."""
+    """Multiply the two halves with each other until one factor is left; factors may be 0."""
     x = x if dtype is None else x.to(dtype)
     if dim is None:
         x, dim, keepdim = x.reshape(-1), 0, False
@@ -44,7 +44,7 @@ def prod(frame: Frame, func: Any, x: Any, dim: Any = None, keepdim: bool = False
 
 @rule("cumprod", analytic=True)
 def cumprod(frame: Frame, func: Any, x: Any, dim: int, *, dtype: Any = None, out: None = None) -> Any:
-    """Each times what stands 1, 2, 4, ... before it."""
+    """Multiply each element by the partial product 1, 2, 4, ... places before it."""
     x = x if dtype is None else x.to(dtype)
     if x.ndim == 0:
         return x

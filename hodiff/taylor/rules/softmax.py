@@ -1,4 +1,4 @@
-"""Softmax and logarithms of sums of exponentials, with the largest taken out."""
+"""Rules for softmax and log-sum-exp, with the largest element subtracted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodiff.taylor.substitution import value_of
 
 
 def _shift(frame: Frame, x: Any, dim: Any) -> Any:
-    """The largest, or 0 where it is infinite; a constant unless the others are so far behind that digits cancel."""
+    """Largest element, or 0 where it is infinite; constant unless others are so far below that digits cancel."""
     value = value_of(frame, x)
     largest = torch.amax(value, dim, keepdim=True)
     plain = numbers_of(value) if value.is_cpu else None
@@ -26,7 +26,7 @@ def _shift(frame: Frame, x: Any, dim: Any) -> Any:
 
 @rule("softmax", "nn.softmax", "_softmax")
 def softmax(frame: Frame, func: Any, input: Any, dim: Any = None, *args: Any, dtype: Any = None, **_: Any) -> Any:
-    """Exp over its sum."""
+    """Exponentials divided by their sum."""
     x = input if dtype is None else input.to(dtype)
     if x.ndim == 0:
         return torch.ones_like(value_of(frame, x)) + 0 * x
@@ -42,7 +42,7 @@ def softmin(frame: Frame, func: Any, input: Any, dim: Any = None, *args: Any, dt
 
 @rule("log_softmax", "nn.log_softmax", "_log_softmax")
 def log_softmax(frame: Frame, func: Any, input: Any, dim: Any = None, *args: Any, dtype: Any = None, **_: Any) -> Any:
-    """X less logsumexp."""
+    """Difference of x and its logsumexp."""
     x = input if dtype is None else input.to(dtype)
     if x.ndim == 0:
         return 0 * x
@@ -52,7 +52,7 @@ def log_softmax(frame: Frame, func: Any, input: Any, dim: Any = None, *args: Any
 
 @rule("logsumexp")
 def logsumexp(frame: Frame, func: Any, input: Any, dim: Any, keepdim: bool = False, *, out: None = None) -> Any:
-    """The log of the sum, with the largest taken out."""
+    """Logarithm of the sum of exponentials, with the largest element subtracted first."""
     if input.ndim == 0:
         return input + 0
     shift = _shift(frame, input, dim)
@@ -62,11 +62,11 @@ def logsumexp(frame: Frame, func: Any, input: Any, dim: Any, keepdim: bool = Fal
 
 @rule("logaddexp")
 def logaddexp(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """The larger one, and softplus of how far the other is below."""
+    """Larger argument, plus the softplus of the smaller minus the larger."""
     x, y = value_of(frame, a), value_of(frame, b)
     first = x >= y
     below: Any = torch.where(first, b - a, a - b)
-    # Two equal infinities count as equal numbers.
+    # The difference of two equal infinities counts as 0.
     apart: Any = torch.where((x == y) & torch.isinf(x), 0.0, below.value)
     moved: Any = new_jet(frame, [apart, *below.coefficients[1:]])
     return torch.where(first, a, b) - functional.logsigmoid(-moved)
@@ -74,14 +74,14 @@ def logaddexp(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> A
 
 @rule("logaddexp2")
 def logaddexp2(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
-    """As logaddexp, to the base 2."""
+    """Logarithm of a sum of powers, to the base 2."""
     two = torch.log(torch.full((), 2.0, dtype=value_of(frame, a).dtype))
     return torch.logaddexp(a * two, b * two) / two
 
 
 @rule("logcumsumexp")
 def logcumsumexp(frame: Frame, func: Any, x: Any, dim: int, *, out: None = None) -> Any:
-    """Each with what stands 1, 2, 4, ... before it."""
+    """Combine each element with the partial result 1, 2, 4, ... places before it."""
     if x.ndim == 0:
         return x
     x, step = torch.movedim(x, dim, -1), 1

@@ -1,4 +1,4 @@
-"""Elements by their places in memory."""
+"""Rule for as_strided."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hodiff.taylor.series import Frame
 
 @rule("as_strided")
 def as_strided(frame: Frame, func: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
-    """The elements at those places of the value's memory, which must hold no others."""
+    """Elements at strided positions in the value's memory, which must be contiguous."""
     value = x.value
     if not value.is_contiguous() or value.storage_offset():
         raise InputError("jet: as_strided is known for contiguous tensors alone: call x.contiguous().clone() before.")

@@ -1,7 +1,7 @@
 r"""Products of two matrices that both move.
 
-With $C = A B$, coefficient 1 of C is $A_1 B_0 + A_0 B_1$, whose directions are those of a row of A and of a column of
-B, and coefficient 2 takes $\sum_d A_1^{(d)} B_1^{(d)}$, where the few directions count that both have.
+With $C = A B$, coefficient 1 of C is $A_1 B_0 + A_0 B_1$, with the directions of a row of A and of a column of
+B. Coefficient 2 takes $\sum_d A_1^{(d)} B_1^{(d)}$, to which only the few common directions contribute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hodiff.taylor.sparsity.slots import Call, moves
 
 
 def matmul(call: Call) -> Any:
-    """The product of two arguments, one of which may be a constant."""
+    """Product of two arguments, one of which may be a constant."""
     (a, b, *_), _ = call.arguments
     if call.entry.name == "rmatmul":
         a, b = b, a
@@ -40,8 +40,8 @@ def matmul(call: Call) -> Any:
 
 
 def over(function: Callable[[Any], Any], waiting: Quotient) -> Any:
-    """A linear function of a quotient n / s that waits, to order 2."""
-    # With σ = s / s0, n / s0 goes through the function, and what comes out over 1 + σ1 + σ2.
+    """Apply a linear function to a waiting quotient n / s, to order 2."""
+    # With σ = s / s0, apply the function to n / s0 and divide the result by 1 + σ1 + σ2.
     n0, n1, n2 = waiting.numerator.in_slots()
     s0, s1, s2 = waiting.denominator.in_slots()
     inverse = 1 / s0
@@ -62,7 +62,7 @@ def _of_rank(jet: Any, rank: int) -> Any:
 
 
 def product(a: Jet, b: Jet) -> Any:
-    """A B of jets of one rank, at least one of them in slots, to order 2."""
+    """Product A B of two jets of equal rank, at least one of them in slots, to order 2."""
     a0, a1, a2 = a.in_slots()
     b0, b1, b2 = b.in_slots()
     frame, value = a.frame, a0 @ b0

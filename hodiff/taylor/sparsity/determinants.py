@@ -1,8 +1,8 @@
-r"""Determinants of matrices in which a row moves with few directions, as those of particles in orbitals.
+r"""Determinants of matrices whose rows move along few directions, such as particles in orbitals.
 
-Of $\log |\det A|$ coefficient 1 is $\operatorname{tr} W$ and coefficient 2 is $\operatorname{tr}(A_0^{-1} A_2) -
-\tfrac{1}{2} \sum_d \operatorname{tr} (W^{(d)} W^{(d)})$ with $W = A_1 A_0^{-1}$: of the last sum those pairs of rows
-count that have a direction in common.
+Coefficient 1 of $\log |\det A|$ is $\operatorname{tr} W$ and coefficient 2 is $\operatorname{tr}(A_0^{-1} A_2) -
+\tfrac{1}{2} \sum_d \operatorname{tr} (W^{(d)} W^{(d)})$ with $W = A_1 A_0^{-1}$. Only pairs of rows with a
+common direction contribute to the last sum.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hodiff.taylor.sparsity.supports import Support, support
 
 
 def slogdet(call: Call) -> Any:
-    """Sign and logarithm of the size."""
+    """Sign and logarithm of the absolute value of the determinant."""
     A: Any = call.jets[0]
     if not call.sparse or any(size != 1 for size in A.support.index.shape[1:-2]):
         return NotImplemented
@@ -31,7 +31,7 @@ def slogdet(call: Call) -> Any:
     found = torch.linalg.slogdet(A0)
     inverse = torch.linalg.inv(A0)
     W = A1 @ inverse
-    # The trace is the sum over rows of a jet of their entries.
+    # The trace sums a jet of diagonal entries over the rows.
     diagonal = torch.diagonal(W, dim1=-2, dim2=-1)
     rows = new_jet(A.frame, [torch.zeros_like(diagonal[0]), diagonal, None], _of_rows(A.support))
     trace = summed(rows, (rows.value.ndim - 1,), keepdim=False)

@@ -1,4 +1,4 @@
-"""Which functions keep jets in slots, and how."""
+"""Dispatch of functions to rules that keep jets in slots."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hodiff.taylor.sparsity.slots import Call
 
 
 def divided(call: Call) -> Any:
-    """The quotient on common slots, or one that waits."""
+    """Quotient on common slots, or a quotient that waits."""
     found = pointwise(call)
     return quotient(call) if found is NotImplemented else found
 
 
-# Rules of others are made of functions of jets, which come here themselves; those that read coefficients get all
+# Other rules call functions of jets, which are dispatched here in turn. Rules that read coefficients get all
 # directions.
 HANDLERS: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(POINTWISE, pointwise),
@@ -41,7 +41,7 @@ HANDLERS: dict[str, Callable[[Call], Any]] = {
 
 
 def by_slots(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a function returns for jets in slots; NotImplemented where its rule takes them as they are."""
+    """Call a function on jets in slots; NotImplemented if its rule takes the jets as they are."""
     handler = HANDLERS.get(entry.name)
     if handler is None or not (_in_slots(args) or _in_slots(kwargs.values())):
         return NotImplemented

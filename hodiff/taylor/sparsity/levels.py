@@ -1,4 +1,4 @@
-"""Functions that mix elements along a dimension by constants: their slots have to be the same along it."""
+"""Functions that mix elements along a dimension by constants, for which slots must be the same along it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.taylor.sparsity.supports import levelled
 
 
 def along(call: Call, jet: Jet, dims: tuple[int, ...]) -> Any:
-    """The rule on slots that are the same along dimensions of the jet, from 0."""
+    """Run the rule on slots that are the same along dimensions of the jet, counted from 0."""
     found = levelled(jet.support, dims) if call.sparse and len(call.jets) == 1 else None
     if found is None:
         return NotImplemented
@@ -25,7 +25,7 @@ def along(call: Call, jet: Jet, dims: tuple[int, ...]) -> Any:
 
 
 def linear(call: Call) -> Any:
-    """A layer whose weights are constant."""
+    """Linear layer with constant weights."""
     args, kwargs = call.arguments
     x, weight = args[0] if args else None, args[1] if len(args) > 1 else kwargs.get("weight")
     if not (isinstance(x, Jet) and is_plain_tensor(weight) and weight.ndim == 2 and x.value.ndim > 1):
@@ -35,7 +35,7 @@ def linear(call: Call) -> Any:
 
 
 def cumulative(call: Call) -> Any:
-    """Sums along one dimension."""
+    """Cumulative sum along one dimension."""
     args, kwargs = call.arguments
     dim = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
     x = args[0] if args else None
@@ -45,7 +45,7 @@ def cumulative(call: Call) -> Any:
 
 
 def times_constant(call: Call, a: Any, b: Any) -> Any:
-    """The matrix product with a constant, of two matrices or batches of them."""
+    """Matrix product with a constant, of two matrices or batches of matrices."""
     if min(a.ndim, b.ndim) < 2:
         left, right = (a.unsqueeze(0) if a.ndim == 1 else a), (b.unsqueeze(1) if b.ndim == 1 else b)
         found = torch.matmul(left, right)
@@ -58,11 +58,11 @@ def times_constant(call: Call, a: Any, b: Any) -> Any:
 
 
 def _mixed(call: Call, jet: Jet, other: Any, axis: int, function: Callable[[Any], Any]) -> Any:
-    """Elements mixed along an axis, -1 by columns of the other matrix, -2 by its rows; the function gives the value."""
+    """Mix elements along axis -1 by columns of `other`, or -2 by its rows; `function` computes the value."""
     found = along(call, jet, (jet.value.ndim + axis,))
     if found is not NotImplemented or not call.sparse or len(call.jets) != 1:
         return found
-    # What depends on everything anyway is written at once, without the products with zeros.
+    # Results that depend on all directions are written directly, without products with zeros.
     value, first, second = jet.in_slots()
     total = Total()
     factor = Factor(first, jet.support, other.reshape(*[1] * (value.ndim - other.ndim), *other.shape), axis)

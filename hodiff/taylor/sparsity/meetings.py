@@ -1,4 +1,4 @@
-"""Sums over directions of products of two coefficients 1: those directions count that both hold."""
+"""Sums over directions of products of two coefficients 1, to which only common directions contribute."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.taylor.sparsity.supports import Indices, Support, kept, support
 
 
 def met(a1: Any, a: Support | None, b1: Any, b: Support | None) -> Any:
-    """The sum over directions of matrix products A_1 B_1, of which at least one is in slots; None for zero."""
+    """Sum over directions of matrix products A_1 B_1, at least one factor in slots; None for zero."""
     if a is not None and b is not None:
         pairs = pairs_of(a, a1.shape[-2], turned(b), b1.shape[-1])
         if pairs is not None:
@@ -33,7 +33,7 @@ def met(a1: Any, a: Support | None, b1: Any, b: Support | None) -> Any:
 
 
 def turned(given: Support) -> Support:
-    """Of the transposed matrix."""
+    """Support of the transposed matrix."""
     return support(given.index.swapaxes(-1, -2), given.directions)
 
 
@@ -41,21 +41,21 @@ class Pairs:
     """Slots and rows of two matrices that have a direction in common.
 
     Args:
-        left: Slot and row of the one, (2, pairs).
-        right: Those of the other, whose columns are taken for rows.
-        rows: How many rows each has.
+        left: Slot and row of the first matrix, (2, pairs).
+        right: Slot and row of the second matrix, whose columns are taken as rows.
+        rows: Numbers of rows of both matrices.
     """
 
     def __init__(self, left: Indices, right: Indices, rows: tuple[int, int]):
         self.any = left.size > 0
         self.left, self.right = left, right
         self.rows = rows
-        # With tensors of five numbers a pair.
+        # Includes tensors of five numbers for each pair.
         self.nbytes = 9 * left.nbytes
         self._tensors: dict[torch.device, tuple[torch.Tensor, ...]] = {}
 
     def tensors(self, device: torch.device) -> tuple[torch.Tensor, ...]:
-        """Where they are among slots and rows, and where their product belongs."""
+        """Positions of the pairs among slots and rows, and positions of their products, as tensors."""
         found = self._tensors.get(device)
         if found is None:
             (s, n), (t, m), (rows, columns) = self.left, self.right, self.rows
@@ -64,7 +64,7 @@ class Pairs:
         return found
 
     def products(self, a1: Any, b1: Any) -> Any:
-        """Inner products of rows of the one and columns of the other, added at their places."""
+        """Inner products of rows of the first and columns of the second matrix, added at their positions."""
         left, right, places, *_ = self.tensors(a1.device)
         own = a1.movedim(-2, 1).flatten(0, 1).index_select(0, left)
         other = b1.movedim(-1, 1).flatten(0, 1).index_select(0, right)
@@ -76,13 +76,13 @@ class Pairs:
 
 @remembered
 def pairs_of(a: Support, a_rows: int, b: Support, b_rows: int) -> Pairs | None:
-    """Those of supports that change from row to row alone; None for others."""
+    """Pairs for supports that change only from row to row; None for other supports."""
     if any(size != 1 for each in (a, b) for size in (*each.index.shape[1:-2], each.index.shape[-1])):
         return None
     own = np.broadcast_to(a.index.reshape(a.slots, -1), (a.slots, a_rows))
     other = np.broadcast_to(b.index.reshape(b.slots, -1), (b.slots, b_rows))
     left, right = np.argwhere(own >= 0), np.argwhere(other >= 0)
-    # A join on directions: of each on the left, those on the right that have its own.
+    # Join on directions: match each element on the left with the elements on the right of equal direction.
     of_left, of_right = own[own >= 0], other[other >= 0]
     order = np.argsort(of_right, kind="stable")
     start, stop = (np.searchsorted(of_right[order], of_left, side=side) for side in ("left", "right"))
@@ -93,7 +93,7 @@ def pairs_of(a: Support, a_rows: int, b: Support, b_rows: int) -> Pairs | None:
 
 
 def _by_kinds(a1: Any, a: Support, b1: Any, b: Support | None) -> Any:
-    """Slots of A one kind after another, with the directions of B that they have; None where slots change both ways."""
+    """Multiply each kind of A's slots by the matching directions of B; None if slots change both ways."""
     kinds = kinds_of(a, -1)
     if "whole" in kinds or any(size != 1 for size in a.index.shape[1:-2]):
         return None
@@ -103,7 +103,7 @@ def _by_kinds(a1: Any, a: Support, b1: Any, b: Support | None) -> Any:
         part = a1[list(slots)] if len(slots) < a.slots else a1
         directions = _directions(a, kind, slots, a1.device)
         if kind == "inner":
-            # The row of B at each place along the sum, by the direction there: one product over slots and places.
+            # Pick the row of B at each place along the sum by its direction: one product over slots and places.
             inner = torch.arange(part.shape[-1], device=a1.device)
             picked = whole.movedim(-2, 1)[directions, inner]
             left = part.movedim(-1, 1).flatten(0, 1).movedim(0, -1)
@@ -111,7 +111,7 @@ def _by_kinds(a1: Any, a: Support, b1: Any, b: Support | None) -> Any:
         elif directions.shape[1] == 1:
             each = torch.matmul(part, whole[directions[:, 0]]).sum(0)
         else:
-            # (slots, rows, ..., inner, columns): the matrices of B by the direction of each row.
+            # Pick the matrices of B by the direction of each row: (slots, rows, ..., inner, columns).
             left = part.movedim(-2, 1).unsqueeze(-2)
             each = torch.matmul(left, whole[directions]).sum(0).squeeze(-2).movedim(0, -2)
         total = plus(total, each)
@@ -120,6 +120,6 @@ def _by_kinds(a1: Any, a: Support, b1: Any, b: Support | None) -> Any:
 
 @remembered
 def _directions(a: Support, kind: str, slots: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """The direction of each slot and place along the sum, or slot and row; of an empty slot, which is zero, any."""
+    """Direction of each slot at each place along the sum, or at each row; arbitrary for an empty slot."""
     own = a.index[list(slots)].reshape(len(slots), *a.index.shape[-2:])
     return kept(np.maximum(own.max(-2 if kind == "inner" else -1), 0), device)

@@ -1,4 +1,4 @@
-"""Functions that move elements: indices go where the elements go."""
+"""Functions that move elements: indices of directions move with the elements."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ MOVING = frozenset([
     "meshgrid",
 ])
 
-# Constants among the arguments that have more elements are not looked up, and their calls go by all directions.
+# Calls with constant arguments of more elements are not cached, and use all directions.
 MOST_ELEMENTS = 1 << 16
 
 
 def moving(call: Call) -> Any:
-    """The rule on as many slots as the widest jet has."""
+    """Run the rule on as many slots as the widest jet has."""
     key = _key(call) if call.sparse else None
     if key is None:
         return NotImplemented
@@ -118,14 +118,14 @@ def moving(call: Call) -> Any:
 
 
 def _outward(frame: Frame, inner: Frame, part: Any, own: Support | None) -> Any:
-    """A result with its support; one without elements has no derivatives."""
+    """Convert a result to a jet with its support; a result without elements has no derivatives."""
     if not isinstance(part, Jet) or part.frame is not inner:
         return part
     return new_jet(frame, [part.value, *[None] * frame.order] if own is None else part.coefficients, own)
 
 
 def _widened(jet: Jet, inner: Frame, slots: int) -> Jet:
-    """A jet with empty slots behind its own."""
+    """Append empty slots to a jet."""
     parts = []
     for k, each in enumerate(jet.in_slots()):
         if each is not None and jet.frame.has_axis(k) and len(each) < slots:
@@ -135,7 +135,7 @@ def _widened(jet: Jet, inner: Frame, slots: int) -> Jet:
 
 
 def _supports(call: Call, key: Any, slots: int) -> list[Support | None]:
-    """That of each result."""
+    """Return the support of each result, from the cache if possible."""
     found = MEMORY.find(key)
     if found is None:
         supports = _moved(call, slots)
@@ -146,7 +146,7 @@ def _supports(call: Call, key: Any, slots: int) -> list[Support | None]:
 
 
 def _moved(call: Call, slots: int) -> list[Support | None]:
-    """The function on indices in the place of first coefficients, where 0 is none."""
+    """Run the function on indices instead of first coefficients, where 0 means none."""
     inner = Frame(1, slots, False, call.frame.depth)
     directions = next(jet.support.directions for jet in call.jets if moves(jet))
     with for_later_calls():
@@ -178,11 +178,11 @@ def _numbers(part: Jet, slots: int) -> Any:
 
 
 def _key(call: Call) -> Any:
-    """What decides where elements go; None where that cannot be told."""
+    """Return a cache key of everything that decides where elements go; None if it cannot be known."""
     parts: list[Any] = [call.entry.name, call.func, str(call.spec)]
     for each in call.leaves:
         if isinstance(each, Jet):
-            # Supports are part of the key, so that their numbers stay theirs.
+            # The key keeps supports alive, so that their identities are not reused.
             parts.append((each.support if moves(each) else None, tuple(each.value.shape)))
         elif isinstance(each, torch.Tensor):
             if is_wrapped(each) or each.numel() > MOST_ELEMENTS:
@@ -204,5 +204,5 @@ _SIMPLE = (int, float, str, type(...), torch.dtype, torch.device, torch.memory_f
 
 
 def sequence(x: Any) -> tuple[int, ...]:
-    """Dimensions, given as one or several."""
+    """Return dimensions, given as one or several, as a tuple."""
     return tuple(x) if isinstance(x, Sequence) else (x,)

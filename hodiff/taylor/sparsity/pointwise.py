@@ -1,4 +1,4 @@
-"""Functions of elements: the result depends, element by element, on what its arguments depend on."""
+"""Elementwise functions: an element of the result depends on the same directions as the arguments' elements."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ POINTWISE = frozenset({
 
 
 def pointwise(call: Call) -> Any:
-    """The rule on common slots."""
+    """Run the rule on common slots."""
     found = together(call) if call.sparse else None
     return NotImplemented if found is None else call.run(*found)
 
 
 def added(call: Call) -> Any:
-    """A sum: slots of both parts are added to common ones, or to all directions of a part that has them."""
+    """Sum of two jets, in common slots, or in all directions of a part that has them."""
     args, kwargs = call.arguments
     if kwargs or len(args) != 2 or len(call.jets) != 2 or not all(map(moves, call.jets)):
         return pointwise(call)
@@ -114,14 +114,14 @@ def added(call: Call) -> Any:
 
 
 def _expanded(coefficient: Any, rank: int, shape: torch.Size) -> Any:
-    """A coefficient in slots of a value with a rank, for a value of a shape."""
+    """Expand a coefficient in slots, of a value with some rank, to a shape."""
     missing = len(shape) - rank
     own = coefficient.reshape(len(coefficient), *[1] * missing, *coefficient.shape[1:])
     return own.expand(len(own), *shape)
 
 
 def multiplied(call: Call) -> Any:
-    """A product, of which one factor has all directions: the other's slots meet some of them."""
+    """Product; slots of one factor meet some directions of a factor that has all directions."""
     found = pointwise(call)
     parts = _mixed(call) if found is NotImplemented else None
     if parts is None:
@@ -137,7 +137,7 @@ def multiplied(call: Call) -> Any:
 
 
 def _mixed(call: Call) -> tuple[Jet, Jet] | None:
-    """Of two jets of one shape and dtype the one with all directions, and the one in slots."""
+    """Return the jet with all directions and the jet in slots, if shapes and dtypes are equal; else None."""
     args, kwargs = call.arguments
     if kwargs or len(args) != 2 or len(call.jets) != 2 or not all(map(moves, call.jets)):
         return None

@@ -1,7 +1,7 @@
-"""Quotients that wait: an attention's weights are divided after the sum that they are made for.
+"""Quotients that wait: attention weights are divided after the sum in which they are used.
 
-Numerators of a softmax over particles depend on two of them, weights on all. Where weights go into a product of
-matrices, as those of attention do, the division comes after the product, and the weights themselves are never made.
+Numerators of a softmax over particles depend on two particles, weights on all. Where weights enter a product of
+matrices, as in attention, the division comes after the product, and the weights themselves are never computed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hodiff.torch_internals.autograd.transforms import at_level, in_transform
 
 
 class Quotient(TensorJet):
-    """A jet in slots over one that has all directions and is broadcast to it; divided when somebody asks.
+    """A jet in slots over a broadcast jet with all directions, divided when its coefficients are needed.
 
     Args:
-        frame: The division's.
-        value: Its coefficient 0 alone.
+        frame: Frame of the division.
+        value: Coefficient 0 of the quotient alone.
         call: The division.
-        numerator: What is divided.
-        denominator: By what.
+        numerator: The jet that is divided.
+        denominator: The jet that it is divided by.
     """
 
     def __init__(self, frame: Frame, value: Sequence[Coefficient], call: Call, numerator: Jet, denominator: Jet):
@@ -37,12 +37,12 @@ class Quotient(TensorJet):
         self.recorded = torch.is_grad_enabled()
 
     def in_slots(self) -> tuple[Coefficient, ...]:
-        """Those of the quotient, from now on held."""
+        """Coefficients of the quotient, computed at the first access."""
         if len(self.held) == 1:
             call = self.call
             args, kwargs = call.arguments
             parts = (*self.numerator.in_slots(), *self.denominator.in_slots())
-            # As if it had been divided when it was made.
+            # Divide as if at the time when the quotient was made.
             with (
                 at_level(level_of_all(parts)) if in_transform() else nullcontext(),
                 torch.set_grad_enabled(self.recorded),
@@ -52,17 +52,17 @@ class Quotient(TensorJet):
 
     @property
     def value(self) -> Any:
-        """Coefficient 0, without the others."""
+        """Coefficient 0, which needs no further division."""
         return self.held[0]
 
     @property
     def waits(self) -> bool:
-        """Whether nobody has asked yet."""
+        """Whether the division has not been run yet."""
         return len(self.held) == 1
 
 
 def quotient(call: Call) -> Any:
-    """A quotient that waits; NotImplemented where the division may as well be done."""
+    """Create a quotient that waits; NotImplemented where the division can run at once."""
     args, kwargs = call.arguments
     if len(args) != 2 or kwargs:
         return NotImplemented

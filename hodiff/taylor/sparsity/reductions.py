@@ -1,4 +1,4 @@
-"""Sums: slots of the elements that are added become slots of the sum."""
+"""Sums: slots of the added elements become slots of the sum."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hodiff.taylor.sparsity.supports import Places, Support, levelled, support
 
 
 def total(call: Call) -> Any:
-    """The sum, or mean, over dimensions."""
+    """Sum or mean over dimensions."""
     options = _options(*call.arguments)
     if options is None or not call.sparse or len(call.jets) != 1:
         return NotImplemented
@@ -29,7 +29,7 @@ def total(call: Call) -> Any:
 
 
 def _options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Jet, Any, bool] | None:
-    """The jet, dimensions and whether they are kept, in the forms that sum has."""
+    """Read the jet, the dimensions and keepdim from the arguments of sum."""
     named = {"axis": "dim", "self": "input"}
     given = dict(zip(("input", "dim", "keepdim"), args, strict=False))
     given.update({named.get(name, name): each for name, each in kwargs.items() if each is not None})
@@ -42,7 +42,7 @@ def _options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Jet, Any, b
 
 
 def summed(jet: Jet, dims: tuple[int, ...], *, keepdim: bool) -> Jet:
-    """The sum of a jet in slots over dimensions, from 0; with all directions where that is as well."""
+    """Sum of a jet in slots over dimensions, counted from 0; in all directions if slots would be too many."""
     given: Support = jet.support
     found = levelled(given, dims)
     if found is None:
@@ -59,10 +59,10 @@ def summed(jet: Jet, dims: tuple[int, ...], *, keepdim: bool) -> Jet:
 
 
 def accumulated(coefficient: Any, places: Places, dims: tuple[int, ...], *, keepdim: bool) -> Any:
-    """The sum over dimensions of what goes to places, without its being written there first."""
+    """Sum over dimensions while slots move to their places, without writing all elements there first."""
     axes = tuple(d + 1 for d in dims)
     target = places.target
-    # Where a place does not depend on the dimension, the sum comes first.
+    # Sum first along dimensions on which places do not depend.
     early = tuple(a for a in axes if target.shape[a] == 1)
     late = tuple(a for a in axes if target.shape[a] > 1)
     if early:

@@ -1,4 +1,4 @@
-"""What is derived of supports, kept between calls as far as some memory goes."""
+"""Cache of results that are derived from supports, within a memory budget."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, ParamSpec, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Bytes of all results together. Data that decide which elements depend on which, as those of a sort, make new ones at
-# every call.
+# Bytes of all cached results. Data that decide which elements depend on which, as in a sort, add new results at every
+# call.
 BUDGET = 64 * 2**20
-# What a result takes beside its arrays.
+# Bytes of a result besides its arrays.
 _LEAST = 512
 
 
 class _Memory:
-    """The results that were asked for last."""
+    """Cache of the most recently used results."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -47,7 +47,7 @@ MEMORY = _Memory()
 
 
 def remembered(function: Callable[P, R]) -> Callable[P, R]:
-    """Decorator of a function of supports and numbers whose results say by `nbytes` how large they are."""
+    """Decorator that caches a function of supports and numbers, whose results have a size `nbytes`."""
 
     @wraps(function)
     def recalled(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -64,7 +64,7 @@ def remembered(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def size_of(tree: Any) -> int:
-    """The bytes of arrays in results, and in what they are made of."""
+    """Bytes of the arrays in a tree."""
     if isinstance(tree, (list, tuple)):
         return sum(map(size_of, tree))
     if isinstance(tree, dict):

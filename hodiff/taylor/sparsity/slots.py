@@ -1,4 +1,4 @@
-"""Jets in slots: brought to common ones for the rule of a function, and back."""
+"""Conversion of jets in slots to common slots for the rule of a function, and back."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Call:
     """A call of a function with jets, some of them in slots.
 
     Args:
-        frame: The jets'.
-        entry: The function's.
-        func: It itself.
-        args: Its arguments.
-        kwargs: Those with names.
+        frame: Frame of the jets.
+        entry: Entry of the function in the table of rules.
+        func: The function.
+        args: Positional arguments.
+        kwargs: Keyword arguments.
     """
 
     def __init__(self, frame: Frame, entry: Entry, func: Any, args: Sequence[Any], kwargs: dict[str, Any]):
@@ -37,18 +37,18 @@ class Call:
 
     @property
     def sparse(self) -> bool:
-        """Whether every jet that moves is in slots, and one does."""
+        """Whether at least one jet moves, and all jets that move are in slots."""
         moving = [jet for jet in self.jets if moves(jet)]
         return bool(moving) and all(jet.support is not None for jet in moving)
 
     @property
     def arguments(self) -> Arguments:
-        """Those of the function."""
+        """Arguments of the function."""
         args, kwargs = pytree.tree_unflatten(self.leaves, self.spec)
         return args, kwargs
 
     def with_jets(self, jets: Sequence[Any]) -> Arguments:
-        """The arguments with others in the place of the jets."""
+        """Return the arguments with the jets replaced."""
         leaves = list(self.leaves)
         for i, each in zip(self.places, jets, strict=True):
             leaves[i] = each
@@ -56,14 +56,14 @@ class Call:
         return args, kwargs
 
     def inner_frame(self, slots: int) -> Frame:
-        """The frame in which slots are all directions."""
+        """Return a frame whose directions are the slots."""
         frame = self.frame
         slotted = Frame(frame.order, slots, frame.collapsed, frame.depth, frame.mode, frame.observer)
         slotted.kink = frame.kink
         return slotted
 
     def run(self, inner: Frame, jets: Sequence[Jet], given: Support) -> Any:
-        """The rule in the inner frame, whose result has the support."""
+        """Run the rule in the inner frame, and give its result the support."""
         args, kwargs = self.with_jets(jets)
         return outward(self.frame, inner, self.entry.rule(inner, self.func, *args, **kwargs), given)
 
@@ -74,7 +74,7 @@ def moves(jet: Jet) -> bool:
 
 
 def outward(frame: Frame, inner: Frame, result: Any, given: Support) -> Any:
-    """Results of the inner frame as jets of the outer one."""
+    """Convert results of the inner frame to jets of the outer frame."""
     if isinstance(result, Jet) and result.frame is inner:
         rank = result.value.ndim
         own = given if given.ndim == rank else support(given.aligned(rank), given.directions)
@@ -85,13 +85,13 @@ def outward(frame: Frame, inner: Frame, result: Any, given: Support) -> Any:
 
 
 def placed(jet: Jet, inner: Frame, places: Places | None) -> Jet:
-    """A jet whose slots go to places, in a frame where those are all directions."""
+    """Move a jet's slots to places, in a frame whose directions are the places."""
     held, frame = jet.in_slots(), jet.frame
     if places is None or places.stay:
         return new_jet(inner, held)
     value, shape = held[0], tuple(held[0].shape)
     if not places.same_everywhere:
-        # Where the slots of an element differ by what it is broadcast to, it stands there more than once.
+        # An element whose slots differ between the positions it is broadcast to is repeated.
         shape = tuple(torch.broadcast_shapes(value.shape, places.target.shape[1:]))
     found: list[Any] = [value.expand(shape)]
     for k, each in enumerate(held[1:], start=1):
@@ -106,7 +106,7 @@ def placed(jet: Jet, inner: Frame, places: Places | None) -> Jet:
 
 
 def mapped_jet(jet: Jet, given: Support | None, function: Callable[[Any], Any], slots: Callable[[Any], Any]) -> Jet:
-    """Coefficients through a linear function; those with directions through one that also moves their slots."""
+    """Apply a linear function to coefficients, and `slots` to coefficients with directions."""
     parts = [
         None if each is None else slots(each) if jet.frame.has_axis(k) else function(each)
         for k, each in enumerate(jet.in_slots())
@@ -115,7 +115,7 @@ def mapped_jet(jet: Jet, given: Support | None, function: Callable[[Any], Any], 
 
 
 def together(call: Call) -> tuple[Frame, list[Jet], Support] | None:
-    """Jets in common slots, element by element of what they broadcast to; None where those are too many."""
+    """Bring jets to the common slots of their elementwise result; None if there are too many slots."""
     rank = max(jet.value.ndim for jet in call.jets)
     supports = list(dict.fromkeys(jet.support for jet in call.jets if moves(jet)))
     if len(supports) == 1 and supports[0].ndim == rank:

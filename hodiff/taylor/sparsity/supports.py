@@ -1,8 +1,7 @@
-"""Which directions each element of a value depends on: index sets in slots, of NumPy integers that are made once.
+"""Directions that each element of a value depends on: index sets in slots, of NumPy integers that are made once.
 
-Coefficients that have an axis of directions hold zeros for most of them in networks that act on particles, graphs or
-points one by one. Instead of all R directions they hold K slots, and a support says which direction a slot is for each
-element.
+In networks that act on particles, graphs or points one by one, a coefficient is zero along most directions. Instead of
+all R directions it holds K slots, and a support gives the direction of each slot for each element.
 """
 
 from __future__ import annotations
@@ -21,27 +20,27 @@ from hodiff.torch_internals.compilers.tracing import for_later_calls
 
 Indices = NDArray[np.int64]
 
-# Above this share of all directions, slots gain less than it costs to sort them.
+# Above this share of all directions, slots save less than sorting them costs.
 DENSE = 0.5
 
 
 class Support:
     """The directions of the slots of a coefficient.
 
-    Equal supports are one object, so that what is derived of one is derived once.
+    Equal supports are one object, so that derived results are computed once.
 
     Args:
-        index: Directions by slot and element, (K, *s), where s broadcasts to the shape of the value, its dimensions of
-            size 1 where the directions do not change; -1 for a slot that is zero there. At an element no direction
-            stands in two slots.
-        directions: How many there are in all, R.
+        index: Directions by slot and element, (K, *s), where s broadcasts to the shape of the value, with size 1
+            along dimensions where directions do not change; -1 for a slot that is zero there. No direction occurs in
+            two slots of an element.
+        directions: Number of all directions, R.
     """
 
     def __init__(self, index: Indices, directions: int):
         self.index = index
         self.directions = directions
         self.slots = len(index)
-        # With the places among all directions.
+        # Includes the places among all directions.
         self.nbytes = 2 * index.nbytes
 
     @property
@@ -59,33 +58,33 @@ class Support:
         return found
 
     def dense(self, coefficient: Any) -> Any:
-        """The coefficient with all directions in their order."""
+        """Coefficient with all directions in their order."""
         return None if coefficient is None else self.all_places(coefficient)
 
     @cached_property
     def all_places(self) -> Places:
         """The places of the slots among all directions."""
-        # What stands in an empty slot is zero, and is added to the first direction.
+        # An empty slot is zero, and is added to the first direction.
         return Places(np.maximum(self.index, 0), self.directions)
 
     def aligned(self, rank: int) -> Indices:
-        """The index for values that have more dimensions, on the left."""
+        """Index for values that have more dimensions, on the left."""
         missing = rank - self.ndim
         return self.index.reshape(self.slots, *[1] * missing, *self.index.shape[1:])
 
 
 def kept(array: Indices, device: torch.device) -> torch.Tensor:
-    """An array as a tensor that belongs to no call."""
+    """Convert an array to a tensor that belongs to no call."""
     with for_later_calls():
         return torch.tensor(array, device=device)
 
 
 class Places:
-    """Where the slots of a coefficient go.
+    """New slots of the slots of a coefficient.
 
     Args:
-        target: The new slot of each, by slot and element, (K, *s), where s broadcasts to the shape of the value.
-        slots: How many new ones there are.
+        target: New slots by old slot and element, (K, *s), where s broadcasts to the shape of the value.
+        slots: Number of new slots.
     """
 
     def __init__(self, target: Indices, slots: int):
@@ -94,21 +93,21 @@ class Places:
                 target = target.take([0], axis)
         self.target = np.ascontiguousarray(target)
         self.slots = slots
-        # With a tensor of them.
+        # Includes a tensor of the targets.
         self.nbytes = 2 * self.target.nbytes
         self.same_everywhere = target.size == len(target)
         once = self.same_everywhere and slots == len(target) and len(set(target.ravel().tolist())) == slots
-        # Where slots change their order alone, which one comes to each place.
+        # If slots only change their order, the old slot for each new slot.
         self.order = np.argsort(target.ravel()) if once else None
         self.stay = once and bool((target.ravel() == np.arange(slots)).all())
         self._tensors: dict[tuple[str, torch.device], torch.Tensor] = {}
 
     def __call__(self, coefficient: Any) -> Any:
-        """The coefficient in its new slots; those that meet are added."""
+        """Move a coefficient to its new slots; slots that coincide are added."""
         return coefficient if self.stay else self.onto(None, coefficient)
 
     def onto(self, total: Any, coefficient: Any) -> Any:
-        """A total to which the coefficient was added in its new slots, in place; None is zero."""
+        """Add a coefficient in its new slots to a total, in place; None is zero."""
         if total is None:
             if self.order is not None:
                 return coefficient.index_select(0, self.tensor("order", coefficient.device))
@@ -118,14 +117,14 @@ class Places:
         return total.scatter_add_(0, self.full(coefficient.shape, coefficient.device), coefficient)
 
     def full(self, shape: torch.Size, device: torch.device) -> torch.Tensor:
-        """The targets of a coefficient of a shape, as `scatter_add` and `gather` take them."""
+        """Expand the targets to a coefficient's shape, as `scatter_add` and `gather` need."""
         target = self.tensor("target", device)
         rank = len(shape) - 1
         target = target.reshape(len(target), *[1] * (rank - target.ndim + 1), *target.shape[1:])
         return target.expand(shape)
 
     def tensor(self, name: str, device: torch.device) -> torch.Tensor:
-        """The order or the targets, on a device."""
+        """Return the order or the targets as a tensor on a device."""
         found = self._tensors.get((name, device))
         if found is None:
             found = self._tensors[name, device] = kept(getattr(self, name), device)
@@ -133,7 +132,7 @@ class Places:
 
     @remembered
     def rows(self, axes: tuple[int, ...]) -> Places:
-        """The places of slots and elements along axes as one axis, in their order."""
+        """Merge the axis of slots and the given axes into one axis of slots."""
         kept = [a for a in range(1, self.target.ndim) if a not in axes]
         moved = self.target.transpose(0, *axes, *kept)
         return Places(moved.reshape(-1, *moved.shape[1 + len(axes) :]), self.slots)
@@ -150,7 +149,7 @@ _KNOWN: weakref.WeakValueDictionary[Any, Support] = weakref.WeakValueDictionary(
 
 
 def support(index: Indices, directions: int) -> Support:
-    """The support of an index, in its smallest form."""
+    """Return the support of an index, in its smallest form."""
     for axis in range(1, index.ndim):
         if index.shape[axis] > 1 and (index == index.take([0], axis)).all():
             index = index.take([0], axis)
@@ -158,17 +157,17 @@ def support(index: Indices, directions: int) -> Support:
     key = (index.shape, index.tobytes(), directions)
     found = _KNOWN.get(key)
     if found is None:
-        # Of two threads that make it at once the second takes what the first has made.
+        # If two threads create the support at once, both use the first one.
         found = _KNOWN.setdefault(key, Support(index, directions))
     return found
 
 
 @remembered
 def united(supports: tuple[Support, ...], rank: int) -> tuple[Support, tuple[Places, ...]] | None:
-    """The support of a result that depends, element by element, on values with these ones.
+    """Support of an elementwise result of values with these supports.
 
     Returns:
-        It and where the slots of each of them go; None where it is dense.
+        The support and the places of each argument's slots; None if it is dense.
     """
     indices = [each.aligned(rank) for each in supports]
     shape = np.broadcast_shapes(*(each.shape[1:] for each in indices))
@@ -184,14 +183,14 @@ def united(supports: tuple[Support, ...], rank: int) -> tuple[Support, tuple[Pla
 
 @remembered
 def levelled(given: Support, dims: tuple[int, ...]) -> tuple[Support, Places] | None:
-    """The support with the same directions all along some dimensions, and where slots go; None where it is dense.
+    """Support with equal directions along some dimensions, and the places of the slots; None if it is dense.
 
     Args:
         given: The support.
         dims: Dimensions of the value, from 0.
 
     Returns:
-        It and the places of the slots of the given one.
+        The support and the places of the given support's slots.
     """
     rows, places = level_rows(given, dims)
     rest = rows.shape[1:]
@@ -199,7 +198,7 @@ def levelled(given: Support, dims: tuple[int, ...]) -> tuple[Support, Places] | 
     if merged is None:
         return None
     index, targets = merged
-    # Along the dimensions slots stood in rows of their own, (slot, place).
+    # Along the dimensions each slot had its own rows, (slot, place).
     by_place = targets.reshape(len(rows), *rest)[places]
     sizes = [given.index.shape[d + 1] for d in dims]
     by_place = by_place.reshape(given.slots, *sizes, *rest)
@@ -211,7 +210,7 @@ def levelled(given: Support, dims: tuple[int, ...]) -> tuple[Support, Places] | 
 
 
 def level_rows(given: Support, dims: tuple[int, ...]) -> tuple[Indices, Indices]:
-    """Directions by row and the other dimensions, a row for each slot and place along the dimensions where they differ.
+    """Directions by row and the other dimensions; a slot has one row, or one for each place if these differ.
 
     Returns:
         The rows, and the row of each slot and place, (K, places).
@@ -232,17 +231,17 @@ def _limit(directions: int) -> int:
 
 
 def merged_rows(rows: Indices, limit: int) -> tuple[Indices, Indices] | None:
-    """Rows of directions, those that agree made one, and no direction twice at a place.
+    """Merge rows of directions that agree, so that no direction occurs twice at a place.
 
     Args:
         rows: Directions by row and place, (n, P).
-        limit: The most rows of the result.
+        limit: Maximum number of rows of the result.
 
     Returns:
         The result, and the row of it that each row goes to, by place, (n, P); None beyond the limit.
     """
     distinct, first, goes = np.unique(rows, axis=0, return_index=True, return_inverse=True)
-    # In the order in which they come.
+    # Keep the order of first occurrence.
     order = np.argsort(first)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
@@ -259,7 +258,7 @@ def merged_rows(rows: Indices, limit: int) -> tuple[Indices, Indices] | None:
 
 
 def _without_holes(rows: Indices) -> tuple[Indices, Indices]:
-    """Rows that agree but for the -1 in them made one, and the row that each goes to."""
+    """Merge rows that agree apart from entries of -1; return the rows and the new row of each old row."""
     table = np.empty_like(rows)
     goes = np.zeros(len(rows), dtype=np.int64)
     count = 0
@@ -274,7 +273,7 @@ def _without_holes(rows: Indices) -> tuple[Indices, Indices]:
 
 
 def _once(table: Indices, rows: Indices, goes: Indices) -> tuple[Indices, Indices]:
-    """A direction that stands in two rows at a place goes to the first."""
+    """Move a direction that occurs in two rows at a place to the first row."""
     targets = np.repeat(goes[:, None], rows.shape[1], 1)
     ordered = np.sort(table, axis=0)
     if not ((ordered[1:] == ordered[:-1]) & (ordered[1:] >= 0)).any():
@@ -287,7 +286,7 @@ def _once(table: Indices, rows: Indices, goes: Indices) -> tuple[Indices, Indice
             table[later, doubled] = -1
             of_later = (goes == later)[:, None] & doubled & (rows >= 0)
             targets = np.where(of_later, first, targets)
-    # A row may have lost all that it had; what still points to it is zero.
+    # Drop rows that lost all their directions; elements that still point to them are zero.
     kept_rows: Any = (table >= 0).any(1)
     kept_rows[0] = True
     return table[kept_rows], np.where(kept_rows, np.cumsum(kept_rows) - 1, 0)[targets]

@@ -1,4 +1,4 @@
-"""`torch.func` transforms inside of a function of jets: they are applied to the tensors that jets are made of."""
+"""`torch.func` transforms inside of a function of jets, applied to the tensors of the jets."""
 
 from hodiff.taylor.running import is_running
 from hodiff.taylor.transforms import control_flow

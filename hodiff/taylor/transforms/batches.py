@@ -1,4 +1,4 @@
-"""`torch.func.vmap` of a function of jets: it maps over the tensors that they are made of."""
+"""`torch.func.vmap` of a function of jets, mapped over the tensors of the jets."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def vmap(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """The result in torch's structure; jets that are not mapped, and those that the function closes over, stay."""
+    """Map a function over arguments; jets that are not mapped, or that the function closes over, stay as they are."""
     args, kwargs = at_the_moment((args, kwargs))
     leaves, spec = pytree.tree_flatten(args)
     dims = dims_of_leaves(in_dims, spec) if isinstance(in_dims, (int, tuple, list)) else None
     if dims is None:
-        # torch says what is amiss.
+        # torch raises the error.
         return vmap_of(function, in_dims, out_dims, randomness, chunk_size, *args, **kwargs)
     flat: list[Any] = []
     flat_dims: list[int | None] = []
@@ -59,7 +59,7 @@ def vmap(
 
     name = getattr(function, "__name__", None)
     if name is not None:
-        # For torch's messages.
+        # torch's messages show the name.
         on_tensors.__name__ = name
     rest = iter(vmap_of(on_tensors, tuple(flat_dims), 0, randomness, chunk_size, *flat))
     outputs = []
@@ -74,7 +74,7 @@ def vmap(
 
 
 def _dims_of_outputs(out_dims: Any, spec: Any, result: Any) -> list[int | None]:
-    """As torch reads them."""
+    """Return the output dimension of each leaf, as torch reads out_dims."""
     if isinstance(result, (Tensor, Jet)) and isinstance(out_dims, tuple) and len(out_dims) == 1:
         return list(out_dims)
     found = dims_of_leaves(out_dims, spec)
@@ -84,11 +84,11 @@ def _dims_of_outputs(out_dims: Any, spec: Any, result: Any) -> list[int | None]:
 
 
 def _output(leaf: Any, dim: int | None, outputs: list[Any]) -> Any:
-    """Put what an output is made of into a list; one without a dimension stays as it is."""
+    """Append the tensors of an output to a list; an output without a dimension stays as it is."""
     if dim is not None:
         if isinstance(leaf, (Tensor, Jet)):
             return spread(leaf, outputs, [])
-        # torch refuses it.
+        # torch raises an error for it.
         outputs.append(leaf)
         return ("tensor", 0, ())
     made: list[Any] = []

@@ -1,6 +1,6 @@
-"""torch's control flow operators in eager code: what they say in plain Python, of jets as of tensors.
+"""torch's control flow operators in eager code, as plain Python that takes jets and tensors.
 
-A predicate goes by the value, as a branch of Python does.
+A predicate depends on the value alone, like a Python branch.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_derivatives, i
 
 
 def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
-    """The branch that is taken; in a batch and in a graph both, and of each row the one."""
+    """Run the branch that is taken; in a batch or in a graph, run both branches and select by the predicate."""
     if not _varies(pred):
         return true_fn(*operands) if pred else false_fn(*operands)
     taken, spec = pytree.tree_flatten(true_fn(*operands))
@@ -29,7 +29,7 @@ def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], o
 
 
 def while_loop(cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: Any) -> Any:
-    """A loop; its number of steps is one for all rows of a batch."""
+    """Run a loop; all rows of a batch take the same number of steps."""
     carried = tuple(carried_inputs)
     while True:
         goes_on = cond_fn(*carried)
@@ -53,7 +53,7 @@ def scan(
     reverse: bool = False,
     length: int | None = None,
 ) -> tuple[Any, Any]:
-    """A loop along a dimension, or of so many steps, which carries a state and stacks what comes out."""
+    """Run a loop along a dimension, or for a number of steps, that carries a state and stacks its outputs."""
     has_rows = any(each is not None for each in pytree.tree_leaves(xs))
     if not has_rows and length is None:
         return init, []
@@ -68,7 +68,7 @@ def scan(
         rows.append(row)
     if rows:
         return carry, _stacked(rows, dim, reverse)
-    # Of no steps one tells the form of what comes out.
+    # Without steps, run one step on zeros to find the structure of the outputs.
     _, row = combine_fn(init, pytree.tree_map(lambda each: _zero_row(each, dim), xs) if has_rows else None)
     none_of_them = pytree.tree_map(
         lambda each: None if each is None else each.narrow(dim, 0, 0), _stacked([row], dim, reverse)
@@ -77,7 +77,7 @@ def scan(
 
 
 def refuse_jets(tree: Any) -> None:
-    """Refuse jets where torch would take them for constants, such as in operators by names that were bound before."""
+    """Raise an error for jets that torch would take for constants, as operators bound before hodiff's import do."""
     if is_running() and any(isinstance(each, Jet) for each in pytree.tree_leaves(tree)):
         raise TypeError("all leaves must be a Tensor")
 
@@ -92,7 +92,7 @@ def linearize(function: Callable[..., Any], *primals: Any) -> Any:
 def associative_scan(
     combine_fn: Callable[..., Any], xs: Any, dim: int, reverse: bool = False, *_: Any, **__: Any
 ) -> Any:
-    """What comes before, combined with each element in turn."""
+    """Combine each element with the result before it, and stack the results."""
     if not (rows := _slices(xs, dim, reverse)):
         return xs
     first, *rest = rows
@@ -103,7 +103,7 @@ def associative_scan(
 
 
 def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
-    """A loop over the first dimension, whose results are stacked."""
+    """Run a loop over the first dimension, and stack the results."""
     rows = _slices(xs, 0, reverse=False)
     if not rows:
         raise InputError("jet: map: xs: expected at least one row, got none.")
@@ -111,7 +111,7 @@ def map(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
 
 
 def _varies(pred: Any) -> bool:
-    """Whether each row of a batch has its own answer, or a graph each time that it runs."""
+    """Whether a predicate may differ between rows of a batch, or between runs of a graph."""
     value = tensor_of(pred)
     if torch.compiler.is_compiling():
         return isinstance(value, torch.Tensor)
@@ -125,12 +125,12 @@ def _slices(xs: Any, dim: int, reverse: bool) -> list[Any]:
 
 
 def _zero_row(x: Any, dim: int) -> Any:
-    """A row as those of x would be."""
+    """Row of zeros, in the shape of the rows of an empty x."""
     return x.sum(dim)
 
 
 def _stacked(rows: list[Any], dim: int, reverse: bool) -> Any:
-    """Trees of the same form as one, their leaves stacked where the loop ran."""
+    """Stack the leaves of trees of equal structure along the dimension of the loop."""
 
     def joined(*leaves: Any) -> Any:
         if leaves[0] is None:

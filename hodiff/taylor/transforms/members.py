@@ -1,4 +1,4 @@
-"""Jets in the place of a module's parameters, as `torch.func.functional_call` puts tensors there."""
+"""Jets as parameters of a module, as `torch.func.functional_call` substitutes tensors."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hodiff.torch_internals.modules import tables_of
 
 
 def swap_member(module: nn.Module, name: str, tensor: Any, allow_missing: bool = False) -> Any:
-    """Put a tensor or a jet into a module, and return what was there."""
+    """Put a tensor or a jet into a module, and return the previous member."""
     if isinstance(tensor, Jet):
-        # torch refuses what is no tensor; its tables take it.
+        # torch refuses objects that are not tensors, but the module's tables accept them.
         for table in tables_of(module):
             if name in table:
                 held, table[name] = table[name], tensor

@@ -1,8 +1,8 @@
 r"""`torch.func.vjp`, and gradients, of a function of jets.
 
-Let y(t) be the series of a function at x(t), and w(t) that of a cotangent. Of $s = \langle y, w \rangle$ the highest
-coefficient is $s_K = \sum_i \langle y_i, w_{K-i} \rangle$, and $\partial s_K / \partial x_j$ is coefficient $K - j$ of
-$J(x(t))^\top w(t)$: one pass backward through coefficients gives those of the result.
+Let y(t) be the series of a function at x(t), and w(t) the series of a cotangent. The highest coefficient of
+$s = \langle y, w \rangle$ is $s_K = \sum_i \langle y_i, w_{K-i} \rangle$, and $\partial s_K / \partial x_j$ is
+coefficient $K - j$ of $J(x(t))^\top w(t)$: one backward pass through coefficients gives the coefficients of the result.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.taylor.transforms.pushforwards import coefficients, flat_outputs
 from hodiff.torch_internals.autograd.func_calls import replaced, sliced, vjp_of
 
-# Takes cotangents of outputs, and gives those of inputs; each a tensor or a jet.
+# Maps cotangents of outputs to cotangents of inputs, which are tensors or jets.
 Pullback = Callable[..., list[Any]]
 
 
 class _MoreFrames(Exception):  # noqa: N818
-    """The output belongs to calls that no input belongs to: of jets that the function closes over."""
+    """Raised when the output belongs to frames of no input, because the function closes over jets."""
 
     def __init__(self, frames: list[Frame]):
         super().__init__()
@@ -44,7 +44,7 @@ def vjp(function: Callable[..., Any], *primals: Any, argnums: Any = None, has_au
         tree = pytree.tree_unflatten(list(given), spec)
         args = tree if argnums is None else replaced(primals, (tree,) if isinstance(argnums, int) else tree, argnums)
         result = at_the_moment(function(*args))
-        # Says what is no tensor, and keeps the structure.
+        # Raises an error for outputs that are not tensors, and records the structure.
         flat_outputs(result, noted, has_aux=has_aux)
         output, aux = result if has_aux else (result, ())
         return pytree.tree_leaves(output), pytree.tree_leaves(aux)
@@ -86,7 +86,7 @@ def _linearized(function: Any, leaves: list[Any]) -> tuple[list[Any], Pullback, 
 
 
 def _frames_of(trees: Sequence[Any]) -> list[Frame]:
-    """The calls that jets belong to, and those that their coefficients do, from the outermost."""
+    """Frames of the jets and of their coefficients, outermost first."""
     found: set[Frame] = set()
     rest = list(trees)
     while rest:
@@ -98,7 +98,7 @@ def _frames_of(trees: Sequence[Any]) -> list[Frame]:
 
 
 def _through(function: Any, leaves: list[Any], frames: list[Frame]) -> tuple[list[Any], Pullback, list[Any]]:
-    """By the coefficients of the deepest call, each of which may be a jet of those around it."""
+    """Differentiate by the coefficients of the deepest frame, which may be jets of the frames around it."""
     if not frames:
         return _of_tensors(function, leaves)
     *outer, frame = frames
@@ -106,7 +106,7 @@ def _through(function: Any, leaves: list[Any], frames: list[Frame]) -> tuple[lis
     parts = []
     for leaf in leaves:
         own = coefficients(frame, leaf)
-        # An expanded zero would be one place for the gradients of many.
+        # All elements of an expanded zero would share one gradient.
         parts += [own[0], *(filled(frame, own, k, own[0]).contiguous() for k in range(1, width))]
     noted: list[Any] = []
 
@@ -135,7 +135,7 @@ def _of_tensors(function: Any, leaves: list[Any]) -> tuple[list[Any], Pullback, 
         outputs, aux = function(tensors)
         if more := _frames_of([*outputs, *aux]):
             raise _MoreFrames(more)
-        # What is no tensor comes by another way.
+        # Values that are not tensors bypass torch.
         kept[:] = aux
         return tuple(outputs), tuple(each for each in aux if isinstance(each, Tensor))
 
@@ -146,7 +146,7 @@ def _of_tensors(function: Any, leaves: list[Any]) -> tuple[list[Any], Pullback, 
 
 
 def _parted(frame: Frame, values: Sequence[Any], shown: list[Any]) -> list[list[int | None] | None]:
-    """Put coefficients into a list, and say where those of each value are; None of a constant that has but one."""
+    """Append coefficients to a list, and return their positions for each value; None for zero coefficients."""
     places: list[list[int | None] | None] = []
     for value in values:
         moves = isinstance(value, Jet) and value.frame is frame
@@ -160,7 +160,7 @@ def _parted(frame: Frame, values: Sequence[Any], shown: list[Any]) -> list[list[
 
 
 def _joined(frame: Frame, places: Any, values: Sequence[Any]) -> list[Any]:
-    """The inverse."""
+    """Rebuild values from positions and a list of coefficients; the inverse of `_parted`."""
     return [
         new_jet(frame, found) if any(each is not None for each in found[1:]) else found[0]
         for found in ([None if place is None else values[place] for place in own] for own in places)
@@ -170,12 +170,11 @@ def _joined(frame: Frame, places: Any, values: Sequence[Any]) -> list[Any]:
 def _pulled(
     frame: Frame, outputs: Sequence[Any], places: Any, pull: Pullback, cotangents: Sequence[Any], options: Any
 ) -> list[Any]:
-    """The cotangents of inputs."""
     order, width = frame.order, frame.order + 1
     weights = [coefficients(frame, each) for each in cotangents]
 
     def seeds(direction: int | None = None) -> list[Any]:
-        """Cotangents of coefficients, or what one of several directions has a part in."""
+        """Cotangents of all coefficients, or their parts for a single direction."""
         found: list[Any] = []
         for output, own, weight in zip(outputs, places, weights, strict=True):
             terms = coefficients(frame, output)
@@ -189,10 +188,10 @@ def _pulled(
     results = []
     rows = None
     if frame.has_axis(order):
-        # Directions that are not summed have a last coefficient each.
+        # Directions that are not summed have separate last coefficients.
         rows = [pull(seeds(r), **options) for r in range(frame.directions or 0)]
     for start in range(0, len(found), width):
-        # From the value up: that of x_j is coefficient K - j.
+        # The cotangent of x_j is coefficient K - j, so the order is reversed.
         terms = list(reversed(found[start : start + width]))
         if rows is not None:
             terms[0] = terms[0][0]

@@ -1,4 +1,4 @@
-r"""`torch.func.jvp` of a function of jets: coefficients of $J(x(t))\, v(t)$ are tangents of those of $f(x(t))$."""
+r"""`torch.func.jvp` of jets: coefficients of $J(x(t))\, v(t)$ are tangents of the coefficients of $f(x(t))$."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def jvp(
     leaves, spec = pytree.tree_flatten(varied)
     directions, structure = pytree.tree_flatten(tangents)
     if not isinstance(primals, tuple) or spec != structure or not leaves:
-        # torch says what is amiss.
+        # torch raises the error.
         return jvp_of(function, primals, tangents, argnums, has_aux=has_aux, **options)
     points: list[Any] = []
     moves: list[Any] = []
@@ -50,7 +50,7 @@ def jvp(
 
 
 def paired(x: Any, v: Any, points: list[Any], moves: list[Any]) -> Shape:
-    """Put the tensors of a primal and of its tangent into two lists, side by side."""
+    """Append the tensors of a primal and of its tangent to two parallel lists, and return their structure."""
     frame = x.frame if isinstance(x, Jet) else None
     if isinstance(v, Jet) and (frame is None or v.frame.depth > frame.depth):
         frame = v.frame
@@ -69,12 +69,12 @@ def paired(x: Any, v: Any, points: list[Any], moves: list[Any]) -> Shape:
 
 
 def coefficients(frame: Frame, x: Any) -> list[Any]:
-    """Those of a series, or of a constant."""
+    """Coefficients of a series, or of a constant."""
     return list(x.coefficients) if isinstance(x, Jet) and x.frame is frame else [x, *[None] * frame.order]
 
 
 def flat_outputs(result: Any, noted: dict[str, Any], *, has_aux: bool) -> tuple[Any, Any]:
-    """The tensors of an output and of what comes with it, and note what puts them back."""
+    """Return the tensors of the output and of aux; record in `noted` how to rebuild the trees."""
     if has_aux and not (isinstance(result, tuple) and len(result) == 2):
         raise RuntimeError("output of function f should be a tuple: (output, aux) if has_aux is True")
     output, aux = result if has_aux else (result, ())
@@ -91,7 +91,7 @@ def flat_outputs(result: Any, noted: dict[str, Any], *, has_aux: bool) -> tuple[
 
 
 def built(noted: Any, tensors: Any) -> Any:
-    """A tree from tensors."""
+    """Rebuild a tree from tensors and a record of `flat_outputs`."""
     shapes, spec = noted
     rest = iter(tensors)
     return pytree.tree_unflatten([gathered(shape, rest) for shape in shapes], spec)

@@ -1,4 +1,4 @@
-"""How supports go through torch's operators, a file for each kind."""
+"""Rules for the supports of torch's operators, a file for each kind."""
 
 from hodiff.sparse.detection.rules import adjoints as adjoints
 from hodiff.sparse.detection.rules import contractions as contractions

@@ -1,4 +1,4 @@
-"""Gradients of linear operators: what a result of the operator had of an element, that element has of its gradient."""
+"""Gradients of linear operators, which depend on the same elements as the operators' outputs (transposed)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hodiff.sparse.detection.registry import rule
 from hodiff.sparse.detection.supports import Supports
 from hodiff.torch_internals.operators import operator_named
 
-# The operator whose gradient it is, and how many dimensions of a plane it works on.
+# Operator of each gradient, and number of dimensions of a plane that it works on.
 _ADJOINTS = {
     **{f"upsample_nearest{rank}d_backward": (f"upsample_nearest{rank}d", rank) for rank in (1, 2, 3)},
     **{f"upsample_nearest_exact{rank}d_backward": (f"upsample_nearest_exact{rank}d", rank) for rank in (1, 2, 3)},
@@ -30,7 +30,7 @@ _ADJOINTS = {
 
 @rule(*_ADJOINTS)
 def adjoint(call: Call) -> list[Supports | None]:
-    """Plane by plane, the results that one plane of unit vectors reaches."""
+    """Transpose the operator, plane by plane, from the results that one plane of unit vectors reaches."""
     name, rank = _ADJOINTS[call.name]
     g, shape = call.supports(call["grad_output"]), call.outputs[0].shape
     size, results = shape[-rank:], g.shape[-rank:]
@@ -47,7 +47,7 @@ def _options(call: Call, results: Any) -> dict[str, Any]:
 
 
 def _reached(name: str, size: tuple[int, ...], options: dict[str, Any]) -> coo_array:
-    """Which results (rows) of the operator have a part of which element (columns) of one plane."""
+    """Matrix of the results (rows) of the operator to which elements (columns) of one plane contribute."""
     count = int(np.prod(size))
     units = torch.eye(count, dtype=torch.float64).reshape(count, 1, *size)
     images = operator_named(name).default(units, **options)

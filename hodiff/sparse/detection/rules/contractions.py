@@ -1,4 +1,4 @@
-"""Products of matrices, and what is made of them."""
+"""Rules for products of matrices and for linear algebra."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.sparse.detection.supports import Supports
 
 
 def product(call: Call, a: Any, b: Any) -> Supports:
-    """Row i of a and column j of b for the element (i, j) of each pair of matrices."""
+    """Union of row i of a and column j of b, for the element (i, j) of each pair of matrices."""
     if _is_fixed_sparse(call, a):
         return _selected(a, call.supports(b))
     if _is_fixed_sparse(call, b):
@@ -32,7 +32,7 @@ def _is_fixed_sparse(call: Call, x: Any) -> bool:
 
 
 def _selected(matrix: Tensor, supports: Supports) -> Supports:
-    """Of the elements of a vector, or of the rows of a matrix, those at which a row of a sparse matrix has entries."""
+    """Union of a vector's elements, or a matrix's rows, at the entries of each row of a sparse matrix."""
     entries = matrix.detach().to_sparse_coo().coalesce().indices().cpu().numpy()
     columns = supports.shape[1:]
     width = math.prod(columns)
@@ -47,19 +47,19 @@ def _transposed(supports: Supports) -> Supports:
 
 @rule("mm", "bmm", "int_mm")
 def mm(call: Call) -> list[Supports | None]:
-    """Matrices, or batches of them."""
+    """Product of matrices, or of batches of matrices."""
     return [product(call, call["self"], call["mat2"])]
 
 
 @rule("sparse_mm")
 def sparse_mm(call: Call) -> list[Supports | None]:
-    """A sparse matrix and a dense one."""
+    """Product of a sparse matrix and a dense matrix."""
     return [product(call, call["sparse"], call["dense"])]
 
 
 @rule("addmm", "baddbmm", "sparse_addmm")
 def addmm(call: Call) -> list[Supports | None]:
-    """With something added."""
+    """Product of matrices plus a summand."""
     factors = [call.get("mat1", call.get("batch1")), call.get("mat2", call.get("batch2"))]
     found = product(call, *factors)
     return [found | call.supports(call["self"]).broadcast(found.shape)]
@@ -67,14 +67,14 @@ def addmm(call: Call) -> list[Supports | None]:
 
 @rule("addbmm")
 def addbmm(call: Call) -> list[Supports | None]:
-    """Summed over the batch."""
+    """Products of matrices, summed over the batch, plus a summand."""
     found = product(call, call["batch1"], call["batch2"]).over((0,))
     return [found | call.supports(call["self"]).broadcast(found.shape)]
 
 
 @rule("mv", "addmv")
 def mv(call: Call) -> list[Supports | None]:
-    """A matrix and a vector."""
+    """Product of a matrix and a vector."""
     matrix, vector = (call["self"], call["vec"]) if call.name == "mv" else (call["mat"], call["vec"])
     if _is_fixed_sparse(call, matrix):
         found = _selected(matrix, call.supports(vector))
@@ -85,27 +85,27 @@ def mv(call: Call) -> list[Supports | None]:
 
 @rule("dot", "vdot", "dist", "linalg_lstsq", "linalg_householder_product", "ormqr", "pdist_backward")
 def everything(call: Call) -> list[Supports | None]:
-    """All of all arguments."""
+    """Make every element depend on all elements of all arguments."""
     return list(call.dense())
 
 
 @rule("ger", "outer")
 def outer(call: Call) -> list[Supports | None]:
-    """An element of each."""
+    """Union of an element of each vector."""
     a, b = call.supports(call["self"]), call.supports(call["vec2"])
     return [a.reshape(-1, 1) | b.reshape(1, -1)]
 
 
 @rule("cdist_forward")
 def cdist(call: Call) -> list[Supports | None]:
-    """Point i of one set and j of the other."""
+    """Union of point i of one set and point j of the other set."""
     a, b = call.supports(call["x1"]).over((-1,)), call.supports(call["x2"]).over((-1,))
     return [a.take(a.which[..., :, None]) | b.take(b.which[..., None, :])]
 
 
 @rule("pdist_forward")
 def pdist(call: Call) -> list[Supports | None]:
-    """Pairs of points of one set."""
+    """Union of the points of each pair."""
     points = call.supports(call["self"]).over((-1,))
     first, second = np.triu_indices(points.shape[0], 1)
     return [points.take(points.which[first]) | points.take(points.which[second])]
@@ -113,7 +113,7 @@ def pdist(call: Call) -> list[Supports | None]:
 
 @rule("trilinear")
 def trilinear(call: Call) -> list[Supports | None]:
-    """A product of three, summed over dimensions after each has been given those that it lacks."""
+    """Product of three tensors with missing dimensions added, summed over dimensions."""
     union = call.none(())
     for name, missing in (("i1", "expand1"), ("i2", "expand2"), ("i3", "expand3")):
         supports = call.supports(call[name])
@@ -123,14 +123,14 @@ def trilinear(call: Call) -> list[Supports | None]:
 
 @rule("cdist_backward")
 def cdist_backward(call: Call) -> list[Supports | None]:
-    """Point i, and all points of the other set with their distances."""
+    """Union of point i, its distances, and all points of the other set."""
     others = call.supports(call["x2"]).over((-2, -1))
     distances = call.supports(call["cdist"]) | call.supports(call["grad"])
     united = distances.over((-1,), keepdim=True) | others.take(others.which[..., None, None])
     return [(united | call.supports(call["x1"]).over((-1,), keepdim=True)).broadcast(call.outputs[0].shape)]
 
 
-# What is computed of whole matrices: every element of a result has all of the matrices of its batch.
+# Functions of whole matrices: every element of a result depends on all of the matrices of its batch.
 _OF_MATRICES = (
     "linalg_det",
     "linalg_eigh",
@@ -156,14 +156,14 @@ _OF_MATRICES = (
     "lu_unpack",
     "triangular_solve",
 )
-# Systems: a column of the solution has all of the matrix, and its own right-hand side.
+# Linear systems: a column of the solution depends on all of the matrix, and on its own right-hand side.
 _RIGHT_SIDES = {"linalg_solve_triangular": "B", "triangular_solve": "self", "cholesky_solve": "self"}
 
 
 @rule(*_OF_MATRICES)
 def of_matrices(call: Call) -> list[Supports | None]:
-    """All of the matrices, batch by batch."""
-    # A determinant has no dimensions left but those of the batch, a vector of eigenvalues has one.
+    """Union of all elements of the matrices, batch by batch."""
+    # A determinant has only the dimensions of the batch; a vector of eigenvalues has one more.
     matrices = [x for x in call.tensors if x.dim() >= 2 and has_derivatives(x)]
     batch = np.broadcast_shapes(*(x.shape[:-2] for x in matrices))
     united = call.none(batch)

@@ -1,4 +1,4 @@
-"""Operators whose result at an element depends on its arguments at that element alone."""
+"""Rules for operators whose result at an element depends on arguments at that element alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from hodiff.sparse.detection.memory import has_derivatives
 from hodiff.sparse.detection.registry import rule
 from hodiff.sparse.detection.supports import Supports
 
-# Those that torch does not call pointwise, as they draw numbers, return several results or are parts of gradients.
+# Operators that torch does not tag as pointwise, because they draw numbers, return several results or are parts of
+# gradients.
 _UNTAGGED = (
     "conj_physical",
     "prelu_kernel",
@@ -38,7 +39,7 @@ _UNTAGGED = (
     "softplus_backward",
     "special_xlog1py",
     "special_zeta",
-    # What decompositions are made of.
+    # Building blocks of decompositions.
     "prims::add",
     "prims::convert_element_type",
     "prims::div",
@@ -46,7 +47,7 @@ _UNTAGGED = (
     "prims::sub",
 )
 
-# Gradients of functions made of straight pieces: the argument only chooses the piece.
+# Gradients of piecewise linear functions: the argument only selects the piece.
 _OF_PIECES = (
     "hardshrink_backward",
     "hardsigmoid_backward",
@@ -58,7 +59,7 @@ _OF_PIECES = (
     "threshold_backward",
 )
 
-# Constant between jumps.
+# Operators that are constant between jumps.
 _STEPS = (
     "ceil",
     "empty_like",
@@ -88,26 +89,26 @@ _STEPS = (
 
 
 def united(call: Call, arguments: Iterable[Any]) -> list[Supports | None]:
-    """Every output has the union of arguments at its element."""
+    """Union of the arguments at each element, for every output."""
     union = reduce(or_, (call.supports(each) for each in arguments), call.none(()))
     return [union.broadcast(each.shape) for each in call.outputs]
 
 
 @rule(*_UNTAGGED)
 def elementwise(call: Call) -> list[Supports | None]:
-    """The union of all arguments."""
+    """Union of all operands."""
     own = [x for name, x in call.arguments.items() if isinstance(x, Tensor) and name not in _NOT_OPERANDS]
-    # What is written over is no operand of a copy.
+    # A buffer that is overwritten is not an operand.
     return united(call, own)
 
 
-# What an operator draws, stores for its gradient, or writes over without reading.
+# Arguments that an operator draws, stores for its gradient, or overwrites without reading.
 _NOT_OPERANDS = {"noise", "out", "buffer"}
 
 
 @rule(*_OF_PIECES)
 def of_pieces(call: Call) -> list[Supports | None]:
-    """The incoming gradient, where the piece has a slope at the point."""
+    """Incoming gradient; at a point, only where the piece has a slope."""
     found = united(call, [call.get("grad_output", call.get("grad_out"))])
     if call.at_point:
         return [each.only(numbers_of(x != 0)) for each, x in zip(found, call.outputs, strict=True) if each is not None]
@@ -116,25 +117,25 @@ def of_pieces(call: Call) -> list[Supports | None]:
 
 @rule(*_STEPS)
 def steps(call: Call) -> list[Supports | None]:
-    """No derivative."""
+    """None for each output, which has no derivative."""
     return [None] * len(call.outputs)
 
 
 @rule("copy")
 def copy(call: Call) -> list[Supports | None]:
-    """What is written over is not read."""
+    """Supports of the source; values that are overwritten are not read."""
     return united(call, [call["src"]])
 
 
 @rule("fill")
 def fill(call: Call) -> list[Supports | None]:
-    """One value everywhere."""
+    """Supports of one value, at every element."""
     return united(call, [call["value"]])
 
 
 @rule("mul")
 def mul(call: Call) -> list[Supports | None]:
-    """A factor of zero hides the other, where it is a mask or an integer that is fixed, or at a point."""
+    """Union of the factors; zeros of a fixed mask or integer, or at a point, hide the other factor."""
     factors = [call["self"], call["other"]]
     union, shape = call.none(()), call.outputs[0].shape
     for mine, other in (factors, factors[::-1]):
@@ -146,7 +147,7 @@ def mul(call: Call) -> list[Supports | None]:
 
 
 def _hides(call: Call, factor: Any) -> bool:
-    """Whether zeros of a factor hold wherever the pattern does, and are still what was multiplied by."""
+    """Whether zeros of a factor hold wherever the pattern does, and were not overwritten."""
     if isinstance(factor, Tensor) and not has_derivatives(factor):
         return call.is_fixed(factor)
     return call.at_point and not call.in_place
@@ -154,7 +155,7 @@ def _hides(call: Call, factor: Any) -> bool:
 
 @rule("where")
 def where(call: Call) -> list[Supports | None]:
-    """A fixed condition chooses."""
+    """Union of both arguments, or the argument that a fixed condition selects."""
     condition, shape = call["condition"], call.outputs[0].shape
     chosen, other = call.supports(call["self"]).broadcast(shape), call.supports(call["other"]).broadcast(shape)
     if call.is_fixed(condition):
@@ -165,7 +166,7 @@ def where(call: Call) -> list[Supports | None]:
 
 @rule("masked_fill")
 def masked_fill(call: Call) -> list[Supports | None]:
-    """A fixed mask hides."""
+    """Union of tensor and value, or the one that a fixed mask selects."""
     mask, shape = call["mask"], call.outputs[0].shape
     kept, filled = call.supports(call["self"]).broadcast(shape), call.supports(call["value"]).broadcast(shape)
     if call.is_fixed(mask):
@@ -176,7 +177,7 @@ def masked_fill(call: Call) -> list[Supports | None]:
 
 @rule("maximum", "minimum", "fmax", "fmin")
 def extremes(call: Call) -> list[Supports | None]:
-    """At a point, the one that is chosen, both where they tie."""
+    """Union of both arguments; at a point, the argument that is chosen, or both at a tie."""
     a, b = call["self"], call["other"]
     if not call.at_point or call.in_place:
         return united(call, [a, b])
@@ -187,7 +188,7 @@ def extremes(call: Call) -> list[Supports | None]:
 
 @rule("relu", "clamp", "clamp_min", "clamp_max", "hardtanh", "threshold", "hardshrink", "softshrink", "hardsigmoid")
 def clamped(call: Call) -> list[Supports | None]:
-    """At a point, what is cut off depends on the bound alone."""
+    """Union of the operands; at a point, elements that are cut off depend on the bound alone."""
     if not call.at_point or call.in_place:
         return list(elementwise(call))
     x, result = call["self"], call.outputs[0]

@@ -1,4 +1,4 @@
-"""Operators that move elements: they are told where each comes from by moving the elements' numbers."""
+"""Rules for operators that move elements, by moving the numbers of the elements."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _MOVING = (
 
 @rule(*_MOVING)
 def moving(call: Call) -> list[Supports | None]:
-    """Move numbers in place of elements: 1, 2, ... over all arguments, and 0 for constants."""
+    """Move numbers instead of elements: 1, 2, ... over all arguments, and 0 for constants."""
     if not all(call.is_fixed(x) for x in call.tensors if not has_derivatives(x)):
         return list(call.dense())
     parts: list[Supports] = []
@@ -102,11 +102,11 @@ def moving(call: Call) -> list[Supports | None]:
 
 
 def _is_constant(name: str, value: Any) -> bool:
-    """Whether an argument is a number that fills, which must not be taken for that of an element."""
+    """Whether an argument is a number to fill with, which must not be taken for an element's number."""
     return name == "value" and not isinstance(value, Tensor)
 
 
 @rule("lift_fresh", "clone", "contiguous", "detach_copy", "alias_copy")
 def same(call: Call) -> list[Supports | None]:
-    """A copy."""
+    """Supports of a copy."""
     return [call.supports(call.tensors[0])]

@@ -1,4 +1,4 @@
-"""Operators that reduce dimensions, or mix the elements along them."""
+"""Rules for operators that reduce dimensions, or mix the elements along them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ _REDUCTIONS = (
     "var_mean",
 )
 
-# Operators whose result has the shape of their arguments, each element with all of its row: the names of their rows.
+# Operators whose result has the shape of the arguments, where each element depends on its whole row: the name of the
+# argument that gives the row's dimensions.
 _ROWS = {
     "fft_c2c": "dim",
     "log_softmax": "dim",
@@ -57,7 +58,7 @@ _ROWS = {
 
 
 def dims_of(value: Any, rank: int) -> tuple[int, ...]:
-    """A dimension, several, or all of them where none is named."""
+    """Return the named dimensions, or all dimensions if none is named."""
     if value is None or (isinstance(value, Sequence) and not value):
         return tuple(range(rank))
     named = value if isinstance(value, Sequence) else (value,)
@@ -66,10 +67,10 @@ def dims_of(value: Any, rank: int) -> tuple[int, ...]:
 
 @rule(*_REDUCTIONS)
 def reduced(call: Call) -> list[Supports | None]:
-    """The union over the reduced dimensions."""
+    """Union over the reduced dimensions."""
     x = call.tensors[0]
     supports = call.supports(x)
-    # Norms by their order, and other numbers, are not dimensions.
+    # Only `dim` names dimensions, unlike the order of a norm.
     dims = dims_of(call.get("dim"), x.dim())
     united = supports.over(dims)
     return [united.reshape(*each.shape) for each in call.outputs]
@@ -77,12 +78,12 @@ def reduced(call: Call) -> list[Supports | None]:
 
 @rule(*_ROWS)
 def rows(call: Call) -> list[Supports | None]:
-    """Every element has the union of its row, over all arguments."""
+    """Union of each element's row, over all arguments."""
     named = call[_ROWS[call.name]]
     moving = [x for x in call.tensors if call.moves(x)]
     shape = call.outputs[0].shape
     union = reduce(or_, (call.supports(x).broadcast(shape) for x in moving), call.none(shape))
-    if call.name == "renorm":  # every slice along the dimension has a norm of its own
+    if call.name == "renorm":  # every slice along the dimension has its own norm
         dims = tuple(dim for dim in range(len(shape)) if dim != named % max(len(shape), 1))
     else:
         dims = dims_of(named, len(shape))
@@ -92,7 +93,7 @@ def rows(call: Call) -> list[Supports | None]:
 
 @rule("topk", "fft_r2c", "fft_c2r", "histc")
 def rows_of_another_length(call: Call) -> list[Supports | None]:
-    """Every element has its row of the argument."""
+    """Union of each row of the argument, for rows of another length."""
     x = call["self"]
     dims = dims_of(call.get("dim"), x.dim())
     union = call.supports(x).over(dims, keepdim=True)
@@ -101,7 +102,7 @@ def rows_of_another_length(call: Call) -> list[Supports | None]:
 
 @rule("cumsum")
 def cumsum(call: Call) -> list[Supports | None]:
-    """All elements up to its own."""
+    """Union of all elements up to each element."""
     x = call["self"]
     supports = call.supports(x)
     if not x.dim():
@@ -110,7 +111,7 @@ def cumsum(call: Call) -> list[Supports | None]:
     length = rows.shape[-1]
     if rows.which.size * length > 2 * most_entries(call.memory.inputs):
         raise TooManyError
-    # Element j goes into each of j, j + 1, ...
+    # Element j contributes to elements j, j + 1, ...
     source, target = np.triu_indices(length)
     flat = np.arange(rows.which.size).reshape(rows.shape)
     summed = rows.take(rows.which[..., source]).merged(flat[..., target], rows.shape)
@@ -119,6 +120,6 @@ def cumsum(call: Call) -> list[Supports | None]:
 
 @rule("trace")
 def trace(call: Call) -> list[Supports | None]:
-    """The diagonal."""
+    """Union of the diagonal elements."""
     supports = call.supports(call["self"])
     return [supports.take(np.diagonal(supports.which)).whole(())]

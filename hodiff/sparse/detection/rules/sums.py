@@ -1,4 +1,4 @@
-"""Operators that add elements into others: scatters with accumulation, and the gradients of gathers."""
+"""Rules for operators that add elements into others: scatters with accumulation, and gradients of gathers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.sparse.detection.supports import Supports
 
 
 def added(call: Call, kept: Any, source: Any, target: Tensor) -> list[Supports | None]:
-    """What is kept of the first argument, and with it those elements of `source` whose flat `target` an element is."""
+    """Union of `kept` and of the elements of `source` whose flat `target` an element is."""
     shape = call.outputs[0].shape
     kept, source = call.supports(kept), call.supports(source)
     source = source.broadcast(target.shape)
@@ -22,7 +22,7 @@ def added(call: Call, kept: Any, source: Any, target: Tensor) -> list[Supports |
 
 
 def positions(x: Tensor) -> Tensor:
-    """The flat position of each element of a contiguous tensor of the same shape."""
+    """Flat position of each element of a contiguous tensor of the same shape."""
     return torch.arange(x.numel()).reshape(x.shape)
 
 
@@ -35,7 +35,7 @@ def _indices_move(call: Call, *names: str) -> bool:
 
 @rule("index_add", "index_reduce")
 def index_add(call: Call) -> list[Supports | None]:
-    """Slices at indices along a dimension."""
+    """Add slices at indices along a dimension."""
     if _indices_move(call, "index"):
         return list(call.dense())
     target = positions(call.outputs[0])
@@ -46,7 +46,7 @@ def index_add(call: Call) -> list[Supports | None]:
 
 @rule("scatter_add", "scatter_reduce")
 def scatter_add(call: Call) -> list[Supports | None]:
-    """Elements at indices along a dimension."""
+    """Add elements at indices along a dimension."""
     if _indices_move(call, "index"):
         return list(call.dense())
     index = call["index"].cpu()
@@ -59,7 +59,7 @@ def scatter_add(call: Call) -> list[Supports | None]:
 
 @rule("index_put", "unsafe_index_put", "index_put_impl")
 def index_put(call: Call) -> list[Supports | None]:
-    """Elements at a tuple of indices; those that are replaced are forgotten."""
+    """Write or add elements at a tuple of indices; elements that are replaced lose their supports."""
     if _indices_move(call, "indices"):
         return list(call.dense())
     indices = [None if each is None else each.cpu() for each in call["indices"]]
@@ -69,14 +69,14 @@ def index_put(call: Call) -> list[Supports | None]:
     replaced = np.zeros(call.outputs[0].numel(), dtype=bool)
     replaced[target.reshape(-1).numpy()] = True
     before = call.supports(call["self"]).only(~replaced.reshape(call.outputs[0].shape))
-    # Of values for one element any may be the one that stays.
+    # If several values are written to one element, any of them may remain.
     values = call.supports(call["values"]).broadcast(target.shape)
     return [before | values.merged(target.numpy(), call.outputs[0].shape)]
 
 
 @rule("embedding_dense_backward")
 def embedding_dense_backward(call: Call) -> list[Supports | None]:
-    """Rows of the gradient at rows of the table."""
+    """Add rows of the gradient at rows of the table."""
     if _indices_move(call, "indices"):
         return list(call.dense())
     return added(call, None, call["grad_output"], positions(call.outputs[0])[call["indices"].cpu()])
@@ -84,7 +84,7 @@ def embedding_dense_backward(call: Call) -> list[Supports | None]:
 
 @rule("put")
 def put(call: Call) -> list[Supports | None]:
-    """Elements at flat positions, which are added or replace."""
+    """Write or add elements at flat positions; elements that are replaced keep their supports."""
     if _indices_move(call, "index"):
         return list(call.dense())
     target = positions(call.outputs[0]).reshape(-1)[call["index"].cpu()]
@@ -93,14 +93,14 @@ def put(call: Call) -> list[Supports | None]:
 
 @rule("unfold_backward")
 def unfold_backward(call: Call) -> list[Supports | None]:
-    """Windows along a dimension, which may overlap."""
+    """Add windows along a dimension, which may overlap."""
     target = positions(call.outputs[0]).unfold(call["dim"], call["size"], call["step"])
     return added(call, None, call["grad_in"], target)
 
 
 @rule("take_backward")
 def take_backward(call: Call) -> list[Supports | None]:
-    """Elements at flat positions."""
+    """Add elements at flat positions."""
     if _indices_move(call, "indices"):
         return list(call.dense())
     return added(call, None, call["grad"], call["indices"].cpu())

@@ -1,4 +1,4 @@
-"""Convolutions and pooling: an element of the result has a window of the argument."""
+"""Rules for convolutions and pooling: an element of the result depends on a window of the argument."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ def windows(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Indices:
-    """The flat positions of the elements of windows, and -1 for those outside.
+    """Flat positions of the elements of windows, and -1 for positions outside.
 
     Args:
-        size: The sizes of what windows go over.
-        results: How many windows there are, by dimension.
-        kernel: Their sizes.
-        stride: How far apart windows are.
-        padding: How far outside the first one begins.
-        dilation: How far apart elements of a window are.
+        size: Sizes of the dimensions that windows go over.
+        results: Number of windows by dimension.
+        kernel: Sizes of a window.
+        stride: Distance between windows.
+        padding: Distance outside at which the first window begins.
+        dilation: Distance between elements of a window.
 
     Returns:
         Integers (results, elements of a window).
@@ -50,14 +50,14 @@ def windows(
 
 
 def gathered(x: Supports, places: Indices, results: Sequence[int]) -> Supports:
-    """The union of each window of (N, C, sizes), to (N, C, results)."""
+    """Union of the elements of each window: (N, C, sizes) to (N, C, results)."""
     flat = x.which.reshape(*x.shape[:2], -1)
     inside = np.where(places >= 0, flat[..., places], 0)
     return x.take(inside).over((-1,)).reshape(*x.shape[:2], *results)
 
 
 def scattered(y: Supports, places: Indices, size: Sequence[int]) -> Supports:
-    """The union of the windows that an element is in: (N, C, results) to (N, C, sizes)."""
+    """Union of the windows that contain each element: (N, C, results) to (N, C, sizes)."""
     count = int(np.prod(size))
     results, width = places.shape
     planes = np.arange(y.shape[0] * y.shape[1]).reshape(*y.shape[:2], 1, 1)
@@ -67,17 +67,17 @@ def scattered(y: Supports, places: Indices, size: Sequence[int]) -> Supports:
 
 
 def _per_group(x: Supports, groups: int) -> Supports:
-    """The union over the channels of a group, (N, groups, sizes)."""
+    """Union over the channels of each group, (N, groups, sizes)."""
     return x.reshape(x.shape[0], groups, -1, *x.shape[2:]).over((2,))
 
 
 def _channels(x: Supports, channels: int) -> Supports:
-    """Each group's for all channels of it."""
+    """Repeat the supports of each group for all of its channels."""
     return x.take(np.repeat(x.which, channels // x.shape[1], axis=1))
 
 
 class _Convolution:
-    """The sizes of a call of a convolution, forward or of its gradient."""
+    """Geometry of a call of a convolution, or of its gradient."""
 
     def __init__(self, call: Call, x: Tensor, y: Tensor, weight: Tensor) -> None:
         rank = weight.dim() - 2
@@ -88,12 +88,12 @@ class _Convolution:
         self.places = windows(self.fine, self.coarse, weight.shape[2:], *options)
 
     def forward(self, x: Supports) -> Supports:
-        """From the argument to the result, whose channels are groups."""
+        """Map supports of the argument to supports of the result, with groups as channels."""
         x = _per_group(x, self.groups)
         return scattered(x, self.places, self.fine) if self.transposed else gathered(x, self.places, self.coarse)
 
     def backward(self, y: Supports) -> Supports:
-        """From the result to the argument, whose channels are groups."""
+        """Map supports of the result to supports of the argument, with groups as channels."""
         y = _per_group(y, self.groups)
         return gathered(y, self.places, self.coarse) if self.transposed else scattered(y, self.places, self.fine)
 
@@ -104,7 +104,7 @@ def _each(value: Any, rank: int) -> list[int]:
 
 
 def _of_outputs(call: Call, weight: Supports, transposed: bool, groups: int) -> Supports:
-    """The union of the weights that go into each output channel, (channels,)."""
+    """Union of the weights that contribute to each output channel, (channels,)."""
     if not transposed:
         return weight.reshape(weight.shape[0], -1).over((1,))
     by_group = weight.reshape(groups, -1, weight.shape[1], int(np.prod(weight.shape[2:])))
@@ -112,7 +112,7 @@ def _of_outputs(call: Call, weight: Supports, transposed: bool, groups: int) -> 
 
 
 def _of_inputs(call: Call, weight: Supports, transposed: bool, groups: int) -> Supports:
-    """The union of the weights that each input channel goes into, (channels,)."""
+    """Union of the weights that each input channel is multiplied by, (channels,)."""
     return _of_outputs(call, weight, not transposed, groups)
 
 
@@ -122,7 +122,7 @@ def _by_channel(x: Supports, rank: int) -> Supports:
 
 @rule("convolution")
 def convolution(call: Call) -> list[Supports | None]:
-    """The window over all channels of the group, and the weights of the output channel."""
+    """Union of the window over all channels of the group, and of the output channel's weights."""
     x, weight, y = call["input"], call["weight"], call.outputs[0]
     rank = weight.dim() - 2
     geometry = _Convolution(call, x, y, weight)
@@ -135,7 +135,7 @@ def convolution(call: Call) -> list[Supports | None]:
 
 @rule("convolution_backward")
 def convolution_backward(call: Call) -> list[Supports | None]:
-    """By the input, windows of the incoming gradient; by weight and bias, everything of their channels."""
+    """Input gradient from windows of the incoming gradient; weight and bias gradients from whole channels."""
     g, x, weight = call["grad_output"], call["input"], call["weight"]
     rank = weight.dim() - 2
     geometry = _Convolution(call, x, g, weight)
@@ -176,7 +176,7 @@ def _pooled(call: Call, x: Tensor, y: Tensor) -> tuple[Indices, Sequence[int], S
     return windows(size, results, kernel, stride, padding, dilation), size, results
 
 
-# Pooling whose windows depend on sizes or draws in other ways: the numbers of dimensions of a plane.
+# Pooling whose windows depend on sizes or random draws: number of dimensions of a plane.
 _OF_PLANES = {
     "adaptive_max_pool2d": 2,
     "adaptive_max_pool3d": 3,
@@ -187,14 +187,14 @@ _OF_PLANES = {
 
 @rule(*_OF_PLANES)
 def of_planes(call: Call) -> list[Supports | None]:
-    """All of the plane."""
+    """Union of the whole plane."""
     x = call["self"]
     return [_whole_planes(call.supports(x), _OF_PLANES[call.name], each) for each in call.outputs]
 
 
 @rule(*(f"{each}_backward" for each in _OF_PLANES))
 def of_planes_backward(call: Call) -> list[Supports | None]:
-    """All of the plane of incoming gradients."""
+    """Union of the plane of incoming gradients."""
     g = call["grad_output"]
     return [_whole_planes(call.supports(g), _OF_PLANES[call.name.removesuffix("_backward")], call.outputs[0])]
 
@@ -206,7 +206,7 @@ def _whole_planes(x: Supports, rank: int, like: Tensor) -> Supports:
 
 @rule("grid_sampler_2d", "grid_sampler_3d")
 def grid_sampler(call: Call) -> list[Supports | None]:
-    """Any place of the plane, and the point of the grid."""
+    """Union of the whole plane, and of the point of the grid."""
     x, points = call.supports(call["input"]), call.supports(call["grid"]).over((-1,))
     planes = _whole_planes(x, len(x.shape) - 2, call.outputs[0])
     return [planes | points.take(np.expand_dims(points.which, 1))]
@@ -214,7 +214,7 @@ def grid_sampler(call: Call) -> list[Supports | None]:
 
 @rule("grid_sampler_2d_backward", "grid_sampler_3d_backward")
 def grid_sampler_backward(call: Call) -> list[Supports | None]:
-    """By the input, all points of the grid; by the grid, all places of the input at its own point."""
+    """Input gradient from all points of the grid; grid gradient from its own point and the whole input."""
     g, x, points = call.supports(call["grad_output"]), call.supports(call["input"]), call.supports(call["grid"])
     rank = len(x.shape) - 2
     incoming = g | points.over((-1,)).take(np.expand_dims(points.over((-1,)).which, 1))
@@ -231,7 +231,7 @@ def _planes(x: Supports, rank: int) -> Supports:
 
 @rule(*_POOLING)
 def pooling(call: Call) -> list[Supports | None]:
-    """The window."""
+    """Union of each window."""
     x = call["self"]
     places, _, results = _pooled(call, x, call.outputs[0])
     found = gathered(_planes(call.supports(x), len(results)), places, results)
@@ -240,7 +240,7 @@ def pooling(call: Call) -> list[Supports | None]:
 
 @rule(*(f"{each}_backward" for each in _POOLING if each != "avg_pool1d"))
 def pooling_backward(call: Call) -> list[Supports | None]:
-    """The incoming gradients of the windows that an element is in."""
+    """Union of the incoming gradients of the windows that contain each element."""
     g, x = call["grad_output"], call["self"]
     places, size, _ = _pooled(call, x, g)
     found = scattered(_planes(call.supports(g), len(size)), places, size)

@@ -1,1 +1,1 @@
-"""Rules of what networks and their training are made of."""
+"""Rules for the functions of neural networks and their training."""

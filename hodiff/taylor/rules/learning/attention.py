@@ -1,4 +1,4 @@
-"""Attention, and the dropout inside of it."""
+"""Rules for attention and dropout."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def attention(
         scores = scores.masked_fill(~attn_mask, -math.inf) if boolean else scores + attn_mask
     weights = torch.softmax(scores, -1)
     if attn_mask is not None:
-        # Rows that see nothing are 0.
+        # Rows that are masked entirely are 0.
         blind = (value_of(frame, scores) == -math.inf).all(-1, keepdim=True)
         weights = weights.masked_fill(blind, 0.0)
     return torch.matmul(functional.dropout(weights, dropout_p), value)
@@ -49,7 +49,7 @@ def attention(
 
 @rule("dropout", "nn.dropout", "nn.dropout1d", "nn.dropout2d", "nn.dropout3d")
 def dropout(frame: Frame, func: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    """A random factor, the same for all coefficients."""
+    """Multiply by a random factor, which all coefficients share."""
     if not training or p == 0:
         return x
     return x * func(torch.ones_like(value_of(frame, x)), p, training)

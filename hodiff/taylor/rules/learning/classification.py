@@ -1,4 +1,4 @@
-"""Losses of classes: what is picked by labels, and means under distributions."""
+"""Rules for classification losses, with labels or distributions as targets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def nll_loss(
     reduce: Any = None,
     reduction: str = "mean",
 ) -> Any:
-    """The picked entries, weighted by their classes."""
+    """Negative log-likelihood: entries picked by labels, with class weights."""
     reduction = reduction_of({"size_average": size_average, "reduce": reduce, "reduction": reduction})
     single = value_of(frame, input).ndim == 1
     logs = input.unsqueeze(0) if single else input
@@ -53,7 +53,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Any:
-    """Of log_softmax: the picked entries, or the mean under a distribution."""
+    """Cross-entropy from log_softmax, with entries picked by labels or the mean under a distribution."""
     reduction = reduction_of({"size_average": size_average, "reduce": reduce, "reduction": reduction})
     classes = 0 if value_of(frame, input).ndim == 1 else 1
     logs = torch.log_softmax(input, classes)

@@ -1,4 +1,4 @@
-"""Rows of a table."""
+"""Rule for embeddings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hodiff.taylor.substitution import value_of
 
 @rule("nn.embedding", "embedding", analytic=True)
 def embedding(frame: Frame, func: Any, *args: Any, padding_idx: Any = None, max_norm: Any = None, **_: Any) -> Any:
-    """Rows of the weight; that of padding is a constant."""
-    # torch.embedding has the arguments the other way round.
+    """Rows of the weight; the padding row is constant."""
+    # torch.embedding takes the weight first.
     first_is_weight = value_of(frame, args[0]).is_floating_point()
     weight, indices = (args[0], args[1]) if first_is_weight else (args[1], args[0])
     if not first_is_weight:

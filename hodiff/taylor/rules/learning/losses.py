@@ -1,4 +1,4 @@
-"""Losses of elements: a row of `LOSSES` each, and one way to reduce them."""
+"""Rules for elementwise losses, listed in `LOSSES`, and their reduction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REDUCTIONS = ("none", "mean", "sum")
 
 
 def reduced(losses: Any, reduction: str, weight: Any = None) -> Any:
-    """The mean, the sum or each; a weighted mean is over the weights."""
+    """Reduce losses to their mean or sum, or not at all; a weighted mean divides by `weight`."""
     if reduction == "none":
         return losses
     total = losses.sum()
@@ -31,7 +31,7 @@ def reduced(losses: Any, reduction: str, weight: Any = None) -> Any:
 
 
 def reduction_of(options: dict[str, Any]) -> str:
-    """The option, or what the two that it replaced stand for."""
+    """Return the reduction, which the deprecated `size_average` and `reduce` may give."""
     average, reduce, reduction = (options.pop(name, None) for name in ("size_average", "reduce", "reduction"))
     if average is None and reduce is None:
         return str(reduction)
@@ -39,12 +39,12 @@ def reduction_of(options: dict[str, Any]) -> str:
 
 
 def _weighted(losses: Any, weight: Any) -> Any:
-    """Losses whose mean is over their weights."""
+    """Weighted losses, whose mean divides by the sum of weights."""
     return losses if weight is None else (weight * losses, weight.expand(losses.shape).sum())
 
 
 def _scaled(losses: Any, weight: Any) -> Any:
-    """Losses whose mean is over their number."""
+    """Weighted losses, whose mean divides by their number."""
     return losses if weight is None else weight * losses
 
 
@@ -58,7 +58,7 @@ def _l1(frame: Frame, input: Any, target: Any, weight: Any) -> Any:
 
 
 def _smooth_l1(frame: Frame, input: Any, target: Any, beta: float) -> Any:
-    """A parabola to beta, the line above."""
+    """Parabola below beta, and a line above."""
     error = input - target
     size = torch.abs(error)
     if beta == 0:
@@ -67,7 +67,7 @@ def _smooth_l1(frame: Frame, input: Any, target: Any, beta: float) -> Any:
 
 
 def _huber(frame: Frame, input: Any, target: Any, delta: float, weight: Any) -> Any:
-    """A parabola to delta, the line above."""
+    """Parabola up to delta, and a line above."""
     error = input - target
     size = torch.abs(error)
     near = value_of(frame, size) <= delta
@@ -88,7 +88,7 @@ def _bounded_logarithm(frame: Frame, p: Any) -> Any:
 
 
 def _bce_with_logits(frame: Frame, input: Any, target: Any, weight: Any, pos_weight: Any) -> Any:
-    """Softplus of the logits, as they miss the target."""
+    """Binary cross-entropy of logits, by softplus."""
     high, low = -functional.logsigmoid(input), -functional.logsigmoid(-input)
     return _scaled((1 - target) * low + target * _scaled(high, pos_weight), weight)
 
@@ -98,14 +98,14 @@ def _soft_margin(frame: Frame, input: Any, target: Any) -> Any:
 
 
 def _kl_div(frame: Frame, input: Any, target: Any, log_target: bool) -> Any:
-    """The target's entropy less its mean of the input."""
+    """Terms target (log(target) - input) of the divergence."""
     if log_target:
         return torch.exp(target) * (target - input)
     return torch.xlogy(target, target) - target * input
 
 
 def _poisson_nll(frame: Frame, input: Any, target: Any, log_input: bool, full: bool, eps: float) -> Any:
-    """Of counts; with `full` Stirling's formula for the target's factorial, of targets above 1."""
+    """Poisson loss; `full` adds Stirling's formula for the factorial of targets above 1."""
     losses = torch.exp(input) - target * input if log_input else input - target * torch.log(input + eps)
     if not full:
         return losses
@@ -115,14 +115,14 @@ def _poisson_nll(frame: Frame, input: Any, target: Any, log_input: bool, full: b
 
 
 def _gaussian_nll(frame: Frame, input: Any, target: Any, var: Any, full: bool, eps: float) -> Any:
-    """Of a normal distribution whose variance is at least eps, the bound a constant."""
+    """Gaussian loss; the variance is at least eps, and the bound does not affect derivatives."""
     x = value_of(frame, input)
     if isinstance(var, float):
         var = var * torch.ones_like(x)
     elif var.ndim < x.ndim and x.shape[:-1] == var.shape:
         var = var.unsqueeze(-1)
     bounded: Any = torch.where(value_of(frame, var) < eps, torch.full((), eps, dtype=var.dtype), var)
-    # torch takes the derivative as if the bound were not there.
+    # torch differentiates as if there were no bound.
     if isinstance(var, Jet):
         bounded = new_jet(frame, [value_of(frame, bounded), *var.coefficients[1:]])
     error = input - target
@@ -130,8 +130,8 @@ def _gaussian_nll(frame: Frame, input: Any, target: Any, var: Any, full: bool, e
     return losses + math.log(2 * math.pi) / 2 if full else losses
 
 
-# By the name in torch.nn.functional: takes what torch calls its arguments but for the reduction, and returns each loss,
-# or with it what the mean is over.
+# Losses by their names in torch.nn.functional. A loss takes torch's arguments except the reduction. It returns the
+# elementwise losses, or a pair of them and the divisor of their mean.
 LOSSES: dict[str, Callable[..., Any]] = {
     "mse_loss": _mse,
     "l1_loss": _l1,
@@ -147,7 +147,7 @@ LOSSES: dict[str, Callable[..., Any]] = {
 
 
 def arguments_of(name: str) -> tuple[list[str], dict[str, Any]]:
-    """What a function of torch.nn.functional calls its arguments, and the defaults."""
+    """Names and defaults of the arguments of a function in torch.nn.functional."""
     parameters = inspect.signature(getattr(functional, name), follow_wrapped=True).parameters
     return list(parameters), {key: each.default for key, each in parameters.items() if each.default is not each.empty}
 

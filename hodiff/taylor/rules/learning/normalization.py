@@ -1,4 +1,4 @@
-"""Normalizations of layers, groups and batches, made of simpler functions of jets."""
+"""Rules for layer, group, batch and instance normalization, from simpler functions of jets."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def _by_running(x: Any, mean: Any, variance: Any, weight: Any, bias: Any, eps: f
 def layer_norm(
     frame: Frame, func: Any, x: Any, shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Any:
-    """Over the last dimensions."""
+    """Normalize over the last dimensions."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     return _affine(_normalized(x, tuple(range(-len(shape), 0)), eps), weight, bias)
 
 
 @rule("rms_norm", "nn.rms_norm")
 def rms_norm(frame: Frame, func: Any, x: Any, shape: Any, weight: Any = None, eps: Any = None) -> Any:
-    """By the root of the mean square."""
+    """Divide by the root of the mean square over the last dimensions."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     return _affine(x * torch.rsqrt((x * x).mean(tuple(range(-len(shape), 0)), keepdim=True) + eps), weight, None)
@@ -56,7 +56,7 @@ def rms_norm(frame: Frame, func: Any, x: Any, shape: Any, weight: Any = None, ep
 def group_norm(
     frame: Frame, func: Any, x: Any, groups: int, weight: Any = None, bias: Any = None, eps: float = 1e-5, *_: Any
 ) -> Any:
-    """Over the channels of a group and all places."""
+    """Normalize over the channels of a group and all positions."""
     apart = x.reshape(x.shape[0], groups, x.numel() // max(x.shape[0] * groups, 1))
     found = _normalized(apart, (-1,), eps).reshape(x.shape)
     return _per_channels(found, weight, bias)
@@ -75,7 +75,7 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """By statistics of the batch in training, which torch keeps of the value; by the running ones otherwise."""
+    """Normalize by batch statistics in training, which update the running statistics, else by the latter."""
     if not training:
         return _by_running(x, running_mean, running_var, weight, bias, eps)
     mean, variance = value_of(frame, (running_mean, running_var))
@@ -96,7 +96,7 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Over the places of each channel."""
+    """Normalize over the positions of each channel."""
     if not use_input_stats:
         return _by_running(x, running_mean, running_var, weight, bias, eps)
     mean, variance = value_of(frame, (running_mean, running_var))

@@ -1,1 +1,1 @@
-"""Rules of linear algebra: solutions, determinants, factorizations."""
+"""Rules for linear algebra: solutions, determinants, factorizations."""

@@ -17,7 +17,7 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 @rule("logdet")
 def logdet(frame: Frame, func: Any, A: Any) -> Any:
-    """That of slogdet, NaN where the determinant is negative."""
+    """Logarithm of the determinant by slogdet; NaN where the determinant is negative."""
     _, found = torch.linalg.slogdet(A)
     return new_jet(frame, [torch.logdet(A.value), *found.coefficients[1:]])
 
@@ -39,7 +39,7 @@ def slogdet(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
 
     over = [None, *(mapped(frame, k, lambda each: each @ inverse, a[k]) for k in range(1, frame.order))]
     for k in range(1, frame.order + 1):
-        # Of the last one the trace alone is asked for, which takes no product of matrices.
+        # The last order needs only the trace, which takes no product of matrices.
         if k == frame.order:
             last = mapped(frame, k, lambda each: paired(each, inverse), times(k, a[k]))
             total = minus(last, between(frame, paired, [*B, None], [*over, None], k))
@@ -52,7 +52,7 @@ def slogdet(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
 
 @rule("det", "linalg.det")
 def det(frame: Frame, func: Any, A: Any) -> Any:
-    """By minors, without divisions by what may be 0; of large ones that are regular by logarithm."""
+    """Determinant by minors, which divide by nothing, or by slogdet for large regular matrices."""
     n = A.value.shape[-1]
     if n == 0:
         return torch.linalg.det(A.value)
@@ -68,12 +68,12 @@ def det(frame: Frame, func: Any, A: Any) -> Any:
     return sign * torch.exp(found)
 
 
-# By minors a determinant takes n 2^(n-1) products.
+# Expansion by minors takes n 2^(n-1) products.
 _BY_MINORS, _MOST = 5, 12
 
 
 def _is_regular(values: torch.Tensor) -> bool:
-    """Whether derivatives by the inverse keep their digits; taken for granted where the numbers cannot be seen."""
+    """Whether derivatives by the inverse keep their digits; True where numbers cannot be inspected."""
     if torch.compiler.is_compiling() or is_wrapped(values):
         return True
     sizes = torch.linalg.svdvals(values.detach())
@@ -81,7 +81,7 @@ def _is_regular(values: torch.Tensor) -> bool:
 
 
 def _by_minors(A: Any, n: int) -> Any:
-    """Minors of the first k rows by the columns that they take, from k = 1 to n."""
+    """Compute a determinant by minors of the first k rows, from k = 1 to n."""
     if n > _MOST:
         raise InputError(
             f"jet: det: expected a matrix of up to {_MOST} rows, or one that is not nearly singular, got {n} rows: the "

@@ -1,4 +1,4 @@
-"""What an equation between matrices defines is found coefficient by coefficient: sums of products, and linear maps."""
+"""Sums of products and linear maps of coefficients, for solving matrix equations order by order."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def between(
 
 
 def mapped(frame: Frame, k: int, function: Callable[[Any], Any], x: Coefficient) -> Coefficient:
-    """A linear map of coefficient k."""
+    """Apply a linear map to coefficient k."""
     return None if x is None else along_directions(function, (Batched(x, frame.has_axis(k)),), {})

@@ -38,7 +38,7 @@ def cholesky(frame: Frame, func: Any, A: Any, upper: bool = False, *, out: None 
 
 @rule("linalg.eigh", "linalg.eigvalsh")
 def eigh(frame: Frame, func: Any, A: Any, UPLO: str = "L", *, out: None = None) -> Any:
-    """Distinct eigenvalues: in their basis, the equation of order k gives them on its diagonal, vectors off it."""
+    """Distinct eigenvalues: in the eigenbasis, order k gives eigenvalues on the diagonal, eigenvectors off it."""
     # With C = V0' V, so that C0 = I: the lower orders give L0 Ck - Ck L0 - Lk, and V'V = I gives the diagonal of Ck.
     found = torch.linalg.eigh(A.value, UPLO)
     values, vectors = found

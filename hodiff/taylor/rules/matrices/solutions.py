@@ -1,4 +1,4 @@
-"""Inverses and solutions, with the value's factors for all coefficients."""
+"""Rules for inverses and linear systems; the factors of the value serve all coefficients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def inv(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
 
 @rule("linalg.inv_ex", analytic=True)
 def inv_ex(frame: Frame, func: Any, A: Any, *, check_errors: bool = False) -> Any:
-    """As inv, with torch's info."""
+    """Inverse, with torch's info."""
     found = torch.linalg.inv_ex(A.value, check_errors=check_errors)
     return type(found)([torch.linalg.inv(A), found.info])
 
@@ -76,7 +76,7 @@ def solve_triangular(
     unitriangular: bool = False,
     out: None = None,
 ) -> Any:
-    """As solve; what lies outside of the triangle does not count."""
+    """Solve a triangular system; elements outside of the triangle are ignored."""
     a, b = series_of(frame, A), series_of(frame, B)
     triangle = torch.triu if upper else torch.tril
     inside = 1 if unitriangular else 0
