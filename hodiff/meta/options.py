@@ -45,7 +45,7 @@ class InnerOptions(TypedDict, total=False):
         int | None,
         Default(
             None,
-            "Differentiate the last steps only, as many as this; see `adapt`.",
+            "Number of last inner steps that are differentiated; see `adapt`.",
         ),
         partial(require_int, least=0, optional=True),
     ]
@@ -70,9 +70,9 @@ class InnerOptions(TypedDict, total=False):
         str,
         Default(
             "per-task",
-            'What batch norms in training mode do with their running statistics: "per-task", each task moves a '
-            'copy that is dropped afterwards; "shared", the module\'s move to the mean of those copies; "frozen", '
-            "they normalise, as in evaluation, and do not move.",
+            'Running statistics of batch norm layers in training mode: "per-task", each task updates a copy, '
+            'which is discarded; "shared", the module\'s statistics become the mean of these copies; "frozen", the'
+            " layers normalize by their running statistics, as in evaluation mode, and do not update them.",
         ),
         partial(require_choice, choices=POLICIES),
     ]
@@ -80,7 +80,7 @@ class InnerOptions(TypedDict, total=False):
         int | None,
         Default(
             None,
-            "How many tasks go through the module at once; by default all.",
+            "Number of tasks that are evaluated together; all by default.",
         ),
         partial(require_int, least=1, optional=True),
     ]
@@ -88,7 +88,8 @@ class InnerOptions(TypedDict, total=False):
         torch.Generator | None,
         Default(
             None,
-            "Seeds the random numbers of the inner loops, such as dropout's; by default torch's global state.",
+            "Generator that seeds the random numbers of the inner loops, such as dropout's; torch's global state "
+            "by default.",
         ),
         require_generator,
     ]

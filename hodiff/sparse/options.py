@@ -28,20 +28,23 @@ class HessianOptions(TypedDict, total=False):
 
     pattern: Annotated[
         Any,
-        Default(None, "Where the Hessian may have entries, if that is known: what `hodiff.sparse.color` takes."),
+        Default(None, "Pattern of the Hessian, if it is known, in any form that `hodiff.sparse.color` accepts."),
         _validated_elsewhere,
     ]
     coloring: Annotated[
         Coloring | None,
-        Default(None, 'A coloring of it, made before: `hodiff.sparse.color(pattern)`, of method "star" or "acyclic".'),
+        Default(
+            None,
+            'Coloring of the pattern, computed before: `hodiff.sparse.color(pattern)` with method "star" or "acyclic".',
+        ),
         _validated_elsewhere,
     ]
     method: Annotated[
         str,
         Default(
             "star",
-            'How a pattern is colored: "star", whose entries are read from the products, or "acyclic", whose entries '
-            "come by substitution, from about half as many products, with more rounding.",
+            'Method of coloring: "star" reads entries directly from the products; "acyclic" computes them by '
+            "substitution, from about half as many products, with more rounding.",
         ),
         partial(require_choice, choices=METHODS),
     ]
@@ -49,8 +52,8 @@ class HessianOptions(TypedDict, total=False):
         str,
         Default(
             "csr",
-            '"csr" or "coo", a sparse tensor; "scipy", a `csr_array`; or "values", the entries alone in the order of '
-            "compressed rows, which has derivatives of every kind.",
+            '"csr" or "coo" for a sparse tensor; "scipy" for a `csr_array`; or "values" for the entries alone in '
+            "the order of compressed rows, which support derivatives of every kind.",
         ),
         partial(require_choice, choices=FORMATS),
     ]
@@ -58,9 +61,9 @@ class HessianOptions(TypedDict, total=False):
         bool,
         Default(
             True,
-            "Whether the matrix is held against one more product, with a random vector, which shows entries outside of "
-            "the pattern; then the pattern is looked for again, and a given one is refused. Not inside transforms of "
-            "torch.func.",
+            "Whether to compare the matrix with one more product, with a random vector, which shows entries "
+            "outside of the pattern. If there are any, a detected pattern is detected again, and a given pattern "
+            "is refused. Skipped inside transforms of torch.func.",
         ),
         require_bool,
     ]
@@ -68,19 +71,19 @@ class HessianOptions(TypedDict, total=False):
         bool,
         Default(
             False,
-            "Whether the gradient and all products are one graph, compiled with `torch.compile` as by "
-            "`hodiff.compile_gradient`: several times faster after a first call that takes seconds and is compared "
-            "with eager. Its results have no derivatives of their own.",
+            "Whether to compile the gradient and all products as one graph with `torch.compile`, as "
+            "`hodiff.compile_gradient` does: several times faster after a first call, which takes seconds and is "
+            "compared with eager. The results have no derivatives of their own.",
         ),
         require_bool,
     ]
-    route: Annotated[str, Default("auto", "As in `hodiff.hvp`; not beside `compile`."), _require_route]
+    route: Annotated[str, Default("auto", "As in `hodiff.hvp`; not together with `compile`."), _require_route]
     chunk_size: Annotated[
         int | str | None,
         Default(
             "auto",
-            'How many products are made at once: a positive int, None for all, or "auto" for as many as keep '
-            "intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.",
+            'Number of products that are computed together: a positive int, None for all, or "auto" for as many '
+            "as keep intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.",
         ),
         require_chunk_size,
     ]

@@ -37,35 +37,35 @@ class KroneckerOptions(TypedDict, total=False):
         str,
         Default(
             EXACT,
-            'Which gradients B is made of. "exact": columns of the square root of the loss\'s Hessian in the outputs '
-            "(of the Fisher information, where the outputs are probabilities or their logarithms), one pull each; "
-            '"monte-carlo": gradients for targets drawn from what the model predicts, as many pulls as `samples`; '
-            '"empirical": gradients for the given targets, one pull.',
+            'Gradients that B averages. "exact": columns of the square root of the loss\'s Hessian in the outputs '
+            "(or of the Fisher information, if the outputs are probabilities or their logarithms), one pullback "
+            'for each column; "monte-carlo": gradients for targets drawn from the model\'s prediction, `samples` '
+            'pullbacks; "empirical": gradients for the given targets, one pullback.',
         ),
         partial(require_choice, choices=(EXACT, MONTE_CARLO, EMPIRICAL)),
     ]
     samples: Annotated[
         int | None,
-        Default(None, 'How many targets "monte-carlo" draws for each output; 1 by default.'),
+        Default(None, 'Number of targets that "monte-carlo" draws for each output; 1 by default.'),
         partial(require_int, least=1, optional=True),
     ]
     likelihood: Annotated[
         Likelihood | None,
-        Default(None, 'For "monte-carlo", the distribution of another loss than torch\'s.'),
+        Default(None, 'Distribution of the targets for "monte-carlo", required if the loss is not one of torch\'s.'),
         _require_likelihood,
     ]
     generator: Annotated[
         torch.Generator | None,
-        Default(None, "Where the drawn targets come from; None for a generator seeded with 0."),
+        Default(None, "Generator of the drawn targets; by default a generator seeded with 0."),
         require_generator,
     ]
     sharing: Annotated[
         str,
         Default(
             EXPAND,
-            "What becomes of the places that share a layer's weights, such as tokens, pixels, or repeated calls: "
-            '"expand" takes each for an example of its own, "reduce" averages inputs and adds gradients up over them '
-            "first.",
+            "Treatment of positions that share a layer's weights, such as tokens, pixels or repeated calls: "
+            '"expand" treats each position as an example of its own, "reduce" first averages inputs and sums '
+            "gradients over the positions.",
         ),
         partial(require_choice, choices=(EXPAND, REDUCE)),
     ]
@@ -73,8 +73,8 @@ class KroneckerOptions(TypedDict, total=False):
         str,
         Default(
             JOINED,
-            'Whether a layer\'s weight and bias are one block ("joined": inputs get a last element 1), or two '
-            '("separate").',
+            '"joined": a layer\'s weight and bias are one block (the inputs get a last element 1); "separate": '
+            "they are two blocks.",
         ),
         partial(require_choice, choices=(JOINED, SEPARATE)),
     ]
@@ -91,27 +91,28 @@ class KroneckerOptions(TypedDict, total=False):
         Iterable[PyTree] | None,
         Default(
             None,
-            "Batches to sum over, instead of `args`: a list, a DataLoader, any iterable that yields the same batches "
-            "on each walk, pairs of inputs and targets or batches that go to both functions as a whole.",
+            "Batches to sum over, instead of `args`: a list, a DataLoader or any iterable that yields the same "
+            "batches in each pass. A batch is a pair of inputs and targets, or an object that is passed to both "
+            "functions as a whole.",
         ),
         require_data,
     ]
     reduction: Annotated[
         str,
-        Default("mean", 'What the loss does over the examples of a batch, "mean" or "sum", as for other operators.'),
+        Default("mean", 'Reduction of the loss over the examples of a batch, "mean" or "sum", as for other operators.'),
         require_reduction,
     ]
     batch_size: Annotated[
         Callable[[PyTree], int] | None,
-        Default(None, "Tells what a batch's mean is divided by, where the loss is none of torch's."),
+        Default(None, "Function that returns the divisor of a batch's mean, for losses that are not torch's."),
         require_batch_size,
     ]
     chunk_size: Annotated[
         int | str | None,
         Default(
             "auto",
-            'Gradients that are pulled back together: a positive int, None for all, or "auto" for as many as keep '
-            "them within 64 MiB on a CPU and 1 GiB on a GPU.",
+            'Number of gradients that are pulled back together: a positive int, None for all, or "auto" for as '
+            "many as keep them within 64 MiB on a CPU and 1 GiB on a GPU.",
         ),
         require_chunk_size,
     ]
@@ -119,19 +120,19 @@ class KroneckerOptions(TypedDict, total=False):
         bool,
         Default(
             True,
-            "Whether the first batch is evaluated twice, to refuse a model that differs, and gradients of the "
-            "parameters are compared with those that the layers' inputs and outputs tell, to refuse one that uses "
-            "a parameter elsewhere.",
+            "Whether to evaluate the first batch twice, to refuse a model that is not deterministic, and to "
+            "compare the gradients of the parameters with those computed from the layers' inputs and outputs, to "
+            "refuse a model that uses a parameter outside its layer.",
         ),
         require_bool,
     ]
     progress: Annotated[
         bool,
-        Default(False, "Whether each pass over the data shows a progress bar."),
+        Default(False, "Whether to show a progress bar for each pass over the data."),
         require_bool,
     ]
     correct: Annotated[
         bool,
-        Default(True, "Whether hodiff's rules take the place of torch's where those are wrong or missing."),
+        Default(True, "Whether hodiff's rules replace torch's wrong and missing ones."),
         require_bool,
     ]

@@ -21,9 +21,9 @@ class CurvatureOptions(TypedDict, total=False):
         Iterable[PyTree] | None,
         Default(
             None,
-            "Batches to sum over: a list, a DataLoader, any iterable that yields the same batches on each walk. "
-            "Each goes to the function as it comes, tensor, tuple or dict, after `args`; to a model and a loss "
-            "instead of `args`, as a pair of inputs and targets or as a whole.",
+            "Batches to sum over: a list, a DataLoader or any iterable that yields the same batches in each pass."
+            " A batch (tensor, tuple or dict) is passed to the function unchanged, after `args`; with a model and"
+            " a loss it replaces `args`, as a pair of inputs and targets or as a whole.",
         ),
         require_data,
     ]
@@ -31,8 +31,8 @@ class CurvatureOptions(TypedDict, total=False):
         str,
         Default(
             "mean",
-            'What the function or loss does over the examples of a batch. "mean": batches are weighted by their '
-            'number of examples, so that a smaller last one counts less; "sum": they are added.',
+            'Reduction of the function or loss over the examples of a batch. "mean": batches are weighted by '
+            'their number of examples, so that a smaller last batch counts less; "sum": batches are added.',
         ),
         require_reduction,
     ]
@@ -40,9 +40,9 @@ class CurvatureOptions(TypedDict, total=False):
         Callable[[PyTree], int] | None,
         Default(
             None,
-            "Tells how many examples a batch holds; by default what a loss of torch divides its mean by, such as the "
-            "labels that it does not ignore, where an operator has such a loss, and else the length of the batch's "
-            "first tensor.",
+            "Function that returns the number of examples in a batch. By default, the divisor of the mean in "
+            "torch's loss, which excludes ignored labels, if the operator has such a loss; else the length of the"
+            " batch's first tensor.",
         ),
         require_batch_size,
     ]
@@ -51,12 +51,12 @@ class CurvatureOptions(TypedDict, total=False):
         Default(
             False,
             "Whether to capture the linearized product as one graph and compile it with `torch.compile`. The "
-            "first product takes seconds and is compared with the eager one; where they disagree, or the function "
-            "cannot be captured, a warning says so and products stay eager. `at` uses the graph again, with the "
-            "tensors that the function then closes over; other numbers or modes make another, as in "
-            '`hodiff.compile_gradient`. "dynamic" leaves the size of batches open, which is the first dimension of '
-            "what follows the point: another size takes no other graph where the function allows it, and its first "
-            "product is compared with the eager one, too.",
+            "first product takes seconds and is compared with the eager product; if they disagree, or the "
+            "function cannot be captured, hodiff warns and products run eagerly. `at` reuses the graph, with the "
+            "tensors that the function then closes over; other numbers or modes compile another graph, as in "
+            '`hodiff.compile_gradient`. "dynamic" leaves the batch size open, which is the first dimension of the'
+            " arguments after the point: another size reuses the graph if the function allows it, and its first "
+            "product is compared with the eager product, too.",
         ),
         partial(require_choice, choices=(True, False, "dynamic")),
     ]
@@ -64,8 +64,8 @@ class CurvatureOptions(TypedDict, total=False):
         Any,
         Default(
             None,
-            "Sum over the ranks of this `torch.distributed` group, each with its own `data`, which may be empty, "
-            "and with the same `x` and `v`.",
+            "Process group of `torch.distributed` over whose ranks the operator is summed. Each rank has its own "
+            "`data`, which may be empty, and the same `x` and `v`.",
         ),
         require_group,
     ]
@@ -73,8 +73,8 @@ class CurvatureOptions(TypedDict, total=False):
         bool | str,
         Default(
             "auto",
-            'Whether linearizations of batches are kept for the next product: "auto" as many as `memory_budget` '
-            "allows, True all, False none. Without data the one linearization is always kept.",
+            'Whether to keep the linearizations of batches for the next product: "auto" keeps as many as '
+            "`memory_budget` allows, True all, False none. Without data the single linearization is always kept.",
         ),
         partial(require_choice, choices=(True, False, "auto")),
     ]
@@ -82,7 +82,8 @@ class CurvatureOptions(TypedDict, total=False):
         int,
         Default(
             2**30,
-            "Bytes, 1 GiB by default; linearizations are counted by the size of their intermediate results.",
+            "Memory for kept linearizations in bytes, 1 GiB by default; a linearization counts with the size of "
+            "its intermediate results.",
         ),
         partial(require_int, least=0, remedy="it counts bytes"),
     ]
@@ -90,8 +91,8 @@ class CurvatureOptions(TypedDict, total=False):
         int | str | None,
         Default(
             "auto",
-            'Columns of a block that are multiplied together: a positive int, None for all, or "auto" for as many '
-            "as keep intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.",
+            'Number of columns of a block that are multiplied together: a positive int, None for all, or "auto" '
+            "for as many as keep intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.",
         ),
         require_chunk_size,
     ]
@@ -99,9 +100,9 @@ class CurvatureOptions(TypedDict, total=False):
         bool,
         Default(
             True,
-            "Whether the first use evaluates the function twice on a batch and refuses one that differs, naming "
-            "dropout, batch norm or other state as the cause; batches that are not kept are compared from pass to "
-            "pass.",
+            "Whether to evaluate the function twice on a batch at the first use, and to refuse a function whose "
+            "values differ; the error names dropout, batch norm or other state as the cause. Batches that are not"
+            " kept are compared from pass to pass.",
         ),
         require_bool,
     ]
@@ -109,9 +110,10 @@ class CurvatureOptions(TypedDict, total=False):
         str,
         Default(
             "error",
-            'What random numbers in a function mean: "error", or "fixed" for the curvature of one draw, such as of the '
-            "dropout masks of training mode: each batch has its own, the same in all products and at all points. The "
-            "operator draws a seed when it is made, and leaves torch's generators otherwise as they are.",
+            'Treatment of random numbers in the function: "error", or "fixed" for the curvature of one draw, such'
+            " as of the dropout masks in training mode. Each batch has its own draw, which is the same in all "
+            "products and at all points. The operator draws a seed when it is constructed, and otherwise leaves "
+            "torch's generators unchanged.",
         ),
         partial(require_choice, choices=("error", "fixed")),
     ]
@@ -119,7 +121,7 @@ class CurvatureOptions(TypedDict, total=False):
         bool,
         Default(
             False,
-            "Whether each pass over the data shows a progress bar.",
+            "Whether to show a progress bar for each pass over the data.",
         ),
         require_bool,
     ]
@@ -127,7 +129,7 @@ class CurvatureOptions(TypedDict, total=False):
         bool,
         Default(
             True,
-            "Whether hodiff's rules take the place of torch's where those are wrong or missing, as in `hodiff.hvp`.",
+            "Whether hodiff's rules replace torch's wrong and missing ones, as in `hodiff.hvp`.",
         ),
         require_bool,
     ]
