@@ -1,4 +1,4 @@
-"""Conjugate gradients step by step, for optimizers that stop them by rules of their own."""
+"""Iterates of conjugate gradients, for optimizers with their own stopping rules."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hodiff.optim.stochastic.magnitudes import norm_of
 
 @dataclass(frozen=True)
 class Iterate:
-    r"""A point on the way to the minimum of $\phi(x) = \tfrac12 x^\top A x - b^\top x$.
+    r"""Iterate in the minimisation of $\phi(x) = \tfrac12 x^\top A x - b^\top x$.
 
     Attributes:
-        count: How many steps were taken.
-        x: The point.
-        residual: The norm of $b - A x$.
+        count: Number of steps.
+        x: Current point.
+        residual: Norm of $b - A x$.
         value: $\phi(x)$.
-        descent: A direction of curvature zero or less, in which $\phi$ falls for ever; then it is the last iterate.
+        descent: Direction of curvature zero or less, in which $\phi$ falls without bound; only in the last iterate.
     """
 
     count: int
