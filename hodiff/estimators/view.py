@@ -141,7 +141,7 @@ class View:
 
     @contextmanager
     def counting(self, total: int | None, progress: bool) -> Iterator[None]:
-        """Show products as they are made, `total` of them if that is known."""
+        """Show a progress bar of products, of `total` if the number is known."""
         require_bool(self.caller, "progress", progress)
         with tqdm(total=total, unit=" products", disable=not progress) as self.bar:
             yield
