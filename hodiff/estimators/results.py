@@ -18,7 +18,7 @@ class Estimate:
         value: Estimate.
         standard_error: Standard deviation, estimated from the same probes; 0 for a deterministic result.
         products: Number of products with the operator.
-        method: Method of computation; "exact", too, if n products were no more than those allowed.
+        method: Method of computation; also "exact" if n products were within the limit.
         truncation: Error due to stopping early, beyond chance; 0 if the method does not stop early.
     """
 
@@ -45,7 +45,7 @@ class DiagonalEstimate:
         value: Estimate (n,), on the operator's device.
         standard_error: Standard deviation of each entry, (n,), estimated from the same probes; 0 if exact.
         products: Number of products with the operator and its transpose.
-        method: Method of computation; "exact", too, if n products were no more than those allowed.
+        method: Method of computation; also "exact" if n products were within the limit.
     """
 
     value: Tensor

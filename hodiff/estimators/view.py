@@ -204,7 +204,7 @@ def require_constant(caller: str, argument: str, tensor: Tensor) -> None:
 
 
 def _dtype(A: Any, caller: str) -> torch.dtype:
-    """Return the operator's dtype as torch's."""
+    """Return the operator's dtype as a torch dtype; raise if it is not real."""
     dtype = getattr(A, "dtype", None)
     if not isinstance(dtype, torch.dtype):
         try:

@@ -140,7 +140,6 @@ def solve(pair: Pair, options: LinearOptions, rhs: PyTree, *params: Any) -> PyTr
 
 
 def _replaced(values: Sequence[Any], positions: Sequence[int], others: Sequence[Any]) -> list[Any]:
-    """Replace the values at some positions."""
     result = list(values)
     for i, each in zip(positions, others, strict=True):
         result[i] = each

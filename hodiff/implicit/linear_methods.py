@@ -162,7 +162,6 @@ def default_tolerance(method: Any, dtype: torch.dtype) -> float:
 
 
 def _columns(product: VectorMap, like: Tensor) -> Tensor:
-    """Return the matrix of a product."""
     n = like.numel()
     basis = torch.eye(n, dtype=like.dtype, device=like.device)
     with ByteCount() as count:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import scipy  # loads scipy.optimize on first use, which spares those the time who import this room without it
+import scipy  # scipy.optimize is loaded on first use, which speeds up the import of this package
 import torch
 from torch import Tensor
 
@@ -147,7 +147,6 @@ class _Point:
         self.start = self._array(self.ravel.vector(x0))
 
     def on_arrays(self, f: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], Any]:
-        """Wrap a function of tensors as a function of arrays."""
         return lambda x: self._array(f(self.tensor(x)))
 
     def tensor(self, x: np.ndarray) -> Tensor:
@@ -155,7 +154,6 @@ class _Point:
         return torch.from_numpy(np.array(x)).to(self.device, self.ravel.dtype)
 
     def tree(self, x: np.ndarray) -> PyTree:
-        """Convert an array to the structure of the unknowns."""
         return self.ravel.tree(self.tensor(x))
 
     @staticmethod

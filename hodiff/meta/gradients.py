@@ -141,7 +141,6 @@ class _GradientProgram(Program):
         self.call, self.count, self.name = call, count, call.name
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Compute value, gradients and other outputs."""
 
         def loss(leaves: Sequence[Tensor], batch: PyTree, buffers: PyTree) -> tuple[Tensor, PyTree]:
             del batch, buffers

@@ -17,7 +17,6 @@ from hodiff.meta.optimizer import Optimizer, require_optimizer
 
 
 def _require_optimizer_or_none(caller: str, argument: str, value: Any) -> None:
-    """Raise if the value is neither a functional optimizer nor None."""
     if value is not None:
         require_optimizer(caller, argument, value)
 

@@ -83,7 +83,7 @@ def least_squares(
             for other methods; 1 for "lm-geodesic", and "jac" with `batched`.
         loss: $\rho$: "linear", "soft_l1", "huber", "cauchy" or "arctan". Losses other than "linear" limit outliers.
         f_scale: Size of a residual above which it counts as an outlier.
-        tr_solver: "exact" for the Jacobian as a matrix, "lsmr" for Jacobian-vector products only; None is "exact".
+        tr_solver: "exact" for the Jacobian as a matrix, "lsmr" for products with the Jacobian only; None is "exact".
         max_nfev: Maximum number of evaluations; None for SciPy's limit, or 100 n for "lm-geodesic".
         acceleration: For "lm-geodesic", largest length of the acceleration relative to the velocity, the paper's
             $\alpha$; 0 disables the acceleration.

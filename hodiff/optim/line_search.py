@@ -117,7 +117,7 @@ def _bracket(wolfe: Wolfe, step: float) -> Trials:
 
 
 def _update(wolfe: Wolfe, a: Trial, b: Trial, step: float) -> Trials:
-    """Shrink the interval by the trial of a step inside."""
+    """Shrink the interval by a trial step inside it."""
     if not a.step < step < b.step:  # U0
         return a, b
     trial = yield step

@@ -130,7 +130,7 @@ def minimize(
     | `gtol` | all | 1e-5, "newton-krylov" 1e-4 | norm of the gradient at which the run ends; `tol` sets it |
     | `norm` | "newton", "ss..." | inf | order of that norm; always 2 for "newton-krylov" |
     | `xrtol` | "ss..." | 0 | length of a step, relative to x, at which the run ends |
-    | `c1`, `c2` | "newton", "ss..." | 0.1 (1e-4), 0.9 | Wolfe constants: sufficient decrease and curvature |
+    | `c1`, `c2` | "newton", "ss..." | 1e-4 ("ss...": 0.1), 0.9 | Wolfe constants: sufficient decrease and curvature |
     | `hess_inv0` | "ss..." | the identity | initial inverse Hessian, (n, n); the result's `hess_inv` is the last one |
     | `initial_scale` | "ss..." | True | whether the identity is scaled to the curvature of the first step |
     | `initial_trust_radius`, `max_trust_radius`, `eta` | "newton-krylov" | 1, 1000, 0.15 | as for "trust-ncg" |

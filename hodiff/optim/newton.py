@@ -23,7 +23,7 @@ from hodiff.optim.point import Point
 
 # Smallest shift relative to the largest diagonal entry, and the factor by which a shift grows that is too small.
 LEAST, RAISE = 1e-4, 8.0
-# After as many increases the shift exceeds every eigenvalue of a finite matrix.
+# After this many increases the shift exceeds every eigenvalue of a finite matrix.
 MOST = 60
 
 

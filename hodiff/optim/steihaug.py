@@ -3,7 +3,7 @@ r"""Steihaug's conjugate gradients: a step that lowers a quadratic model in a ba
 $$ \min_z\; g^T z + \tfrac12 z^T H z \quad\text{with}\quad \|z\|_M \le r $$
 
 Source: T. Steihaug, SIAM J. Numer. Anal. 20 (1983); A. Conn, N. Gould & Ph. Toint, *Trust-Region Methods*, section
-7.5.1, whose recurrences give norms and values of the model without products of their own.
+7.5.1, whose recurrences give norms and values of the model without additional products.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def complete(
 def _beyond(
     problem: EigenProblem, which: str, values: np.ndarray, vectors: np.ndarray
 ) -> tuple[float, np.ndarray] | None:
-    """Find an eigenpair further out in the complement of the known ones, by a separate chain; None if there is none."""
+    """Search the complement of the known eigenpairs for one further out, by a separate chain."""
     view, rank = problem.view, RANK[which]
     found = torch.from_numpy(vectors).to(view.device, view.dtype)
     start = draw(view, "gaussian", 1, problem.generator)[:, 0]

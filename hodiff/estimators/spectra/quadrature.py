@@ -89,7 +89,7 @@ def _gauss(chain: Chain, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fewer(chain: Chain) -> int:
-    """Return the steps of the shorter rule; an exhausted chain is exact and needs none."""
+    """Return the number of steps of the shorter rule; an exhausted chain is exact and keeps all steps."""
     return len(chain) if chain.exhausted else max(1, len(chain) - max(1, len(chain) // 10))
 
 

@@ -132,5 +132,4 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _keep(mask: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """Select the columns of each part for which the mask is true."""
     return parts if bool(mask.all()) else tuple(part[..., mask] for part in parts)

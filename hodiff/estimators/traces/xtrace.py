@@ -50,5 +50,4 @@ def trace(view: View, products: int, kind: str, generator: torch.Generator) -> t
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the inner products of columns."""
     return (a * b).sum(0)

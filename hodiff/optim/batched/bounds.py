@@ -60,5 +60,5 @@ def box_of(caller: str, bounds: Any, batch: Batch, *, in_pairs: bool = True) -> 
 
 
 def _rows(side: Any, batch: Batch) -> Tensor | None:
-    """Return one side as rows (B, n), or None if it has not the structure of `x0`."""
+    """Return one side as rows (B, n), or None if its structure is not that of `x0`."""
     return batch.vectors(side) if batch.is_like(side) else None

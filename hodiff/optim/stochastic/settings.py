@@ -44,7 +44,6 @@ def _require_fraction(caller: str, argument: str, value: Any) -> None:
 
 
 def _require_switch(caller: str, argument: str, value: Any) -> None:
-    """Raise if the value is neither a bool nor None."""
     if value is not None:
         require_bool(caller, argument, value)
 

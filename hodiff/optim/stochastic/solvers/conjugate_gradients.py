@@ -37,13 +37,13 @@ def iterates(
     """Solve `A x = b` for a symmetric A, until the residual is zero or curvature is not positive.
 
     Args:
-        product: Multiplies with A.
-        b: The right-hand side.
-        start: Where to begin; by default at zero.
-        preconditioner: The diagonal of a matrix near A; by default the identity.
+        product: Product with A.
+        b: Right-hand side.
+        start: Start; by default zero.
+        preconditioner: Diagonal of an approximation of A; by default the identity.
 
     Yields:
-        The iterates, the start first.
+        Iterates, beginning with the start.
     """
     residual = b.clone() if start is None else b - product(start)
     # Squares of large and small numbers are out of the range of the dtype; a power of two rounds nothing.
