@@ -34,8 +34,8 @@ def argmin(
     The rule holds at any stationary point with a regular $H$; whether it is a minimum depends on the solver.
 
     Args:
-        objective: `objective(x, *params)`, a tensor of shape `()`; with `has_aux`, `(value, aux)`. Derivatives are only
-            with respect to `params`.
+        objective: `objective(x, *params)`, a tensor of shape `()`; with `has_aux`, `(value, aux)`. Tensors that
+            need a derivative must be in `params`.
         solver: `solver(objective, x0, *params) -> x`, or a SciPy result with such an `x`; for example
             `hodiff.optim.minimize`, `functools.partial(hodiff.optim.minimize, method="bfgs")` or
             `hodiff.implicit.torch_optimizer(torch.optim.Adam, steps=1000, lr=0.1)`. `hodiff.implicit.stationary`

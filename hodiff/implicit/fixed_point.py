@@ -37,8 +37,8 @@ def fixed_point(
     its first `max_iterations` terms equal the derivative of as many last steps of the iteration.
 
     Args:
-        step: `step(x, *params)`, of the structure, shapes and dtypes of `x`; with `has_aux`, `(x, aux)`. Derivatives
-            are only with respect to `params`.
+        step: `step(x, *params)`, of the structure, shapes and dtypes of `x`; with `has_aux`, `(x, aux)`. Tensors
+            that need a derivative must be in `params`.
         solver: `solver(step, x0, *params) -> x`, for example `hodiff.implicit.picard()`.
         linear_solver: As for `hodiff.implicit.root`, with $J = I - S$.
         tol: As for `root`.

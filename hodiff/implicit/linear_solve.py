@@ -44,8 +44,8 @@ def linear_solve(
     Args:
         matvec: `matvec(x, *params)`, linear in `x`, of the structure, shapes and dtypes of `b`.
         b: Right-hand side: a tensor or a pytree of real floating-point tensors.
-        *params: Tensors, pytrees and constants on which the matrix depends. Derivatives are only with respect to `b`
-            and `params`.
+        *params: Tensors, pytrees and constants on which the matrix depends. Tensors that need a derivative must be
+            in `params`.
         method: Linear solver; see `linear_solver` of `hodiff.implicit.root`. Transposed systems, in derivatives, use
             the same method.
         symmetric: Whether $A$ is symmetric, so that its transpose is not needed.

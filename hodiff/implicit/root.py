@@ -35,7 +35,7 @@ def root(
 
     Args:
         residual: `residual(x, *params)`, with as many equations as unknowns: a pytree of the structure, shapes and
-            dtypes of `x`. With `has_aux`, `(residual, aux)`. Derivatives are only with respect to `params`.
+            dtypes of `x`. With `has_aux`, `(residual, aux)`. Tensors that need a derivative must be in `params`.
         solver: `solver(residual, x0, *params) -> x`, for example `hodiff.implicit.newton()`.
         linear_solver: Solver of systems with $J$ and $J^\top$: "dense" (LU), "cg" (symmetric positive definite),
             "minres" (symmetric), "gmres", "lsmr" (all by SciPy, on the CPU), "neumann" (if $I - J$ contracts),

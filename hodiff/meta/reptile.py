@@ -19,9 +19,9 @@ class Reptile(MetaLearner):
     $$ g = \frac1n \sum_{i=1}^n (\theta - \theta_i'), \qquad
        \theta_i' = U_i^k(\theta) \text{ held constant} $$
 
-    A call returns $\frac1{2n} \sum_i \lVert \theta - \theta_i' \rVert^2$, whose gradient is g. Tasks are `(support_x,
-    support_y)` with the tasks along the first dimension, or a list of such pairs; further entries of a tuple are
-    ignored.
+    A call returns $\frac1{2n} \sum_i \lVert \theta - \theta_i' \rVert^2$, whose gradient is g. Tasks are
+    `(support_x, support_y)` with the tasks along the first dimension, or a list of such pairs; further entries of a
+    tuple are ignored.
 
     Args:
         module: Any `nn.Module`.

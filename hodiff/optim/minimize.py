@@ -97,9 +97,9 @@ def minimize(
         bounds: `(lower, upper)`, each None, a number or a pytree like `x0`; or as in SciPy, a pair for each element of
             x in pytree order, or `scipy.optimize.Bounds`. With `batched`, bounds of one problem that apply to all, or
             pytrees with the shapes of `x0`.
-        constraints: As in SciPy, one or a list of `scipy.optimize.NonlinearConstraint(fun, lb, ub)` or `{"type": "eq"
-            or "ineq", "fun": fun}`. `fun(x)` uses torch functions and returns a tensor or a pytree of tensors; hodiff
-            computes its Jacobians and Hessians. `scipy.optimize.LinearConstraint` applies to x in pytree order.
+        constraints: As in SciPy, one or a list of `scipy.optimize.NonlinearConstraint(fun, lb, ub)` or
+            `{"type": "eq" or "ineq", "fun": fun}`. `fun(x)` uses torch functions and returns a tensor or a pytree of
+            tensors; hodiff computes its derivatives. `scipy.optimize.LinearConstraint` applies to x in pytree order.
         tol: Tolerance for termination, as in SciPy; by default that of the method.
         options: Further options of the method, as in SciPy, such as `{"maxiter": 100}`. The options of hodiff's own
             methods are listed below.
