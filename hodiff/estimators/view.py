@@ -240,7 +240,6 @@ def _through_numpy(A: Any) -> Apply:
 
 
 def _in_dtype(A: Any, dtype: torch.dtype) -> Apply:
-    # For a pytree with a single leaf of one column, `A @ block` of hodiff's operators would take the block for a
-    # vector.
+    # If the only leaf of a hodiff operator has one column, `A @ block` treats a block of one column as a pytree.
     multiply = A.multiply if _is_hodiffs(A) else A.__matmul__
     return lambda block: multiply(block.to(dtype))

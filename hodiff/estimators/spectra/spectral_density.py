@@ -20,7 +20,7 @@ from hodiff.estimators.spectra.quadrature import exact_rule, lanczos_rules, trun
 from hodiff.estimators.view import view_of
 
 CURVE = 120  # number of points of the curve in a notebook
-DECADES = 6.0  # range of the curve below its peak
+DECADES = 6.0  # decades of the curve below its peak
 
 
 @dataclass(frozen=True, eq=False)

@@ -55,7 +55,7 @@ class HessianFree(SolverOptimizer):
        \rho = \frac{f(\theta + p) - f(\theta)}{q(p)} $$
 
     Conjugate gradients start from the last solution and end when q hardly falls any more. Backtracking through their
-    iterates ends when an earlier iterate does not lower f. The damping $\mu$ is multiplied by 3/2 if $\rho < 1/4$, and
+    iterates ends when an earlier iterate has no lower f. The damping $\mu$ is multiplied by 3/2 if $\rho < 1/4$, and
     by 2/3 if $\rho > 3/4$; a step that raises f is rejected. The method is for large batches: a step needs tens of
     products, which noise would waste. Random numbers repeat in all evaluations of a step, and buffers of batch norm
     change in the first evaluation only.
