@@ -1,4 +1,4 @@
-"""What operators are for: traces, diagonals, eigenvalues, spectra, determinants and linear systems from products."""
+"""Matrix-free estimators: traces, diagonals, eigenvalues, spectra, determinants and linear systems from products."""
 
 from hodiff.errors import ConvergenceError as ConvergenceError
 from hodiff.estimators.results import DiagonalEstimate as DiagonalEstimate

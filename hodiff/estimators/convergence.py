@@ -1,4 +1,4 @@
-"""The error, or the warning, of an iteration that did not converge."""
+"""Error or warning of an iteration that did not converge."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from hodiff.errors import ConvergenceError, HodiffWarning
 
 
 def not_converged(message: str, result: Any, *, throw: bool) -> None:
-    """Raise a `ConvergenceError`, or warn where the caller asked for the result all the same."""
+    """Raise a `ConvergenceError` with the result, or warn if `throw` is false."""
     if throw:
         raise ConvergenceError(message, result)
-    # Past this function and the public one, to the user's line.
+    # The warning points past this function and the public one, to the user's line.
     warnings.warn(message, HodiffWarning, stacklevel=3)

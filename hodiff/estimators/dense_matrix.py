@@ -1,4 +1,4 @@
-"""The matrix of an operator, or its diagonal, by products with all unit vectors."""
+"""Matrix or diagonal of an operator, by products with all unit vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodiff.estimators.view import View
 
 
 def columns(view: View) -> Iterator[tuple[int, int, Tensor]]:
-    """Groups (start, stop, columns `start` to `stop`), by n products in all."""
+    """Iterate over groups (start, stop, columns `start` to `stop`) of the matrix, with n products in all."""
     size = resolve_chunk_size(view.chunk_size, view.n, sum(view.shape) * view.dtype.itemsize, view.device)
     like = torch.empty(view.n, dtype=view.dtype, device=view.device)
     for start, stop in spans(view.n, size):
@@ -24,17 +24,17 @@ def columns(view: View) -> Iterator[tuple[int, int, Tensor]]:
 
 
 def diagonal_of(view: View) -> Tensor:
-    """The diagonal (n,), by n products."""
+    """Compute the diagonal (n,) by n products."""
     return torch.cat([precise(block)[start:stop].diagonal() for start, stop, block in columns(view)])
 
 
 def matrix_of(view: View) -> Tensor:
-    """The matrix (m, n), by n products."""
+    """Compute the matrix (m, n) by n products."""
     return torch.cat([block for _, _, block in columns(view)], 1)
 
 
 def symmetric_matrix_of(view: View) -> Tensor:
-    """The matrix in float64 on the CPU by n products, made exactly symmetric where it is so up to rounding."""
+    """Compute the matrix in float64 on the CPU by n products; symmetrize it, or raise if the gap exceeds rounding."""
     matrix = matrix_of(view).to("cpu", torch.float64)
     gap = (matrix - matrix.T).abs().max()
     size = matrix.abs().max()

@@ -1,4 +1,4 @@
-"""Sums in high precision, where they cost little beside products."""
+"""Sums in high precision, which cost little beside products."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def precise(block: Tensor) -> Tensor:
-    """In float64, where sums and factorizations cost little beside products; in its own dtype where MPS has none."""
+    """Convert to float64, for sums and factorizations that cost little beside products; on MPS keep the dtype."""
     return block if block.device.type == "mps" else block.to(torch.float64)
 
 
 def norms_of(block: Tensor) -> Tensor:
-    """Norms of columns, in high precision on the operator's device."""
+    """Compute the norms of columns in high precision, on the operator's device."""
     return torch.linalg.vector_norm(block, dim=0, dtype=block.dtype if block.device.type == "mps" else torch.float64)

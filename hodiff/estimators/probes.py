@@ -1,4 +1,4 @@
-"""Random test vectors: isotropic, of independent columns, drawn where the generator lives."""
+"""Random test vectors: isotropic, with independent columns, drawn on the generator's device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _rademacher(n: int, generator: torch.Generator) -> Tensor:
 
 
 def _gaussian(n: int, generator: torch.Generator) -> Tensor:
-    # On the CPU in float64, so that operators in float32 and float64 meet the same vectors.
+    # Draw in float64 on the CPU, so that operators in float32 and float64 get equal vectors.
     dtype = torch.float64 if generator.device.type == "cpu" else torch.float32
     return torch.randn(n, generator=generator, device=generator.device, dtype=dtype)
 
@@ -34,14 +34,14 @@ PROBES: dict[str, Callable[[int, torch.Generator], Tensor]] = {
 
 
 def draw(view: View, kind: str, count: int, generator: torch.Generator) -> Tensor:
-    """A block (n, count) of test vectors with mean 0 and covariance I, for the view's operator."""
+    """Draw a block (n, count) of test vectors with mean 0 and covariance I for the view's operator."""
     block = torch.empty(view.n, count, dtype=view.dtype, device=view.device)
-    # One by one, so that vectors do not depend on how they are grouped.
+    # Draw one by one, so that the vectors do not depend on their grouping.
     for column in block.unbind(1):
         column.copy_(PROBES[kind](view.n, generator))
     return block
 
 
 def generator_or_default(generator: torch.Generator | None) -> torch.Generator:
-    """The user's generator, or a fresh one of the CPU with seed 0, so that results repeat."""
+    """Return the user's generator, or a new CPU generator with seed 0, so that results repeat."""
     return torch.Generator().manual_seed(0) if generator is None else generator

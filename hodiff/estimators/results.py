@@ -1,4 +1,4 @@
-"""What estimators of one number return."""
+"""Results of estimators of a number or a diagonal."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from hodiff.displays import element, facts, number, numbers, page
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number, how far chance may have put it off, and what it cost.
+    """Estimated number, with its errors and its cost.
 
     Attributes:
-        value: The estimate.
-        standard_error: Its standard deviation, estimated from the same probes; 0 where no chance was involved.
-        products: Products with the operator that were made.
-        method: How it was computed; "exact" too where n products were no more than those allowed.
-        truncation: How far stopping early may have put it off, beyond chance; 0 where nothing was stopped.
+        value: Estimate.
+        standard_error: Standard deviation, estimated from the same probes; 0 for a deterministic result.
+        products: Number of products with the operator.
+        method: Method of computation; also "exact" if n products were within the limit.
+        truncation: Error due to stopping early, beyond chance; 0 if the method does not stop early.
     """
 
     value: float
@@ -39,13 +39,13 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class DiagonalEstimate:
-    """A diagonal, how far chance may have put each entry off, and what it cost.
+    """Estimated diagonal, with standard errors and its cost.
 
     Attributes:
-        value: The estimate, (n,), on the operator's device.
-        standard_error: The standard deviation of each entry, (n,), estimated from the same probes; 0 if exact.
-        products: Products with the operator, and with its transpose, that were made.
-        method: How it was computed; "exact" too where n products were no more than those allowed.
+        value: Estimate (n,), on the operator's device.
+        standard_error: Standard deviation of each entry, (n,), estimated from the same probes; 0 if exact.
+        products: Number of products with the operator and its transpose.
+        method: Method of computation; also "exact" if n products were within the limit.
     """
 
     value: Tensor
@@ -59,22 +59,22 @@ class DiagonalEstimate:
 
 
 class Costly(Protocol):
-    """What took products to compute."""
+    """Result that was computed by products with an operator."""
 
     @property
     def products(self) -> int:
-        """Products with the operator."""
+        """Number of products with the operator."""
 
     @property
     def method(self) -> str:
-        """How it was computed."""
+        """Method of computation."""
 
 
 def cost_of(result: Costly) -> list[tuple[str, object]]:
-    """How a result was computed and what it cost, as a notebook shows it."""
+    """Return method and products of a result for display in notebooks."""
     return [("method", result.method), ("products", f"{result.products:,}")]
 
 
 def mean_and_error(samples: Tensor) -> tuple[float, float]:
-    """Mean of independent samples (k,), and its standard error."""
+    """Compute the mean of independent samples (k,), and its standard error."""
     return samples.mean().item(), samples.std().item() / samples.numel() ** 0.5

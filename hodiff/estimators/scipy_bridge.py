@@ -1,4 +1,4 @@
-"""The view as SciPy's algorithms want it: vectors on the host, in the working dtype or in float64."""
+"""Operators for SciPy's algorithms: vectors on the host, in the working dtype or in float64."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Apply = Callable[[Tensor], Tensor]
 
 
 def host_operator(view: View, matmat: Apply, dtype: torch.dtype, rmatmat: Apply | None = None) -> ScipyOperator:
-    """SciPy's operator of `dtype` for products of the view's vectors."""
+    """Return a SciPy operator of `dtype` for products of the view's vectors."""
 
     def through(apply: Apply) -> Callable[[np.ndarray], np.ndarray]:
         def run(columns: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What estimators see of any operator or matrix: its size, its dtype, and its products, which are counted."""
+"""View of any operator or matrix for estimators: size, dtype, and products, which are counted."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
 Apply = Callable[[Tensor], Tensor]
 
-# How many times more than its dtype's an operator's rounding is before it counts as one of another dtype, the greatest
-# that is one, and how much products of one vector may differ.
+# Ratio of an operator's rounding to its dtype's from which on it counts as another dtype's, the largest such rounding,
+# and the allowed difference of two products of one vector.
 FEWER, COARSEST, REPEATED = 256.0, 0.1, 1e-3
 
 
 @dataclass(eq=False)
 class View:
-    """An operator as the public function `caller` uses it, with working dtype `dtype` and products counted.
+    """Operator as used by the public function `caller`, with working dtype `dtype` and counted products.
 
-    `domain` and `codomain` are the spaces of hodiff's operators, which know pytrees; None for any other.
+    `domain` and `codomain` are the spaces of a hodiff operator, which support pytrees; None for any other operator.
     """
 
     caller: str
@@ -53,22 +53,22 @@ class View:
 
     @property
     def n(self) -> int:
-        """Numbers in a vector."""
+        """Size of a vector."""
         return self.shape[1]
 
     def default_tolerance(self, double: float) -> float:
-        """A relative tolerance: `double` in float64, and what products in less precision allow with ease."""
+        """Return a relative tolerance: `double` in float64, and a tolerance within reach of less precise products."""
         exact = self.dtype == torch.float64 and self.rounding <= torch.finfo(self.dtype).eps
         return double if exact else max(1e-4, 6 * self.rounding)
 
     def finds_coarser(self) -> bool:
-        """Measure, once, whether products have fewer digits than they come in; if so, `rounding` says it from now on.
+        """Measure, once, whether products have fewer digits than their dtype; if so, update `rounding`.
 
         A model may compute in float32 within float64, or by autocast. The sum of two products then differs from the
-        product of the sum by that rounding. To be asked where a tolerance is missed: it takes four products.
+        product of the sum by that rounding. Call this when a tolerance is missed, as it takes four products.
 
         Returns:
-            Whether `rounding` is another one now.
+            Whether `rounding` has changed.
         """
         if self.measured:
             return False
@@ -78,7 +78,7 @@ class View:
         first, second, both, again = (precise(self.matmat(each[:, None])) for each in (v, w, v + w, v))
         size = both.norm().item()
         noise = (first + second - both).norm().item()
-        # Products that differ without reason, as by dropout, are not a matter of digits.
+        # Products that differ for other reasons, such as dropout, do not measure rounding.
         if (again - first).norm() > REPEATED * size or not FEWER * self.rounding * size < noise <= COARSEST * size:
             return False
         self.rounding = noise / size
@@ -86,7 +86,7 @@ class View:
 
     @property
     def precision(self) -> str:
-        """What to say of a missed tolerance where products have fewer digits than their dtype, or nothing."""
+        """Sentence about a missed tolerance if products have fewer digits than their dtype, or an empty string."""
         if self.rounding <= FEWER * torch.finfo(self.dtype).eps:
             return ""
         name = str(self.dtype).removeprefix("torch.")
@@ -96,17 +96,17 @@ class View:
         )
 
     def matmat(self, block: Tensor) -> Tensor:
-        """The product with each column of a block (n, k)."""
+        """Multiply with each column of a block (n, k)."""
         return self._by_groups(self.apply, block, self.shape[0])
 
     def rmatmat(self, block: Tensor) -> Tensor | None:
-        """The transpose's product with each column of a block (m, k); None if the operator has no transpose."""
+        """Multiply the transpose with each column of a block (m, k); None if the operator has no transpose."""
         if self.apply_transposed is None:
             return None
         try:
             return self._by_groups(self.apply_transposed, block, self.shape[1])
         except (NotImplementedError, InputError):
-            # A transpose of SciPy's or hodiff's may exist without products.
+            # A transpose of SciPy's or hodiff's operators may not support products.
             self.apply_transposed = None
             return None
 
@@ -141,7 +141,7 @@ class View:
 
     @contextmanager
     def counting(self, total: int | None, progress: bool) -> Iterator[None]:
-        """Show products as they are made, `total` of them if that is known."""
+        """Show a progress bar of products, of `total` if the number is known."""
         require_bool(self.caller, "progress", progress)
         with tqdm(total=total, unit=" products", disable=not progress) as self.bar:
             yield
@@ -154,12 +154,12 @@ def view_of(A: Any, caller: str, *, square: bool = True, chunk_size: int | str |
     Args:
         A: A matrix (a tensor, a NumPy array, a SciPy sparse matrix), a SciPy `LinearOperator`, or any object with
             `shape`, `dtype`, `device` and `A @ block`.
-        caller: The public function, for error messages.
+        caller: Name of the public function, for error messages.
         square: Whether the operator must be square.
-        chunk_size: Columns a product.
+        chunk_size: Columns in a product.
 
     Returns:
-        The view, with no product counted.
+        View without counted products.
 
     Raises:
         InputError: If `A` is none of these, is empty, complex or not square, or `chunk_size` does not fit.
@@ -182,7 +182,7 @@ def view_of(A: Any, caller: str, *, square: bool = True, chunk_size: int | str |
     own = _dtype(A, caller)
     dtype = torch.promote_types(own, torch.float32) if own.is_floating_point else torch.float64
     apply, transposed, device = _products(A, own if own.is_floating_point else dtype, dtype)
-    # A matrix is multiplied in the working dtype, any other operator in its own.
+    # Matrices are multiplied in the working dtype, other operators in their own dtype.
     matrix = isinstance(A, (Tensor, np.ndarray)) or issparse(A) or not own.is_floating_point
     rounding = torch.finfo(dtype if matrix else own).eps
     spaces = (A.domain, A.codomain) if _is_hodiffs(A) else (None, None)
@@ -194,7 +194,7 @@ def _is_hodiffs(A: Any) -> bool:
 
 
 def require_constant(caller: str, argument: str, tensor: Tensor) -> None:
-    """Refuse what a transform differentiates or batches: estimates are numbers, which it would take for constants."""
+    """Raise if a transform differentiates or batches a tensor, because it would treat estimates as constants."""
     if is_observed(tensor) or is_moving(tensor):
         raise InputError(
             f"{caller}: {argument}: expected constants, got a tensor that a transform around it differentiates or "
@@ -204,7 +204,7 @@ def require_constant(caller: str, argument: str, tensor: Tensor) -> None:
 
 
 def _dtype(A: Any, caller: str) -> torch.dtype:
-    """The operator's dtype in torch's words."""
+    """Return the operator's dtype as a torch dtype; raise if it is not real."""
     dtype = getattr(A, "dtype", None)
     if not isinstance(dtype, torch.dtype):
         try:
@@ -221,7 +221,7 @@ def _dtype(A: Any, caller: str) -> torch.dtype:
 
 
 def _products(A: Any, own: torch.dtype, dtype: torch.dtype) -> tuple[Apply, Apply | None, torch.device]:
-    """How to multiply in torch with `A`, with its transpose where it has one, and on which device."""
+    """Return the product with `A`, the product with its transpose or None, and the device."""
     if isinstance(A, Tensor):
         matrix = A.detach().to(dtype)
         # Compressed sparse matrices have no .T.
@@ -235,11 +235,11 @@ def _products(A: Any, own: torch.dtype, dtype: torch.dtype) -> tuple[Apply, Appl
 
 
 def _through_numpy(A: Any) -> Apply:
-    """SciPy's operators say dtype int8 if nobody told them, so that vectors stay in the working dtype."""
+    """Multiply by NumPy in the working dtype: SciPy's operators report int8 as dtype if none was given."""
     return lambda block: torch.from_numpy(np.ascontiguousarray(A @ numbers_in(block)))
 
 
 def _in_dtype(A: Any, dtype: torch.dtype) -> Apply:
-    # `A @ block` of hodiff's operators takes one column for a pytree where their only leaf is one.
+    # If the only leaf of a hodiff operator has one column, `A @ block` treats a block of one column as a pytree.
     multiply = A.multiply if _is_hodiffs(A) else A.__matmul__
     return lambda block: multiply(block.to(dtype))

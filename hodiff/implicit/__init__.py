@@ -1,4 +1,4 @@
-"""Roots, fixed points, minimisers and linear solutions, found by any solver, as differentiable functions."""
+"""Roots, fixed points, minimisers and linear solutions as differentiable functions, with any solver."""
 
 from hodiff.errors import ConvergenceError as ConvergenceError
 from hodiff.implicit.argmin import argmin as argmin

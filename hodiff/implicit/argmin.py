@@ -26,27 +26,27 @@ def argmin(
 ) -> Callable[..., Any]:
     r"""Make the minimiser that a solver finds a differentiable function of the objective's parameters.
 
-    The root of $\nabla_x f(x, p)$, so that with the Hessian $H = \nabla^2_x f$
+    The minimiser is a root of $\nabla_x f(x, p)$, so with the Hessian $H = \nabla^2_x f$
 
     $$ \dot x = -H^{-1} \, \partial_p \nabla_x f \, \dot p, \qquad
        \bar p = -(\partial_p \nabla_x f)^\top H^{-1} \bar x. $$
 
-    Any stationary point where $H$ is regular will do; the solver decides whether it is a minimum.
+    The rule holds at any stationary point with a regular $H$; whether it is a minimum depends on the solver.
 
     Args:
-        objective: `objective(x, *params)`, a tensor of shape `()`; with `has_aux`, `(value, aux)`. What is to be
-            differentiated must be among `params`.
-        solver: `solver(objective, x0, *params) -> x`, or a result of SciPy's kind with such an `x`, for example
+        objective: `objective(x, *params)`, a tensor of shape `()`; with `has_aux`, `(value, aux)`. Tensors that
+            need a derivative must be in `params`.
+        solver: `solver(objective, x0, *params) -> x`, or a SciPy result with such an `x`; for example
             `hodiff.optim.minimize`, `functools.partial(hodiff.optim.minimize, method="bfgs")` or
-            `hodiff.implicit.torch_optimizer(torch.optim.Adam, steps=1000, lr=0.1)`; `hodiff.implicit.stationary`
-            makes one of a solver for roots.
-        linear_solver: As for `hodiff.implicit.root`, with $J = H$; "cg" fits minima, and "sparse" takes the sparse
-            Hessian. "auto" takes "minres" beyond 1024 unknowns.
+            `hodiff.implicit.torch_optimizer(torch.optim.Adam, steps=1000, lr=0.1)`. `hodiff.implicit.stationary`
+            converts a solver for roots.
+        linear_solver: As for `hodiff.implicit.root`, with $J = H$; "cg" suits minima, and "sparse" uses the sparse
+            Hessian. "auto" is "minres" beyond 1024 unknowns.
         tol: As for `root`.
         max_iterations: As for `root`.
-        residual_tol: The norm of the gradient above which the solver's result is no stationary point, over $\max(1,
-            \lVert x \rVert) \, \lVert J \rVert_F / \sqrt n$ (estimated; $J$ is the Hessian, n unknowns); by default
-            $\sqrt\varepsilon$ of the dtype.
+        residual_tol: Largest norm of the gradient at a stationary point, relative to $\max(1, \lVert x \rVert) \,
+            \lVert J \rVert_F / \sqrt n$ (estimated; $J$ is the Hessian, n unknowns); by default $\sqrt\varepsilon$ of
+            the dtype.
         has_aux: As for `root`.
         check: As for `root`.
         throw: As for `root`.
@@ -56,7 +56,7 @@ def argmin(
         The function `(x0, *params) -> x`, or `(x, aux)`, differentiable in `params`; see `root`.
 
     Raises:
-        InputError: As for `root`, and if the objective is not one number.
+        InputError: As for `root`, or if the objective does not return one number.
 
     Example:
         >>> import torch
@@ -75,18 +75,18 @@ def argmin(
 
 
 def gradient(caller: str, objective: Callable[..., Any]) -> Callable[..., PyTree]:
-    """The gradient in the first argument, of an objective that must return one number."""
+    """Return the gradient with respect to the first argument, of an objective that must return one number."""
     return Gradient(caller, objective)
 
 
 def stationary(solver: Callable[..., Any]) -> Callable[..., Any]:
-    r"""Make a solver for `argmin` of a solver for roots, which is given $\nabla_x f$.
+    r"""Convert a solver for roots to a solver for `argmin`; it solves $\nabla_x f = 0$.
 
     Args:
         solver: `solver(residual, x0, *params) -> x`.
 
     Returns:
-        The solver `(objective, x0, *params) -> x`.
+        Solver `(objective, x0, *params) -> x`.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The Euclidean projection on a box cut by a hyperplane, with its derivatives of every order wherever those exist."""
+"""Euclidean projection on a box cut by a hyperplane, with derivatives of every order wherever they exist."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hodiff.errors import InputError
 from hodiff.rules.arguments import require_dims, require_floating, require_number_or_floating
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
-# Parts that a range of kinks is cut into at once: in small problems the number of operator calls is what takes time.
+# Number of parts into which a search splits the range of kinks; operator calls dominate the time of small problems.
 WAYS = 8
 
 
@@ -29,11 +29,11 @@ def project_box_plane(
 
     $$ y_i = \min(\max(x_i - \tau n_i, l_i), u_i), \qquad \textstyle\sum_i n_i y_i = c $$
 
-    The left-hand side of the second equation is piecewise linear and falls with $\tau$. Its kinks are sorted, and
-    a search among them finds the piece where it takes the value $c$, exactly. There, with $F$ the entries off their
-    bounds and all others fixed to theirs, $\tau = (n^\top y_{\tau=0} - c) / \lVert n_F \rVert^2$, and this formula is
-    what is differentiated: in $x$, $n$, $c$, $l$ and $u$, to any order, by every route and under `torch.func.vmap`.
-    The dual of a support vector machine with bias has this set, with the labels for $n$.
+    The left-hand side of the second equation is piecewise linear and decreases with $\tau$. Its kinks are sorted, and a
+    search among them finds the exact piece with the value $c$. There, with $F$ the free entries and all other entries
+    at their bounds, $\tau = (n^\top y_{\tau=0} - c) / \lVert n_F \rVert^2$. This formula is differentiated in $x$, $n$,
+    $c$, $l$ and $u$, to any order, by every route and under `torch.func.vmap`. The dual of a support vector machine
+    with bias has this set, with the labels as $n$.
 
     Args:
         x: Floating-point tensor of at least one dimension.
@@ -41,15 +41,15 @@ def project_box_plane(
         level: $c$: number, or floating-point tensor that broadcasts with the sums (the shape of
             `x.sum(dim, keepdim=True)`).
         lower: $l$: number or floating-point tensor that broadcasts to the shape of `x`; may be infinite.
-        upper: $u \ge l$, likewise.
-        dim: The dimension along which the sums are taken.
+        upper: $u \ge l$: number or floating-point tensor that broadcasts to the shape of `x`; may be infinite.
+        dim: Dimension of the sums.
 
     Returns:
-        Tensor of the shape of `x`. Entries that just reach a bound may count as free or as fixed. Where the set is
-        empty inside of `torch.func` transforms or compiled code, which cannot look at numbers, it is NaN.
+        Tensor of the shape of `x`. Entries that just reach a bound may count as free or as fixed. Inside `torch.func`
+        transforms or compiled code, which cannot read numbers, the result for an empty set is NaN.
 
     Raises:
-        InputError: If an argument is not what it should be, or the set is empty.
+        InputError: If an argument is invalid, or the set is empty.
 
     Example:
         >>> import torch
@@ -73,7 +73,7 @@ def project_box_plane(
     held = torch.where(free, x, torch.where(low, low_bound, high_bound))
     moving = torch.where(free, n, 0.0)
     squared = moving.square().sum(-1, keepdim=True)
-    # In a corner nothing moves, whatever the multiplier is.
+    # In a corner no entry is free, and the multiplier does not matter.
     cornered = squared.detach() == 0
     multiplier = ((n * held).sum(-1, keepdim=True) - c) / torch.where(cornered, 1.0, squared)
     projected = torch.where(feasible, held - multiplier * moving, torch.nan)
@@ -81,18 +81,18 @@ def project_box_plane(
 
 
 def _active_set(x: Tensor, n: Tensor, level: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Which entries are free, which others are at their lower bound, and whether the set has a point; sums over -1."""
+    """Find free entries, entries at their lower bound, and whether the set has a point; sums are over dim -1."""
     flat = n == 0
     divisor = torch.where(flat, 1.0, n)
     kinks = [(x - bound) / divisor for bound in (lower, upper)]
-    # Where n is zero an entry does not depend on the multiplier: it is free all the way, or nowhere.
+    # If n is zero, an entry does not depend on the multiplier: it is always free or never.
     inside = (lower < x) & (x < upper)
     first = torch.where(flat, torch.where(inside, -torch.inf, torch.inf), torch.minimum(*kinks))
     last = torch.where(flat, torch.where(inside, torch.inf, -torch.inf), torch.maximum(*kinks))
     ends = torch.full_like(x[..., :1], torch.inf)
     places = torch.cat([-ends, first, last, ends], dim=-1).sort(-1).values
 
-    # The piece starts between these two: between them all kinks are finite, and the sums there are.
+    # The piece starts between these ends: all kinks between them are finite, and so are the sums there.
     left = (places == -torch.inf).sum(-1, keepdim=True) - 1
     right = (places < torch.inf).sum(-1, keepdim=True)
     cuts = torch.arange(1, WAYS, device=x.device)
@@ -106,11 +106,11 @@ def _active_set(x: Tensor, n: Tensor, level: Tensor, lower: Tensor, upper: Tenso
         left, right = ranks.gather(-1, passed), ranks.gather(-1, passed + 1)
     here, there = places.gather(-1, left), places.gather(-1, left + 1)
 
-    # NaN counts as free, so that it reaches the result.
+    # NaN counts as free, so that it propagates to the result.
     free = (first <= here) & (there <= last) & (lower < upper) | x.isnan()
-    # Past its kinks an entry with a positive normal has come down to its lower bound; a negative one starts there.
+    # Beyond its kinks an entry with a positive normal is at its lower bound; with a negative normal it starts there.
     low = torch.where(flat, x <= lower, torch.where(n > 0, last <= here, first >= there))
-    # Where the multiplier ends every entry is at one of its bounds.
+    # In the limits of the multiplier every entry is at one of its bounds.
     begun, ended = _sum(n, torch.where(n > 0, upper, lower)), _sum(n, torch.where(n > 0, lower, upper))
     scale = _sum(n.abs(), torch.where(lower.isfinite(), lower.abs(), 0) + torch.where(upper.isfinite(), upper.abs(), 0))
     slack = 8 * torch.finfo(x.dtype).eps * torch.maximum(scale, level.abs())
@@ -119,7 +119,7 @@ def _active_set(x: Tensor, n: Tensor, level: Tensor, lower: Tensor, upper: Tenso
 
 
 def _sum(n: Tensor, y: Tensor) -> Tensor:
-    """The scalar product; an entry whose normal is zero takes no part, even where it is infinite."""
+    """Compute the scalar product without entries whose normal is zero, as these may be infinite."""
     return torch.where(n == 0, 0.0, n * torch.where(n == 0, 0.0, y)).sum(-1, keepdim=True)
 
 

@@ -1,4 +1,4 @@
-"""Minimisers under constraints: equalities by their multipliers, convex sets by projection."""
+"""Minimisers under constraints: equalities by multipliers, convex sets by projections."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def equality_argmin(
 ) -> Callable[..., Any]:
     r"""Make a minimiser under equality constraints, and its multipliers, differentiable functions of the parameters.
 
-    The root of the Karush-Kuhn-Tucker conditions
+    The pair is a root of the Karush-Kuhn-Tucker conditions
 
     $$ \nabla_x f(x, p) + \partial_x h(x, p)^\top y = 0, \qquad h(x, p) = 0, $$
 
-    a symmetric, indefinite system in $(x, y)$. It holds at every stationary point; whether that is a minimum depends on
-    the solver, or follows from convexity.
+    a symmetric, indefinite system in $(x, y)$. The conditions hold at every stationary point; whether it is a minimum
+    depends on the solver, or follows from convexity.
 
     Args:
         objective: `objective(x, *params)`, a tensor of shape `()`.
-        equality: `equality(x, *params)`, a tensor or pytree of tensors that vanishes where the constraints hold, of the
-            dtype of `x`. Their gradients must be independent.
-        solver: Solver for roots, given the conditions as a residual of the pair `(x, y)`; by default `newton()`, which
-            needs one step for a quadratic program.
-        **options: Those of `hodiff.implicit.root`, but `symmetric` and `has_aux`.
+        equality: `equality(x, *params)`, a tensor or pytree of tensors of the dtype of `x` that vanishes where the
+            constraints hold. The gradients of the constraints must be independent.
+        solver: Solver for roots, which gets the conditions as a residual of the pair `(x, y)`; by default `newton()`,
+            which needs one step for a quadratic program.
+        **options: Options of `hodiff.implicit.root`, except `symmetric` and `has_aux`.
 
     Returns:
-        The function `(x0, *params) -> (x, y)`, differentiable in `params`; see `root`. `y` has the structure of what
-        `equality` returns.
+        The function `(x0, *params) -> (x, y)`, differentiable in `params`; see `root`. `y` has the structure of the
+        result of `equality`.
 
     Raises:
         InputError: As for `root`.
@@ -92,9 +92,9 @@ def proximal_argmin(
     step_size: float = 1.0,
     **options: Any,
 ) -> Callable[..., Any]:
-    r"""Make the minimiser of a smooth and a simple function, $f(x, p) + g(x, p)$, differentiable in the parameters.
+    r"""Make the minimiser of a smooth plus a simple function, $f(x, p) + g(x, p)$, differentiable in the parameters.
 
-    The fixed point, for any step size $t > 0$, of the proximal gradient step
+    For any step size $t > 0$ the minimiser is a fixed point of the proximal gradient step
 
     $$ x = \operatorname{prox}_{t g}(x - t \nabla_x f(x, p)). $$
 
@@ -103,9 +103,9 @@ def proximal_argmin(
         proximal: `proximal(x, step_size, *params)`, the proximal map of $t g$; for the lasso
             `lambda x, t, lam: hodiff.functions.soft_threshold(x, t * lam)`.
         solver: Solver for fixed points; by default `anderson()`.
-        step_size: $t$, at most $1 / L$ for the plain iteration to converge, with $L$ the largest eigenvalue of the
+        step_size: $t$. The plain iteration converges for $t$ up to $1 / L$, with $L$ the largest eigenvalue of the
             Hessian.
-        **options: Those of `hodiff.implicit.fixed_point`.
+        **options: Options of `hodiff.implicit.fixed_point`.
 
     Returns:
         The function `(x0, *params) -> x`, differentiable in `params` where the proximal map is; see `root`.
@@ -139,7 +139,7 @@ def proximal_argmin(
     found = anderson() if solver is None else solver
 
     def solve(step: Callable[..., PyTree], x0: PyTree, *params: Any) -> PyTree:
-        # Solvers combine points; one more step puts zeros and bounds exactly where they belong.
+        # Solvers combine points; one more step sets zeros and bounds exactly.
         return step(found(step, x0, *params), *params)
 
     return fixed_point(step, solve, **options)

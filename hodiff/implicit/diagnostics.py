@@ -1,4 +1,4 @@
-"""How trouble with a solution or a linear solve is told: a warning, or an error where the user wants one."""
+"""Reports of failed solutions and linear solves, as warnings or errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hodiff.errors import ConvergenceError, HodiffWarning
 
 @dataclass(frozen=True)
 class Reporter:
-    """Says what went wrong in the name of the public function: nothing without `check`, an error with `throw`."""
+    """Report in the name of the public function: silent without `check`, an error with `throw`, else a warning."""
 
     caller: str
     check: bool
@@ -28,5 +28,5 @@ class Reporter:
 
 
 def rounding(dtype: torch.dtype, power: float) -> float:
-    """A power of the rounding unit, the scale of every default tolerance."""
+    """Return a power of the rounding unit, the scale of every default tolerance."""
     return torch.finfo(dtype).eps ** power

@@ -29,26 +29,25 @@ def fixed_point(
 ) -> Callable[..., Any]:
     r"""Make the fixed point that a solver finds a differentiable function of the iteration's parameters.
 
-    The root of $x - s(x, p)$, so that with $S = \partial_x s$
+    The fixed point is a root of $x - s(x, p)$, so with $S = \partial_x s$
 
     $$ \dot x = (I - S)^{-1} \, \partial_p s \, \dot p, \qquad \bar p = \partial_p s^\top (I - S)^{-\top} \bar x. $$
 
-    No step is kept for backward, however many there were. `linear_solver="neumann"` sums
-    $\sum_k (S^\top)^k \bar x$, whose first `max_iterations` terms are what differentiating that many last steps of
-    the iteration gives.
+    No step is stored for backward, however many there are. `linear_solver="neumann"` sums $\sum_k (S^\top)^k \bar x$;
+    its first `max_iterations` terms equal the derivative of as many last steps of the iteration.
 
     Args:
-        step: `step(x, *params)`, of the structure, shapes and dtypes of `x`; with `has_aux`, `(x, aux)`. What is to
-            be differentiated must be among `params`.
+        step: `step(x, *params)`, of the structure, shapes and dtypes of `x`; with `has_aux`, `(x, aux)`. Tensors
+            that need a derivative must be in `params`.
         solver: `solver(step, x0, *params) -> x`, for example `hodiff.implicit.picard()`.
         linear_solver: As for `hodiff.implicit.root`, with $J = I - S$.
         tol: As for `root`.
         max_iterations: As for `root`.
-        residual_tol: The norm of $x - s(x, p)$ above which the solver's result is no fixed point, over $\max(1, \lVert
-            x \rVert) \, \lVert J \rVert_F / \sqrt n$ (estimated; $J = I - \partial_x s$, n unknowns); by default
-            $\sqrt\varepsilon$ of the dtype.
+        residual_tol: Largest norm of $x - s(x, p)$ at a fixed point, relative to $\max(1, \lVert x \rVert) \, \lVert J
+            \rVert_F / \sqrt n$ (estimated; $J = I - \partial_x s$, n unknowns); by default $\sqrt\varepsilon$ of the
+            dtype.
         has_aux: As for `root`.
-        check: As for `root`. Switch it off for a series that is cut short on purpose.
+        check: As for `root`. Switch it off for a series that is truncated on purpose.
         throw: As for `root`.
         correct: As for `root`.
 

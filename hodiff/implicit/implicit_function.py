@@ -1,4 +1,4 @@
-"""The implicit function theorem as one rule: solutions of equations, linear ones included, and their derivatives."""
+"""Implicit function theorem as a rule: derivatives of solutions of equations, including linear ones."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from hodiff.implicit.solver_call import Tensors, call_solver
 
 @dataclass(frozen=True)
 class Equation:
-    """An equation `residual(x, *params) = 0` with as many unknowns as equations."""
+    """Equation `residual(x, *params) = 0` with as many unknowns as equations."""
 
     residual: Callable[..., PyTree]
     jacobian: Pair
-    # From x and params to the parameters of the Jacobian's maps.
+    # Maps x and params to the parameters of the Jacobian's maps.
     parameters: Callable[[PyTree, tuple[Any, ...]], tuple[Any, ...]]
     options: LinearOptions
 
 
 class Implicit(CustomRule):
-    """A known solution as a function of the parameters: the solver never runs again for a derivative."""
+    """Known solution as a function of the parameters; derivatives never run the solver again."""
 
     def __init__(self) -> None:
         super().__init__(_known, 0, "implicit", "rule")
@@ -56,21 +56,21 @@ attach = Implicit()
 
 
 class ImplicitCall(RuleCall):
-    """The theorem at one solution, for tangents and for cotangents; both take one solve.
+    """Implicit function theorem at one solution, for tangents and cotangents, with one linear solve each.
 
-    Attached itself, the solution in the rules moves with the parameters, so that higher derivatives are right.
+    The rules attach the solution to the parameters again, so that higher derivatives are correct.
     """
 
     __slots__ = ()
-    # At other parameters the solution, which is among the arguments, is another.
+    # Other parameters have another solution, which is among the arguments.
     holds_anywhere = False
 
     def forward(self, leaves: Tensors) -> tuple[Tensor, ...]:
-        """The solution."""
+        """Return the solution."""
         return tuple(self.take_output(_known(*self.all_arguments(leaves))))
 
     def pushforward(self, leaves: Tensors, tangents: Sequence[Any]) -> list[Tensor | None]:
-        r"""$\dot x = -J^{-1} \, \partial_p r \, \dot p$; the tangent of the solver's own result is not used."""
+        r"""Compute $\dot x = -J^{-1} \, \partial_p r \, \dot p$; the tangent of the solver's result is ignored."""
         equation, x, params, at = self._at_solution(leaves)
         moving = [i for i in range(len(self.like), len(leaves)) if tangents[i] is not None]
         if not moving:
@@ -79,7 +79,7 @@ class ImplicitCall(RuleCall):
         def pulled(u: PyTree) -> Any:
             return self._pullback(at, leaves, moving, u)
 
-        # Reverse mode twice, the route that torch gets right most often.
+        # Reverse mode twice is the route that is correct most often in torch.
         _, transposed, _ = pull(lambda u: (pulled(u), ()), pytree.tree_map(torch.zeros_like, x))
         (change,) = transposed(tuple(tangents[i] for i in moving))
         rhs = pytree.tree_map(torch.neg, change)
@@ -88,7 +88,7 @@ class ImplicitCall(RuleCall):
     def pullback(
         self, leaves: Tensors, kept: Sequence[Any] | None, needed: Sequence[bool], cotangents: Sequence[Any]
     ) -> list[Tensor | None]:
-        r"""$\bar p = -\partial_p r^\top J^{-\top} \bar x$."""
+        r"""Compute $\bar p = -\partial_p r^\top J^{-\top} \bar x$."""
         del kept
         equation, x, params, at = self._at_solution(leaves)
         found: list[Tensor | None] = [None] * len(leaves)
@@ -117,16 +117,16 @@ class ImplicitCall(RuleCall):
 
 
 def solve(pair: Pair, options: LinearOptions, rhs: PyTree, *params: Any) -> PyTree:
-    """The solution of a linear system, differentiable in its right-hand side and parameters.
+    """Solve a linear system, differentiably in its right-hand side and parameters.
 
     Args:
         pair: The map and its transpose.
-        options: How it is solved.
-        rhs: The right-hand side.
+        options: Options of the linear solver.
+        rhs: Right-hand side.
         *params: Parameters of the map.
 
     Returns:
-        The solution, of the structure of `rhs`.
+        Solution, of the structure of `rhs`.
     """
     sides, rhs_layout = flatten(rhs)
     others, layout = flatten(params)
@@ -140,7 +140,6 @@ def solve(pair: Pair, options: LinearOptions, rhs: PyTree, *params: Any) -> PyTr
 
 
 def _replaced(values: Sequence[Any], positions: Sequence[int], others: Sequence[Any]) -> list[Any]:
-    """The values, with others at some positions."""
     result = list(values)
     for i, each in zip(positions, others, strict=True):
         result[i] = each

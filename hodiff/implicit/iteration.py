@@ -1,4 +1,4 @@
-"""Solvers for fixed points: plain iteration, and Anderson's acceleration of it."""
+"""Solvers for fixed points: plain iteration and Anderson acceleration."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hodiff.implicit.solution import require_positive
 
 
 def picard(*, tol: float | None = None, max_iterations: int = 1000, damping: float = 1.0) -> Callable[..., Any]:
-    r"""Iterate until it stands still: $x \leftarrow x + d \, (s(x) - x)$.
+    r"""Iterate $x \leftarrow x + d \, (s(x) - x)$ until it converges.
 
     Args:
-        tol: Norm of $s(x) - x$, over $\max(1, \lVert x \rVert)$, to reach; by default $\varepsilon^{2/3}$ of the dtype.
-        max_iterations: Most steps; `hodiff.implicit.fixed_point` says whether they were enough.
+        tol: Norm of $s(x) - x$, relative to $\max(1, \lVert x \rVert)$; by default $\varepsilon^{2/3}$ of the dtype.
+        max_iterations: Maximum number of steps; `hodiff.implicit.fixed_point` reports if they were too few.
         damping: The factor $d$.
 
     Returns:
@@ -39,9 +39,9 @@ def picard(*, tol: float | None = None, max_iterations: int = 1000, damping: flo
 def anderson(
     *, tol: float | None = None, max_iterations: int = 1000, memory: int = 5, damping: float = 1.0
 ) -> Callable[..., Any]:
-    r"""Anderson acceleration: the step from the affine combination of the last points that stands most still.
+    r"""Anderson acceleration: a step from the affine combination of the last points with the smallest residual.
 
-    Where the step grows instead, it goes back and begins anew.
+    If the residual grows, the iteration returns to the last point and restarts.
 
     With $f_k = s(x_k) - x_k$ and the columns $\Delta X, \Delta F$ of the last differences,
 
@@ -51,7 +51,7 @@ def anderson(
     Args:
         tol: As for `picard`.
         max_iterations: As for `picard`.
-        memory: How many differences to keep.
+        memory: Number of stored differences.
         damping: The factor $d$.
 
     Returns:
@@ -73,7 +73,7 @@ def anderson(
 
         def update(x: Tensor, f: Tensor) -> Tensor:
             if len(points) > 1 and f.norm() > steps[-1].norm():
-                # Past a kink of the map the iterates before it mislead: go back, and start afresh.
+                # Beyond a kink of the map earlier iterates are misleading, so return to the last point and restart.
                 x, f = points[-1], steps[-1]
                 points.clear()
                 steps.clear()
@@ -84,7 +84,8 @@ def anderson(
             if len(points) == 1:
                 return plain
             moves, changes = torch.stack(points, 1).diff(dim=1), torch.stack(steps, 1).diff(dim=1)
-            # Differences become parallel as the iteration converges; the pseudoinverse leaves out what is lost.
+            # Differences become parallel near convergence; the pseudoinverse drops directions that are lost to
+            # rounding.
             mixture = torch.linalg.pinv(changes, rtol=rounding(f.dtype, 0.75)) @ f
             return plain - (moves + damping * changes) @ mixture
 
@@ -106,7 +107,7 @@ def _iterate(
                 following = step(ravel.tree(x), *params)
                 ravel.require_same(following, "fixed_point: step: result", remedy)
                 f = ravel.vector(following) - x
-                # Also stops where numbers are not finite.
+                # The loop also stops on numbers that are not finite.
                 if not f.norm() > bound * max(1.0, x.norm().item()):
                     break
                 x = update(x, f)

@@ -1,4 +1,4 @@
-"""Linear maps that come in pairs with their transposes: Jacobians of residuals, and the maps of `linear_solve`."""
+"""Pairs of linear maps and their transposes: Jacobians of residuals, and the maps of `linear_solve`."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ Map = Callable[[PyTree], PyTree]
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear map that depends on parameters."""
+    """Linear map that depends on parameters."""
 
-    # apply(u, *params), differentiable in all of them.
+    # apply(u, *params), differentiable in all arguments.
     apply: Callable[..., PyTree]
-    # prepare(like, *params): the map of trees like that one at constant parameters, for many products.
+    # prepare(like, *params): the map for trees with the structure of `like` at constant parameters, for many products.
     prepare: Callable[..., Map]
-    # matrix(like, *params): the same as a sparse matrix of SciPy's, from products with its coloring.
+    # matrix(like, *params): the map as a SciPy sparse matrix, from products with its coloring.
     matrix: Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A linear map and its transpose."""
+    """Linear map and its transpose."""
 
     forward: Linear
     transposed: Linear
 
     @property
     def T(self) -> Pair:  # noqa: N802
-        """The same the other way around."""
+        """Pair with map and transpose exchanged."""
         return Pair(self.transposed, self.forward)
 
 
 def map_of(matvec: Callable[..., PyTree], symmetric: bool) -> Pair:
-    """The pair of `matvec(u, *params)`."""
+    """Return the pair of the map `matvec(u, *params)`."""
 
     def transposed(u: PyTree, *params: Any) -> PyTree:
         zeros = pytree.tree_map(torch.zeros_like, u)
@@ -63,14 +63,14 @@ def map_of(matvec: Callable[..., PyTree], symmetric: bool) -> Pair:
 
 
 def jacobian_of(residual: Callable[..., PyTree], symmetric: bool) -> Pair:
-    """The pair of `residual(x, *params)`'s Jacobian in `x`; its parameters are `(x, *params)`."""
-    # Both maps are made of reverse passes, the route that exists and is right most often.
+    """Return the pair of the Jacobian of `residual(x, *params)` in `x`; its parameters are `(x, *params)`."""
+    # Both maps use reverse passes, the route that exists and is correct most often.
 
     def pulled(u: PyTree, x: PyTree, *params: Any) -> PyTree:
         return _pull(lambda x: residual(x, *params), x, u)
 
     def push(v: PyTree, x: PyTree, *params: Any) -> PyTree:
-        # A pullback is linear in its cotangent; the transpose of the transpose is the Jacobian.
+        # A pullback is linear in its cotangent, and its transpose is the Jacobian.
         zeros = pytree.tree_map(torch.zeros_like, v)
         return _pull(lambda u: pulled(u, x, *params), zeros, v)
 
@@ -96,7 +96,7 @@ def _pull(f: Map, x: PyTree, cotangent: PyTree) -> PyTree:
 
 
 def _recorded_pullback(f: Map, x: PyTree, again: bool = False) -> Map:
-    """The pullback at a constant point, whose forward pass is recorded once."""
+    """Return the pullback at a constant point, whose forward pass is recorded once."""
     leaves, spec = pytree.tree_flatten(x)
     with torch.enable_grad():
         inputs = [each.detach().requires_grad_() for each in leaves]

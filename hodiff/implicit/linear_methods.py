@@ -1,4 +1,4 @@
-"""Solvers of one linear system by products, for many right-hand sides, in a table by their names."""
+"""Solvers of a linear system by products, for many right-hand sides, in a table by name."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from hodiff.implicit.diagnostics import rounding
 from hodiff.implicit.sparse_matrices import solve_by_factors
 
 VectorMap = Callable[[Tensor], Tensor]
-# A dense matrix of this size takes 8 MB in float64, and as many products as it has columns.
+# A dense matrix of this size needs 8 MB in float64, and as many products as it has columns.
 DENSE_UP_TO = 1024
-# Rounding in products keeps Krylov methods from the tolerance in one run; a second one starts from the residual.
+# Rounding in products keeps Krylov methods from the tolerance in one run; the next run starts from the residual.
 _RUNS = 3
 
 
 @dataclass
 class SquareSystem:
-    """A square linear system, known by its products."""
+    """Square linear system, given by its products."""
 
     product: VectorMap
-    # Makes the transpose's product, for the methods that need it.
+    # Returns the product of the transpose, for methods that need it.
     transposed: Callable[[], VectorMap]
-    # Makes it as a sparse matrix.
+    # Returns the sparse matrix.
     matrix: Callable[[], Any]
     tol: float
     max_iterations: int | None
-    # What a method found wrong with the matrix.
+    # Problems of the matrix that a method found.
     trouble: list[str] = field(default_factory=list)
 
 
 def dense(system: SquareSystem, rhs: Tensor) -> Tensor:
-    """LU factors of the whole matrix, for all right-hand sides at once."""
+    """Solve by LU factors of the dense matrix, for all right-hand sides at once."""
     if not rhs.any():
         return rhs
     matrix = _columns(system.product, rhs[0])
-    # Equations may have any units: only what is singular after scaling them is singular.
+    # Equations may have any units, so singularity is tested after scaling the rows.
     rows = matrix.abs().amax(1, keepdim=True)
     rows = torch.where(rows > 0, rows, 1)
     factors, pivots, _ = torch.linalg.lu_factor_ex(matrix / rows)
@@ -57,7 +57,7 @@ def dense(system: SquareSystem, rhs: Tensor) -> Tensor:
 
 
 def sparse(system: SquareSystem, rhs: Tensor) -> Tensor:
-    """LU factors of the sparse matrix, for all right-hand sides at once."""
+    """Solve by LU factors of the sparse matrix, for all right-hand sides at once."""
     if not rhs.any():
         return rhs
     x, trouble = solve_by_factors(system.matrix(), rhs)
@@ -67,7 +67,7 @@ def sparse(system: SquareSystem, rhs: Tensor) -> Tensor:
 
 
 def neumann(system: SquareSystem, rhs: Tensor) -> Tensor:
-    """The Neumann series, which converges where I - A contracts."""
+    """Sum the Neumann series, which converges if I - A contracts."""
 
     def product(column: Tensor) -> Tensor:
         return system.product(column[:, 0])[:, None]
@@ -79,7 +79,7 @@ def neumann(system: SquareSystem, rhs: Tensor) -> Tensor:
 
 
 def scipys(solve: Callable[..., Any]) -> Callable[[SquareSystem, Tensor], Tensor]:
-    """A method of SciPy's, run again on the residual until that is small."""
+    """Wrap a SciPy method, which is run again on the residual until it is small."""
 
     def method(system: SquareSystem, rhs: Tensor) -> Tensor:
         return torch.stack([_refined(solve, system, each) for each in rhs])
@@ -110,9 +110,9 @@ def _refined(solve: Callable[..., Any], system: SquareSystem, b: Tensor) -> Tens
     for _ in range(_RUNS):
         if r.norm() <= bound or not r.isfinite().all():
             break
-        # Divided by its norm, a residual is neither too small nor too large for the method's own tests.
+        # A residual divided by its norm has the right size for the method's own tests.
         scale = r.norm()
-        # Where a method breaks down its numbers are not finite, which the residual shows.
+        # Numbers are not finite after a breakdown; the residual shows it.
         with np.errstate(all="ignore"):
             part, done = solve(
                 operator, (r / scale).cpu().to(working).numpy(), system.tol, system.max_iterations or 10 * n
@@ -157,12 +157,11 @@ METHODS: dict[str, Callable[[SquareSystem, Tensor], Tensor]] = {
 
 
 def default_tolerance(method: Any, dtype: torch.dtype) -> float:
-    """The relative residual that a method is to reach: what elimination attains, or what iterations can."""
+    """Return the relative residual that a method can reach, by elimination or by iterations."""
     return rounding(dtype, 0.5 if method in {"dense", "sparse"} else 2 / 3)
 
 
 def _columns(product: VectorMap, like: Tensor) -> Tensor:
-    """The matrix of a product."""
     n = like.numel()
     basis = torch.eye(n, dtype=like.dtype, device=like.device)
     with ByteCount() as count:
@@ -171,6 +170,6 @@ def _columns(product: VectorMap, like: Tensor) -> Tensor:
     try:
         rest: Any = torch.func.vmap(product, chunk_size=chunk_size)(basis[1:]) if n > 1 else basis[1:]
     except RuntimeError:
-        # Code that asks for values, or an operator without a batching rule, takes one vector at a time.
+        # Code that reads values, or an operator without a batching rule, needs one vector at a time.
         rest = torch.stack([product(each) for each in basis[1:]])
     return torch.cat([first[None], rest.detach()]).T

@@ -1,4 +1,4 @@
-"""Solutions of linear systems, given by products, as differentiable functions."""
+"""Differentiable solutions of linear systems that are given by products."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ def linear_solve(
     check: bool = True,
     throw: bool = False,
 ) -> PyTree:
-    r"""Solve $A(p)\, x = b$ for a matrix that is given by its products, differentiably in $b$ and $p$.
+    r"""Solve $A(p)\, x = b$ for a matrix given by its products, differentiably in $b$ and $p$.
 
     $$ \dot x = A^{-1} (\dot b - \dot A x), \qquad \bar b = A^{-\top} \bar x, \qquad
        \bar p = -\partial_p (A(p)\, x)^\top \bar b $$
 
     Args:
         matvec: `matvec(x, *params)`, linear in `x`, of the structure, shapes and dtypes of `b`.
-        b: The right-hand side: a tensor or a pytree of real floating-point tensors.
-        *params: Tensors, pytrees and constants that the matrix depends on. What is to be differentiated must be among
-            them.
-        method: How to solve; see `linear_solver` of `hodiff.implicit.root`. Transposed systems, in derivatives, are
-            solved the same way.
-        symmetric: Whether $A$ is symmetric, so that its transpose need not be derived.
-        tol: Relative residual $\lVert b - A x \rVert / \lVert b \rVert$ to reach; by default $\varepsilon^{2/3}$ of
-            the dtype.
-        max_iterations: Most iterations; by default ten times the unknowns, and 1000 for "neumann".
-        check: Whether to say that the method fails or the matrix is singular.
-        throw: Whether that is an error, a `ConvergenceError`, instead of a `HodiffWarning`.
+        b: Right-hand side: a tensor or a pytree of real floating-point tensors.
+        *params: Tensors, pytrees and constants on which the matrix depends. Tensors that need a derivative must be
+            in `params`.
+        method: Linear solver; see `linear_solver` of `hodiff.implicit.root`. Transposed systems, in derivatives, use
+            the same method.
+        symmetric: Whether $A$ is symmetric, so that its transpose is not needed.
+        tol: Relative residual $\lVert b - A x \rVert / \lVert b \rVert$ of the solution; by default $\varepsilon^{2/3}$
+            of the dtype.
+        max_iterations: Maximum number of iterations; by default ten times the unknowns, and 1000 for "neumann".
+        check: Whether to report if the method fails or the matrix is singular.
+        throw: Whether a report is a `ConvergenceError` instead of a `HodiffWarning`.
 
     Returns:
         $x$, of the structure of `b`.
 
     Raises:
-        InputError: If `matvec` returns another structure than `b` has or closes over a tensor with a derivative, or if
-            an option is not what it should be.
+        InputError: If `matvec` returns another structure than that of `b` or closes over a tensor with a derivative, or
+            if an option is invalid.
 
     Example:
         >>> import torch

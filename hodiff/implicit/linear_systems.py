@@ -1,4 +1,4 @@
-"""Linear systems of trees on plain tensors: the choice of a method, its run, and its diagnosis."""
+"""Linear systems of trees on plain tensors: choice of a method, solution, and diagnosis."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from hodiff.torch_internals.autograd.forward_mode import set_tangents
 
 @dataclass(frozen=True)
 class LinearOptions:
-    """How linear systems are solved."""
+    """Options of the linear solver."""
 
-    # A name in the table of methods, a function (matvec, rhs) -> x of trees, or "auto".
+    # Name in the table of methods, function (matvec, rhs) -> x of trees, or "auto".
     method: str | Callable[[Map, PyTree], PyTree]
     symmetric: bool
     tol: float | None
     max_iterations: int | None
     report: Reporter
-    # The user's map, which must not close over tensors with a derivative; None where it is known not to.
+    # User's map, which must not close over tensors with a derivative; None if that is known.
     given: Callable[..., Any] | None = None
 
     def choose(self, size: int) -> str | Callable[[Map, PyTree], PyTree]:
-        """The method for so many unknowns; CG asks for more than symmetry, so that it is never chosen."""
+        """Return the method for a number of unknowns; "auto" never chooses CG, which needs more than symmetry."""
         if self.method != "auto":
             return self.method
         return "dense" if size <= DENSE_UP_TO else "minres" if self.symmetric else "gmres"
@@ -44,23 +44,23 @@ class LinearOptions:
 
 @dataclass(frozen=True)
 class LinearJob:
-    """The solution of linear systems with one matrix, on plain tensors."""
+    """Solution of linear systems with one matrix, on plain tensors."""
 
     pair: Pair
     options: LinearOptions
     rhs_layout: TreeLayout
     layout: TreeLayout
-    # How many tensors the right-hand side has, which come first, and how many of their leading dimensions count sides.
+    # Number of tensors of the right-hand side, which come first, and of their leading dimensions that index sides.
     sides: int
     batch: int
 
     @property
     def caller(self) -> str:
-        """The public function."""
+        """Name of the public function."""
         return self.options.report.caller
 
     def batched(self, in_dims: Sequence[int | None], size: int, leaves: Tensors) -> tuple[Job, Tensors] | None:
-        """Many right-hand sides share what is known of the matrix; many matrices share nothing."""
+        """Batch right-hand sides with one matrix; batched matrices are solved separately."""
         if any(dim is not None for dim in in_dims[self.sides :]):
             return None
         wide = [
@@ -70,7 +70,7 @@ class LinearJob:
         return replace(self, batch=self.batch + 1), [*wide, *leaves[self.sides :]]
 
     def run(self, leaves: Tensors) -> tuple[Tensor, ...]:
-        """Solve, look at the residual, and tell what is wrong."""
+        """Solve, check the residual, and report problems."""
         sides, params = leaves[: self.sides], self.layout.fill(leaves[self.sides :])
         if not any(each.numel() for each in sides):
             return tuple(torch.zeros_like(each) for each in sides)
@@ -122,7 +122,7 @@ class LinearJob:
             self.options.report(f"{system.trouble[0]}; derivatives do not exist or have lost their digits.")
             return
         size = rhs.norm(dim=1)
-        # Rounding in the product itself is no fault of the method.
+        # Rounding in the product itself is not a fault of the method.
         allowed = 10 * system.tol
         residual = torch.stack([(b - system.product(each)).norm() for b, each in zip(rhs, x, strict=True)])
         relative = torch.where(size > 0, residual / size, residual)
@@ -136,9 +136,9 @@ class LinearJob:
 
 
 def evaluate(caller: str, f: Callable[..., Any], given: Any, arguments: Sequence[Any], refuse: bool) -> Any:
-    """Call a user's function of constants; with `refuse`, tensors with a derivative that `given` closes over raise."""
+    """Call a user's function of constants; if `refuse`, raise on tensors with a derivative that `given` closes over."""
     if not refuse:
         return f(*arguments)
-    # Forward mode is off inside of a Function, where a tangent could not be seen.
+    # Forward mode is off inside a Function, and tangents would be invisible.
     with set_tangents(True):
         return recorded(caller, lambda _, *arguments: f(*arguments), (given, *arguments))

@@ -12,7 +12,7 @@ from hodiff.implicit.linear_maps import jacobian_of
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solution import linear_options, require_positive
 
-# Steps shorter than this are no progress: the residual's norm has a minimum that is no root.
+# A shorter step makes no progress: the residual's norm has a minimum that is no root.
 _SHORTEST = 2.0**-20
 
 
@@ -23,22 +23,22 @@ def newton(
     linear_solver: str | Callable[..., Any] = "auto",
     symmetric: bool = False,
 ) -> Callable[..., Any]:
-    r"""Newton's method with backtracking.
+    r"""Newton's method with backtracking, as a solver for roots.
 
     $$ x \leftarrow x - t J^{-1} r(x), \qquad t = 1, \tfrac12, \tfrac14, \dots $$
 
-    A step is taken as soon as $\lVert r \rVert$ falls by the fraction $10^{-4} t$.
+    A step is accepted as soon as $\lVert r \rVert$ falls by the fraction $10^{-4} t$.
 
     Args:
-        tol: Norm of the residual to reach, over $\max(1, \lVert x \rVert)$ and over the size of $J$ along the step $s$
-            before, $\lVert J s \rVert / \lVert s \rVert$; by default $\varepsilon^{2/3}$ of the dtype. It stops earlier
-            where no step makes progress; `hodiff.implicit.root` says whether that is a root.
-        max_iterations: Most steps.
-        linear_solver: How systems with $J$ are solved; see `hodiff.implicit.root`.
+        tol: Norm of the residual, relative to $\max(1, \lVert x \rVert)$ and to the size of $J$ along the last step
+            $s$, $\lVert J s \rVert / \lVert s \rVert$; by default $\varepsilon^{2/3}$ of the dtype. The method stops
+            earlier if no step makes progress; `hodiff.implicit.root` reports if the result is no root.
+        max_iterations: Maximum number of steps.
+        linear_solver: Solver of systems with $J$; see `hodiff.implicit.root`.
         symmetric: Whether $J$ is symmetric.
 
     Returns:
-        The solver `(residual, x0, *params) -> x`, for `root`, and by `hodiff.implicit.stationary` for `argmin`.
+        Solver `(residual, x0, *params) -> x` for `root`; `hodiff.implicit.stationary` converts it for `argmin`.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Any `torch.optim` optimizer as a solver for minimisers."""
+"""Optimizers of `torch.optim` as solvers for minimisers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ def torch_optimizer(
     r"""Minimise with an optimizer of `torch.optim`, for a number of steps or until the gradient is small.
 
     Args:
-        optimizer: The class, or any function that makes an optimizer of a list of tensors; optimizers that take a
-            closure, as `torch.optim.LBFGS` does, get one.
-        steps: Most steps.
-        tol: Norm of the gradient, over $\max(1, \lVert x \rVert)$, at which to stop.
+        optimizer: The class, or any function that makes an optimizer from a list of tensors. Optimizers that take a
+            closure, such as `torch.optim.LBFGS`, get one.
+        steps: Maximum number of steps.
+        tol: Norm of the gradient, relative to $\max(1, \lVert x \rVert)$, at which the run ends.
         progress: Whether to show a progress bar.
         **options: Passed to `optimizer`, for example `lr=0.1`.
 
     Returns:
-        The solver `(objective, x0, *params) -> x`, for `hodiff.implicit.argmin`.
+        Solver `(objective, x0, *params) -> x` for `hodiff.implicit.argmin`.
 
     Raises:
-        InputError: If an option is not what it should be.
+        InputError: If an option is invalid.
 
     Example:
         >>> import torch
@@ -56,7 +56,7 @@ def torch_optimizer(
         def loss() -> Any:
             method.zero_grad()
             value = objective(ravel.spec.unflatten(x), *params)
-            # Not .backward(), which would add to tensors that the objective closes over.
+            # .backward() would add to the gradients of tensors that the objective closes over.
             for each, slope in zip(x, torch.autograd.grad(value, x, materialize_grads=True), strict=True):
                 each.grad = slope
             return value

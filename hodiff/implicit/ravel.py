@@ -1,4 +1,4 @@
-"""Pytrees of tensors as vectors, for the solvers that know nothing else."""
+"""Conversion of pytrees of tensors to vectors for solvers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.errors import InputError
 
 
 class Ravel:
-    """The structure of a tree of real tensors, between trees and vectors of the promoted dtype."""
+    """Conversion of a tree of real tensors to vectors of the promoted dtype, and back."""
 
     def __init__(self, tree: PyTree):
         self.like, self.spec = pytree.tree_flatten(tree)
@@ -26,18 +26,18 @@ class Ravel:
             self.dtype = torch.promote_types(self.dtype, each.dtype)
 
     def vector(self, tree: PyTree) -> Tensor:
-        """All elements in one vector."""
+        """Join all elements to one vector."""
         return torch.cat([each.reshape(-1).to(self.dtype) for each in pytree.tree_leaves(tree)])
 
     def tree(self, vector: Tensor) -> PyTree:
-        """The inverse of `vector`."""
+        """Convert a vector to a tree, the inverse of `vector`."""
         return self.spec.unflatten([
             part.reshape(shape).to(each.dtype)
             for part, shape, each in zip(vector.split(self.sizes), self.shapes, self.like, strict=True)
         ])
 
     def residual(self, tree: PyTree, solver: str) -> Tensor:
-        """The vector of a residual that a solver for roots evaluates, one equation for each unknown."""
+        """Return the vector of a residual for a solver for roots, after a check for one equation per unknown."""
         leaves = pytree.tree_leaves(tree)
         shapes = [each.shape if isinstance(each, Tensor) else None for each in leaves]
         if shapes != self.shapes:
@@ -48,7 +48,7 @@ class Ravel:
         return self.vector(leaves)
 
     def require_same(self, tree: PyTree, where: str, remedy: str) -> list[Tensor]:
-        """Leaves of what a user's function returned, which must have this structure, these shapes and dtypes."""
+        """Return the leaves of a user's result, which must have this structure, these shapes and dtypes."""
         leaves, spec = pytree.tree_flatten(tree)
         if spec != self.spec:
             raise InputError(

@@ -29,40 +29,39 @@ def root(
 
     $$ \dot x = -J^{-1} \, \partial_p r \, \dot p, \qquad \bar p = -\partial_p r^\top J^{-\top} \bar x, $$
 
-    and higher derivatives are those of this rule. The solver runs once for a value, whatever is differentiated; it is a
+    and higher derivatives are those of this rule. The solver runs once for a value, whatever is differentiated. It is a
     black box on plain tensors: a loop until convergence, SciPy, a `torch.optim` optimizer. Under `torch.func.vmap` it
     runs once for each element.
 
     Args:
         residual: `residual(x, *params)`, with as many equations as unknowns: a pytree of the structure, shapes and
-            dtypes of `x`. With `has_aux`, `(residual, aux)`. What is to be differentiated must be among `params`.
+            dtypes of `x`. With `has_aux`, `(residual, aux)`. Tensors that need a derivative must be in `params`.
         solver: `solver(residual, x0, *params) -> x`, for example `hodiff.implicit.newton()`.
-        linear_solver: How systems with $J$ and $J^\top$ are solved: "dense" (LU), "cg" (symmetric positive definite),
-            "minres" (symmetric), "gmres", "lsmr" (all by SciPy, on the CPU), "neumann" (where $I - J$ contracts),
-            "sparse" (factors of the sparse matrix that `hodiff.sparse` makes of $J$: by CHOLMOD where scikit-sparse is
-            installed and $J$ symmetric and positive definite, else by SciPy's SuperLU), or a function
-            `(matvec, rhs) -> x` of trees like `x`. "auto" is "dense" up to 1024 unknowns, else "gmres", or "minres"
-            where `symmetric`.
+        linear_solver: Solver of systems with $J$ and $J^\top$: "dense" (LU), "cg" (symmetric positive definite),
+            "minres" (symmetric), "gmres", "lsmr" (all by SciPy, on the CPU), "neumann" (if $I - J$ contracts),
+            "sparse", or a function `(matvec, rhs) -> x` of trees like `x`. "sparse" factorises the sparse matrix that
+            `hodiff.sparse` computes of $J$: by CHOLMOD if scikit-sparse is installed and $J$ symmetric and positive
+            definite, else by SciPy's SuperLU. "auto" is "dense" up to 1024 unknowns, else "gmres", or "minres" if
+            `symmetric`.
         symmetric: Whether $J$ is symmetric.
-        tol: Relative residual that the linear solver is to reach; by default $\varepsilon^{2/3}$ of the dtype.
-        max_iterations: Most iterations of the linear solver; by default ten times the unknowns, and 1000 for "neumann".
-        residual_tol: The norm of the residual above which the solver's result is no root, over $\max(1, \lVert x
-            \rVert) \, \lVert J \rVert_F / \sqrt n$ (estimated; $J = \partial_x r$, n unknowns); by default
-            $\sqrt\varepsilon$ of the dtype.
-        has_aux: Whether `residual` returns a pair; its second part at the root is then returned, too.
-        check: Whether to say when the result is no root, the Jacobian is singular, or the linear solver fails.
-        throw: Whether that is an error, a `ConvergenceError`, instead of a `HodiffWarning`.
-        correct: Whether hodiff's rules take the place of torch's where those are wrong or missing.
+        tol: Relative residual of the linear solver; by default $\varepsilon^{2/3}$ of the dtype.
+        max_iterations: Maximum iterations of the linear solver; by default ten times the unknowns, and 1000 for
+            "neumann".
+        residual_tol: Largest norm of the residual at a root, relative to $\max(1, \lVert x \rVert) \, \lVert J \rVert_F
+            / \sqrt n$ (estimated; $J = \partial_x r$, n unknowns); by default $\sqrt\varepsilon$ of the dtype.
+        has_aux: Whether `residual` returns a pair, whose second part at the root is returned, too.
+        check: Whether to report if the result is no root, the Jacobian is singular, or the linear solver fails.
+        throw: Whether a report is a `ConvergenceError` instead of a `HodiffWarning`.
+        correct: Whether hodiff's rules replace torch's wrong and missing ones.
 
     Returns:
         The function `(x0, *params) -> x`, or `(x, aux)`. It is differentiable in all floating-point tensors of `params`
-        (pytrees, which may hold constants) by every route to every order; by `x0`, where the solver starts, the
-        derivative is zero.
+        (pytrees, which may hold constants) by every route to every order. The derivative in the start `x0` is zero.
 
     Raises:
-        InputError: If an option is not what it should be; the function raises it for `x0`, for a solver or residual
-            that returns another structure than `x0` has, and for a tensor with a derivative that `residual` closes
-            over.
+        InputError: If an option is invalid. The returned function raises it for an invalid `x0`, for a solver or
+            residual that returns another structure than that of `x0`, and for a tensor with a derivative that
+            `residual` closes over.
 
     Example:
         >>> import torch

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import scipy  # loads scipy.optimize on first use, which spares those the time who import this room without it
+import scipy  # scipy.optimize is loaded on first use, which speeds up the import of this package
 import torch
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from hodiff.errors import InputError
 from hodiff.implicit.argmin import gradient
 from hodiff.implicit.ravel import Ravel
 
-# What of the derivatives each method of scipy.optimize takes; the others take none, and would warn.
+# Derivatives that the methods of scipy.optimize use; other methods would warn about them.
 _WITH_JACOBIAN = {"hybr", "lm"}
 _WITHOUT_GRADIENT = {"nelder-mead", "powell", "cobyla", "cobyqa"}
 _WITH_PRODUCTS = {"newton-cg", "trust-ncg", "trust-krylov", "trust-constr"}
@@ -32,17 +32,17 @@ _MINIMIZE_METHODS = {
 
 
 def scipy_root(method: str = "hybr", *, tol: float | None = None, **options: Any) -> Callable[..., Any]:
-    r"""Solve $r(x) = 0$ by `scipy.optimize.root`, with exact Jacobians where the method takes any.
+    r"""Solve $r(x) = 0$ by `scipy.optimize.root`, with exact Jacobians if the method uses them.
 
     SciPy computes in float64 on the CPU; the residual is evaluated in the dtype and on the device of `x0`.
 
     Args:
-        method: As for SciPy.
-        tol: As for SciPy; by default $10^{-12}$.
-        **options: Further options of the method, as SciPy's `options` has them.
+        method: Method, as in SciPy.
+        tol: Tolerance, as in SciPy; by default $10^{-12}$.
+        **options: Further options of the method, as in SciPy's `options`.
 
     Returns:
-        The solver `(residual, x0, *params) -> x`, for `hodiff.implicit.root`, which says whether the result is a root.
+        Solver `(residual, x0, *params) -> x` for `hodiff.implicit.root`, which reports if the result is no root.
 
     Raises:
         InputError: If the method is unknown.
@@ -80,21 +80,21 @@ def scipy_root(method: str = "hybr", *, tol: float | None = None, **options: Any
 def scipy_minimize(
     method: str = "trust-exact", *, tol: float | None = None, bounds: Any = None, constraints: Any = (), **options: Any
 ) -> Callable[..., Any]:
-    r"""Minimise by `scipy.optimize.minimize`, with exact gradients, Hessians or products, as the method takes them.
+    r"""Minimise by `scipy.optimize.minimize`, with the exact gradients, Hessians or products that the method uses.
 
     SciPy computes in float64 on the CPU; the objective is evaluated in the dtype and on the device of `x0`.
 
     Args:
-        method: As for SciPy. "trust-exact" uses the whole Hessian; "trust-krylov" products with it;
+        method: Method, as in SciPy. "trust-exact" uses the whole Hessian, "trust-krylov" products with it, and
             "L-BFGS-B" gradients.
-        tol: As for SciPy; by default $10^{-10}$.
-        bounds: As for SciPy, of the elements of x in pytree order.
-        constraints: As for SciPy. Implicit differentiation of `argmin` takes the minimum for one in the interior; see
-            `hodiff.implicit.equality_argmin` and `projected_argmin` for others.
-        **options: Further options of the method, as SciPy's `options` has them.
+        tol: Tolerance, as in SciPy; by default $10^{-10}$.
+        bounds: Bounds, as in SciPy, of the elements of x in pytree order.
+        constraints: Constraints, as in SciPy. Implicit differentiation of `argmin` assumes a minimum in the interior;
+            see `hodiff.implicit.equality_argmin` and `projected_argmin` for other minima.
+        **options: Further options of the method, as in SciPy's `options`.
 
     Returns:
-        The solver `(objective, x0, *params) -> x`, for `hodiff.implicit.argmin`, which says whether the result is
+        Solver `(objective, x0, *params) -> x` for `hodiff.implicit.argmin`, which reports if the result is not
         stationary.
 
     Raises:
@@ -139,7 +139,7 @@ def scipy_minimize(
 
 
 class _Point:
-    """The unknowns as SciPy has them."""
+    """Conversion between the unknowns and SciPy's arrays."""
 
     def __init__(self, x0: PyTree):
         self.ravel = Ravel(x0)
@@ -147,15 +147,13 @@ class _Point:
         self.start = self._array(self.ravel.vector(x0))
 
     def on_arrays(self, f: Callable[[Tensor], Tensor]) -> Callable[[np.ndarray], Any]:
-        """The function of arrays."""
         return lambda x: self._array(f(self.tensor(x)))
 
     def tensor(self, x: np.ndarray) -> Tensor:
-        """A vector of the dtype and device of the unknowns."""
+        """Convert an array to a vector of the dtype and device of the unknowns."""
         return torch.from_numpy(np.array(x)).to(self.device, self.ravel.dtype)
 
     def tree(self, x: np.ndarray) -> PyTree:
-        """The unknowns in their own structure."""
         return self.ravel.tree(self.tensor(x))
 
     @staticmethod
@@ -165,7 +163,7 @@ class _Point:
 
 
 def _quietly(solve: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call without NumPy's warnings of steps that lead nowhere; the residual at the end is what counts."""
+    """Call without NumPy's warnings about failed steps; the final residual decides."""
     with np.errstate(all="ignore"):
         return solve(*args, **kwargs)
 

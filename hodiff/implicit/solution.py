@@ -1,4 +1,4 @@
-"""What `root`, `fixed_point` and `argmin` share: the solver's run, its diagnosis, and the differentiable solution."""
+"""Common part of `root`, `fixed_point` and `argmin`: the solver's run, diagnosis, and the differentiable solution."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from hodiff.torch_internals.autograd.transforms import in_transform
 
 @dataclass(frozen=True)
 class Settings:
-    """The options of every public function, as they were given."""
+    """Options of a public function, as the user passed them."""
 
     linear_solver: Any
     tol: float | None
@@ -53,7 +53,7 @@ def linear_options(
     max_iterations: int | None,
     report: Reporter,
 ) -> LinearOptions:
-    """Validate how linear systems are to be solved; `argument` is what the caller names the method."""
+    """Validate the options of the linear solver; `argument` is the caller's name of the method."""
     if not callable(method) and method not in {*METHODS, "auto"}:
         raise InputError(
             f"{caller}: {argument}: expected one of {['auto', *METHODS]} or a function (matvec, rhs) -> x, "
@@ -65,7 +65,7 @@ def linear_options(
 
 
 def require_positive(caller: str, **numbers: Any) -> None:
-    """Refuse tolerances and step sizes that are not positive numbers; None stands for a default."""
+    """Raise on tolerances and step sizes that are not positive numbers; None is a default."""
     for name, each in numbers.items():
         require_number(caller, name, each, positive=True, optional=True)
 
@@ -79,7 +79,7 @@ def implicit_function(
     *,
     symmetric: bool = False,
 ) -> Callable[..., Any]:
-    """The function `(x0, *params) -> x`; `symmetric` says whether the Jacobian of the residual is."""
+    """Return the function `(x0, *params) -> x`; `symmetric` is whether the residual's Jacobian is symmetric."""
     switches = {"has_aux": settings.has_aux, "check": settings.check}
     require_bools(caller, **switches, throw=settings.throw, correct=settings.correct)
     report = Reporter(caller, settings.check, settings.throw)
@@ -112,27 +112,27 @@ def implicit_function(
 
 @dataclass(frozen=True)
 class SolverJob:
-    """One run of the user's solver on plain tensors."""
+    """Run of the user's solver on plain tensors."""
 
     caller: str
     solver: Callable[..., PyTree]
-    # What the user defined the problem by, and the same without aux.
+    # User's definition of the problem, and its version without aux.
     given: Callable[..., Any]
     target: Callable[..., Any]
     equation: Equation
-    # The structure of (x0, params).
+    # Structure of (x0, params).
     layout: TreeLayout
     residual_tol: float | None
     report: Reporter
-    # Whether tensors with a derivative that the residual closes over are refused.
+    # Whether to raise on tensors with a derivative that the residual closes over.
     refuse: bool
 
     def batched(self, in_dims: Sequence[int | None], size: int, leaves: Tensors) -> None:
-        """Each element converges by itself."""
+        """Return None, as every element converges separately."""
         del in_dims, size, leaves
 
     def run(self, leaves: Tensors) -> tuple[Tensor, ...]:
-        """Solve, and look at what the solver returns."""
+        """Solve, and check the result."""
         x0, params = self.layout.fill(leaves)
         ravel = Ravel(x0)
         x = _solution(self.solver(self.target, x0, *params))
@@ -150,7 +150,7 @@ class SolverJob:
         norm, size = residual.norm().item(), ravel.vector(x).norm().item()
         if norm == 0:
             return
-        # A residual is small beside what the Jacobian makes of a change of x, not beside one: equations have units.
+        # The residual is compared with the Jacobian's change of it, not with one: equations may have any units.
         cotangent = torch.randn(ravel.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
         pullback = self.equation.jacobian.transposed.prepare(x, x, *params)
         scale = ravel.vector(pullback(ravel.tree((cotangent / cotangent.norm()).to(residual)))).norm().item()
@@ -178,6 +178,6 @@ def _first(caller: str, f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _solution(found: Any) -> PyTree:
-    """What a solver found, where it tells more than that, as `hodiff.optim.minimize` and SciPy do."""
+    """Extract x from a SciPy result, such as that of `hodiff.optim.minimize`; return anything else unchanged."""
     optimize = sys.modules.get("scipy.optimize")
     return found.x if optimize is not None and isinstance(found, optimize.OptimizeResult) else found

@@ -1,4 +1,4 @@
-"""Calls of solvers on plain tensors, below all transforms, for each element of a batch by itself."""
+"""Calls of solvers on plain tensors, below all transforms, separately for each element of a batch."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ Tensors = Sequence[Tensor]
 
 
 class Job(Protocol):
-    """What is to be run."""
+    """Computation on plain tensors."""
 
     @property
     def caller(self) -> str:
-        """The public function, for messages."""
+        """Name of the public function, for messages."""
 
     def run(self, leaves: Tensors) -> tuple[Tensor, ...]:
-        """Run on plain tensors, which are constants; results are tensors of their own."""
+        """Run on plain tensors, which are constants, and return new tensors."""
 
     def batched(self, in_dims: Sequence[int | None], size: int, leaves: Tensors) -> tuple[Job, Tensors] | None:
-        """The job of a whole batch, with its arguments, or None if each element is a job of its own."""
+        """Return the job of a whole batch with its arguments, or None if each element is a separate job."""
 
 
 class SolverCall(Function):
-    """Runs a job below all transforms. Saves nothing: its results are constants."""
+    """Function that runs a job below all transforms. It saves nothing, as its results are constants."""
 
     @staticmethod
     def forward(job: Job, transformed: bool, *leaves: Tensor) -> tuple[Tensor, ...]:
-        """Run on constants, with recording on, as solvers may want gradients of their own."""
+        """Run on constants, with recording on, as solvers may compute gradients."""
         if any_legacy_batched(leaves):
             plain, dims = without_batches(leaves)
             size = next(each.shape[0] for each, dim in zip(plain, dims, strict=True) if dim is not None)
@@ -55,14 +55,14 @@ class SolverCall(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
-        """No cotangents."""
+        """Return no gradients."""
         del cotangents
         return (None,) * len(ctx.needs_input_grad)
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """No tangents."""
+        """Return no tangents."""
         del tangents
         return (None,) * ctx.outputs
 
@@ -70,12 +70,12 @@ class SolverCall(Function):
     def vmap(
         info: Any, in_dims: tuple[int | None, ...], job: Job, transformed: bool, *leaves: Tensor
     ) -> tuple[tuple[Tensor, ...], int]:
-        """Run each element by itself, unless the job takes the batch."""
+        """Run each element separately, unless the job supports the batch."""
         return _each(job, transformed, in_dims[2:], info.batch_size, leaves), 0
 
 
 def _each(job: Job, transformed: bool, dims: Sequence[int | None], size: int, leaves: Tensors) -> tuple[Tensor, ...]:
-    """Results for every element of a batch, which comes first."""
+    """Compute results for every element of a batch, along the first dimension."""
     taken = job.batched(dims, size, leaves)
     if taken is not None:
         return SolverCall.apply(taken[0], transformed, *taken[1])
@@ -91,5 +91,5 @@ def _each(job: Job, transformed: bool, dims: Sequence[int | None], size: int, le
 
 
 def call_solver(job: Job, leaves: Tensors) -> tuple[Tensor, ...]:
-    """Results of a job, as constants, from arguments at any level of any transform."""
+    """Return the results of a job, as constants, for arguments at any level of any transform."""
     return SolverCall.apply(job, in_transform(), *leaves)

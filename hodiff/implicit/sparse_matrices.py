@@ -1,4 +1,4 @@
-"""Sparse Jacobians of residuals, and solutions with their factors."""
+"""Sparse Jacobians of residuals, and solutions by their factors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 
 class Gradient:
-    """The gradient in the first argument, of an objective that must return one number."""
+    """Gradient with respect to the first argument, of an objective that must return one number."""
 
     def __init__(self, caller: str, objective: Callable[..., Any]):
         self._caller, self._objective = caller, objective
         self._gradient: Callable[..., PyTree] = torch.func.grad(self.value)
 
     def value(self, *args: Any) -> Tensor:
-        """The objective's value."""
+        """Compute the objective, and raise if it is not one real number."""
         value = self._objective(*args)
         if not isinstance(value, Tensor) or value.shape != () or not value.is_floating_point():
             raise InputError(
@@ -39,13 +39,13 @@ class Gradient:
         return value
 
     def __call__(self, *args: Any) -> PyTree:
-        """The gradient."""
+        """Compute the gradient."""
         try:
             return self._gradient(*args)
         except Exception as error:
             if not (unavailable(error) and only_reverse_mode()):
                 raise
-        # By torch.autograd, which takes Functions without setup_context.
+        # Fall back to torch.autograd, which supports Functions without setup_context.
         leaves, spec = pytree.tree_flatten(args[0])
         recording = Recording(
             lambda operands: self.value(pytree.tree_unflatten(operands, spec), *args[1:]),
@@ -60,8 +60,8 @@ class Gradient:
 
 
 def sparse_jacobian_of(residual: Callable[..., PyTree]) -> Callable[..., Any]:
-    """The Jacobian of `residual(x, *params)` in x, SciPy's CSR array; that of a gradient is the objective's Hessian."""
-    # With their patterns and colorings, for all calls with x of the same structure.
+    """Return a function of (x, *params) for the residual's Jacobian as a CSR array; for a `Gradient`, the Hessian."""
+    # Functions with patterns and colorings are cached by the structure of x.
     kept: dict[Any, Callable[..., Any]] = {}
 
     def matrix(x: PyTree, *params: Any) -> Any:
@@ -75,7 +75,7 @@ def sparse_jacobian_of(residual: Callable[..., PyTree]) -> Callable[..., Any]:
 
 
 def _of_vectors(residual: Callable[..., PyTree], ravel: Ravel) -> Callable[..., Any]:
-    # What is solved may be corrected or not, and so is its matrix.
+    # The residual is corrected already, if at all, and its matrix must match.
     if isinstance(residual, Gradient):
         value = residual.value
         return sparse.hessian(lambda v, *params: value(ravel.tree(v), *params), format="scipy", correct=False)
@@ -85,7 +85,7 @@ def _of_vectors(residual: Callable[..., PyTree], ravel: Ravel) -> Callable[..., 
 
 
 def matrix_in_words_of(caller: str, matrix: Callable[..., Any], *args: Any) -> Any:
-    """The matrix; errors name the function that the user called."""
+    """Compute the matrix; errors name the function that the user called."""
     try:
         with torch.no_grad():
             return matrix(*args)
@@ -96,7 +96,7 @@ def matrix_in_words_of(caller: str, matrix: Callable[..., Any], *args: Any) -> A
 
 
 def solve_by_factors(matrix: Any, rhs: Tensor) -> tuple[Tensor, str]:
-    """The solutions for rows of right-hand sides, and what is wrong with the matrix, if anything."""
+    """Solve for rows of right-hand sides; also return a description of the matrix's problem, or an empty string."""
     matrix = matrix.astype(np.float64)
     if not np.isfinite(matrix.data).all():
         return torch.full_like(rhs, torch.nan), "the Jacobian is not finite"
@@ -105,11 +105,11 @@ def solve_by_factors(matrix: Any, rhs: Tensor) -> tuple[Tensor, str]:
 
 
 def _by_cholmod(matrix: Any, rhs: Tensor) -> Tensor | None:
-    """The solutions where scikit-sparse is there and the matrix symmetric and well positive definite."""
+    """Solve by CHOLMOD; return None unless it is installed and the matrix symmetric and well positive definite."""
     diagonal = matrix.diagonal()
     if cholmod.library() is None or not (diagonal > 0).all() or (matrix != matrix.T).nnz:
         return None
-    # Whatever the units of unknowns, the diagonal is one.
+    # The scaled matrix has a diagonal of ones, whatever the units of the unknowns.
     scale = 1 / np.sqrt(diagonal)
     scaled = scipy.sparse.diags_array(scale) @ matrix @ scipy.sparse.diags_array(scale)
     factors = cholmod.cholesky(scipy.sparse.csc_array(scaled))
@@ -120,7 +120,7 @@ def _by_cholmod(matrix: Any, rhs: Tensor) -> Tensor | None:
 
 
 def _by_superlu(matrix: Any, rhs: Tensor) -> tuple[Tensor, str]:
-    # Equations may have any units: only what is singular after scaling them is singular.
+    # Equations may have any units, so singularity is tested after scaling the rows.
     rows = np.asarray(abs(matrix).max(axis=1).todense()).ravel()
     rows = np.where(rows > 0, rows, 1.0)
     scaled = scipy.sparse.csc_array(scipy.sparse.diags_array(1 / rows) @ matrix)

@@ -1,4 +1,4 @@
-"""Adam and its relatives, as `torch.optim` does them."""
+"""Adam and related optimizers, in the form of `torch.optim`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Adam(Optimizer):
        \theta_t = \theta_{t-1} - \frac{\gamma}{1 - \beta_1^t}
        \frac{m_t}{\sqrt{v_t / (1 - \beta_2^t)} + \epsilon} $$
 
-    The derivative of $\sqrt v$ is taken as zero at $v = 0$, where all gradients so far were zero; the slope of the step
-    in such a gradient is then $-\gamma (1 - \beta_1) / ((1 - \beta_1^t)\, \epsilon)$, which is exact. Settings may be
-    tensors with gradients, and pytrees with the structure of the parameters.
+    The derivative of $\sqrt v$ is defined as zero at $v = 0$, where all gradients so far were zero. The derivative of
+    the step with respect to such a gradient is then exactly $-\gamma (1 - \beta_1) / ((1 - \beta_1^t)\, \epsilon)$.
+    Settings may be tensors with gradients, and pytrees with the structure of the parameters.
 
     Args:
         lr: Learning rate $\gamma$.
@@ -58,12 +58,12 @@ class Adam(Optimizer):
     pairs: ClassVar[tuple[str, ...]] = ("betas",)
 
     def slots(self, param: Tensor) -> Slots:
-        """Both moments, and the largest second one."""
+        """Return zeros for both moments and, with AMSGrad, for the largest second moment."""
         names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * self.amsgrad
         return {name: torch.zeros_like(param) for name in names}
 
     def rule(self, grad: Tensor, slots: Slots, param: Tensor, step: int) -> tuple[Tensor, Slots]:
-        """One step."""
+        """Take one step."""
         beta1, beta2 = self.betas
         if self.decoupled_weight_decay:
             param = param * (1 - self.lr * self.weight_decay)
@@ -117,7 +117,7 @@ class NAdam(Optimizer):
        \theta_t = \theta_{t-1} - \gamma\, \frac{\mu_{t+1} m_t / (1 - M_{t+1}) + (1 - \mu_t) g_t / (1 - M_t)}
        {\sqrt{v_t / (1 - \beta_2^t)} + \epsilon} $$
 
-    with the moments and the convention at $v = 0$ of `Adam`. As in torch, $M_t$ is kept in the default dtype.
+    with the moments and the convention at $v = 0$ of `Adam`. As in torch, $M_t$ has the default dtype.
 
     Args:
         lr: Learning rate $\gamma$.
@@ -152,12 +152,12 @@ class NAdam(Optimizer):
     pairs: ClassVar[tuple[str, ...]] = ("betas",)
 
     def slots(self, param: Tensor) -> Slots:
-        """Both moments, and the product of momenta."""
+        """Return zeros for both moments, and 1 for the product of momenta."""
         product = torch.ones((), dtype=torch.get_default_dtype(), device=param.device)
         return {"exp_avg": torch.zeros_like(param), "exp_avg_sq": torch.zeros_like(param), "mu_product": product}
 
     def rule(self, grad: Tensor, slots: Slots, param: Tensor, step: int) -> tuple[Tensor, Slots]:
-        """One step."""
+        """Take one step."""
         beta1, beta2 = self.betas
         if self.decoupled_weight_decay:
             param = param * (1 - self.lr * self.weight_decay)
@@ -178,12 +178,12 @@ class NAdam(Optimizer):
 
 @dataclass(frozen=True, eq=False)
 class Adamax(Optimizer):
-    r"""Adam with the largest gradient in place of the second moment.
+    r"""Adam with the largest gradient instead of the second moment.
 
     $$ u_t = \max(\beta_2 u_{t-1}, |g_t| + \epsilon), \qquad
        \theta_t = \theta_{t-1} - \frac{\gamma}{1 - \beta_1^t} \frac{m_t}{u_t} $$
 
-    The derivative of $|g|$ is zero at $g = 0$; where both arguments of the maximum are equal, each has half of it.
+    The derivative of $|g|$ is zero at $g = 0$; if both arguments of the maximum are equal, each has half of it.
 
     Args:
         lr: Learning rate $\gamma$.
@@ -214,11 +214,11 @@ class Adamax(Optimizer):
     pairs: ClassVar[tuple[str, ...]] = ("betas",)
 
     def slots(self, param: Tensor) -> Slots:
-        """The first moment and the largest gradient."""
+        """Return zeros for the first moment and the largest gradient."""
         return {name: torch.zeros_like(param) for name in ("exp_avg", "exp_inf")}
 
     def rule(self, grad: Tensor, slots: Slots, param: Tensor, step: int) -> tuple[Tensor, Slots]:
-        """One step."""
+        """Take one step."""
         beta1, beta2 = self.betas
         grad = self.decayed(grad, param)
         average = mixed(slots["exp_avg"], grad, beta1)

@@ -1,4 +1,4 @@
-"""The inner loop of meta-learning: some steps of an optimizer as a differentiable function."""
+"""Inner loop of meta-learning: some steps of an optimizer as a differentiable function."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ class Adaptation(NamedTuple):
     """Result of an inner loop: `params, state, buffers, losses = adapt(..., history=True)`.
 
     Attributes:
-        params: The adapted parameters.
-        state: The optimizer's state.
-        buffers: The buffers after the last step, without a graph; `()` if there were none.
-        losses: The loss before each step (steps,), without a graph.
+        params: Adapted parameters.
+        state: State of the optimizer.
+        buffers: Buffers after the last step, without a graph; `()` if there were none.
+        losses: Loss before each step (steps,), without a graph.
     """
 
     params: PyTree
@@ -88,34 +88,34 @@ def adapt(
        \theta_T = \theta_T(\theta_0, \phi) $$
 
     in $\theta_0$ and in everything else $\phi$ that requires a gradient: tensors that the loss closes over, batches,
-    settings of the optimizer. It works by `.backward()`, under `torch.func` transforms and in compiled code. A
-    parameter that the loss does not use has gradient zero. Under `torch.no_grad()` no graph is kept.
+    settings of the optimizer. It supports `.backward()`, `torch.func` transforms and compiled code. A parameter that
+    the loss does not use has gradient zero. Under `torch.no_grad()` no graph is kept.
 
     Args:
         loss: `loss(params, batch)` that returns a tensor of shape `()`; with `buffers`, `loss(params, batch, buffers)`
             that returns `(value, buffers)`.
-        params: Where to start, a tensor or pytree of real floating-point tensors.
-        task: The batch of every step (a tensor, tuple, list, dict or None); or a callable of the step, counted from 0;
-            or an iterable with a batch a step.
+        params: Start: a tensor or pytree of real floating-point tensors.
+        task: Batch of every step (a tensor, tuple, list, dict or None); or a callable of the step, counted from 0; or
+            an iterable with a batch for each step.
         optimizer: A functional optimizer of `hodiff.meta`.
         steps: Number of steps $T$.
-        state: The optimizer's state to go on from; by default `optimizer.init(params)`.
-        buffers: Pytree of what the loss carries from step to step without derivatives, as running statistics. The loss
-            gets a copy that it may change in place.
-        first_order: Whether gradients count as constants: $\partial \theta_{t+1} / \partial \theta_t$ is that of $U_t$
-            in its first argument, the identity for `SGD` without weight decay.
-        checkpoint: Keep every k-th state only and compute the steps between again, for derivatives of any order; about
-            $\sqrt T$ is least memory. Random numbers are replayed.
-        truncate: Differentiate the last k steps only. Those before are constants, except that $\theta_{T-k}$ counts as
+        state: State with which the optimizer continues; by default `optimizer.init(params)`.
+        buffers: Pytree that the loss carries from step to step without derivatives, such as running statistics. The
+            loss gets a copy that it may change in place.
+        first_order: Whether gradients count as constants. $\partial \theta_{t+1} / \partial \theta_t$ is then that of
+            $U_t$ in its first argument, which is the identity for `SGD` without weight decay.
+        checkpoint: Keep only every k-th state and recompute the steps between, for derivatives of any order; about
+            $\sqrt T$ needs least memory. Random numbers are replayed.
+        truncate: Differentiate the last k steps only. Earlier steps are constants, except that $\theta_{T-k}$ counts as
             $\theta_0$ plus a constant.
-        clip: Largest norm of all gradients of a step together, clipped as `torch.nn.utils.clip_grad_norm_` does, but
+        clip: Largest norm of all gradients of a step together, clipped like `torch.nn.utils.clip_grad_norm_`, but
             differentiably; or a function from gradients to gradients.
-        route: How the gradient is differentiated: "reverse-over-reverse"; "forward-over-reverse", which stores the
-            parameters of each step and nothing of the gradient's computation; or "auto", the former, which was as fast
-            or faster on all networks that we measured (docs/guides/meta.md).
-        generator: Seeds the random numbers that the loss draws; the global state is then left alone.
-        check_finite: Whether to raise if numbers are not finite. The batches are kept until the end for that.
-        correct: Whether hodiff's rules take the place of torch's wrong and missing ones in the loss.
+        route: Differentiation of the gradient: "reverse-over-reverse"; "forward-over-reverse", which stores the
+            parameters of each step and nothing of the gradient's computation; or "auto", which is
+            "reverse-over-reverse". It was as fast or faster on all networks that we measured (docs/guides/meta.md).
+        generator: Seeds the random numbers that the loss draws; the global state is then unchanged.
+        check_finite: Whether to raise on numbers that are not finite. This keeps the batches until the end.
+        correct: Whether hodiff's rules replace torch's wrong and missing derivatives in the loss.
         history: Whether to return an `Adaptation` instead of the parameters.
         progress: Whether to show a progress bar.
 
@@ -123,9 +123,9 @@ def adapt(
         The adapted parameters with the structure of `params`, or an `Adaptation`.
 
     Raises:
-        InputError: If an argument is not what it should be, the loss is no real number or does not depend on the
-            parameters, or the task ends early.
-        NonFiniteError: If a loss, gradient or parameter is not finite; the message says at which step, and which.
+        InputError: If an argument is invalid, the loss is no real number or does not depend on the parameters, or the
+            task ends early.
+        NonFiniteError: If a loss, gradient or parameter is not finite; the message names it and the step.
         RouteError: If the derivative of the gradient does not exist.
 
     Example:
@@ -155,7 +155,7 @@ def adapt(
     start: Point = (params, optimizer.init(params) if state is None else state, () if buffers is None else buffers)
     point, losses, batches = start, [], []
     constant = 0 if truncate is None else max(0, steps - truncate)
-    # torch.compile traces no progress bars.
+    # torch.compile does not trace progress bars.
     bar = tqdm(total=steps, unit=" steps") if progress else None
     with nullcontext() if generator is None else seeded(drawn_seed(generator), leaves):
         replay = Surroundings(leaves) if check_finite and not torch.compiler.is_compiling() else None

@@ -1,4 +1,4 @@
-"""Optimizers that divide by a history of squared gradients, without momentum's bias: RMSprop, Adagrad, Adadelta."""
+"""Optimizers that divide by a history of squared gradients, without bias correction: RMSprop, Adagrad, Adadelta."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class RMSprop(Optimizer):
     $$ v_t = \alpha v_{t-1} + (1 - \alpha) g_t^2, \qquad
        \theta_t = \theta_{t-1} - \gamma \frac{g_t}{\sqrt{v_t} + \epsilon} $$
 
-    Centered, the square of the average gradient is subtracted from $v_t$. With momentum, the quotient goes into
-    $b_t = \mu b_{t-1} + g_t / (\sqrt{v_t} + \epsilon)$ first. The derivative of $\sqrt v$ is zero at $v = 0$.
+    With `centered`, the square of the average gradient is subtracted from $v_t$. With momentum, the quotient first
+    enters $b_t = \mu b_{t-1} + g_t / (\sqrt{v_t} + \epsilon)$. The derivative of $\sqrt v$ is zero at $v = 0$.
 
     Args:
         lr: Learning rate $\gamma$.
@@ -52,12 +52,12 @@ class RMSprop(Optimizer):
     maximize: bool = field(default=False, kw_only=True)
 
     def slots(self, param: Tensor) -> Slots:
-        """The second moment, and what momentum and centering need."""
+        """Return zeros for the second moment and, if used, for momentum and the mean gradient."""
         names = ["square_avg"] + ["momentum_buffer"] * is_active(self.momentum) + ["grad_avg"] * self.centered
         return {name: torch.zeros_like(param) for name in names}
 
     def rule(self, grad: Tensor, slots: Slots, param: Tensor, step: int) -> tuple[Tensor, Slots]:
-        """One step."""
+        """Take one step."""
         del step
         grad = self.decayed(grad, param)
         variance = mixed(slots["square_avg"], grad * grad, self.alpha)
@@ -111,11 +111,11 @@ class Adagrad(Optimizer):
     maximize: bool = field(default=False, kw_only=True)
 
     def slots(self, param: Tensor) -> Slots:
-        """The sum of squared gradients."""
+        """Return the initial sum of squared gradients."""
         return {"sum": torch.zeros_like(param) + self.initial_accumulator_value}
 
     def rule(self, grad: Tensor, slots: Slots, param: Tensor, step: int) -> tuple[Tensor, Slots]:
-        """One step."""
+        """Take one step."""
         grad = self.decayed(grad, param)
         total = slots["sum"] + grad * grad
         rate = self.lr / (1 + (step - 1) * self.lr_decay)
@@ -157,11 +157,11 @@ class Adadelta(Optimizer):
     maximize: bool = field(default=False, kw_only=True)
 
     def slots(self, param: Tensor) -> Slots:
-        """Second moments of the gradients and of the steps."""
+        """Return zeros for the second moments of gradients and steps."""
         return {name: torch.zeros_like(param) for name in ("square_avg", "acc_delta")}
 
     def rule(self, grad: Tensor, slots: Slots, param: Tensor, step: int) -> tuple[Tensor, Slots]:
-        """One step."""
+        """Take one step."""
         del step
         grad = self.decayed(grad, param)
         square = mixed(slots["square_avg"], grad * grad, self.rho)

@@ -1,4 +1,4 @@
-"""What happens to the running statistics of batch norms in an inner loop."""
+"""Running statistics of batch norms in an inner loop."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from hodiff.common.trees import PyTree
 from hodiff.torch_internals.modules import RunningNorm
 
-# Of one task each, of all tasks together, or as they were.
+# Statistics of each task, of all tasks together, or unchanged.
 POLICIES = ("per-task", "shared", "frozen")
 
 
 def moving_statistics(module: nn.Module, policy: str) -> dict[str, Tensor]:
-    """The buffers, by name, that a forward pass would update; none where the policy freezes them."""
+    """Return the buffers, by name, that a forward pass would update; none if the policy is "frozen"."""
     found: dict[str, Tensor] = {}
     for name, norm in () if policy == "frozen" else module.named_modules():
         if isinstance(norm, RunningNorm) and norm.training and norm.track_running_stats:
@@ -26,7 +26,7 @@ def moving_statistics(module: nn.Module, policy: str) -> dict[str, Tensor]:
 
 @contextmanager
 def frozen_norms(module: nn.Module, policy: str) -> Iterator[None]:
-    """Let norms use their running statistics for a while, if the policy is "frozen"."""
+    """Make norms use their running statistics temporarily, if the policy is "frozen"."""
     norms = [
         each for each in module.modules() if policy == "frozen" and isinstance(each, RunningNorm) and each.training
     ]
@@ -40,7 +40,7 @@ def frozen_norms(module: nn.Module, policy: str) -> Iterator[None]:
 
 
 def stacked(buffers: dict[str, Tensor], tasks: int) -> dict[str, Tensor]:
-    """A copy for each task, in front; counters are common to all."""
+    """Copy buffers for each task along a new first dimension; counters are shared."""
     return {
         name: each.expand(tasks, *each.shape).clone() if each.is_floating_point() else each.clone()
         for name, each in buffers.items()
@@ -48,7 +48,7 @@ def stacked(buffers: dict[str, Tensor], tasks: int) -> dict[str, Tensor]:
 
 
 def joined(several: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Chunks of tasks as one; counters, which are equal in all, once."""
+    """Concatenate the buffers of chunks of tasks; equal counters are taken once."""
     return {
         name: torch.cat([each[name] for each in several]) if first.is_floating_point() else first
         for name, first in several[0].items()
@@ -56,5 +56,5 @@ def joined(several: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def average(buffers: PyTree) -> dict[str, Tensor]:
-    """The mean over tasks; counters as they are."""
+    """Average buffers over tasks; counters are unchanged."""
     return {name: each.mean(0) if each.is_floating_point() else each for name, each in buffers.items()}

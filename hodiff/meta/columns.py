@@ -1,4 +1,4 @@
-"""Lists of tensors, one for each leaf of the parameters, as columns for the solvers of linear systems."""
+"""Conversion of lists of tensors, one for each leaf of the parameters, to columns for linear solvers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Vector = list[Tensor]
 
 
 class Columns:
-    """The columns (n, k) of lists of leaves (k, *shape), and of leaves (*shape) for k = 1."""
+    """Conversion between lists of leaves (k, *shape), or (*shape) for k = 1, and columns (n, k)."""
 
     def __init__(self, leaves: Sequence[Tensor], count: int):
         self._count = count
@@ -24,12 +24,12 @@ class Columns:
         self._mixed = len(set(self._dtypes)) > 1
 
     def join(self, leaves: Sequence[Tensor]) -> Tensor:
-        """The columns."""
+        """Join leaves to columns."""
         rows = [each.reshape(self._count, -1) for each in leaves]
         return (rows[0] if len(rows) == 1 else torch.cat(rows, 1)).T
 
     def split(self, columns: Tensor) -> Vector:
-        """The leaves."""
+        """Split columns into leaves."""
         parts = columns.T.split(self._sizes, 1)
         leaves = [part.reshape(shape) for part, shape in zip(parts, self._shapes, strict=True)]
         if not self._mixed:
@@ -45,8 +45,8 @@ def solve_tasks(
     Args:
         product: Multiplies vectors of all tasks, leaves (tasks, *shape), by the tasks' matrices.
         b: Right-hand sides.
-        steps: Most products.
-        tolerance: Relative residual to stop at.
+        steps: Maximum number of products.
+        tolerance: Relative residual at which a system is solved.
 
     Returns:
         Solutions, and their relative residuals (tasks,).
@@ -58,7 +58,7 @@ def solve_tasks(
     def of_open(block: Tensor, open_tasks: Tensor) -> Tensor:
         if len(open_tasks) == count:
             return layout.join(product(layout.split(block)))
-        # The product takes all tasks or none; those that are solved are given zeros.
+        # The product takes all tasks at once; solved tasks get zeros.
         filled = torch.zeros_like(right).index_copy(1, open_tasks, block)
         return layout.join(product(layout.split(filled)))[:, open_tasks]
 

@@ -1,4 +1,4 @@
-"""A functional optimizer that goes on where one of `torch.optim` is."""
+"""Conversion of optimizers of `torch.optim` to functional optimizers, with their states."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ COUNTERPARTS: dict[type[torch.optim.Optimizer], type[Optimizer]] = {
 def from_torch(optimizer: torch.optim.Optimizer, params: PyTree = None) -> tuple[Optimizer, OptimizerState]:
     r"""Copy an optimizer of `torch.optim`, with its settings, its parameter groups and its state.
 
-    Settings that differ between groups become pytrees with the structure of `params`. The original stays as it is.
+    Settings that differ between groups become pytrees with the structure of `params`. The original does not change.
 
     Args:
         optimizer: One of `SGD`, `Adam`, `AdamW`, `NAdam`, `Adamax`, `RMSprop`, `Adagrad`, `Adadelta`.
-        params: The very parameters that it optimizes, in any structure, such as `dict(module.named_parameters())`; by
-            default a list of them in the order of the groups.
+        params: The tensors that it optimizes, not copies, in any structure, such as `dict(module.named_parameters())`;
+            by default a list in the order of the groups.
 
     Returns:
-        The functional optimizer and its state for `params`.
+        Functional optimizer and its state for `params`.
 
     Raises:
-        InputError: If the optimizer is another, `params` does not hold its parameters, or a switch such as `nesterov`
-            differs between groups.
+        InputError: If the optimizer is not supported, `params` does not hold its parameters, or a switch such as
+            `nesterov` differs between groups.
 
     Example:
         >>> import torch
@@ -69,14 +69,14 @@ def from_torch(optimizer: torch.optim.Optimizer, params: PyTree = None) -> tuple
     for leaf, initial in zip(leaves, fresh.slots, strict=True):
         held: dict[str, Any] = optimizer.state.get(leaf, {})
         held = {name: value for name, value in held.items() if isinstance(value, Tensor)}
-        # SGD alone does not count steps; a buffer shows that there was one.
+        # SGD alone does not count steps; a buffer proves that there was one.
         steps.append(int(held["step"]) if "step" in held else int("momentum_buffer" in held))
         slots.append({name: held[name].detach().clone() if name in held else zero for name, zero in initial.items()})
     return rule, OptimizerState(tuple(steps), tuple(slots))
 
 
 def _merged(name: str, values: list[Any], cls: type[Optimizer], spec: pytree.TreeSpec) -> Any:
-    """One setting for all leaves where they agree, a tree where they do not."""
+    """Return the common value of a setting, or a tree if it differs between leaves."""
     if all(value is values[0] or _equal(value, values[0]) for value in values):
         return values[0]
     if isinstance(values[0], bool):

@@ -1,4 +1,4 @@
-"""The gradient of an inner loss, by the routes that its derivative may take."""
+"""Gradient of an inner loss, by routes that differ in how it is differentiated."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from hodiff.torch_internals.autograd.forward_mode import in_dual_level
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
-# Of the leaves of the parameters: the value, gradients by the leaves, and buffers.
+# Value, gradients with respect to the leaves of the parameters, and buffers.
 Gradient = tuple[Tensor, list[Tensor], PyTree]
 Loss = Callable[[Sequence[Tensor], PyTree, PyTree], tuple[Tensor, PyTree]]
 
 
 class InnerLoss:
-    """The user's loss as a function of the leaves of the parameters, a batch and buffers; always with new buffers."""
+    """User's loss as a function of the leaves of the parameters, a batch and buffers; it always returns buffers."""
 
     def __init__(self, loss: Callable[..., Any], spec: pytree.TreeSpec, has_buffers: bool, correct: bool, again: bool):
         self.loss, self.spec, self.has_buffers = loss, spec, has_buffers
@@ -43,7 +43,7 @@ class InnerLoss:
 
     @at_another_point
     def __call__(self, leaves: Sequence[Tensor], batch: PyTree, buffers: PyTree) -> tuple[Tensor, PyTree]:
-        """Evaluate, and refuse what is no loss."""
+        """Evaluate the loss, and raise if it is not a real scalar."""
         params = pytree.tree_unflatten(list(leaves), self.spec)
         with self.mode:
             result = self.loss(params, batch, buffers) if self.has_buffers else (self.loss(params, batch), ())
@@ -62,7 +62,7 @@ class InnerLoss:
 
 
 def constant_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
-    """The gradient as a constant to all outer derivatives."""
+    """Compute the gradient as a constant for all outer derivatives."""
     leaves = [leaf.detach() for leaf in leaves]
     if only_reverse_mode():
         value, gradients, buffers = _recorded(loss, leaves, batch, buffers)
@@ -72,17 +72,17 @@ def constant_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTre
 
 
 def reverse_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
-    """The gradient by a reverse pass, to be differentiated by another."""
+    """Compute the gradient by a reverse pass, which another reverse pass may differentiate."""
     if not only_reverse_mode():
         return transformed_gradient(loss, leaves, batch, buffers)
     return _recorded(loss, leaves, batch, buffers, tensors_in(batch), captures=True)
 
 
 def transformed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
-    """The gradient inside of `torch.func` transforms and compiled code."""
+    """Compute the gradient inside `torch.func` transforms and compiled code."""
 
     def guarded(leaves: Tensors) -> tuple[Tensor, PyTree]:
-        # A copy belongs to this transform, so that modules may update it in place.
+        # A copy belongs to this transform, so modules may update it in place.
         value, new = loss(leaves, batch, copied(buffers))
         if not value.requires_grad:
             raise independent()
@@ -95,13 +95,13 @@ def transformed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: Py
 def _recorded(
     loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree, others: Tensors = (), *, captures: bool = False
 ) -> Gradient:
-    """The gradient, differentiable if the leaves or others are, or what the loss `captures` by closing over it."""
+    """Compute the gradient, differentiable in leaves, others and, if `captures`, the loss's closed-over tensors."""
     roots = (getattr(loss, "loss", loss),)
     recording = Recording(lambda operands: loss(operands, batch, copied(buffers)), leaves, others, roots=roots)
     value, buffers = recording.result
     if not value.requires_grad:
         raise independent()
-    # Where nothing that is known asks for a derivative, a graph may be kept for nothing; the walk costs less.
+    # If no known tensor requires a gradient, walk the graph for captured ones; this is cheaper than an unneeded graph.
     if captures and not recording.connected:
         recording.inspect(value)
     try:
@@ -115,8 +115,8 @@ def _recorded(
 
 
 def mixed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) -> Gradient:
-    """The gradient as one node, whose derivative pushes a tangent through it instead of pulling back twice."""
-    if torch.compiler.is_compiling():  # which stores what it likes itself
+    """Compute the gradient as one node, whose derivative is one forward pass over one reverse pass."""
+    if torch.compiler.is_compiling():  # compiled code chooses itself what it stores
         return transformed_gradient(loss, leaves, batch, buffers)
 
     def kept(leaves: Sequence[Tensor], batch: PyTree, buffers: PyTree) -> tuple[Tensor, PyTree]:
@@ -130,17 +130,17 @@ def mixed_gradient(loss: Loss, leaves: Tensors, batch: PyTree, buffers: PyTree) 
 
 
 class _GradientProgram(Program):
-    """Value and gradient of a call by its first operands, and what it returns besides.
+    """Value and gradient of a call with respect to its first operands, with the call's other outputs.
 
-    The derivative of the gradient along cotangents u is that of the slope along u: by the symmetry of second
-    derivatives one forward pass over one reverse pass gives it for all operands, and nothing is stored between.
+    The derivative of the gradient along cotangents u is the gradient of the directional derivative along u. By the
+    symmetry of second derivatives, one forward pass over one reverse pass computes it for all operands and stores
+    nothing.
     """
 
     def __init__(self, call: CallProgram, count: int):
         self.call, self.count, self.name = call, count, call.name
 
     def run(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Compute them."""
 
         def loss(leaves: Sequence[Tensor], batch: PyTree, buffers: PyTree) -> tuple[Tensor, PyTree]:
             del batch, buffers
@@ -149,17 +149,17 @@ class _GradientProgram(Program):
 
         leaves = inputs[: self.count]
         if only_reverse_mode():
-            # A tensor that nobody found makes the gradients carry a graph, which `Checkpoint` refuses.
+            # An undetected tensor would give the gradients a graph, which `Checkpoint` rejects.
             value, gradients, rest = _recorded(loss, leaves, None, (), inputs, captures=True)
         else:
             value, gradients, rest = transformed_gradient(loss, leaves, None, ())
         return value, *gradients, *rest
 
     def pull(self, inputs: Tensors, cotangents: Sequence[Tensor | None], needed: Sequence[int]) -> list[Tensor | None]:
-        """One Hessian-vector product, forward over reverse, for all that is needed."""
+        """Compute one Hessian-vector product, forward over reverse, for all operands that need it."""
         of_value, directions = cotangents[0], cotangents[1 : 1 + self.count]
         others = [of_value, *cotangents[1 + self.count :]]
-        # torch.func.jvp refuses to run inside of torch.autograd.forward_ad.
+        # torch.func.jvp cannot run inside torch.autograd.forward_ad.
         if in_dual_level() or any(each is not None for each in others):
             return super().pull(inputs, cotangents, needed)
         active = sorted({*range(self.count), *needed})
@@ -180,7 +180,7 @@ class _GradientProgram(Program):
 
 
 def _refuse_once_differentiable(value: Tensor) -> None:
-    """Refuse a loss whose gradient torch would take for a constant."""
+    """Raise if torch would treat the gradient of the loss as a constant."""
     once = inspect_graph(value).once
     if once is not None:
         raise RouteError(
@@ -190,7 +190,7 @@ def _refuse_once_differentiable(value: Tensor) -> None:
 
 
 def independent() -> InputError:
-    """The error for an inner loss that autograd cannot trace back to any parameter."""
+    """Return the error for an inner loss that autograd cannot trace back to any parameter."""
     return InputError(
         "adapt: loss: expected a loss that depends on the parameters, got one that does not; look for .detach(), "
         ".item(), NumPy code, torch.no_grad(), or parameters read from the module instead of the argument (use "
@@ -199,21 +199,21 @@ def independent() -> InputError:
 
 
 def detached(tree: PyTree) -> PyTree:
-    """The tree without graphs."""
+    """Detach all tensors of a tree."""
     return pytree.tree_map_only(Tensor, torch.Tensor.detach, tree)
 
 
 def copied(tree: PyTree) -> PyTree:
-    """The tree in other memory."""
+    """Clone all tensors of a tree."""
     return pytree.tree_map_only(Tensor, torch.Tensor.clone, tree)
 
 
 def require_norm(caller: str, argument: str, value: Any, *, wanted: str = "a positive norm or None") -> None:
-    """Refuse what no gradients can be clipped to: by a negative norm they would turn round."""
+    """Raise if a value is no norm for clipping; a negative norm would reverse the gradients."""
     if value is None or (is_number(value) and value > 0):
         return
     if isinstance(value, Tensor) and value.shape == () and value.is_floating_point():
-        # Numbers inside of transforms are not known, and others are not worth waiting for an accelerator.
+        # Values inside transforms are unknown, and values on an accelerator are not worth a synchronization.
         hidden = torch.compiler.is_compiling() or value.device.type != "cpu" or is_wrapped(value)
         if hidden or bool(value > 0):
             return
@@ -222,7 +222,7 @@ def require_norm(caller: str, argument: str, value: Any, *, wanted: str = "a pos
 
 
 def clipped(gradients: Sequence[Tensor], max_norm: Any) -> list[Tensor]:
-    """Gradients scaled so that the norm of all together is at most `max_norm`, as `clip_grad_norm_` of torch does."""
+    """Scale gradients so that their joint norm is at most `max_norm`, like torch's `clip_grad_norm_`."""
     squares = [each.square().sum() for each in gradients]
     norm = root(torch.stack(squares).sum())
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)

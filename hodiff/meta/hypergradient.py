@@ -1,4 +1,4 @@
-"""Gradients of an outer loss by hyperparameters, through the minimum of an inner loss."""
+"""Gradients of an outer loss with respect to hyperparameters, through the minimum of an inner loss."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ from hodiff.meta.sgd import SGD
 from hodiff.rules.any_order import outside_graphs
 from hodiff.torch_internals.autograd.transforms import in_transform
 
-# The rule, how many iterations or columns by default, and the relative residual that counts as solved.
+# Rule, default number of iterations or columns, and default tolerance of the relative residual.
 INVERSES: dict[str, tuple[Callable[..., Inverse], int, float]] = {
     "implicit-cg": (by_conjugate_gradients, CG_STEPS, 1e-6),
     "neumann": (by_neumann_series, 500, 1e-3),
     "nystrom": (by_nystrom, 20, 1e-6),
 }
 METHODS = ("unroll", *INVERSES)
-# Products that the estimate of the error may take.
+# Maximum number of products for the estimate of the error.
 ERROR_STEPS = 20
 
 
 @dataclass(eq=False)
 class Hypergradient:
-    """A hypergradient and how far it can be trusted.
+    """Hypergradient with estimates of its error.
 
     Attributes:
-        value: The gradient of the outer loss, with the structure of the hyperparameters, without a graph.
-        params: Where the inner loss was taken to be minimal; for "unroll" the parameters after the last step.
-        outer: The outer loss there.
-        error_estimate: Estimated norm of the error of `value`: from the linear system, by some steps of conjugate
-            gradients for what its solution and damping leave of the undamped one, infinite where the inner Hessian is
-            not positive definite; for "unroll", from the value after half as many steps, extrapolated.
-        residual: Relative residual of the linear system; for "unroll", the norm of the inner gradient at the end over
-            that at the start.
-        outer_error: First-order estimate of how much the outer loss would change on the way to the true minimum; for
-            "unroll", extrapolated from half the steps.
-        products: How many products with the inner Hessian were taken; for "unroll", steps that were differentiated.
+        value: Gradient of the outer loss, with the structure of the hyperparameters, without a graph.
+        params: Assumed minimum of the inner loss; for "unroll" the parameters after the last step.
+        outer: Outer loss at `params`.
+        error_estimate: Estimated norm of the error of `value`. For the linear system, some steps of conjugate gradients
+            estimate the error of the undamped solution; it is infinite if the inner Hessian is not positive definite.
+            For "unroll", it is extrapolated from the value after half as many steps.
+        residual: Relative residual of the linear system; for "unroll", the ratio of the inner gradient's norms at the
+            end and at the start.
+        outer_error: First-order estimate of the change of the outer loss on the way to the true minimum; for "unroll",
+            extrapolated from half the steps.
+        products: Number of products with the inner Hessian; for "unroll", number of differentiated steps.
     """
 
     value: PyTree
@@ -103,15 +103,15 @@ def hypergradient(
     optimizer: Optimizer | None = None,
     generator: torch.Generator | None = None,
 ) -> Hypergradient:
-    r"""Gradient of an outer loss in hyperparameters, through the minimum of an inner loss.
+    r"""Compute the gradient of an outer loss in hyperparameters, through the minimum of an inner loss.
 
     $$ \frac{d}{d\phi} F(\theta^*(\phi), \phi) = \partial_\phi F
        - \partial_\phi \partial_\theta G \, (\partial_\theta^2 G + \rho I)^{-1} \partial_\theta F, \qquad
        \theta^*(\phi) = \arg\min_\theta G(\theta, \phi) $$
 
-    "implicit-cg" solves by conjugate gradients, "neumann" sums $\alpha \sum_k (I - \alpha \partial_\theta^2 G)^k$,
-    "nystrom" preconditions conjugate gradients by a low-rank approximation from random columns; these need `params` at
-    the minimum. "unroll" starts at `params`, takes steps of an optimizer and differentiates them.
+    "implicit-cg" solves by conjugate gradients, and "neumann" sums $\alpha \sum_k (I - \alpha \partial_\theta^2 G)^k$.
+    "nystrom" preconditions conjugate gradients by a low-rank approximation from random columns. These methods need
+    `params` at the minimum. "unroll" starts at `params` and differentiates steps of an optimizer.
 
     Args:
         outer: $F(\theta, \phi)$, a tensor of shape `()`.
@@ -119,22 +119,22 @@ def hypergradient(
         params: $\theta$, a tensor or pytree of real floating-point tensors.
         hyper: $\phi$, likewise.
         method: "unroll", "implicit-cg", "neumann" or "nystrom".
-        iterations: Most conjugate gradient steps (100), terms of the series (500), or columns (20).
+        iterations: Maximum number of conjugate gradient steps (100), series terms (500) or columns (20).
         tolerance: Relative residual of the linear system that counts as solved: 1e-6, and 1e-3 for "neumann"; a
-            `HodiffWarning` tells where it is not reached.
+            `HodiffWarning` reports if it is not reached.
         damping: $\rho$.
         step: $\alpha$ of "neumann"; by default 0.9 over the largest eigenvalue, from 20 products.
-        steps: Steps of "unroll".
+        steps: Number of steps of "unroll".
         optimizer: Functional optimizer of "unroll"; by default `SGD(0.01)`.
-        generator: Of the random columns of "nystrom" and of the power iteration of "neumann".
+        generator: Source of the random columns of "nystrom" and of the power iteration of "neumann".
 
     Returns:
-        The hypergradient with its error estimates.
+        Hypergradient with its error estimates.
 
     Raises:
-        InputError: If an argument is not what it should be, the inner loss does not depend on the parameters, or the
-            outer loss depends neither on them nor on the hyperparameters, or on the latter by no path.
-        RouteError: Inside of a `torch.func` transform, which would lose the derivative of the result.
+        InputError: If an argument is invalid, the inner loss does not depend on the parameters, or the outer loss
+            depends neither on them nor on the hyperparameters, or has no path to the latter.
+        RouteError: Inside a `torch.func` transform, which would lose the derivative of the result.
         NonFiniteError: If the inner loop of "unroll" or the result is not finite.
 
     Example:
@@ -188,7 +188,7 @@ def hypergradient(
 
 
 class _BilevelProblem:
-    """Both losses at a point, with fresh leaves."""
+    """Outer and inner loss at a point, with new leaves."""
 
     def __init__(self, outer: Callable[..., Any], inner: Callable[..., Any], params: PyTree, hyper: PyTree):
         self.outer, self.inner = outer, inner
@@ -236,11 +236,11 @@ def _implicit(problem: _BilevelProblem, damping: float, make: Callable[[InnerHes
     if not any(g is not None for g in found[count:]) and not any(each.any() for each in mixed) and norm(x) > 0:
         _require_path(slopes, problem.hypers)
     result = [d - m for d, m in zip(direct, mixed, strict=True)]
-    # A few steps of conjugate gradients estimate the error, whichever method left it.
-    # What damping adds is an error of the minimum's derivative, too.
+    # A few steps of conjugate gradients estimate the error for any method. The damping adds an error of the derivative
+    # of the minimum, which is included.
     amiss = [rest + damping * each for rest, each in zip(left, x, strict=True)]
     error = by_conjugate_gradients(H, ERROR_STEPS, 0.1, None, None)(amiss)
-    # They stop at once where the Hessian is not positive definite, and then know nothing.
+    # Conjugate gradients stop at once if the Hessian is not positive definite, and give no estimate.
     known = norm(error) > 0 or norm(amiss) == 0
     scale = norm(of_params)
     outer_error = torch.stack([(s.detach() * each).sum() for s, each in zip(slopes, x, strict=True)]).sum()
@@ -278,7 +278,7 @@ def _unrolled(problem: _BilevelProblem, steps: int, optimizer: Optimizer) -> Hyp
     half, _, outer_before, slope_before = after(steps // 2)
     value = [torch.zeros_like(x) if g is None else g for g, x in zip(whole, problem.hypers, strict=True)]
     change = [v if h is None else v - h for v, h in zip(value, half, strict=True)]
-    # If each further half shrinks the slope by the ratio of the second one, the rest is a geometric series.
+    # If every further half reduces the gradient by the last ratio, the remaining changes are a geometric series.
     ratio = slope_at_end / slope_before if slope_before else 0.0
     rest = ratio / (1 - ratio) if ratio < 0.5 else 1.0
     start = slope(problem.params)

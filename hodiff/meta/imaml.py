@@ -34,7 +34,7 @@ from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 @dataclass(frozen=True)
 class Minimum:
-    """Where the inner loops of some tasks ended, and what evaluates their losses there once more."""
+    """End points of the inner loops of some tasks, with the inputs and states to evaluate their losses again."""
 
     support: Batch
     query: Batch
@@ -46,33 +46,34 @@ class Minimum:
 
 @explains(LearnerOptions)
 class IMAML(MetaLearner):
-    r"""MAML whose meta-gradient depends on where the inner loop ends, not on how it got there.
+    r"""MAML whose meta-gradient depends on the end of the inner loop, not on its path.
 
     $$ \theta_i' = \arg\min_\phi L_i^{\text{support}}(\phi) + \tfrac\lambda2 \lVert \phi - \theta \rVert^2, \qquad
        g_i = \Bigl(I + \tfrac1\lambda \nabla^2 L_i^{\text{support}}(\theta_i')\Bigr)^{-1}
        \nabla L_i^{\text{query}}(\theta_i') $$
 
-    by conjugate gradients, for all tasks at once. The inner loop keeps no graph, so memory does not grow with its
-    steps.
+    by conjugate gradients, for all tasks at once. The inner loop keeps no graph, so memory does not grow with the
+    number of steps.
 
-    Beyond that the result can be differentiated to any order, by every route and under `torch.func` transforms, as
-    `hodiff.implicit.argmin` can: each order solves further systems with the same matrix. All derivatives suppose that
-    the inner loop ends at the minimum, and their errors are of the size of its gradient there and of `cg_tolerance`.
-    The meta-gradient is used where that is not quite so; derivatives beyond it say by a `HodiffWarning` how far the
-    inner loop is from the minimum.
+    The result can be differentiated to any order, by every route and under `torch.func` transforms, like
+    `hodiff.implicit.argmin`: each order solves further systems with the same matrix. All derivatives assume that the
+    inner loop ends at the minimum. Their errors are of the size of its gradient there and of `cg_tolerance`. The
+    meta-gradient is used even if the inner loop ends before the minimum; for higher derivatives a `HodiffWarning`
+    reports the distance.
 
     Args:
         module: Any `nn.Module`.
         loss: `loss(prediction, target)` of one task.
         lr: Inner learning rate.
         steps: Number of inner steps, enough to come near the minimum.
-        strength: $\lambda$; it must outweigh negative curvature of the support loss.
-        cg_steps: Most steps of conjugate gradients.
-        cg_tolerance: Relative residual at which they stop; if they do not get there, a `HodiffWarning` says so.
+        strength: $\lambda$; it must exceed the negative curvature of the support loss.
+        cg_steps: Maximum number of conjugate gradient steps.
+        cg_tolerance: Relative residual at which conjugate gradients stop; a `HodiffWarning` reports if it is not
+            reached.
         **options: As for `MAML`.
 
     Attributes:
-        residual: Relative residuals of the last call, one a task.
+        residual: Relative residuals of the last call, one for each task.
 
     Raises:
         InputError: As for `MAML`, and if `strength`, `cg_steps` or `cg_tolerance` is not positive.
@@ -110,7 +111,7 @@ class IMAML(MetaLearner):
         self.residual = torch.zeros(0)
 
     def make_inner_loss(self, start: Parameters) -> Callable[..., tuple[Tensor, Parameters]]:
-        """The losses with their proximal terms."""
+        """Return the sum of the losses with their proximal terms."""
         total = super().make_inner_loss(start)
 
         def proximal(params: Parameters, batch: Batch, buffers: Parameters) -> tuple[Tensor, Parameters]:
@@ -122,7 +123,7 @@ class IMAML(MetaLearner):
 
     @at_the_boundary
     def forward(self, tasks: Any) -> Tensor:
-        """The mean of the tasks' losses after adaptation."""
+        """Return the mean of the tasks' losses after adaptation."""
         if not only_reverse_mode():
             return torch.cat([
                 self._at_minimum((support_x, support_y), (query_x, query_y))
@@ -152,7 +153,7 @@ class IMAML(MetaLearner):
         return _GivenGradient.apply(partial(self._evaluated_again, minima), losses.mean(), *start, *gradients)
 
     def _implicit(self, support: Batch, query: Batch) -> tuple[Tensor, list[Tensor], Tensor, Minimum]:
-        """Losses, the sum of the tasks' meta-gradients, residuals, and where they were taken."""
+        """Compute losses, the sum of the tasks' meta-gradients, residuals, and the minima."""
         with torch.no_grad():
             adapted = self.adapt_all(support)
         with torch.enable_grad(), Corrections():
@@ -182,7 +183,7 @@ class IMAML(MetaLearner):
         return losses.detach(), [each.sum(0) for each in solved], residual, minimum
 
     def _evaluated_again(self, minima: Sequence[Minimum], start: Sequence[Tensor]) -> Tensor:
-        """The mean loss as a function of where all tasks start, differentiable to any order."""
+        """Compute the mean loss as a function of the common start of all tasks, differentiable to any order."""
         losses = []
         for each in minima:
             tasks = len(each.support[0])
@@ -195,7 +196,7 @@ class IMAML(MetaLearner):
         return torch.cat(losses).mean()
 
     def _at_minimum(self, support: Batch, query: Batch) -> Tensor:
-        """The losses, inside of transforms and of forward mode."""
+        """Compute the losses inside transforms and forward mode."""
         buffers = stacked(moving_statistics(self.module, self.batch_norm), len(support[0]))
         if buffers and self.batch_norm == "shared":
             raise RouteError(
@@ -222,7 +223,7 @@ class IMAML(MetaLearner):
         buffers: Parameters,
         around: Surroundings,
     ) -> Parameters:
-        """The adapted parameters of all tasks as a function of where each starts."""
+        """Return the adapted parameters of all tasks as a function of their starts."""
         tasks = len(support[0])
         others = {
             name: each.expand(tasks, *each.shape)
@@ -230,14 +231,14 @@ class IMAML(MetaLearner):
             if name not in self.names
         }
         refuse_captured_by("IMAML", self.loss)
-        # All of the module's parameters are arguments; through `self` argmin would find and refuse those in it.
+        # All parameters of the module are arguments; argmin would find and reject those that it reaches through `self`.
         learner = weakref.ref(self)
 
         def objective(
             params: Parameters, starts: Parameters, support: Batch, others: Parameters, buffers: Parameters
         ) -> Tensor:
             total = cast(IMAML, learner()).make_inner_loss(starts)
-            # The same function at each evaluation, random numbers included.
+            # Every evaluation must be of the same function, including random numbers.
             with around.restored():
                 return total({**params, **others}, support, copied(buffers))[0]
 
@@ -255,7 +256,7 @@ class IMAML(MetaLearner):
 
 
 def refuse_other_leaves(value: Tensor, leaves: Sequence[Tensor]) -> None:
-    """Refuse a loss with derivatives that the implicit meta-gradient does not hand on."""
+    """Raise if a loss has derivatives that the implicit meta-gradient would lose."""
     own = set(map(id, leaves))
     others = [each for each in inspect_graph(value)[0] if id(each) not in own]
     if others:
@@ -266,9 +267,9 @@ def refuse_other_leaves(value: Tensor, leaves: Sequence[Tensor]) -> None:
 
 
 class _GivenGradient(Function):
-    """A number with a gradient that was computed elsewhere: apply(again, value, *parameters, *gradients).
+    """Identity on a number with a precomputed gradient: apply(again, value, *parameters, *gradients).
 
-    `again` is the number as a function of the parameters, for what is differentiated more than once.
+    `again` computes the number as a function of the parameters, for higher derivatives.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Approximate products with the inverse of an inner Hessian, one rule a method."""
+"""Approximate products with the inverse of an inner Hessian, one function for each method."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from hodiff.estimators.systems.neumann import neumann_series, safe_step_size
 from hodiff.estimators.systems.preconditioners import NystromPreconditioner
 from hodiff.meta.columns import Columns, Vector
 
-# From a right-hand side to an approximate solution.
+# Maps a right-hand side to an approximate solution.
 Inverse = Callable[[Sequence[Tensor]], Vector]
-# Power iterations that the largest eigenvalue is estimated by.
+# Number of power iterations that estimate the largest eigenvalue.
 POWER_STEPS = 20
-# Most steps of conjugate gradients, unless they are given.
+# Default maximum number of conjugate gradient steps.
 CG_STEPS = 100
 
 
 @dataclass(eq=False)
 class InnerHessian:
-    """The inner Hessian with damping at a point, by recorded products, which are counted."""
+    """Damped inner Hessian at a point, with recorded products, which are counted."""
 
-    # The inner gradient with its graph, and what it is the gradient by.
+    # Inner gradient with its graph, and the leaves with respect to which it is computed.
     slopes: Sequence[Tensor]
     leaves: Sequence[Tensor]
     damping: float
@@ -36,25 +36,25 @@ class InnerHessian:
         self._layout = Columns(self.leaves, 1)
 
     def __call__(self, v: Sequence[Tensor]) -> Vector:
-        """Multiply."""
+        """Multiply the damped Hessian with a vector."""
         self.products += 1
         return [Hu + self.damping * u for Hu, u in zip(pulled(self.slopes, self.leaves, v), v, strict=True)]
 
     def times(self, column: Tensor) -> Tensor:
-        """The product with a column (n, 1)."""
+        """Multiply the damped Hessian with a column (n, 1)."""
         return self.column(self(self.vector(column)))
 
     def column(self, v: Sequence[Tensor]) -> Tensor:
-        """All numbers of a vector, (n, 1)."""
+        """Join a vector to a column (n, 1)."""
         return self._layout.join(v)
 
     def vector(self, column: Tensor) -> Vector:
-        """The inverse of `column`."""
+        """Split a column into a vector, the inverse of `column`."""
         return self._layout.split(column)
 
 
 def pulled(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Vector:
-    """Gradients of outputs by inputs, zero where there is no dependence."""
+    """Compute gradients of outputs with respect to inputs, zero if there is no dependence."""
     pairs = [(y, u) for y, u in zip(outputs, cotangents, strict=True) if y.requires_grad]
     if not pairs:
         return [torch.zeros_like(x) for x in inputs]
@@ -65,7 +65,7 @@ def pulled(outputs: Sequence[Tensor], inputs: Sequence[Tensor], cotangents: Sequ
 def by_conjugate_gradients(
     H: InnerHessian, iterations: int, tolerance: float, step: float | None, generator: torch.Generator | None
 ) -> Inverse:
-    """Conjugate gradients, which need a positive definite Hessian."""
+    """Return a solver by conjugate gradients, for a positive definite Hessian."""
     del step, generator
 
     def solve(b: Sequence[Tensor]) -> Vector:
@@ -79,7 +79,7 @@ def by_conjugate_gradients(
 def by_neumann_series(
     H: InnerHessian, iterations: int, tolerance: float, step: float | None, generator: torch.Generator | None
 ) -> Inverse:
-    r"""$\alpha \sum_{k < K} (I - \alpha H)^k$, with $\alpha$ from a power iteration unless it is given."""
+    r"""Return $\alpha \sum_{k < K} (I - \alpha H)^k$ as a solver; a power iteration estimates $\alpha$ by default."""
     if step is None:
         start = [torch.randn(x.shape, generator=generator, dtype=x.dtype, device=x.device) for x in H.leaves]
         step = safe_step_size(H.times, H.column(start), POWER_STEPS)
@@ -95,7 +95,7 @@ def by_neumann_series(
 def by_nystrom(
     H: InnerHessian, iterations: int, tolerance: float, step: float | None, generator: torch.Generator | None
 ) -> Inverse:
-    r"""Conjugate gradients preconditioned by $C W^{-1} C^\top$, from `iterations` random columns C of the Hessian."""
+    r"""Return a solver by conjugate gradients, preconditioned by `iterations` random columns of the Hessian."""
     del step
     total = sum(leaf.numel() for leaf in H.leaves)
     chosen = torch.randperm(total, generator=generator, device=generator.device if generator else None)
@@ -105,7 +105,7 @@ def by_nystrom(
     C = torch.cat([H.times(unit[:, None]) for unit in units.unbind(1)], dim=1) - H.damping * units
     core = C[chosen]
     values, vectors = torch.linalg.eigh((core + core.T) / 2)
-    # Directions of rounding and of negative curvature stay as they are: a preconditioner is positive definite.
+    # Directions of rounding errors and of negative curvature are left out: a preconditioner must be positive definite.
     kept = values > len(values) * torch.finfo(values.dtype).eps * values.abs().max()
     if not bool(kept.any()):
         return by_conjugate_gradients(H, CG_STEPS, tolerance, None, None)
@@ -124,5 +124,5 @@ def by_nystrom(
 
 
 def norm(v: Sequence[Tensor]) -> float:
-    """The Euclidean norm of all together."""
+    """Compute the joint Euclidean norm of all tensors."""
     return float(torch.stack([each.square().sum() for each in v]).sum().sqrt())

@@ -1,4 +1,4 @@
-"""What the meta-learners share: a module's loss on many tasks at once, and the inner loop on all of them."""
+"""Base class of the meta-learners: a module's loss on many tasks at once, and their joint inner loop."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ from hodiff.torch_internals.threads import one_thread_at_a_time
 from hodiff.torch_internals.wording import Wording, says
 
 Parameters = dict[str, Tensor]
-# Inputs and targets, each with the tasks in front.
+# Inputs and targets, with the tasks along the first dimension.
 Batch = tuple[Tensor, Tensor]
 
 
 class MetaLearner(nn.Module):
-    """Base of the meta-learners; a subclass says what it minimises over tasks.
+    """Base class of the meta-learners; a subclass defines the function to minimise over tasks.
 
-    Tasks are a tuple of tensors with the tasks in front, `(support_x, support_y, query_x, query_y)`, or a list of such
-    tuples without that dimension, whose shapes may differ. Equal tasks go through the module together: the inner loops
-    of all of them are one inner loop on the sum of their losses, whose gradients are each task's own.
+    Tasks are a tuple of tensors with the tasks along the first dimension, `(support_x, support_y, query_x, query_y)`,
+    or a list of such tuples without that dimension, whose shapes may differ. Tasks of equal shapes go through the
+    module together: their inner loops are one inner loop on the sum of their losses, whose gradients are separate for
+    each task.
 
     Attributes:
-        module: The user's module, whose trainable parameters are the meta-parameters.
-        names: The names of the parameters that are adapted.
+        module: User's module, whose trainable parameters are the meta-parameters.
+        names: Names of the adapted parameters.
     """
 
     @shows(LearnerOptions)
@@ -67,7 +68,8 @@ class MetaLearner(nn.Module):
             raise InputError(f"{caller}: module: expected an nn.Module, got {describe(module)}.")
         require_callable(caller, loss=loss)
         require_int(caller, "steps", steps, 0)
-        # Settled now: tangents and replaced parameters of torch.func do not say whether they require a gradient.
+        # Choose the names now: under torch.func, tangents and replaced parameters do not show whether they require a
+        # gradient.
         self.names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
         if not self.names:
             raise InputError(f"{caller}: module: expected parameters that require gradients, got none.")
@@ -77,11 +79,11 @@ class MetaLearner(nn.Module):
         self.batch_norm, self.chunk_size = given.pop("batch_norm"), given.pop("chunk_size")
         if given["clip"] is not None:
             given["clip"] = partial(_clip_each, given["clip"])
-        # The others are those of `adapt`.
+        # The remaining options are those of `adapt`.
         self.options = given
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call with the generator's random numbers, in inner loops and in the losses of queries."""
+        """Call with the generator's random numbers, in inner loops and in query losses."""
         generator = self.options["generator"]
         with nullcontext() if generator is None else seeded(drawn_seed(generator), list(self.parameters())):
             return super().__call__(*args, **kwargs)
@@ -92,10 +94,10 @@ class MetaLearner(nn.Module):
 
         Args:
             support: Inputs and targets of the task.
-            steps: Number of steps, if not as many as in training.
+            steps: Number of steps, by default that of training.
 
         Returns:
-            The adapted parameters by name, for `torch.func.functional_call(module, params, inputs)`.
+            Adapted parameters by name, for `torch.func.functional_call(module, params, inputs)`.
         """
         batch = (support[0].unsqueeze(0), support[1].unsqueeze(0))
         return {name: each[0] for name, each in self.adapt_all(batch, steps).params.items()}
@@ -108,43 +110,43 @@ class MetaLearner(nn.Module):
         start: Parameters | None = None,
         constants: Parameters | None = None,
     ) -> Adaptation:
-        """Adapt to each of some tasks of equal shapes.
+        """Adapt to several tasks of equal shapes, separately.
 
         Args:
-            support: Inputs and targets, tasks in front.
-            steps: Number of steps, if not as many as in training.
-            start: Where each task starts, tasks in front; by default all at `adapted_parameters()`.
-            constants: What takes the place of the module's other parameters, tasks in front.
+            support: Inputs and targets, with tasks along the first dimension.
+            steps: Number of steps, by default that of training.
+            start: Start of each task, along the first dimension; by default `adapted_parameters()` for all.
+            constants: Replacements of the module's other parameters, with tasks along the first dimension.
 
         Returns:
-            The adapted parameters and buffers, tasks in front.
+            Adapted parameters and buffers, with tasks along the first dimension.
         """
         tasks = len(support[0])
         start = self.starts(tasks) if start is None else start
-        # What carries no derivative from step to step may be a parameter as well.
+        # Parameters that carry no derivative from step to step may be passed as buffers.
         buffers = {**stacked(moving_statistics(self.module, self.batch_norm), tasks), **(constants or {})}
         steps = self.steps if steps is None else steps
         optimizer = self.make_optimizer()
-        # Not to the tasks in front: a tensor with as many numbers as tasks would be a rate for each.
+        # Check without the dimension of tasks: a tensor with as many numbers as tasks would be a rate for each task.
         optimizer.require_fit(self.adapted_parameters())
         total = self.make_inner_loss(start)
         return adapt(total, start, support, optimizer, steps, buffers=buffers, history=True, **self.options)
 
     def starts(self, tasks: int) -> Parameters:
-        """The parameters before adaptation, repeated for each task, tasks in front."""
+        """Return the parameters before adaptation, repeated along a first dimension of tasks."""
         return {name: each.expand(tasks, *each.shape) for name, each in self.adapted_parameters().items()}
 
     def adapted_parameters(self) -> Parameters:
-        """The parameters that are adapted, as they are before."""
+        """Return the parameters that are adapted, before adaptation."""
         parameters = dict(self.module.named_parameters())
         return {name: parameters[name] for name in self.names}
 
     def make_optimizer(self) -> Optimizer:
-        """The optimizer of the inner steps."""
+        """Return the optimizer of the inner steps."""
         return self.inner_optimizer
 
     def make_inner_loss(self, start: Parameters) -> Callable[..., tuple[Tensor, Parameters]]:
-        """The sum of the tasks' losses as a function of (params, batch, buffers), given where they start."""
+        """Return the sum of the tasks' losses as a function of (params, batch, buffers), given their starts."""
         del start
 
         def total(params: Parameters, batch: Batch, buffers: Parameters) -> tuple[Tensor, Parameters]:
@@ -155,12 +157,12 @@ class MetaLearner(nn.Module):
 
     @at_another_point
     def losses(self, params: Parameters, batch: Batch, buffers: Parameters) -> tuple[Tensor, Parameters]:
-        """The loss of each task, and what its forward pass made of the buffers."""
+        """Compute the loss of each task, and the buffers after its forward pass."""
         counters = {name: each for name, each in buffers.items() if not each.is_floating_point()}
         moving = {name: each for name, each in buffers.items() if each.is_floating_point()}
 
         def one(params: Parameters, batch: Batch, moving: Parameters) -> tuple[Tensor, Parameters]:
-            # Both change the module for the time of the call.
+            # Both contexts change the module during the call.
             with one_thread_at_a_time(), frozen_norms(self.module, self.batch_norm):
                 prediction = functional_call(self.module, {**params, **moving, **counters}, (batch[0],))
             value = self.loss(prediction, batch[1])
@@ -177,13 +179,13 @@ class MetaLearner(nn.Module):
             except RuntimeError as error:
                 if not says(error, Wording.BATCHING):
                     raise
-                # A module that torch cannot batch, such as spectral norm in training, takes one task after the other.
+                # Modules that torch cannot batch, such as spectral norm in training, process one task after another.
                 found = [one(*pytree.tree_map(itemgetter(i), (params, batch, moving))) for i in range(len(batch[0]))]
                 losses, moving = pytree.tree_map(lambda *each: torch.stack(each), *found)
         return losses, {**moving, **counters}
 
     def query_losses(self, support: Batch, query: Batch, kept: list[Parameters] | None = None) -> Tensor:
-        """Adapt to some tasks and evaluate each; buffers are appended to a list, or else kept at once."""
+        """Adapt to some tasks and compute their query losses; append buffers to `kept`, or store them at once."""
         adapted = self.adapt_all(support)
         with Corrections():
             losses, buffers = self.losses(adapted.params, query, adapted.buffers)
@@ -195,9 +197,10 @@ class MetaLearner(nn.Module):
         return losses
 
     def keep_statistics(self, kept: Sequence[Parameters]) -> None:
-        """Move the module's running statistics to the mean of all tasks', if that is the policy.
+        """Set the module's running statistics to the mean over all tasks, if the policy is "shared".
 
-        Only after the last chunk of tasks: each chunk starts from the same statistics, so that chunks do not show.
+        Call it after the last chunk: all chunks start from the same statistics, so the result does not depend on
+        chunks.
         """
         if self.batch_norm == "shared" and kept and kept[0]:
             own = dict(self.module.named_buffers())
@@ -205,7 +208,7 @@ class MetaLearner(nn.Module):
                 own[name].copy_(each.detach())
 
     def require_reach(self, losses: Tensor) -> None:
-        """Refuse a query loss that no parameter can change."""
+        """Raise if no parameter can change a query loss."""
         recorded = only_reverse_mode() and torch.is_grad_enabled()
         if recorded and not losses.requires_grad and any(p.requires_grad for p in self.adapted_parameters().values()):
             raise InputError(
@@ -214,7 +217,7 @@ class MetaLearner(nn.Module):
             )
 
     def chunks(self, tasks: Any, parts: int = 4) -> Iterator[tuple[Tensor, ...]]:
-        """Groups of tasks of equal shapes, in front."""
+        """Iterate over groups of tasks of equal shapes, with tasks along the first dimension."""
         if isinstance(tasks, list):
             for number, task in enumerate(tasks):
                 yield tuple(each.unsqueeze(0) for each in self._validated(task, parts, f"tasks[{number}]"))
@@ -240,5 +243,5 @@ class MetaLearner(nn.Module):
 
 
 def _clip_each(norm: Any, tree: Parameters) -> Parameters:
-    """Clip the gradients of each task by themselves, tasks in front."""
+    """Clip the gradients of each task separately; tasks are along the first dimension."""
     return vmap(lambda tree: dict(zip(tree, clipped(list(tree.values()), norm), strict=True)))(tree)

@@ -1,4 +1,4 @@
-"""Lion, which steps by signs."""
+"""Lion, an optimizer with steps of signs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Lion(Optimizer):
        \theta_t = \theta_{t-1} - \gamma\, (\operatorname{sign} c_t + \lambda \theta_{t-1}), \quad
        m_t = \beta_2 m_{t-1} + (1 - \beta_2) g_t $$
 
-    The sign has derivative zero wherever it has one, so derivatives reach the learning rate, the weight decay and the
-    parameters before the step, but never the gradients nor the betas.
+    The derivative of the sign is zero wherever it exists. Derivatives therefore reach the learning rate, the weight
+    decay and the parameters before the step, but never the gradients or the betas.
 
     Args:
         lr: Learning rate $\gamma$.
@@ -49,11 +49,11 @@ class Lion(Optimizer):
     pairs: ClassVar[tuple[str, ...]] = ("betas",)
 
     def slots(self, param: Tensor) -> Slots:
-        """The momentum."""
+        """Return zeros for the momentum."""
         return {"exp_avg": torch.zeros_like(param)}
 
     def rule(self, grad: Tensor, slots: Slots, param: Tensor, step: int) -> tuple[Tensor, Slots]:
-        """One step."""
+        """Take one step."""
         del step
         beta1, beta2 = self.betas
         direction = self.decayed(torch.sign(mixed(slots["exp_avg"], grad, beta1)), param)

@@ -1,4 +1,4 @@
-"""One inner loop: its step, and the segments that steps are stored, recomputed or cut off in."""
+"""One inner loop: its step, and the segments of steps that are stored, recomputed or constant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Point = tuple[PyTree, OptimizerState, PyTree]
 
 @dataclass(eq=False)
 class Loop:
-    """What is done in each step; `clip` is a norm, a function of gradients, or None."""
+    """Operations of each step; `clip` is a norm, a function of gradients, or None."""
 
     loss: Loss
     gradient: Callable[..., Gradient]
@@ -29,7 +29,7 @@ class Loop:
     clip: Any
 
     def step(self, point: Point, batch: PyTree) -> tuple[Point, Tensor, PyTree]:
-        """The next point, the loss, and the gradients as the optimizer gets them."""
+        """Return the next point, the loss, and the gradients that the optimizer gets."""
         params, state, buffers = point
         leaves, spec = pytree.tree_flatten(params)
         value, gradients, buffers = self.gradient(self.loss, leaves, batch, buffers)
@@ -42,7 +42,7 @@ class Loop:
         return (params, state, buffers), value.detach(), tree
 
     def run(self, point: Point, batches: Sequence[PyTree]) -> tuple[Point, list[Tensor]]:
-        """Some steps, and their losses."""
+        """Take some steps; return the last point and the losses."""
         losses = []
         for batch in batches:
             point, value, _ = self.step(point, batch)
@@ -50,23 +50,23 @@ class Loop:
         return point, losses
 
     def run_recomputed(self, point: Point, batches: Sequence[PyTree]) -> tuple[Point, list[Tensor]]:
-        """The same, with only the ends kept."""
+        """Take some steps, storing only the ends."""
         return recomputed(self.run, point, batches)
 
     def run_constant(self, point: Point, batches: Sequence[PyTree]) -> tuple[Point, list[Tensor]]:
-        """The same without a graph; the parameters count as their start plus a constant."""
+        """Take some steps without a graph; the parameters count as their start plus a constant."""
         start, _, _ = point
         constant = Loop(self.loss, constant_gradient, self.optimizer, self.clip)
         with torch.no_grad():
             point, losses = constant.run(detached(point), batches)
         params, state, buffers = detached(point)
-        # The difference has the value zero and the derivative one.
+        # The added difference has value zero and derivative one.
         params = pytree.tree_map(lambda end, begin: end + (begin - begin.detach()), params, start)
         return (params, state, buffers), losses
 
 
 def segments(steps: int, constant: int, checkpoint: int | None) -> Iterator[tuple[int, int, str]]:
-    """Where each segment starts and stops, and the method of `Loop` that runs it; `constant` steps come first."""
+    """Iterate over start, stop and `Loop` method of each segment; `constant` steps come first."""
     if constant:
         yield 0, constant, "run_constant"
     length = checkpoint or 1

@@ -26,20 +26,20 @@ class MAML(MetaLearner):
     $$ \min_\theta \frac1n \sum_{i=1}^n L_i^{\text{query}}(\theta_i'), \qquad
        \theta_i' = \theta - \alpha \nabla L_i^{\text{support}}(\theta) \quad \text{(and further steps)} $$
 
-    Calling it returns that mean, differentiable in `parameters()` to any order. Tasks are a tuple `(support_x,
-    support_y, query_x, query_y)` of tensors with the tasks in front, which go through the module together under
-    `torch.func.vmap`; or a list of such tuples, one a task.
+    A call returns this mean, differentiable in `parameters()` to any order. Tasks are a tuple `(support_x, support_y,
+    query_x, query_y)` of tensors with the tasks along the first dimension, which go through the module together under
+    `torch.func.vmap`; or a list of such tuples, one for each task.
 
     Args:
-        module: Any `nn.Module`, unchanged. Parameters that are frozen now stay as they are; tied ones stay tied.
+        module: Any `nn.Module`, unchanged. Parameters that are frozen now do not change; tied parameters stay tied.
         loss: `loss(prediction, target)` of one task, a tensor of shape `()`.
-        lr: Inner learning rate $\alpha$, also a tensor with gradient.
+        lr: Inner learning rate $\alpha$, which may be a tensor with gradient.
         steps: Number of inner steps.
-        **options: Those of every meta-learner.
+        **options: Options of every meta-learner.
 
     Raises:
-        InputError: If an argument is not what it should be; when called, also if the tasks are not, or the loss does
-            not depend on the parameters.
+        InputError: If an argument is invalid; when called, also if the tasks are invalid, or the loss does not depend
+            on the parameters.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ class MAML(MetaLearner):
     """
 
     def forward(self, tasks: Any) -> Tensor:
-        """The mean of the tasks' losses after adaptation."""
+        """Return the mean of the tasks' losses after adaptation."""
         kept: list[dict[str, Tensor]] = []
         losses = [
             self.query_losses((support_x, support_y), (query_x, query_y), kept)
@@ -79,7 +79,7 @@ class FOMAML(MAML):
         **options: As for `MAML`, without `first_order`.
 
     Raises:
-        InputError: As for `MAML`, and for `first_order`.
+        InputError: As for `MAML`, and if `first_order` is passed.
 
     Example:
         >>> import torch
@@ -111,7 +111,7 @@ class FOMAML(MAML):
 
 @explains(LearnerOptions)
 class ANIL(MAML):
-    r"""Almost no inner loop: MAML that adapts the head only, on features that all tasks share.
+    r"""Almost no inner loop: MAML that adapts only the head, on features that all tasks share.
 
     $$ \theta_i' = (\theta_{\text{body}},\; \theta_{\text{head}} - \alpha \nabla_{\text{head}} L_i^{\text{support}}) $$
 
@@ -120,8 +120,8 @@ class ANIL(MAML):
         loss: `loss(prediction, target)` of one task.
         lr: Inner learning rate.
         steps: Number of inner steps.
-        head: Name, or names, of the submodules or parameters to adapt; by default the last submodule that has
-            trainable parameters of its own.
+        head: Name or names of the submodules or parameters to adapt; by default the last submodule that directly owns
+            trainable parameters.
         **options: As for `MAML`.
 
     Raises:
@@ -178,15 +178,15 @@ class MetaSGD(MAML):
     Args:
         module: Any `nn.Module`.
         loss: `loss(prediction, target)` of one task.
-        lr: What all rates are at the start.
+        lr: Initial value of all rates.
         steps: Number of inner steps.
         **options: As for `MAML`, without `optimizer`.
 
     Attributes:
-        lr: The rates, parameters with the shapes of `adapted_parameters()`.
+        lr: Rates, parameters with the shapes of `adapted_parameters()`.
 
     Raises:
-        InputError: As for `MAML`, if `lr` is no number, and for `optimizer`.
+        InputError: As for `MAML`, if `lr` is no number, or if `optimizer` is passed.
 
     Example:
         >>> import torch
@@ -219,5 +219,5 @@ class MetaSGD(MAML):
         self.lr = nn.ParameterList(torch.full_like(each, lr) for each in self.adapted_parameters().values())
 
     def make_optimizer(self) -> Optimizer:
-        """Descent by the learned rates."""
+        """Return gradient descent with the learned rates."""
         return SGD(dict(zip(self.names, self.lr, strict=True)))

@@ -1,4 +1,4 @@
-"""The step of an inner loop at which numbers stop being finite."""
+"""Detection of the inner step at which numbers stop being finite."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 class NonFiniteError(HodiffError, ArithmeticError):
-    """An inner loop met a number that is not finite; the message says at which step, and in which parameter."""
+    """An inner loop met a number that is not finite; the message names the step and the parameter."""
 
 
 def all_finite(tree: PyTree) -> bool:
-    """Whether the numbers of a tree are finite, all elements of a batch of `torch.func.vmap` included."""
-    # A sum may overflow where no number does; `explain` then finds nothing to raise for.
+    """Return whether all numbers of a tree are finite, in all elements of a `torch.func.vmap` batch."""
+    # A sum may overflow although every number is finite; `explain` then raises nothing.
     return all(math.isfinite(float(_plain(leaf).sum())) for leaf in tensors_in(tree))
 
 
 def explain(step: Callable[..., Any], point: Any, batches: Sequence[PyTree]) -> None:
-    """Go through an inner loop again, without derivatives, and raise at the first number that is not finite."""
+    """Repeat an inner loop without derivatives, and raise at the first number that is not finite."""
     where = _fault(point[0])
     if where is not None:
         raise NonFiniteError(f"adapt: params: expected finite numbers, but params{where} before the first step.")
@@ -52,5 +52,5 @@ def _fault(tree: PyTree) -> str | None:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The numbers below all transforms, which can be looked at."""
+    """Return the numbers below all transforms, which can be read."""
     return below_transforms(tensor.detach()).detach()

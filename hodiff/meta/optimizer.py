@@ -1,4 +1,4 @@
-"""The interface of functional optimizers: a state and an update over pytrees, out of place and differentiable."""
+"""Interface of functional optimizers: a state and an update over pytrees, out of place and differentiable."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Slots = dict[str, Tensor]
 
 @dataclass(eq=False)
 class OptimizerState:
-    """What an optimizer remembers, a pytree of tensors with a slot dictionary for each parameter.
+    """State of an optimizer, a pytree of tensors with a slot dictionary for each parameter.
 
     Attributes:
-        steps: For each leaf of the parameters, the number of updates so far; static, no tensors.
-        slots: For each leaf, its tensors by the names that `torch.optim` gives them.
+        steps: Number of updates so far for each leaf of the parameters; static, no tensors.
+        slots: Tensors of each leaf, by the names of `torch.optim`.
     """
 
     steps: tuple[int, ...]
@@ -43,10 +43,10 @@ pytree.register_pytree_node(
 
 @dataclass(frozen=True, eq=False)
 class Optimizer:
-    """Base of the functional optimizers; a subclass gives `slots` and `rule` for one parameter.
+    """Base class of the functional optimizers; a subclass defines `slots` and `rule` for one parameter.
 
     Settings may be numbers, tensors (with gradients, if they are learned) that broadcast to every parameter, or pytrees
-    of those with the structure of the parameters.
+    of numbers and tensors with the structure of the parameters.
     """
 
     lr: Setting = 1e-3
@@ -70,13 +70,13 @@ class Optimizer:
                 _require_numbers(name, each.name, value)
 
     def init(self, params: PyTree) -> OptimizerState:
-        """The state before the first update.
+        """Return the state before the first update.
 
         Args:
             params: A tensor or a pytree of tensors, real and floating-point.
 
         Returns:
-            The state.
+            Initial state.
 
         Raises:
             InputError: If a leaf of `params` is no such tensor.
@@ -88,12 +88,13 @@ class Optimizer:
         return OptimizerState((0,) * len(leaves), slots)
 
     def update(self, grads: PyTree, state: OptimizerState, params: PyTree) -> tuple[PyTree, OptimizerState]:
-        """One step, which leaves its arguments as they are.
+        """Take one step, without changing the arguments.
 
         Args:
-            grads: Gradients with the structure of `params`; where one is None the parameter and its state stay.
-            state: The state from `init` or the last update.
-            params: The parameters.
+            grads: Gradients with the structure of `params`; for a gradient of None the parameter and its state do not
+                change.
+            state: State from `init` or the last update.
+            params: Parameters.
 
         Returns:
             New parameters and new state.
@@ -124,7 +125,7 @@ class Optimizer:
         return pytree.tree_unflatten(new_leaves, spec), OptimizerState(tuple(new_steps), tuple(new_slots))
 
     def require_fit(self, params: PyTree) -> None:
-        """Refuse settings that do not broadcast to the parameters."""
+        """Raise if settings do not broadcast to the parameters."""
         leaves, spec = pytree.tree_flatten(params)
         for rule, leaf, name in zip(self._leafwise(len(leaves), spec, params), leaves, leaf_names(params), strict=True):
             for key, value in rule.settings():
@@ -136,7 +137,7 @@ class Optimizer:
                     )
 
     def _applied(self, rule: Any, grad: Tensor, slots: Slots, leaf: Tensor, step: int) -> tuple[Tensor, Slots]:
-        """The rule, after a look at shapes that would broadcast without an error."""
+        """Apply the rule; raise on shapes that would broadcast silently."""
         name = type(self).__name__
         if grad.shape != leaf.shape:
             raise InputError(f"{name}: grads: expected {describe(leaf)} as in params, got {describe(grad)}.")
@@ -154,20 +155,20 @@ class Optimizer:
         return (new if new.dtype == leaf.dtype else new.to(leaf.dtype)), slots
 
     def slots(self, param: Tensor) -> Slots:
-        """Tensors to remember for one parameter, before its first update."""
+        """Return the tensors to store for one parameter before its first update."""
         del param
         return {}
 
     def rule(self, grad: Tensor, slots: Slots, param: Tensor, step: int) -> tuple[Tensor, Slots]:
-        """New parameter and slots; `step` counts from 1."""
+        """Return the new parameter and slots; `step` counts from 1."""
         raise NotImplementedError
 
     def decayed(self, grad: Tensor, param: Tensor) -> Tensor:
-        """The gradient with that of the weight penalty."""
+        """Add the gradient of the weight penalty."""
         return add_scaled(grad, self.weight_decay, param) if is_active(self.weight_decay) else grad
 
     def _leafwise(self, count: int, spec: pytree.TreeSpec, params: PyTree) -> list[Any]:
-        """For each leaf, an optimizer whose settings are those of that leaf."""
+        """Return an optimizer for each leaf, with the settings of the leaf."""
         if all(_is_single(value) for _, value in self.settings()):
             return [self] * count
         columns: dict[str, list[Any]] = {}
@@ -184,7 +185,7 @@ class Optimizer:
         return rules
 
     def settings(self) -> list[tuple[str, Setting]]:
-        """Names and values of all settings, pairs taken apart."""
+        """Return names and values of all settings, with pairs split."""
         values = [(each.name, getattr(self, each.name)) for each in fields(self)]
         return [(key, one) for key, value in values for one in (value if key in self.pairs else [value])]
 
@@ -210,7 +211,7 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
 
 
 def _require_numbers(name: str, key: str, value: Any, limit: float | None = None) -> None:
-    """Refuse settings that are negative, and those from `limit` on; tensors are not looked into."""
+    """Raise on settings that are negative or at least `limit`; tensors are not read."""
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             continue
@@ -221,44 +222,44 @@ def _require_numbers(name: str, key: str, value: Any, limit: float | None = None
 
 
 def require_optimizer(caller: str, argument: str, value: Any) -> None:
-    """Refuse what is no functional optimizer."""
+    """Raise if the value is no functional optimizer."""
     if not isinstance(value, Optimizer):
         remedy = "; convert it with hodiff.meta.from_torch" if isinstance(value, torch.optim.Optimizer) else ""
         raise InputError(f"{caller}: {argument}: expected one of hodiff.meta, got {type(value).__name__}{remedy}.")
 
 
 def is_active(setting: Setting) -> bool:
-    """Whether a setting has an effect; a tensor has, as its gradient may be wanted."""
+    """Whether a setting has an effect; tensors always do, as their gradient may be needed."""
     return isinstance(setting, Tensor) or setting != 0
 
 
 def add_scaled(x: Tensor, factor: Setting, y: Tensor) -> Tensor:
-    """`x + factor * y`, in one operator where the factor is a number."""
+    """Compute `x + factor * y`, by one operator if the factor is a number."""
     return x + factor * y if isinstance(factor, Tensor) else x.add(y, alpha=factor)
 
 
 def add_quotient(x: Tensor, factor: Setting, numerator: Tensor, denominator: Tensor) -> Tensor:
-    """`x + factor * numerator / denominator`, in one operator where the factor is a number."""
+    """Compute `x + factor * numerator / denominator`, by one operator if the factor is a number."""
     if isinstance(factor, Tensor):
         return x + factor * (numerator / denominator)
     return torch.addcdiv(x, numerator, denominator, value=factor)
 
 
 def mixed(average: Tensor, new: Tensor, decay: Setting) -> Tensor:
-    """The moving average `decay * average + (1 - decay) * new`."""
+    """Compute the moving average `decay * average + (1 - decay) * new`."""
     return average * decay + new * (1 - decay)
 
 
 def root(x: Tensor) -> Tensor:
-    r"""The square root, with derivatives of every order defined as zero where $x \le 0$.
+    r"""Compute the square root, with derivatives of every order defined as zero where $x \le 0$.
 
-    A second moment is zero where every gradient was; torch's root has slope infinity there, and NaN times zero follows.
+    A second moment is zero if all gradients were zero. torch's root has an infinite slope there, which makes NaN.
 
     Args:
         x: Any tensor.
 
     Returns:
-        The root.
+        Square root.
     """
     positive = x > 0
     return torch.where(positive, torch.where(positive, x, 1.0).sqrt(), 0.0)

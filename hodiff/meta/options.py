@@ -1,4 +1,4 @@
-"""The options that every meta-learner takes, with their types, defaults, explanations and validators."""
+"""Options of every meta-learner, with their types, defaults, explanations and validators."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from hodiff.meta.optimizer import Optimizer, require_optimizer
 
 
 def _require_optimizer_or_none(caller: str, argument: str, value: Any) -> None:
-    """Refuse what is neither a functional optimizer nor None, for descent by `lr`."""
     if value is not None:
         require_optimizer(caller, argument, value)
 
 
 class InnerOptions(TypedDict, total=False):
-    """Those of every inner loop."""
+    """Options of every inner loop."""
 
     optimizer: Annotated[
         Optimizer | None,
@@ -104,7 +103,7 @@ class InnerOptions(TypedDict, total=False):
 
 
 class LearnerOptions(InnerOptions, total=False):
-    """Those, and the one that `hodiff.meta.FOMAML` settles."""
+    """Options of every inner loop, and `first_order`, which `hodiff.meta.FOMAML` fixes."""
 
     first_order: Annotated[
         bool,

@@ -1,4 +1,4 @@
-"""Reptile, which moves towards adapted parameters."""
+"""Reptile, which moves parameters towards the adapted ones."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from hodiff.meta.options import LearnerOptions
 
 @explains(LearnerOptions)
 class Reptile(MetaLearner):
-    r"""Reptile: the meta-gradient is the way back from the adapted parameters.
+    r"""Reptile: the meta-gradient points from the adapted parameters back to the start.
 
     $$ g = \frac1n \sum_{i=1}^n (\theta - \theta_i'), \qquad
        \theta_i' = U_i^k(\theta) \text{ held constant} $$
 
-    Calling it returns $\frac1{2n} \sum_i \lVert \theta - \theta_i' \rVert^2$, whose gradient that is. Tasks are
-    `(support_x, support_y)` with the tasks in front, or a list of such pairs; what follows in a tuple is not used.
+    A call returns $\frac1{2n} \sum_i \lVert \theta - \theta_i' \rVert^2$, whose gradient is g. Tasks are
+    `(support_x, support_y)` with the tasks along the first dimension, or a list of such pairs; further entries of a
+    tuple are ignored.
 
     Args:
         module: Any `nn.Module`.
         loss: `loss(prediction, target)` of one task.
         lr: Inner learning rate.
-        steps: Number of inner steps; with one the meta-gradient is that of joint training.
+        steps: Number of inner steps; with 1 the meta-gradient is that of joint training.
         **options: As for `MAML`.
 
     Raises:
@@ -44,7 +45,7 @@ class Reptile(MetaLearner):
     """
 
     def forward(self, tasks: Any) -> Tensor:
-        """Half the mean squared distance to the adapted parameters."""
+        """Return half the mean squared distance to the adapted parameters."""
         kept: list[dict[str, Tensor]] = []
         distances = [self._distances((x, y), kept) for x, y in self.chunks(tasks, parts=2)]
         self.keep_statistics(kept)

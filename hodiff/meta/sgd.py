@@ -1,4 +1,4 @@
-"""Stochastic gradient descent, as `torch.optim.SGD` does it."""
+"""Stochastic gradient descent, in the form of `torch.optim.SGD`."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class SGD(Optimizer):
         momentum: $\mu$.
         dampening: $\tau$.
         weight_decay: $\lambda$; $\lambda \theta$ is added to the gradient.
-        nesterov: Whether to look ahead.
+        nesterov: Whether to use Nesterov momentum.
         maximize: Whether to ascend.
 
     Raises:
-        InputError: If a setting is out of its range, or `nesterov` goes without momentum or with dampening.
+        InputError: If a setting is out of its range, or `nesterov` is used without momentum or with dampening.
 
     Example:
         >>> import torch
@@ -60,11 +60,11 @@ class SGD(Optimizer):
             )
 
     def slots(self, param: Tensor) -> Slots:
-        """A buffer, if there is momentum."""
+        """Return zeros for the momentum buffer, if there is momentum."""
         return {"momentum_buffer": torch.zeros_like(param)} if is_active(self.momentum) else {}
 
     def rule(self, grad: Tensor, slots: Slots, param: Tensor, step: int) -> tuple[Tensor, Slots]:
-        """One step."""
+        """Take one step."""
         direction = grad = self.decayed(grad, param)
         if is_active(self.momentum):
             if step > 1:

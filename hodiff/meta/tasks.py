@@ -1,4 +1,4 @@
-"""What a task is to an inner loop: one batch for every step, or a batch a step."""
+"""Tasks of an inner loop: one batch for every step, or a batch for each step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hodiff.errors import InputError
 
 
 def batch_source(task: Any, steps: int, caller: str) -> Callable[[int], Any]:
-    """A function from the step, counted from 0, to its batch, which raises where the task has no more."""
+    """Return a function from the step, counted from 0, to its batch; it raises if the task has no more batches."""
     if callable(task):
         return task
     if isinstance(task, (Tensor, tuple, list, dict, str)) or not isinstance(task, Iterable):

@@ -1,4 +1,4 @@
-"""Minimisation, least squares and optimizers for training loops, with exact derivatives of any order."""
+"""Minimisers, least squares and optimizers for training loops, with exact derivatives of any order."""
 
 from hodiff.optim.least_squares import least_squares as least_squares
 from hodiff.optim.minimize import minimize as minimize

@@ -19,13 +19,13 @@ from hodiff.optim.sparse_derivatives import sparse_jacobian, sparse_weighted_hes
 from hodiff.optim.variables import Variables
 from hodiff.optim.vector_function import numbers_of, vector_function
 
-# Up to this many unknowns the Hessian of a constraint is a matrix, and beyond an operator.
+# Largest number of unknowns for which the Hessian of a constraint is a matrix; above it, it is an operator.
 DENSE = 256
 _KINDS = {"eq": (0.0, 0.0), "ineq": (0.0, np.inf)}
 
 
 def bounds_of(caller: str, bounds: Any, variables: Variables, *, in_pairs: bool = True) -> Any:
-    """SciPy's bounds, from its own forms or a pair of pytrees; pairs of numbers are those of `minimize` alone."""
+    """Convert bounds to SciPy's, from SciPy's forms or a pair of pytrees; only `minimize` accepts pairs of numbers."""
     if bounds is None:
         return None
     n = variables.space.size
@@ -63,14 +63,14 @@ def bounds_of(caller: str, bounds: Any, variables: Variables, *, in_pairs: bool 
 
 
 def _are_sides(bounds: Any, in_pairs: bool) -> bool:
-    """Whether they are lower and upper bounds."""
+    """Whether the bounds are a pair of lower and upper bounds."""
     if in_pairs:
         return isinstance(bounds, tuple) and len(bounds) == 2 and not any(map(_is_pair, bounds))
     return isinstance(bounds, (tuple, list)) and len(bounds) == 2
 
 
 def _is_pair(value: Any) -> bool:
-    """Whether it is the pair of limits of one element, as SciPy has them."""
+    """Whether a value is SciPy's pair of limits of one element."""
     return (
         isinstance(value, (tuple, list)) and len(value) == 2 and all(each is None or is_number(each) for each in value)
     )
@@ -99,13 +99,13 @@ def _refused(caller: str, bounds: Any, n: int, in_pairs: bool) -> InputError:
 def constraints_of(
     caller: str, constraints: Any, variables: Variables, *, curved: bool, sparse: bool = False
 ) -> list[Any]:
-    """SciPy's constraints, whose functions of the pytree become ones of vectors, with Jacobians (and Hessians)."""
+    """Convert constraints to SciPy's: functions of vectors, with Jacobians and, if `curved`, Hessians."""
     given = constraints if isinstance(constraints, (tuple, list)) else (constraints,)
     return [_constraint(caller, each, variables, curved, sparse) for each in given]
 
 
 def _require_values(caller: str, first: np.ndarray, lower: Any, upper: Any) -> None:
-    """Refuse what no method can begin with: no values or NaN at the start, and limits of another number."""
+    """Raise if there are no values, if some are not finite, or if the limits do not fit."""
     if not first.size:
         raise InputError(f"{caller}: constraints: expected functions that return numbers, got one that returns none.")
     if not np.isfinite(first).all():
@@ -177,6 +177,6 @@ def _constraint(caller: str, constraint: Any, variables: Variables, curved: bool
         lower,
         upper,
         jac=slopes,
-        # Methods without curvature warn of what they ignore.
+        # Methods without curvature warn about arguments that they ignore.
         **({"hess": hessian, "keep_feasible": keep} if curved else {}),
     )

@@ -1,4 +1,4 @@
-r"""Self-scaled updates of Broyden's family, of an inverse Hessian that is kept as a matrix.
+r"""Self-scaled updates of Broyden's family for an inverse Hessian that is stored as a matrix.
 
 $$ H_+ = \frac1\tau\Big(H - \frac{H y y^T H}{y^T H y} + \phi\, w w^T\Big) + \frac{s s^T}{y^T s}, \qquad
    w = \sqrt{y^T H y}\,\Big(\frac{s}{y^T s} - \frac{H y}{y^T H y}\Big) $$
@@ -20,12 +20,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Quotients:
-    """What the choice of a member of the family hangs on.
+    """Scalars that choose a member of the family.
 
     Attributes:
         b: $s^T B s / y^T s$, with B the inverse of H.
         h: $y^T H y / y^T s$.
-        n: The number of unknowns.
+        n: Number of unknowns.
     """
 
     b: float
@@ -33,18 +33,18 @@ class Quotients:
     n: int
 
 
-# The scale tau and Broyden's phi.
+# Returns the scale tau and Broyden's phi.
 Choice = Callable[[Quotients], tuple[float, float]]
 
 
 def ssbfgs(of: Quotients) -> tuple[float, float]:
-    """BFGS, scaled where the Hessian was too small along the step: tau is 1 or the quotient of Oren and Luenberger."""
+    """BFGS, scaled if the Hessian was too small along the step: tau is 1 or the quotient of Oren and Luenberger."""
     return min(1.0, 1 / of.b), 1.0
 
 
 def ssbroyden(of: Quotients) -> tuple[float, float]:
-    """The member between those that bound the condition number; SR1 where that is among them."""
-    # Zero where s and Hy are parallel, and then w is zero as well.
+    """Choose the member nearest to SR1 among those that bound the condition number."""
+    # a vanishes if s and Hy are parallel, and then w is zero as well.
     a = max(of.b * of.h - 1, torch.finfo(torch.float64).eps)
     # 1 - sqrt(a / (1 + a)) without cancellation.
     least = min(1.0, of.h / (1 + a + math.sqrt(a * (1 + a))))
@@ -57,48 +57,48 @@ def ssbroyden(of: Quotients) -> tuple[float, float]:
 
 
 class InverseHessian:
-    """A positive definite matrix (n, n) that learns from steps, in place.
+    """Positive definite matrix (n, n) that is updated in place by steps.
 
     Args:
-        matrix: What to begin with; it is changed. None for the identity.
+        matrix: Initial matrix, which is changed; None for the identity.
         like: A vector of the space.
-        scaled: Whether an identity is scaled to the first step's curvature before it learns.
+        scaled: Whether an initial identity is scaled to the curvature of the first step.
     """
 
     def __init__(self, choose: Choice, like: Tensor, matrix: Tensor | None = None, *, scaled: bool = True):
         self._choose, self._like, self._scaled = choose, like, scaled
-        # The identity is no matrix before it learns.
+        # None represents the identity before the first update.
         self._matrix = matrix
 
     @property
     def fresh(self) -> bool:
-        """Whether it has learned nothing yet."""
+        """Whether the matrix has had no update yet."""
         return self._matrix is None
 
     @property
     def matrix(self) -> Tensor:
-        """The matrix itself."""
+        """The inverse Hessian as a tensor."""
         if self._matrix is None:
             self._matrix = torch.eye(len(self._like), dtype=self._like.dtype, device=self._like.device)
         return self._matrix
 
     def forget(self) -> None:
-        """Begin with the identity again."""
+        """Reset the matrix to the identity."""
         self._matrix, self._scaled = None, True
 
     def times(self, vector: Tensor) -> Tensor:
-        """The product with a vector."""
+        """Multiply the matrix with a vector."""
         return vector if self._matrix is None else self._matrix @ vector
 
     def learn(self, s: Tensor, y: Tensor, bs: float) -> bool:
-        """Take in a step, its change of gradient, and $s^T B s$; False where the curvature is none."""
-        # One transfer for what is known before the product.
+        """Update the matrix by s, y and $s^T B s$; return False if the curvature is not positive and finite."""
+        # A single transfer reads all three scalars.
         ys, yy, ss = torch.stack([torch.dot(y, s), torch.dot(y, y), torch.dot(s, s)]).tolist()
         if not ys > torch.finfo(torch.float64).eps * math.sqrt(yy * ss) or not math.isfinite(yy):
             return False
         fresh, matrix = self._matrix is None, self.matrix
         if fresh and self._scaled:
-            # Of Nocedal & Wright, equation 6.20; s^T B s is measured by the scaled identity then.
+            # Nocedal & Wright, equation 6.20. The scaled identity then defines s^T B s, too.
             matrix.mul_(ys / yy)
             bs = ss * yy / ys
         hy = matrix @ y
@@ -107,7 +107,7 @@ class InverseHessian:
         if not (quotients.b > 0 and 0 < yhy < math.inf):
             return False
         tau, phi = self._choose(quotients)
-        # In s and Hy, which both come from outside the matrix, it is one update of rank two without temporaries.
+        # s and Hy are not views of the matrix, so one in-place update of rank two needs no temporaries.
         mixed = -phi / (tau * ys)
         core = matrix.new_tensor([[1 / ys + phi * yhy / (tau * ys**2), mixed], [mixed, (phi - 1) / (tau * yhy)]])
         pair = torch.stack([s, hy], 1)

@@ -1,4 +1,4 @@
-"""SciPy's result, which a notebook shows as a table."""
+"""SciPy's result with a table for notebooks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.trees import leaf_label, leaf_names
 from hodiff.displays import Html, badge, element, facts, number, numbers, page, table
 
-MOST = 12  # leaves of the point that are listed
+MOST = 12  # number of leaves of the point that are listed
 COUNTS = {
     "nit": "iterations",
     "nfev": "values",
@@ -25,7 +25,7 @@ COUNTS = {
 
 
 class OptimizeResult(scipy.optimize.OptimizeResult):
-    """`scipy.optimize.OptimizeResult`, which a notebook shows as a table.
+    """`scipy.optimize.OptimizeResult` that notebooks show as a table.
 
     Example:
         >>> import torch, hodiff
@@ -51,7 +51,7 @@ def _end(success: bool, message: str) -> Html:
 
 
 def _ends_of_all(found: OptimizeResult) -> list[Html]:
-    """How many of many problems ended well, and why the others did not."""
+    """Show the number of problems that ended with success, and the messages of the failures."""
     done, count = int(found.success.sum()), len(found.success)
     verdict = badge(f"{done:,} of {count:,} problems ended with success", "ok" if done == count else "warning")
     good = found.success.tolist()

@@ -1,4 +1,4 @@
-"""How hodiff's own minimisers end, in the numbers and words of SciPy where it has them."""
+"""End states of hodiff's own minimisers, with SciPy's status numbers and messages where SciPy has them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.optim.variables import Variables
 
 @dataclass(frozen=True)
 class End:
-    """Why a method ended: SciPy's status, and what it says."""
+    """Reason why a method ended: SciPy's status and a message."""
 
     status: int
     message: str
@@ -32,14 +32,14 @@ STOPPED = End(99, "`callback` raised `StopIteration`.")
 
 @dataclass
 class Course:
-    """Where a method is: its point, and what a result will tell of the way.
+    """State of a running method, from which its result is built.
 
     Attributes:
-        point: The present point.
-        slope: Its gradient, a float64 vector.
-        iterations: How many are done.
-        decrease: By how much the last one lowered the value.
-        remarks: What the message is to tell besides.
+        point: Current point.
+        slope: Gradient at the point, a float64 vector.
+        iterations: Number of completed iterations.
+        decrease: Decrease of the value in the last iteration.
+        remarks: Sentences that are appended to the message.
     """
 
     point: Point
@@ -49,7 +49,7 @@ class Course:
     remarks: list[str] = field(default_factory=list)
 
     def result(self, end: End, **further: Any) -> scipy.optimize.OptimizeResult:
-        """What `scipy.optimize.minimize` would return."""
+        """Build the result in the form of `scipy.optimize.minimize`."""
         return scipy.optimize.OptimizeResult(
             x=Variables.array(self.point.x),
             fun=self.point.value,
@@ -63,5 +63,5 @@ class Course:
 
 
 def finite(point: Point, slope: Tensor) -> bool:
-    """Whether value and gradient are numbers."""
+    """Return whether the value and the gradient are finite."""
     return point.finite and bool(torch.isfinite(slope).all())

@@ -1,4 +1,4 @@
-"""Hessians with a multiple of the identity added, factorised: dense ones by torch, sparse ones by CHOLMOD or SuperLU.
+"""Factorisations of Hessians plus a multiple of the identity: dense by torch, sparse by CHOLMOD or SuperLU.
 
 Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., section 3.4.
 """
@@ -16,23 +16,23 @@ from hodiff.common import cholmod
 
 
 class Shifted(Protocol):
-    """A symmetric matrix that can be solved with once enough of the identity is added."""
+    """Symmetric matrix that is solved after a multiple of the identity is added."""
 
     diagonal: Tensor
 
     def solve(self, shift: float, rhs: Tensor) -> Tensor | None:
-        """The solution with H + shift I, or None where that is not positive definite."""
+        """Solve with H + shift I; return None if it is not positive definite."""
 
 
 class DenseMatrix:
-    """A matrix (n, n), on its device."""
+    """Dense matrix (n, n) on its device."""
 
     def __init__(self, matrix: Tensor):
         self._matrix = matrix
         self.diagonal = matrix.diagonal()
 
     def solve(self, shift: float, rhs: Tensor) -> Tensor | None:
-        """The solution with H + shift I, or None where that is not positive definite."""
+        """Solve with H + shift I; return None if it is not positive definite."""
         matrix = self._matrix.clone()
         matrix.diagonal().add_(shift)
         factor, failed = torch.linalg.cholesky_ex(matrix)
@@ -40,16 +40,16 @@ class DenseMatrix:
 
 
 class SparseMatrix:
-    """A sparse matrix of SciPy's, on the CPU."""
+    """SciPy sparse matrix on the CPU."""
 
     def __init__(self, matrix: Any):
-        # A symmetric matrix by rows is the same by columns, which SuperLU wants.
+        # SuperLU requires columns; the rows of a symmetric matrix are its columns.
         by_columns = (matrix.data, matrix.indices, matrix.indptr)
         self._matrix = scipy.sparse.csc_array(by_columns, shape=matrix.shape)
         self.diagonal = torch.from_numpy(matrix.diagonal())
 
     def solve(self, shift: float, rhs: Tensor) -> Tensor | None:
-        """The solution with H + shift I, or None where that is not positive definite."""
+        """Solve with H + shift I; return None if it is not positive definite."""
         by_factors = _by_superlu if cholmod.library() is None else _by_cholmod
         x = by_factors(self._matrix, shift, rhs.cpu().numpy())
         return None if x is None else torch.from_numpy(x).to(rhs)
@@ -64,7 +64,7 @@ def _by_superlu(matrix: Any, shift: float, rhs: np.ndarray) -> np.ndarray | None
     if shift:
         matrix = matrix + shift * scipy.sparse.eye_array(len(rhs), format="csc")
     try:
-        # Pivots on the diagonal, unless they are zero, so that by Sylvester's law their signs are the eigenvalues'.
+        # Prefer pivots on the diagonal: their signs are then the signs of the eigenvalues (Sylvester's law).
         factors = scipy.sparse.linalg.splu(
             matrix, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
         )

@@ -22,12 +22,12 @@ from hodiff.derivatives import jacobian
 from hodiff.optim.variables import Variables
 from hodiff.taylor import directional_derivatives
 
-# Delayed gratification: the damping grows slowly, and falls fast.
+# Delayed gratification: the damping grows slowly and falls fast.
 GROWTH, DECAY = 2.0, 5.0
-# The first damping, by the largest squared singular value.
+# First damping, relative to the largest squared singular value.
 FIRST = 1e-3
 
-# SciPy's words, by its status.
+# SciPy's messages, by status.
 MESSAGES = {
     0: "The maximum number of function evaluations is exceeded.",
     1: "`gtol` termination condition is satisfied.",
@@ -36,20 +36,20 @@ MESSAGES = {
     4: "Both `ftol` and `xtol` termination conditions are satisfied.",
     -1: "The Jacobian is not finite at x.",
 }
-# By whether the cost hardly changes, and whether the step is short.
+# Status by whether the cost hardly changes and whether the step is short.
 ENDS = {(True, True): 4, (True, False): 2, (False, True): 3}
 
 
 @dataclass(frozen=True)
 class Rules:
-    r"""When steps are taken, and when it ends.
+    r"""Rules for accepting steps and for ending the run.
 
     Attributes:
-        ftol: The least change of the cost, by the cost; None for never.
-        xtol: The least length of a step, by that of x; None for never.
-        gtol: The least element of the gradient; None for never.
-        most: Most evaluations of the residuals.
-        acceleration: The largest $\alpha$; 0 for steps without acceleration.
+        ftol: Smallest relative change of the cost; None to ignore it.
+        xtol: Smallest length of a step relative to the length of x; None to ignore it.
+        gtol: Smallest value of the gradient's largest element; None to ignore it.
+        most: Largest number of evaluations of the residuals.
+        acceleration: Largest $\alpha$; 0 for steps without acceleration.
     """
 
     ftol: float | None
@@ -79,37 +79,37 @@ class Linearization:
 
     @classmethod
     def at(cls, x: Tensor, residuals: Tensor, matrix: Tensor, scales: Tensor) -> Linearization:
-        """Factor `J D^-1` by singular values; the orthogonal factor of a tall one is taken off first."""
+        """Factor `J D^-1` by singular values, after a QR decomposition."""
         q, r = torch.linalg.qr(matrix * scales)
         u, singular, vh = torch.linalg.svd(r, full_matrices=False)
         return cls(x, residuals, matrix, matrix.mT @ residuals, q @ u, singular, vh.mT, scales)
 
     def solve(self, right_hand_side: Tensor, damping: float) -> Tensor:
-        """The scaled step $D z$ of the damped least-squares problem with these residuals."""
+        """Solve the damped least-squares problem with these residuals; return the scaled step $D z$."""
         weights = self.singular / (self.singular.square() + damping)
         return -(self.right @ (weights * (self.left.mT @ right_hand_side)))
 
 
 class Problem:
-    """Residuals and their derivatives as float64 vectors, counted."""
+    """Residuals and their derivatives as float64 vectors, with counts of the evaluations."""
 
     def __init__(self, residuals: Callable[[Tensor], Tensor], variables: Variables):
         self._residuals, self._dtype = residuals, variables.space.dtype
         self.values = self.jacobians = self.accelerations = 0
 
     def value(self, x: Tensor) -> Tensor:
-        """The residuals; the function may differentiate by x on its way."""
+        """Compute the residuals; the function itself may differentiate with respect to x."""
         self.values += 1
         with torch.enable_grad():
             return self._residuals(x.detach().to(self._dtype).requires_grad_()).detach().double()
 
     def jacobian(self, x: Tensor) -> Tensor:
-        """(m, n)."""
+        """Compute the Jacobian (m, n)."""
         self.jacobians += 1
         return jacobian(self._residuals)(x.to(self._dtype)).detach().double()
 
     def acceleration(self, x: Tensor, v: Tensor) -> Tensor:
-        """The second derivative of the residuals along v."""
+        """Compute the second derivative of the residuals along v."""
         self.accelerations += 1
         point, direction = x.to(self._dtype), v.to(self._dtype)
         return directional_derivatives(self._residuals, point, direction, order=2)[2].detach().double()
@@ -118,7 +118,7 @@ class Problem:
 def geodesic_least_squares(
     problem: Problem, start: Tensor, scales: Tensor | None, rules: Rules
 ) -> scipy.optimize.OptimizeResult:
-    """Minimise from the start on; `scales` are those of the unknowns, None for those of the Jacobian's columns."""
+    """Minimise from `start`; `scales` of None are computed from the columns of the Jacobian."""
     by_columns = scales is None
     x, residuals = start, problem.value(start)
     cost, steps = _cost(residuals), 0
@@ -144,7 +144,7 @@ def geodesic_least_squares(
 
 
 def _by_columns(matrix: Tensor, before: Tensor | None) -> Tensor:
-    """Scales of the unknowns as MINPACK has them: what was steep stays so, and columns of zeros count as one."""
+    """Compute scales as MINPACK does: they never grow, and columns of zeros have norm one."""
     norms = torch.linalg.vector_norm(matrix, dim=0)
     if before is None:
         return 1 / torch.where(norms == 0, 1.0, norms)
@@ -153,7 +153,7 @@ def _by_columns(matrix: Tensor, before: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Taken:
-    """Where a step led to, and SciPy's status if it was the last."""
+    """Outcome of a step, with SciPy's status if the run ends."""
 
     x: Tensor
     residuals: Tensor
@@ -163,7 +163,7 @@ class Taken:
 
 
 def _step(problem: Problem, here: Linearization, cost: float, damping: float, rules: Rules) -> Taken:
-    """Raise the damping until the cost falls, and the acceleration is a small part of the velocity."""
+    """Raise the damping until the cost falls and the acceleration is small relative to the velocity."""
     length = float(torch.linalg.vector_norm(here.x))
     while True:
         if problem.values >= rules.most:
@@ -173,7 +173,7 @@ def _step(problem: Problem, here: Linearization, cost: float, damping: float, ru
         small = True
         if rules.acceleration:
             bent = problem.acceleration(here.x, velocity * here.scales)
-            # Where the second derivative is none, at a boundary of the function's domain, the step is straight.
+            # At a boundary of the function's domain the second derivative may not be finite; the step is then straight.
             curve = here.solve(bent, damping) if bool(torch.isfinite(bent).all()) else torch.zeros_like(velocity)
             small = bool(torch.linalg.vector_norm(curve) <= rules.acceleration * torch.linalg.vector_norm(velocity))
             scaled = velocity + curve / 2
@@ -204,7 +204,7 @@ def _cost(residuals: Tensor) -> float:
 def _result(
     problem: Problem, at: tuple[Tensor, Tensor, Tensor], status: int, steps: int
 ) -> scipy.optimize.OptimizeResult:
-    """What `scipy.optimize.least_squares` would return, of point, residuals and Jacobian."""
+    """Build the result of `scipy.optimize.least_squares` from point, residuals and Jacobian."""
     x, residuals, matrix = at
     gradient = matrix.mT @ residuals
     return scipy.optimize.OptimizeResult(

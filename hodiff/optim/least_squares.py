@@ -1,4 +1,4 @@
-"""Nonlinear least squares by SciPy's methods, with exact Jacobians."""
+"""Nonlinear least squares by SciPy's methods and geodesic Levenberg-Marquardt, with exact Jacobians."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIFFERENTIABLE = (
     "as its objective and a solver that calls hodiff.optim.least_squares."
 )
 METHODS = ("trf", "dogbox", "lm", "lm-geodesic")
-# Those without bounds, robust losses and products of the Jacobian alone.
+# These methods support no bounds, no robust losses and no matrix-free Jacobian.
 PLAIN = ("lm", "lm-geodesic")
 LOSSES = ("linear", "soft_l1", "huber", "cauchy", "arctan")
 SOLVERS = ("exact", "lsmr")
@@ -63,47 +63,46 @@ def least_squares(
 
     $$ \min_x \tfrac12 \sum_i \rho\big(f_i(x)^2\big) \quad\text{with}\quad l \le x \le u $$
 
-    It is `scipy.optimize.least_squares` on tensors, which computes in float64 on the CPU, and one method more; `f` is
-    evaluated in the dtype and on the device of `x0`.
+    `scipy.optimize.least_squares` on tensors, with the additional method "lm-geodesic". SciPy computes in float64 on
+    the CPU; `f` is evaluated in the dtype and on the device of `x0`.
 
     Args:
         f: Function `f(x, *args)` that returns the residuals: a tensor or a pytree of tensors, m numbers in all.
-        x0: Where to begin: a tensor or a pytree of floating-point tensors, n numbers in all. Complex ones count as two.
+        x0: Start: a tensor or a pytree of floating-point tensors, n numbers in all. Complex numbers count as two.
         *args: Further arguments of `f`, taken as constants.
-        method: "trf", for which None stands, "dogbox", "lm" (Levenberg-Marquardt by MINPACK, without bounds, for m of n
-            or more) or "lm-geodesic" (our own, on the device of `x0`, without bounds, for any m): each step bends as
-            the residuals do, by their exact second derivative along it, which costs a few evaluations and saves
-            Jacobians in narrow curved canyons.
+        method: "trf" (the default for None), "dogbox", "lm" or "lm-geodesic". "lm" is MINPACK's Levenberg-Marquardt
+            method, without bounds, for m >= n. "lm-geodesic" is hodiff's own, without bounds, for any m, and computes
+            on the device of `x0`. Its steps bend with the exact second derivative of the residuals along the step. The
+            second derivative costs a few evaluations and saves Jacobians in narrow curved valleys.
         bounds: `(lower, upper)`, each None, a number, n numbers or a pytree like `x0`; or `scipy.optimize.Bounds`.
-        ftol: As for SciPy: ends where the cost changes by less than this part; None never.
-        xtol: The same of a step's length against that of x.
-        gtol: The same of the gradient's largest element.
-        x_scale: Characteristic sizes of the unknowns: a number, a pytree like `x0`, or "jac" for those of the
-            Jacobian's columns. None is the installed SciPy's default, which in 1.17 is "jac" for "lm" and 1 for
-            others; 1 for "lm-geodesic", and "jac" with `batched`.
-        loss: $\rho$: "linear", "soft_l1", "huber", "cauchy" or "arctan", which bound what outliers do.
-        f_scale: The residual from which one counts as an outlier.
-        tr_solver: "exact" for the Jacobian as a matrix, "lsmr" for its products alone, or None for "exact".
-        max_nfev: Most evaluations; None for SciPy's limit, 100 n for "lm-geodesic".
-        acceleration: For "lm-geodesic", how long the acceleration may be for what the velocity is, the paper's
-            $\alpha$; 0 for steps without it.
-        batched: Whether `x0` holds the starts of many problems, leaves (B, ...), of which `f` is the function of one,
-            as in `hodiff.optim.minimize`. They are solved at once, each on its own, by Levenberg and Marquardt's
+        ftol: The run ends if the relative change of the cost is smaller; None disables the test.
+        xtol: The run ends if the length of a step relative to x is smaller; None disables the test.
+        gtol: The run ends if the gradient's largest element is smaller; None disables the test.
+        x_scale: Characteristic sizes of the unknowns: a number, a pytree like `x0`, or "jac" for scales computed from
+            the Jacobian's columns. None is the default of the installed SciPy, which in 1.17 is "jac" for "lm" and 1
+            for other methods; 1 for "lm-geodesic", and "jac" with `batched`.
+        loss: $\rho$: "linear", "soft_l1", "huber", "cauchy" or "arctan". Losses other than "linear" limit outliers.
+        f_scale: Size of a residual above which it counts as an outlier.
+        tr_solver: "exact" for the Jacobian as a matrix, "lsmr" for products with the Jacobian only; None is "exact".
+        max_nfev: Maximum number of evaluations; None for SciPy's limit, or 100 n for "lm-geodesic".
+        acceleration: For "lm-geodesic", largest length of the acceleration relative to the velocity, the paper's
+            $\alpha$; 0 disables the acceleration.
+        batched: Whether `x0` holds the starts of many problems, leaves (B, ...), as in `hodiff.optim.minimize`. `f` is
+            the function of one problem. All problems are solved at once with separate steps, by the Levenberg-Marquardt
             method with projections to the bounds, "lm".
-        in_dims: With `batched`, which dimension of each of `args` is that of the problems, as in
+        in_dims: With `batched`, the dimension of each of `args` that indexes the problems, as in
             `hodiff.optim.minimize`.
 
     Returns:
-        SciPy's `OptimizeResult`: `x` and `grad` in the structure, dtypes and devices of `x0`; `cost`, a float; `fun`,
-        the residuals (m,), and `jac`, their Jacobian at x, a tensor (m, n) or with "lsmr" a `hodiff.JacobianOperator`,
-        whose rows are not scaled by a robust loss, as SciPy's are; `active_mask`
-        like `x0`; `optimality`, `status`, `message`, `success`, `nfev`, `njev`, and with "lm-geodesic" `naev`, how
-        many second derivatives were computed. With `batched` all have a row for each problem, and `message` is a list;
-        a start whose residuals are not finite has status -1.
+        SciPy's `OptimizeResult`. `x`, `grad` and `active_mask` have the structure of `x0`, and `x` and `grad` its
+        dtypes and devices. `cost` is a float, and `fun` the residuals (m,). `jac` is the Jacobian at x: a tensor (m,
+        n), or a `hodiff.JacobianOperator` with "lsmr". A robust loss does not scale its rows, unlike SciPy's. Further
+        fields are `optimality`, `status`, `message`, `success`, `nfev`, `njev`, and with "lm-geodesic" `naev`, the
+        number of second derivatives. With `batched` all fields have a row for each problem, and `message` is a list; a
+        start whose residuals are not finite has status -1.
 
     Raises:
-        InputError: If an argument is not what it should be, as a start beyond its bounds, or `f` does not depend on
-            `x0`.
+        InputError: If an argument is invalid, such as a start outside its bounds, or `f` does not depend on `x0`.
         RouteError: If torch does not implement the Jacobian.
 
     Example:
@@ -183,7 +182,7 @@ def least_squares(
             f"{len(first)}; pass method='trf'."
         )
     given: dict[str, Any] = {}
-    # What none means depends on SciPy's version and on the method.
+    # The default depends on SciPy's version and on the method.
     if x_scale is not None:
         given["x_scale"] = scales_of(x_scale, variables)
     if bounds is not None:
@@ -205,13 +204,13 @@ def least_squares(
             **given,
         )
     if loss != "linear" and isinstance(found.jac, np.ndarray):
-        # SciPy's has rows that are scaled by the loss.
+        # A robust loss has scaled the rows of SciPy's Jacobian.
         found.jac = slopes(found.x)
     return _in_own_structure(found, variables, residuals)
 
 
 def _require_an_end(method: str, *tolerances: float | None) -> None:
-    """Refuse tolerances that no run can meet."""
+    """Raise if the tolerances are too small for any run to end."""
     met = [tolerance is not None and tolerance >= np.finfo(float).eps for tolerance in tolerances]
     if not any(met) or (method == "lm" and not all(met)):
         which = "all of ftol, xtol and gtol" if method == "lm" else "one of ftol, xtol and gtol"
@@ -222,7 +221,7 @@ def _require_an_end(method: str, *tolerances: float | None) -> None:
 
 
 def _require_inside(start: np.ndarray, bounds: scipy.optimize.Bounds, method: str) -> None:
-    """Refuse a start that the bounds do not allow, and warn of one from which "trf" hardly moves."""
+    """Raise if the start is outside the bounds, and warn if "trf" would hardly move from it."""
     outside = (start < bounds.lb) | (start > bounds.ub)
     if outside.any() or (bounds.lb == bounds.ub).any():
         i = int((outside | (bounds.lb == bounds.ub)).argmax())
@@ -244,7 +243,7 @@ def _require_inside(start: np.ndarray, bounds: scipy.optimize.Bounds, method: st
 def _in_own_structure(
     found: scipy.optimize.OptimizeResult, variables: Variables, residuals: Callable[[Tensor], Tensor]
 ) -> OptimizeResult:
-    """Point, gradient and mask as pytrees, residuals and Jacobian as tensors."""
+    """Convert point, gradient and mask to pytrees, and residuals and Jacobian to tensors."""
     x = found.x
     found.x, found.grad, found.active_mask = (variables.tree(each) for each in (x, found.grad, found.active_mask))
     found.fun = variables.vector(found.fun)

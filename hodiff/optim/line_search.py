@@ -1,7 +1,7 @@
-"""The line search of Hager and Zhang, which takes approximate Wolfe conditions where values are equal to rounding.
+"""Line search of Hager and Zhang, with approximate Wolfe conditions where values differ only by rounding.
 
-Source: W. Hager & H. Zhang, "Algorithm 851: CG_DESCENT", ACM Trans. Math. Softw. 32 (2006), sections 2 to 4, whose
-names of steps (B1, U3, S2, ...) stand in the comments.
+Source: W. Hager & H. Zhang, "Algorithm 851: CG_DESCENT", ACM Trans. Math. Softw. 32 (2006), sections 2 to 4. The
+comments use the names of its steps (B1, U3, S2, ...).
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
-# Of the paper: the size of an increase that may be rounding, and of a change so small that slopes tell more than
-# values, both by the value; growth of what brackets; bisection; and by how much an interval is to shrink.
+# Constants of the paper: the relative increase that may be rounding, the relative change below which slopes are
+# more reliable than values, the growth of the bracket, bisection, and the required shrinkage of an interval.
 EPSILON, OMEGA, GROWTH, BISECTION, SHRINKAGE = 1e-6, 1e-3, 5.0, 0.5, 0.66
-# How far a step goes back to where the function is finite.
+# Factor by which a step shrinks until the function is finite.
 RETREAT = 0.1
 MOST = 60
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What is known of the function along the line at one step; `point` is the caller's."""
+    """Value and slope of the function at one step along the line; `point` belongs to the caller."""
 
     step: float
     value: float
@@ -30,7 +30,7 @@ class Trial:
 
     @property
     def finite(self) -> bool:
-        """Whether value and slope are numbers."""
+        """Whether value and slope are finite."""
         return math.isfinite(self.value) and math.isfinite(self.slope)
 
 
@@ -39,12 +39,12 @@ Trials = Generator[float, Trial, Any]
 
 @dataclass(frozen=True)
 class Wolfe:
-    r"""When a step is good enough, of a line that begins at `start`.
+    r"""Conditions for accepting a step along a line that begins at `start`.
 
     Attributes:
-        start: The trial of step 0.
-        decrease: By which part of the slope the value must fall, the paper's $\\delta$.
-        curvature: Which part of the slope may be left, the paper's $\\sigma$.
+        start: Trial of step 0.
+        decrease: Fraction of the slope by which the value must fall, the paper's $\\delta$.
+        curvature: Fraction of the slope that may remain, the paper's $\\sigma$.
     """
 
     start: Trial
@@ -53,15 +53,15 @@ class Wolfe:
 
     @property
     def ceiling(self) -> float:
-        """The largest value that may be as low as the first but for rounding."""
+        """Largest value that exceeds the first only by rounding."""
         return self.start.value + EPSILON * abs(self.start.value)
 
     def low(self, trial: Trial) -> bool:
-        """Whether the value is not higher than the first, but for rounding."""
+        """Whether the value exceeds the first at most by rounding."""
         return trial.value <= self.ceiling
 
     def accepts(self, trial: Trial) -> bool:
-        """Wolfe's conditions, or near the minimum the approximate ones (T1 and T2)."""
+        """Whether the trial meets Wolfe's conditions, or near the minimum the approximate ones (T1 and T2)."""
         first = self.start.slope
         if not trial.finite or trial.slope < self.curvature * first:
             return False
@@ -72,7 +72,7 @@ class Wolfe:
 
 
 def line_search(evaluate: Callable[[float], Trial], wolfe: Wolfe, step: float = 1.0) -> Trial | None:
-    """The first trial that is good enough, beginning with `step`; else the lowest below the start, else None."""
+    """Return the first accepted trial, beginning with `step`; else the lowest below the start, else None."""
     lowest: Trial | None = None
     trials = _trials(wolfe, step)
     step = next(trials)
@@ -90,7 +90,7 @@ def line_search(evaluate: Callable[[float], Trial], wolfe: Wolfe, step: float = 
 
 
 def _trials(wolfe: Wolfe, step: float) -> Trials:
-    """Steps to look at, until the interval holds no number any more (L0 to L3)."""
+    """Generate trial steps until no number is left within the interval (L0 to L3)."""
     a, b = yield from _bracket(wolfe, step)
     while a.step < (a.step + b.step) / 2 < b.step:
         width = b.step - a.step
@@ -100,7 +100,7 @@ def _trials(wolfe: Wolfe, step: float) -> Trials:
 
 
 def _bracket(wolfe: Wolfe, step: float) -> Trials:
-    """An interval that begins low and falling, and ends rising."""
+    """Find an interval that begins low and falling, and ends rising."""
     low, trial = wolfe.start, (yield step)
     while not trial.finite:
         step *= RETREAT
@@ -117,7 +117,7 @@ def _bracket(wolfe: Wolfe, step: float) -> Trials:
 
 
 def _update(wolfe: Wolfe, a: Trial, b: Trial, step: float) -> Trials:
-    """A smaller interval by the trial of a step inside."""
+    """Shrink the interval by a trial step inside it."""
     if not a.step < step < b.step:  # U0
         return a, b
     trial = yield step
@@ -129,7 +129,7 @@ def _update(wolfe: Wolfe, a: Trial, b: Trial, step: float) -> Trials:
 
 
 def _bisect(wolfe: Wolfe, a: Trial, b: Trial) -> Trials:
-    """An interval between a low and a high trial (U3); not finite is high."""
+    """Bisect between a low and a high trial (U3); values that are not finite count as high."""
     while a.step < (middle := (1 - BISECTION) * a.step + BISECTION * b.step) < b.step:
         trial = yield middle
         if trial.slope >= 0:
@@ -139,7 +139,7 @@ def _bisect(wolfe: Wolfe, a: Trial, b: Trial) -> Trials:
 
 
 def _secant_twice(wolfe: Wolfe, a: Trial, b: Trial) -> Trials:
-    """An interval by secants of both ends (S1 to S4)."""
+    """Shrink the interval by secants of both ends (S1 to S4)."""
     c = _secant(a, b)
     left, right = yield from _update(wolfe, a, b, c)
     if c == right.step:
@@ -150,6 +150,6 @@ def _secant_twice(wolfe: Wolfe, a: Trial, b: Trial) -> Trials:
 
 
 def _secant(a: Trial, b: Trial) -> float:
-    """Where the line through both slopes is zero; not a number where there is none."""
+    """Return the zero of the line through both slopes, or NaN if the slopes are equal."""
     rise = b.slope - a.slope
     return (a.step * b.slope - b.step * a.slope) / rise if rise else math.nan

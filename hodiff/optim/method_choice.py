@@ -1,4 +1,4 @@
-"""Which method of `minimize` runs, and whether it takes what is asked of it."""
+"""Choice of the method of `minimize`, and checks that it supports the arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hodiff.optim.sparse_derivatives import require_sparse
 
 
 def require_method(method: Any, bounds: Any, constraints: Any, *, batched: bool) -> str:
-    """The name of a method that takes what is asked for; the default where there is none."""
+    """Return the name of the method, or of the default; raise if it does not support the bounds or constraints."""
     methods: Mapping[str, Any] = BATCHED if batched else METHODS
     if method is None:
         method = "trust-ncg" if not batched else DEFAULT if bounds is None else "l-bfgs-b"
@@ -30,7 +30,7 @@ def require_method(method: Any, bounds: Any, constraints: Any, *, batched: bool)
 
 
 def require_takes_sparse(name: str, sparse: Any, *, batched: bool) -> None:
-    """Refuse sparse Hessians where the method takes none."""
+    """Raise if a sparse Hessian is requested and the method does not support it."""
     require_sparse("minimize", sparse)
     if sparse is False:
         return
@@ -45,5 +45,5 @@ def require_takes_sparse(name: str, sparse: Any, *, batched: bool) -> None:
 
 
 def is_empty(constraints: Any) -> bool:
-    """Whether there are no constraints."""
+    """Return whether there are no constraints."""
     return isinstance(constraints, (tuple, list)) and not constraints

@@ -1,4 +1,4 @@
-"""What each method of `minimize` takes: those of `scipy.optimize.minimize`, and those of our own."""
+"""Capabilities of each method of `minimize`, SciPy's and hodiff's own."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from hodiff.optim.newton import NewtonOptions, newton_method
 from hodiff.optim.newton_krylov import NewtonKrylovOptions, newton_krylov_method
 from hodiff.optim.quasi_newton import QuasiNewtonOptions, ssbfgs_method, ssbroyden_method
 
-# Of the objective, the options and what is called after each iteration, to SciPy's result.
+# Takes the objective, the options and a callback for each iteration; returns SciPy's result.
 Solver = Callable[[Any, Any, Callable[[Any], None]], Any]
 
 
 @dataclass(frozen=True)
 class Method:
-    """A method by what it is given.
+    """Capabilities of a method.
 
     Attributes:
         curvature: "" for none, "products" with the Hessian, or the "hessian" itself.
-        bounds: Whether it takes bounds.
-        constraints: Whether it takes constraints.
-        sparse: Whether it takes the Hessian as a sparse matrix.
-        solver: What minimises, where that is not SciPy.
-        options: The dataclass of its options.
+        bounds: Whether the method supports bounds.
+        constraints: Whether the method supports constraints.
+        sparse: Whether the method supports a sparse Hessian.
+        solver: Function that minimises; None for SciPy.
+        options: Dataclass of the options.
     """
 
     curvature: str = ""

@@ -1,4 +1,4 @@
-"""Minimise a scalar function of a pytree by SciPy's methods, with exact derivatives."""
+"""Minimisation of a scalar function of a pytree, with exact derivatives."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from hodiff.optim.scipy_options import require_options_of_scipy
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse import Coloring
 
-# What a call inside a transform is told.
+# Advice in the error of a call inside a transform.
 DIFFERENTIABLE = (
     "a minimiser takes them as constants. Pass them as parameters of hodiff.implicit.argmin(f, hodiff.optim.minimize), "
     "through whose minimum transforms see."
 )
 
-# Seconds after which a run without a progress bar says what an iteration takes.
+# Seconds after which a run without a progress bar warns about the cost of an iteration.
 SLOW = 60.0
 
 
@@ -59,16 +59,16 @@ def minimize(
     batched: bool = False,
     in_dims: InDims = 0,
 ) -> OptimizeResult:
-    r"""Minimise a scalar function, with exact gradients, Hessian-vector products or Hessians, as the method takes them.
+    r"""Minimise a scalar function, with the exact gradients, Hessian-vector products or Hessians that the method needs.
 
     $$ \min_x f(x) \quad\text{with}\quad l \le x \le u, \quad c_l \le c(x) \le c_u $$
 
-    It is `scipy.optimize.minimize` on tensors: the same iterates as SciPy makes with derivatives written by hand. SciPy
-    computes in float64 on the CPU; "newton", "newton-krylov", "ssbroyden" and "ssbfgs" are our own, and compute in
-    float64 on the device of `x0`. `f` is evaluated in the dtype and on the device of `x0`, once at each point, whose
-    gradient and products share what was recorded.
+    `scipy.optimize.minimize` on tensors, with the iterates that SciPy computes from hand-written derivatives. SciPy
+    computes in float64 on the CPU. hodiff's own methods "newton", "newton-krylov", "ssbroyden" and "ssbfgs" compute
+    in float64 on the device of `x0`. `f` is evaluated in the dtype and on the device of `x0`, once at each point; the
+    gradient and the products reuse the recorded graph.
 
-    | method | takes | bounds | constraints |
+    | method | uses | bounds | constraints |
     |---|---|---|---|
     | "trust-ncg", "trust-krylov", "newton-cg" | products with the Hessian | | |
     | "newton-krylov" | products with the Hessian, fewer than "trust-ncg" | | |
@@ -80,71 +80,72 @@ def minimize(
     | "slsqp" | gradients | yes | yes |
     | "trust-constr" | products with the Hessian, and with those of the constraints | yes | yes |
 
-    With `sparse=True` the Hessian is a sparse matrix, made by `hodiff.sparse.hessian` of a few products at each point,
-    with one coloring for all: "newton" factorises it (on the CPU, by CHOLMOD if scikit-sparse is installed, else by
-    SuperLU), "trust-ncg", "trust-krylov" and "newton-cg" multiply with it, and "trust-constr" takes it with sparse
-    Jacobians and Hessians of the constraints.
+    With `sparse=True` the Hessian is a sparse matrix that `hodiff.sparse.hessian` computes from a few products at each
+    point, with one coloring for all points. "newton" factorises it, on the CPU, by CHOLMOD if scikit-sparse is
+    installed and by SuperLU otherwise. "trust-ncg", "trust-krylov" and "newton-cg" multiply with it. "trust-constr"
+    uses sparse Jacobians and Hessians of the constraints, too.
 
-    With `batched=True` many small problems are solved at once, by "trust-exact", "bfgs" or "l-bfgs-b" of our own. `f`
-    is still the function of one problem, and `torch.func.vmap` maps it over the first dimension of all leaves of `x0`;
-    each problem takes steps of its own, and ends on its own.
+    With `batched=True`, hodiff's own "trust-exact", "bfgs" or "l-bfgs-b" solves many small problems at once. `f` is
+    still the function of one problem, and `torch.func.vmap` maps it over the first dimension of all leaves of `x0`.
+    The problems take separate steps and end separately.
 
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape ().
-        x0: Where to begin: a tensor or a pytree of floating-point tensors, n numbers in all. Complex ones count as two.
+        x0: Start: a tensor or a pytree of floating-point tensors, n numbers in all. Complex numbers count as two.
         *args: Further arguments of `f`, taken as constants.
-        method: One of the table; None for "trust-ncg", and with `batched` for "trust-exact", or "l-bfgs-b" with bounds.
-        bounds: `(lower, upper)`, each None, a number or a pytree like `x0`; or as for SciPy, a pair for each element
-            of x in pytree order, or `scipy.optimize.Bounds`. With `batched` those of one problem, for all, or pytrees
-            of the shapes of `x0`, for each.
-        constraints: As for SciPy, one or a list of `scipy.optimize.NonlinearConstraint(fun, lb, ub)` or
-            `{"type": "eq" or "ineq", "fun": fun}`, with `fun(x)` made of torch's functions, which returns a tensor or a
-            pytree of them; Jacobians and Hessians are hodiff's. `scipy.optimize.LinearConstraint` is for x in pytree
-            order.
-        tol: As for SciPy, for termination; by default that of the method.
-        options: As for SciPy, further options of the method, such as `{"maxiter": 100}`; those of our own methods are
-            listed below.
-        callback: Called after each iteration with a `scipy.optimize.OptimizeResult` of `x`, in the structure of `x0`,
-            and `fun`; it may raise `StopIteration` to end. Not with `batched`.
-        progress: Whether to show a progress bar with value and norm of the gradient, or with `batched` with the number
-            of problems that ended.
-        sparse: Whether the Hessian is sparse; or its coloring, `hodiff.sparse.color(pattern)`, where that is there. For
-            "newton", "newton-cg", "trust-constr", "trust-krylov" and "trust-ncg".
+        method: A method of the table; None is "trust-ncg", and with `batched` "trust-exact", or "l-bfgs-b" with bounds.
+        bounds: `(lower, upper)`, each None, a number or a pytree like `x0`; or as in SciPy, a pair for each element of
+            x in pytree order, or `scipy.optimize.Bounds`. With `batched`, bounds of one problem that apply to all, or
+            pytrees with the shapes of `x0`.
+        constraints: As in SciPy, one or a list of `scipy.optimize.NonlinearConstraint(fun, lb, ub)` or
+            `{"type": "eq" or "ineq", "fun": fun}`. `fun(x)` uses torch functions and returns a tensor or a pytree of
+            tensors; hodiff computes its derivatives. `scipy.optimize.LinearConstraint` applies to x in pytree order.
+        tol: Tolerance for termination, as in SciPy; by default that of the method.
+        options: Further options of the method, as in SciPy, such as `{"maxiter": 100}`. The options of hodiff's own
+            methods are listed below.
+        callback: Function called after each iteration with a `scipy.optimize.OptimizeResult` of `x`, in the structure
+            of `x0`, and `fun`; it may raise `StopIteration` to end the run. Not supported with `batched`.
+        progress: Whether to show a progress bar with the value and the gradient's norm, or with `batched` the number of
+            problems that ended.
+        sparse: Whether the Hessian is sparse; or its coloring, `hodiff.sparse.color(pattern)`, if you have one.
+            Supported by "newton", "newton-cg", "trust-constr", "trust-krylov" and "trust-ncg".
         batched: Whether `x0` holds the starts of many problems: leaves (B, ...).
-        in_dims: With `batched`, which dimension of the tensors in each of `args` is that of the problems, as for
-            `torch.func.vmap`: an int, or None for what all problems share; one for all of `args`, or a tuple.
+        in_dims: With `batched`, the dimension of the tensors in each of `args` that indexes the problems, as in
+            `torch.func.vmap`: an int, or None for arguments that all problems share; one value for all of `args`, or a
+            tuple.
 
     Returns:
-        SciPy's `OptimizeResult`: `x` and `jac`, the gradient, in the structure, dtypes and devices of `x0`; `fun`, a
-        float; `success`, `status`, `message`; `nit` iterations; `nfev`, `njev`, `nhvp` and `nhev`, how many values,
-        gradients, products with the Hessian and Hessians were computed; and what else the method tells. Ctrl-C ends
-        with the best point so far. With `batched` all have a row for each problem: `fun`, `success`, `status` and the
-        counts are tensors (B,), "trust-exact" tells `hess` and "bfgs" `hess_inv`, (B, n, n), and `message` is a list.
+        SciPy's `OptimizeResult`. `x` and `jac`, the gradient, have the structure, dtypes and devices of `x0`; `fun` is
+        a float. Further fields are `success`, `status`, `message`, the number `nit` of iterations, and the fields of
+        the method. `nfev`, `njev`, `nhvp` and `nhev` count values, gradients, Hessian-vector products and Hessians.
+        Ctrl-C ends the run with the best point so far. With `batched` all fields have a row for each problem: `fun`,
+        `success`, `status` and the counts are tensors (B,), "trust-exact" returns `hess` and "bfgs" `hess_inv`, (B, n,
+        n), and `message` is a list.
 
-    Options of our own methods, with SciPy's names where it has them:
+    Options of hodiff's own methods, with SciPy's names where SciPy has them:
 
-    | option | of | default | what it is |
+    | option | methods | default | meaning |
     |---|---|---|---|
-    | `maxiter` | all | 200 n | most iterations |
-    | `gtol` | all | 1e-5, "newton-krylov" 1e-4 | the norm of the gradient at which it ends; `tol` sets it |
-    | `norm` | "newton", "ss..." | inf | the order of that norm; 2 for "newton-krylov" |
-    | `xrtol` | "ss..." | 0 | ends where a step is shorter, by the length of x |
-    | `c1`, `c2` | "newton", "ss..." | 0.1 (1e-4), 0.9 | the part of the slope by which f falls, and that is left |
-    | `hess_inv0` | "ss..." | the identity | the inverse Hessian to begin with, (n, n); the last one is `hess_inv` |
-    | `initial_scale` | "ss..." | True | whether the identity takes the curvature of the first step |
+    | `maxiter` | all | 200 n | maximum number of iterations |
+    | `gtol` | all | 1e-5, "newton-krylov" 1e-4 | norm of the gradient at which the run ends; `tol` sets it |
+    | `norm` | "newton", "ss..." | inf | order of that norm; always 2 for "newton-krylov" |
+    | `xrtol` | "ss..." | 0 | length of a step, relative to x, at which the run ends |
+    | `c1`, `c2` | "newton", "ss..." | 1e-4 ("ss...": 0.1), 0.9 | Wolfe constants: sufficient decrease and curvature |
+    | `hess_inv0` | "ss..." | the identity | initial inverse Hessian, (n, n); the result's `hess_inv` is the last one |
+    | `initial_scale` | "ss..." | True | whether the identity is scaled to the curvature of the first step |
     | `initial_trust_radius`, `max_trust_radius`, `eta` | "newton-krylov" | 1, 1000, 0.15 | as for "trust-ncg" |
-    | `forcing` | "newton-krylov" | "superlinear" | how far systems are solved; "eisenstat-walker" ignores units |
-    | `preconditioner` | "newton-krylov" | None | nearly the inverse Hessian: a diagonal (n,) or a function of (n,) |
-    | `inner_maxiter` | "newton-krylov" | 20 n | most products in an iteration |
+    | `forcing` | "newton-krylov" | "superlinear" | accuracy of the linear solves; "eisenstat-walker" ignores units |
+    | `preconditioner` | "newton-krylov" | None | approximate inverse Hessian: a diagonal (n,) or a function of (n,) |
+    | `inner_maxiter` | "newton-krylov" | 20 n | maximum number of products in an iteration |
 
-    With `batched`, options have the names and defaults of SciPy's: `maxiter`, `gtol`, `initial_trust_radius`,
-    `max_trust_radius` and `eta` of "trust-exact"; `maxiter`, `gtol`, `c1` and `c2` of "bfgs" and "l-bfgs-b", both of
-    which take `ftol`, by which the value is still to fall in a step, and the latter `maxcor`, how many steps it keeps.
+    With `batched`, options have SciPy's names and defaults. "trust-exact" has `maxiter`, `gtol`,
+    `initial_trust_radius`, `max_trust_radius` and `eta`. "bfgs" and "l-bfgs-b" have `maxiter`, `gtol`, `c1`, `c2` and
+    `ftol`, the relative decrease of the value in a step at which the run ends. "l-bfgs-b" also has `maxcor`, the
+    number of stored steps.
 
     Raises:
-        InputError: If an argument is not what it should be, or `f` does not return one real number or does not depend
-            on `x0`.
-        RouteError: If torch implements no derivative that the method takes.
+        InputError: If an argument is invalid, or `f` does not return one real number or does not depend on `x0`.
+        RouteError: If torch does not implement a derivative that the method needs.
 
     Example:
         >>> import torch, hodiff
@@ -203,16 +204,16 @@ def minimize(
         found = _run(run, objective, iterations)
     describe_end(found, objective)
     if "status" not in found:
-        # SciPy minimises nothing where bounds leave nothing to move, and says less than elsewhere.
+        # SciPy returns fewer fields if the bounds fix all unknowns.
         found.update(status=0, nit=0, jac=objective.gradient(found.x))
     return OptimizeResult(in_own_structure(found, objective))
 
 
 def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: Any, sparse: bool) -> dict[str, Any]:
-    """Derivatives, bounds and constraints as SciPy takes them."""
+    """Collect derivatives, bounds and constraints in SciPy's form."""
     curved = takes.curvature == "products"
     given: dict[str, Any] = {"jac": objective.gradient}
-    # Of a sparse matrix the products cost next to nothing, which most of SciPy's methods prefer to the matrix itself.
+    # Products with a sparse matrix are cheap, and most of SciPy's methods prefer products to the matrix.
     whole = takes.curvature == "hessian" or (sparse and takes.constraints)
     if whole:
         given["hess"] = objective.hessian
@@ -228,31 +229,31 @@ def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: An
 
 
 def _sparse_jacobians(takes: Method, sparse: bool | Coloring) -> dict[str, Any]:
-    """What brings all Jacobians, those of bounds and linear constraints too, to the one form that SciPy wants."""
+    """Make SciPy convert all Jacobians, including those of bounds and linear constraints, to sparse matrices."""
     return {"sparse_jacobian": True} if sparse is not False and takes.constraints else {}
 
 
 def _run(
     run: Callable[[], scipy.optimize.OptimizeResult], objective: Objective, iterations: _Iterations
 ) -> scipy.optimize.OptimizeResult:
-    """What the run finds, or the best point where it came to no end of its own."""
+    """Run the method; return the best point if it is interrupted or fails on a value that is not finite."""
     try:
         with np.errstate(all="ignore"):
             return run()
     except KeyboardInterrupt:
         return iterations.ended("Interrupted")
     except StopIteration:
-        # Of a callback; some of SciPy's methods do not take it.
+        # A callback may raise it, and some of SciPy's methods do not catch it.
         return iterations.ended("`callback` raised `StopIteration`")
     except (ValueError, np.linalg.LinAlgError):
-        # SciPy's linear algebra refuses what is not finite, and some methods do not look before.
+        # SciPy's linear algebra rejects numbers that are not finite, and some methods do not check them first.
         if not objective.strayed:
             raise
         return iterations.ended("A value or derivative is not finite")
 
 
 class _Iterations:
-    """The callback of methods: shows progress, and calls the user's."""
+    """Callback of all methods, which shows progress and calls the user's callback."""
 
     def __init__(self, objective: Objective, callback: Callable[..., Any] | None, bar: Any, method: str):
         self._objective, self._callback, self._bar, self._method = objective, callback, bar, method
@@ -265,7 +266,7 @@ class _Iterations:
         self._tell(x, self._objective.value, gradient)
 
     def after(self, point: Point) -> None:
-        """What our own methods call after each iteration."""
+        """Record an iteration of one of hodiff's own methods."""
         gradient = None if self._bar.disable else self._objective.variables.array(point.slope)
         self._tell(point.x, lambda _: point.value, gradient)
 
@@ -293,7 +294,7 @@ class _Iterations:
             self._callback(scipy.optimize.OptimizeResult(x=self._objective.variables.tree(x), fun=value(x)))
 
     def ended(self, reason: str) -> scipy.optimize.OptimizeResult:
-        """The best point so far, for a run that came to no end of its own."""
+        """Return the best point so far, for a run that did not finish."""
         value, x = self._objective.best or (math.nan, self._objective.variables.start)
         x = x if isinstance(x, np.ndarray) else self._objective.variables.array(x)
         return scipy.optimize.OptimizeResult(

@@ -1,4 +1,4 @@
-"""Newton's method with factors of the Hessian, to which as much of the identity is added as makes it positive definite.
+"""Newton's method with factors of the Hessian, shifted by a multiple of the identity to be positive definite.
 
 Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., algorithms 3.2 and 3.3.
 """
@@ -21,15 +21,15 @@ from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import COUNT, FRACTION, TOLERANCE, require_norm, require_wolfe
 from hodiff.optim.point import Point
 
-# The least multiple of the identity, by the largest diagonal entry, and what it is multiplied by where it is too small.
+# Smallest shift relative to the largest diagonal entry, and the factor by which a shift grows that is too small.
 LEAST, RAISE = 1e-4, 8.0
-# By then it is larger than any eigenvalue of the matrix, unless that is not finite.
+# After this many increases the shift exceeds every eigenvalue of a finite matrix.
 MOST = 60
 
 
 @dataclass(frozen=True)
 class NewtonOptions:
-    """Options of "newton"; names are those of SciPy's "bfgs" where it has them."""
+    """Options of "newton", with the names of SciPy's "bfgs" where it has them."""
 
     maxiter: Annotated[int | None, COUNT] = None
     gtol: Annotated[float, TOLERANCE] = 1e-5
@@ -41,7 +41,7 @@ class NewtonOptions:
 def newton_method(
     objective: Objective, options: NewtonOptions, watch: Callable[[Point], None]
 ) -> scipy.optimize.OptimizeResult:
-    """Minimise from the start on."""
+    """Minimise an objective by Newton's method."""
     require_wolfe(options.c1, options.c2)
     point = objective.point(objective.variables.origin)
     course = Course(point, point.slope)
@@ -51,7 +51,7 @@ def newton_method(
 
 
 def _run(objective: Objective, options: NewtonOptions, watch: Callable[[Point], None], course: Course) -> End:
-    """Iterate from the course's point on, which is moved."""
+    """Iterate from the point of `course`, which is updated."""
     most = 200 * len(course.slope) if options.maxiter is None else options.maxiter
     if not finite(course.point, course.slope):
         return NONFINITE
@@ -76,10 +76,10 @@ def _run(objective: Objective, options: NewtonOptions, watch: Callable[[Point], 
 
 
 def newton_direction(matrix: Shifted, slope: Tensor, last: float) -> tuple[Tensor, float] | None:
-    """A direction of descent and the shift that it took, after the `last` one; None where the matrix is not finite."""
+    """Return a descent direction and its shift, given the `last` shift; None if no shift is large enough."""
     largest = float(matrix.diagonal.abs().max())
     least = LEAST * largest if largest else LEAST
-    # A negative entry on the diagonal is as good as an eigenvalue.
+    # A negative entry on the diagonal is an upper bound of the lowest eigenvalue.
     lowest = float(matrix.diagonal.min())
     shift = 0.0 if lowest > 0 else least - lowest
     for _ in range(MOST):

@@ -2,7 +2,7 @@
 
 Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., algorithms 4.1 and 7.2; S. Eisenstat & H. Walker,
 SIAM J. Sci. Comput. 17 (1996) for the forcing terms; A. Conn, N. Gould & Ph. Toint, *Trust-Region Methods*, section
-17.4 for what rounding does to the quotient of both changes.
+17.4 for rounding errors in the ratio of actual to predicted decrease.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from hodiff.optim.point import Point
 from hodiff.optim.steihaug import SHRINKAGE, Map, Path, Step, steihaug
 
 STUCK = End(2, "A bad approximation caused failure to predict improvement: steps are as small as rounding.")
-# Of the gradient's norm, that of the iteration before and the forcing term then, to the part of the residual that may
-# be left.
+# Takes the norm of the gradient, the previous norm and the previous forcing term; returns the fraction of the
+# residual that may remain.
 Forcing = Callable[[float, float, float], float]
 
 
 def _superlinear(norm: float, before: float, term: float) -> float:
-    """As SciPy's trust-ncg."""
+    """Forcing term of SciPy's "trust-ncg"."""
     return min(0.5, math.sqrt(norm))
 
 
 def _eisenstat_walker(norm: float, before: float, term: float) -> float:
-    """Their choice 2 with its safeguard, which does not hang on units."""
+    """Choice 2 of Eisenstat and Walker with its safeguard, which does not depend on units."""
     golden = (1 + math.sqrt(5)) / 2
     if not math.isfinite(before):
         return 0.5
@@ -50,7 +50,7 @@ FORCING: dict[str, Forcing] = {"superlinear": _superlinear, "eisenstat-walker": 
 
 @dataclass(frozen=True)
 class NewtonKrylovOptions:
-    """Options of "newton-krylov"; names are those of SciPy's "trust-ncg" where it has them."""
+    """Options of "newton-krylov", with the names of SciPy's "trust-ncg" where it has them."""
 
     maxiter: Annotated[int | None, COUNT] = None
     gtol: Annotated[float, TOLERANCE] = 1e-4
@@ -65,7 +65,7 @@ class NewtonKrylovOptions:
 def newton_krylov_method(
     objective: Objective, options: NewtonKrylovOptions, watch: Callable[[Point], None]
 ) -> scipy.optimize.OptimizeResult:
-    """Minimise from the start on."""
+    """Minimise an objective by Newton's method with conjugate gradients."""
     _require_consistent(options, objective.variables.space.size)
     point = objective.point(objective.variables.origin)
     course = Course(point, point.slope)
@@ -88,7 +88,7 @@ def _require_consistent(options: NewtonKrylovOptions, n: int) -> None:
 
 
 def _run(objective: Objective, options: NewtonKrylovOptions, watch: Callable[[Point], None], course: Course) -> End:
-    """Iterate from the course's point on, which is moved."""
+    """Iterate from the point of `course`, which is updated."""
     n = len(course.slope)
     most = 200 * n if options.maxiter is None else options.maxiter
     inner = 20 * n if options.inner_maxiter is None else options.inner_maxiter
@@ -106,7 +106,7 @@ def _run(objective: Objective, options: NewtonKrylovOptions, watch: Callable[[Po
         if path is None:
             term = FORCING[options.forcing](norm, before, term)
             path = steihaug(course.point.times, course.slope, term * norm, radius, max(inner, 1), precondition)
-            # In smaller balls the path is the same, so that the graphs can go.
+            # The path is the same in smaller balls, so the graphs can be freed.
             course.point.release()
             step = path.step
         else:
@@ -118,7 +118,7 @@ def _run(objective: Objective, options: NewtonKrylovOptions, watch: Callable[[Po
         elif quotient > 0.75 and step.bounded:
             radius = min(2 * radius, options.max_trust_radius)
         course.iterations += 1
-        # NaN is no progress.
+        # NaN fails this comparison and counts as no progress.
         if quotient > options.eta:
             course.point, course.slope, path = trial, trial.slope, None
             before, norm = norm, float(torch.linalg.vector_norm(course.slope))
@@ -136,7 +136,7 @@ def _run(objective: Objective, options: NewtonKrylovOptions, watch: Callable[[Po
 
 
 def _quotient(point: Point, trial: Point, step: Step, norm: float) -> float:
-    """How far the value falls for what the model said it would; where both are rounding, whether the gradient does."""
+    """Return the ratio of actual to predicted decrease; within rounding, -inf unless the norm of the gradient falls."""
     if not trial.finite or not step.change < 0:
         return -math.inf
     noise = 10 * trial.eps * max(abs(point.value), abs(trial.value))
@@ -147,7 +147,7 @@ def _quotient(point: Point, trial: Point, step: Step, norm: float) -> float:
 
 
 def _map_of(given: Any, like: Tensor) -> Map | None:
-    """The preconditioner as a function of vectors."""
+    """Convert the preconditioner to a function of vectors."""
     if given is None or not isinstance(given, Tensor):
         return None if given is None else lambda v: given(v).to(like)
     weights = given.detach().to(like)

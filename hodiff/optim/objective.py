@@ -1,4 +1,4 @@
-"""A function of pytrees as solvers see it: of one float64 vector, counted, each point recorded once."""
+"""Scalar function of a pytree as a function of one float64 vector, with counts, recorded once at each point."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from hodiff.optim.variables import Variables, require_some
 
 
 class Objective:
-    """What minimisers ask of a scalar function.
+    """Value, gradient and Hessian of a scalar function for minimisers.
 
     Args:
-        caller: The public function, for messages.
-        f: The user's function.
-        x0: Where to begin.
-        args: Its further arguments.
-        curved: Whether products with the Hessian will be asked for, so that gradients are recorded.
+        caller: Name of the public function, for messages.
+        f: User's function.
+        x0: Start.
+        args: Further arguments of `f`.
+        curved: Whether to record gradients for products with the Hessian.
         sparse: Whether the Hessian is a sparse matrix, which then gives the products, too; or its coloring.
 
     Attributes:
-        counts: How often each was computed.
-        best: The smallest value, and where it is; None before the first.
-        strayed: Whether anything was not finite.
+        counts: Numbers of evaluations.
+        best: Smallest value so far and its point; None before the first evaluation.
+        strayed: Whether any value or derivative was not finite.
     """
 
     def __init__(
@@ -57,21 +57,21 @@ class Objective:
         self._matrix: tuple[np.ndarray, Any] | None = None
 
     def value(self, x: np.ndarray) -> float:
-        """$f(x)$."""
+        """Compute $f(x)$."""
         value = self._at(x).value
         self.strayed |= not np.isfinite(value)
         return value
 
     def gradient(self, x: np.ndarray) -> np.ndarray:
-        """Its gradient."""
+        """Compute the gradient of f at x."""
         return self._seen(self._at(x).gradient)
 
     def product(self, x: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """Its Hessian times a vector."""
+        """Compute the Hessian at x times a vector."""
         self.counts.products += 1
         if self._sparse is not None:
             return np.asarray(self.hessian(x) @ v)
-        # Exact, and of a size at which float32 neither overflows nor vanishes: solvers multiply with gradients.
+        # Scaling by a power of two is exact and keeps small and large v within the range of float32.
         unit = float(np.ldexp(1.0, np.frexp(np.abs(v).max())[1]))
         return unit * self._seen(self._at(x).product(self.variables.leaves(v / unit)))
 
@@ -81,7 +81,7 @@ class Objective:
         return flat
 
     def hessian(self, x: np.ndarray) -> Any:
-        """Its Hessian (n, n), an array or a sparse matrix, which is kept until the next point."""
+        """Return the Hessian (n, n), an array or a sparse matrix, cached until the next point."""
         if self._matrix is None or not np.array_equal(x, self._matrix[0]):
             self._matrix = np.array(x), self._hessian(x)
         return self._matrix[1]
@@ -89,18 +89,18 @@ class Objective:
     def _hessian(self, x: np.ndarray) -> Any:
         n = self.variables.space.size
         if not np.isfinite(self.gradient(x)).all():
-            # Of which a warning would speak, and the result does.
+            # The result reports the non-finite gradient; computing the Hessian would only warn about it.
             self.counts.hessians += 1
             return np.full((n, n), np.nan) if self._sparse is None else unknown_matrix(n)
         return self._matrix_of(x) if self._sparse is not None else self.variables.array(self._matrix_of(x))
 
     def factorable(self, x: Any) -> Shifted:
-        """Its Hessian as what a Newton method factorises, at a vector where the gradient is finite."""
+        """Return the Hessian for a Newton method to factorise, at a vector where the gradient is finite."""
         matrix = self._matrix_of(x)
         return DenseMatrix(matrix.to(self.variables.origin)) if self._sparse is None else SparseMatrix(matrix)
 
     def _matrix_of(self, x: Any) -> Any:
-        """The matrix as hodiff makes it: a tensor, or SciPy's CSR array."""
+        """Compute the Hessian as a tensor or as SciPy's CSR array."""
         self.counts.hessians += 1
         _, *args = self.function.args
         if self._sparse is not None:
@@ -108,7 +108,7 @@ class Objective:
         return hessian_matrix(self.function.f, self.variables.tree(x), *args)
 
     def point(self, x: Any) -> Point:
-        """A point, a vector of NumPy or torch, recorded anew."""
+        """Record the function at a vector of NumPy or torch."""
         function = replace(self.function, leaves=self.variables.leaves(x))
         point = Point(x, function, self.variables, self.counts, self._curved)
         if self.best is None or point.value < self.best[0]:
@@ -117,7 +117,7 @@ class Objective:
 
     def _at(self, x: np.ndarray) -> Point:
         if self._here is None or not np.array_equal(x, self._here.x):
-            # The old graph goes before the new one comes.
+            # Free the old graph before the new one is recorded.
             self._here = None
             self._here = self.point(np.array(x))
         return self._here

@@ -1,4 +1,4 @@
-"""The options of hodiff's own minimisers: a dataclass for each, whose fields are annotated with validators."""
+"""Options of hodiff's own minimisers: dataclasses whose fields are annotated with validators."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SWITCH: Validator = require_bool
 
 
 def options_of(takes: type[T], method: str, given: Mapping[str, Any], tol: float | None) -> T:
-    """The options of a method, validated; `tol` is `gtol` where that is not given."""
+    """Validate the options of a method and return them; `tol` is the default of `gtol`."""
     hints = get_type_hints(takes, include_extras=True)
     validators = {name: hint.__metadata__[0] for name, hint in hints.items()}
     for name, value in given.items():
@@ -36,9 +36,9 @@ def options_of(takes: type[T], method: str, given: Mapping[str, Any], tol: float
 
 
 def require_known(method: str, name: Any, known: Collection[str]) -> None:
-    """Refuse what is no option of a method."""
+    """Raise if a name is no option of the method."""
     if name not in known:
-        # A method that counts values has no count of iterations, however near that name is to others.
+        # Methods that count values have no `maxiter`, although other names are closer to it.
         near = ["maxfun"] if name == "maxiter" else difflib.get_close_matches(str(name), known, 1)
         remedy = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(known)}."
         raise InputError(
@@ -47,18 +47,18 @@ def require_known(method: str, name: Any, known: Collection[str]) -> None:
 
 
 def require_norm(caller: str, name: str, value: Any) -> None:
-    """Refuse what is no order of a norm."""
+    """Raise if a value is not a valid order of a norm."""
     require_number(caller, name, value, positive=True)
 
 
 def require_wolfe(c1: float, c2: float) -> None:
-    """Refuse constants of Wolfe's conditions that no step may meet."""
+    """Raise unless the constants of Wolfe's conditions satisfy 0 < c1 < c2 < 1."""
     if not 0 < c1 < c2 < 1:
         raise InputError(f"minimize: options: expected 0 < c1 < c2 < 1, got c1={c1} and c2={c2}.")
 
 
 def require_positive_matrix(caller: str, name: str, value: Any) -> None:
-    """Refuse what is neither None nor a symmetric positive definite matrix."""
+    """Raise if a value is neither None nor a symmetric positive definite matrix."""
     if value is None:
         return
     square = isinstance(value, Tensor) and value.dim() == 2 and value.shape[0] == value.shape[1]
@@ -69,7 +69,7 @@ def require_positive_matrix(caller: str, name: str, value: Any) -> None:
 
 
 def require_map(caller: str, name: str, value: Any) -> None:
-    """Refuse what can neither be called nor is a vector of weights."""
+    """Raise if a value is neither None, a callable nor a vector."""
     if value is not None and not callable(value) and not (isinstance(value, Tensor) and value.dim() == 1):
         raise InputError(
             f"{caller}: {name}: expected a callable for vectors (n,), a tensor (n,) for a diagonal or None, got "

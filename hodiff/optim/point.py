@@ -1,4 +1,4 @@
-"""A function at one point: recorded once, asked for value, gradient and products with the Hessian."""
+"""Function at one point, recorded once: value, gradient and products with the Hessian."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hodiff.routes import ROUTES
 
 @dataclass
 class Counts:
-    """How often each was computed."""
+    """Numbers of evaluations."""
 
     values: int = 0
     gradients: int = 0
@@ -33,7 +33,7 @@ class Counts:
 
 
 class Point:
-    """One point: the value's graph, and if asked for, the gradient's.
+    """Recorded point: the graph of the value and, if `curved`, of the gradient.
 
     Attributes:
         x: The point, a vector of NumPy or torch.
@@ -43,7 +43,7 @@ class Point:
 
     def __init__(self, x: Any, function: BoundFunction, variables: Variables, counts: Counts, curved: bool):
         self.x, self._function, self._variables, self._counts, self._curved = x, function, variables, counts, curved
-        # What a module keeps of one point is none of the next one's.
+        # Restore attributes of modules, so that a module's state does not carry over to the next point.
         with torch.no_grad(), attributes_put_back(list(named_modules(function.f))):
             self._recording = recorded_value(function)
         counts.values += 1
@@ -52,33 +52,33 @@ class Point:
 
     @property
     def finite(self) -> bool:
-        """Whether the value is a number."""
+        """Whether the value is finite."""
         return math.isfinite(self.value)
 
     @cached_property
     def gradient(self) -> Leaves:
-        """By each real leaf."""
+        """Gradient with respect to each real leaf."""
         self._counts.gradients += 1
         return self._curvature[0] if self._curved else self._plain_gradient()
 
     @cached_property
     def slope(self) -> Tensor:
-        """The gradient as a float64 vector."""
+        """Gradient as a float64 vector."""
         return self._variables.join(self.gradient)
 
     def product(self, v: Leaves) -> Leaves:
-        """The Hessian times a vector."""
+        """Compute the Hessian times a vector, as leaves."""
         return self._curvature[1](v)
 
     def times(self, v: Tensor) -> Tensor:
-        """The Hessian times a vector, both float64."""
+        """Compute the Hessian times a float64 vector."""
         self._counts.products += 1
-        # As in `Objective.product`.
+        # Scaling by a power of two is explained in `Objective.product`.
         unit = torch.exp2(torch.frexp(v.abs().max()).exponent.to(v.dtype))
         return unit * self._variables.join(self.product(self._variables.split(v / unit)))
 
     def release(self) -> None:
-        """Let the graphs go; the value, and a gradient that was asked for, stay."""
+        """Free the graphs; the value and a gradient that was computed remain."""
         del self._recording
         self.__dict__.pop("_curvature", None)
 
@@ -95,7 +95,7 @@ class Point:
 
     def _by_route(self, route: str) -> tuple[Leaves, Callable[[Leaves], Leaves]]:
         function = self._function
-        # A product that raises does so here, so that another route is tried.
+        # A product that raises must do so here, so that the next route is tried.
         if route != ROUTES[0]:
             PRODUCTS[route](function, function.leaves, tuple(map(torch.zeros_like, function.leaves)))
             return self._plain_gradient(), lambda v: PRODUCTS[route](function, function.leaves, v)[0]

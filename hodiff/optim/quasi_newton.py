@@ -32,7 +32,7 @@ Watch = Callable[[Point], None]
 
 @dataclass(frozen=True)
 class QuasiNewtonOptions:
-    """Options of "ssbfgs" and "ssbroyden"; names are those of SciPy's "bfgs" where it has them."""
+    """Options of "ssbfgs" and "ssbroyden", with the names of SciPy's "bfgs" where it has them."""
 
     maxiter: Annotated[int | None, COUNT] = None
     gtol: Annotated[float, TOLERANCE] = 1e-5
@@ -45,12 +45,12 @@ class QuasiNewtonOptions:
 
 
 def ssbfgs_method(objective: Objective, options: QuasiNewtonOptions, watch: Watch) -> scipy.optimize.OptimizeResult:
-    """Self-scaled BFGS."""
+    """Minimise by self-scaled BFGS."""
     return _minimise(objective, options, watch, ssbfgs)
 
 
 def ssbroyden_method(objective: Objective, options: QuasiNewtonOptions, watch: Watch) -> scipy.optimize.OptimizeResult:
-    """Self-scaled Broyden."""
+    """Minimise by the self-scaled Broyden method."""
     return _minimise(objective, options, watch, ssbroyden)
 
 
@@ -79,7 +79,7 @@ def _first_matrix(options: QuasiNewtonOptions, start: Tensor) -> Tensor | None:
 def _run(
     objective: Objective, options: QuasiNewtonOptions, watch: Watch, course: Course, inverse: InverseHessian
 ) -> End:
-    """Iterate from the course's point on, which is moved."""
+    """Iterate from the point of `course`, which is updated."""
     require_wolfe(options.c1, options.c2)
     most = 200 * len(course.slope) if options.maxiter is None else options.maxiter
     if not finite(course.point, course.slope):
@@ -136,8 +136,8 @@ def _search(
 
 
 def _first_step(course: Course, descent: float, fresh: bool) -> float:
-    """One, or less where the value would fall by more than last time (Nocedal & Wright, equation 3.60)."""
-    # Before anything is known of the curvature, a step of length one.
+    """Return 1, or less if the predicted decrease exceeds the last one (Nocedal & Wright, equation 3.60)."""
+    # Without knowledge of the curvature, the step has at most length one.
     if fresh:
         return min(1.0, 1 / math.sqrt(-descent))
     return min(1.0, 2.02 * course.decrease / -descent) if course.decrease > 0 else 1.0

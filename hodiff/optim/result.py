@@ -1,4 +1,4 @@
-"""The results of SciPy in the caller's structure."""
+"""Conversion of SciPy's results to the caller's structure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hodiff.optim.objective import Objective
 
 
 def describe_end(found: scipy.optimize.OptimizeResult, objective: Objective) -> None:
-    """Report failure on non-finite values, which some methods call success, and where nothing was to be done."""
+    """Report failure on non-finite values, which some methods call success, and note if x is still x0."""
     finite = math.isfinite(found.fun) and bool(np.isfinite(found.x).all())
     if not finite:
         found.success = False
@@ -24,11 +24,11 @@ def describe_end(found: scipy.optimize.OptimizeResult, objective: Objective) -> 
 
 
 def in_own_structure(found: scipy.optimize.OptimizeResult, objective: Objective) -> scipy.optimize.OptimizeResult:
-    """Point and gradient as pytrees, and counts."""
+    """Convert point and gradient to pytrees, and set the counts."""
     variables, counts = objective.variables, objective.counts
     found.x = variables.tree(found.x)
     for name in ("jac", "grad"):
-        # Under "jac" a method with constraints lists their Jacobians.
+        # Methods with constraints return the Jacobians of the constraints under "jac".
         if isinstance(slope := found.get(name), np.ndarray) and slope.shape == (variables.space.size,):
             found[name] = variables.tree(slope)
     _count(found, nfev=counts.values, njev=counts.gradients, nhvp=counts.products, nhev=counts.hessians)

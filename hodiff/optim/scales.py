@@ -13,7 +13,7 @@ from hodiff.optim.variables import Variables
 
 
 def scales_of(x_scale: Any, variables: Variables) -> Any:
-    """As SciPy takes them."""
+    """Validate `x_scale` and return it in SciPy's form."""
     if isinstance(x_scale, str) and x_scale == "jac":
         return x_scale
     if is_number(x_scale):
@@ -34,7 +34,7 @@ def _require_positive(least: float) -> None:
 
 
 def scale_vector(x_scale: Any, variables: Variables) -> Tensor | None:
-    """Scales for our own method, by default 1; None for those of the Jacobian's columns."""
+    """Return scales for "lm-geodesic", by default 1; None to compute them from the Jacobian's columns."""
     scales = scales_of(1.0 if x_scale is None else x_scale, variables)
     if isinstance(scales, str):
         return None

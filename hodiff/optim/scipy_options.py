@@ -1,4 +1,4 @@
-"""The options of SciPy's methods of `minimize`, unknown ones of which SciPy would only warn."""
+"""Options of SciPy's methods of `minimize`. Unknown options raise; SciPy would only warn."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
 
 
 def require_options_of_scipy(method: str, options: Mapping[str, Any]) -> None:
-    """Refuse what neither the table nor the documentation of the installed SciPy names as an option of a method."""
+    """Raise on an option that neither the table nor the documentation of the installed SciPy lists."""
     unknown = [name for name in options if name not in OPTIONS[method]]
-    # SciPy may be newer than the table.
+    # The installed SciPy may be newer than the table.
     known = OPTIONS[method] + (_documented(method) if unknown else ())
     for name in unknown:
         require_known(method, name, known)
 
 
 def _documented(method: str) -> tuple[str, ...]:
-    """What stands before a colon in SciPy's explanation of the options."""
+    """Return the names before a colon in SciPy's explanation of the options."""
     text = scipy.optimize.show_options("minimize", method, disp=False) or ""
     entries = re.findall(r"^ *(\w+(?:, \w+)*) :", text.partition("Returns\n")[0], re.MULTILINE)
     return tuple(name for each in entries for name in each.split(", "))

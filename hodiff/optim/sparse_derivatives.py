@@ -1,4 +1,4 @@
-"""Sparse Hessians and Jacobians as minimisers ask for them: SciPy's matrices in float64, in the minimiser's words."""
+"""Sparse Hessians and Jacobians for minimisers, as SciPy matrices in float64."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.errors import InputError
 from hodiff.operators.linear.spaces import Space
 
-# Of the arguments of a function, the matrix of a derivative.
+# Maps the arguments of a function to the matrix of a derivative.
 Matrix = Callable[..., Any]
 
 
 def require_sparse(caller: str, given: Any) -> None:
-    """Refuse what is neither a switch nor a coloring."""
+    """Raise if the value is neither a bool nor a coloring."""
     if not isinstance(given, (bool, sparse.Coloring)):
         raise InputError(
             f"{caller}: sparse: expected True, False or a hodiff.sparse.Coloring, got {describe(given)}; "
@@ -29,7 +29,7 @@ def require_sparse(caller: str, given: Any) -> None:
 
 
 def sparse_hessian(caller: str, f: Callable[..., Any], given: Any, x0: PyTree, space: Space) -> Matrix:
-    """The function of the Hessian, of the vector of the unknowns; its coloring was given, or is found at the first."""
+    """Return the Hessian as a function of the flat unknowns; the first call finds a coloring if none is given."""
     if any(leaf.is_complex() for leaf in tensors_in(x0)):
         raise InputError(
             f"{caller}: sparse: expected False for complex x0, got {given!r}; pass torch.view_as_real(x0), and let f "
@@ -45,12 +45,12 @@ def sparse_hessian(caller: str, f: Callable[..., Any], given: Any, x0: PyTree, s
 
 
 def sparse_weighted_hessian(caller: str, f: Callable[..., Any]) -> Matrix:
-    """The function of the Hessian of a constraint times its weights, of x and the weights."""
+    """Return the Hessian of a constraint times its weights, as a function of x and the weights."""
     return _matrices(caller, "constraints", sparse.hessian(f, format="scipy"))
 
 
 def sparse_jacobian(caller: str, f: Callable[..., Any]) -> Matrix:
-    """The function of the Jacobian of a constraint."""
+    """Return the Jacobian of a constraint as a function of x."""
     return _matrices(caller, "constraints", sparse.jacobian(f, format="scipy"))
 
 
@@ -64,7 +64,7 @@ def _matrices(caller: str, argument: str, matrix: Matrix) -> Matrix:
 
 @contextmanager
 def _in_words_of(caller: str, argument: str) -> Iterator[None]:
-    """Let errors of the room of sparse derivatives name the function and the argument that the user knows."""
+    """Rewrite errors of `hodiff.sparse` to name the function and the argument that the user knows."""
     try:
         yield
     except InputError as error:
@@ -73,5 +73,5 @@ def _in_words_of(caller: str, argument: str) -> Iterator[None]:
 
 
 def unknown_matrix(n: int) -> Any:
-    """A sparse matrix that is not a number, for a point where the gradient is none."""
+    """Return a sparse matrix with a diagonal of NaN, for a point where the gradient is not finite."""
     return scipy.sparse.diags_array([float("nan")] * n, format="csr")

@@ -1,9 +1,9 @@
-r"""Steihaug's conjugate gradients: a step that lowers a quadratic model in a ball, and how it ends in smaller ones.
+r"""Steihaug's conjugate gradients: a step that lowers a quadratic model in a ball, also in smaller balls.
 
 $$ \min_z\; g^T z + \tfrac12 z^T H z \quad\text{with}\quad \|z\|_M \le r $$
 
 Source: T. Steihaug, SIAM J. Numer. Anal. 20 (1983); A. Conn, N. Gould & Ph. Toint, *Trust-Region Methods*, section
-7.5.1, whose recurrences give norms and values of the model without products of their own.
+7.5.1, whose recurrences give norms and values of the model without additional products.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 
 Map = Callable[[Tensor], Tensor]
-# By what a ball shrinks when its step was none; paths are kept for such balls.
+# Factor by which the ball shrinks after a rejected step; the path is kept for such balls.
 SHRINKAGE = 0.25
 
 
 @dataclass(frozen=True)
 class Segment:
-    r"""A piece of the path, $z + t d$, where the model is a parabola.
+    r"""Piece of the path, $z + t d$, where the model is a parabola.
 
     Attributes:
-        value: The model at z.
-        slope: Its derivative by t there, negative.
-        curvature: Its second derivative.
+        value: Model at z.
+        slope: Derivative with respect to t at z, negative.
+        curvature: Second derivative with respect to t.
         square: $\\|z\\|_M^2$.
         cross: $z^T M d$.
         length: $\\|d\\|_M^2$.
@@ -43,13 +43,13 @@ class Segment:
     length: float
 
     def model(self, t: float) -> float:
-        """The model at t."""
+        """Value of the model at t."""
         return self.value + t * (self.slope + t * self.curvature / 2)
 
     def to(self, radius: float) -> Step:
-        """The step that ends at the ball's boundary."""
+        """Return the step that ends at the ball's boundary."""
         spare = self.square - radius**2
-        # As SciPy does, by the root that cancels nothing.
+        # Like SciPy, use the root formula without cancellation.
         half = self.cross + math.copysign(math.sqrt(max(self.cross**2 - self.length * spare, 0.0)), self.cross)
         ends = (0.0,) if half == 0 else tuple(sorted((-half / self.length, -spare / half)))
         # Along negative curvature the model may be lower at the other end.
@@ -59,7 +59,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Step:
-    """A step, the model's change by it, its norm, and whether the boundary ended it."""
+    """Step, with the model's change, the step's norm, and whether it ends at the boundary."""
 
     z: Tensor
     change: float
@@ -69,13 +69,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Path:
-    """A step in a ball, and the pieces of the path on which it ends in balls that are smaller by `SHRINKAGE`."""
+    """Step in a ball, and the pieces of the path on which it ends in balls that are smaller by `SHRINKAGE`."""
 
     step: Step
     pieces: tuple[Segment, ...]
 
     def within(self, radius: float) -> Step:
-        """The step in a smaller ball, without a product."""
+        """Return the step in a smaller ball, without a product."""
         return next(piece for piece in reversed(self.pieces) if piece.square <= radius**2).to(radius)
 
 
@@ -114,5 +114,5 @@ def steihaug(product: Map, g: Tensor, tolerance: float, radius: float, most: int
 
 
 def _shrunken(radius: float, square: float) -> int:
-    """How often the ball can shrink and still hold a point of this squared norm."""
+    """Return how often the ball can shrink and still hold a point of this squared norm."""
     return math.floor(math.log(math.sqrt(square) / radius, SHRINKAGE)) if square > 0 else 10**6

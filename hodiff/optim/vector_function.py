@@ -1,4 +1,4 @@
-"""Functions of a pytree that return several numbers, as ones of vectors."""
+"""Functions of a pytree that return several numbers, as functions of vectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hodiff.optim.variables import Variables
 def vector_function(
     caller: str, argument: str, function: Callable[..., Any], args: tuple[Any, ...], variables: Variables
 ) -> Callable[[Tensor], Tensor]:
-    """The function from the vector of the unknowns to that of all numbers it returns, within `corrected()`."""
+    """Wrap a function as one from the vector of the unknowns to the vector of its outputs, within `corrected()`."""
 
     def values(x: Tensor) -> Tensor:
         with Corrections():
@@ -30,7 +30,7 @@ def vector_function(
 
 
 def vector_of(caller: str, argument: str, found: Any, like: Tensor) -> Tensor:
-    """What a function returned as one vector; refused if it is no pytree of real tensors."""
+    """Join the outputs of a function to one vector; raise if they are no pytree of real tensors."""
     tensors = tensors_in(found)
     if not tensors or len(tensors) != len(pytree.tree_leaves(found)):
         raise InputError(
@@ -46,6 +46,6 @@ def vector_of(caller: str, argument: str, found: Any, like: Tensor) -> Tensor:
 
 
 def numbers_of(values: Callable[[Tensor], Tensor], x: np.ndarray, variables: Variables) -> np.ndarray:
-    """Its value; the function may differentiate by x on its way."""
+    """Compute the values at x as a NumPy vector; the function itself may differentiate with respect to x."""
     with torch.enable_grad():
         return variables.array(values(variables.vector(x).requires_grad_()))

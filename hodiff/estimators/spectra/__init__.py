@@ -1,1 +1,1 @@
-"""What Krylov spaces tell of eigenvalues: the ends of a spectrum, its density, functions of a matrix."""
+"""Extreme eigenvalues, spectral densities and functions of a matrix, by Krylov spaces."""

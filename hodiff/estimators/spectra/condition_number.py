@@ -1,4 +1,4 @@
-"""The condition number of a symmetric operator."""
+"""Condition number of a symmetric operator."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from hodiff.estimators.results import cost_of
 from hodiff.estimators.spectra.lanczos import Chain
 from hodiff.estimators.view import View, view_of
 
-# From here on a ratio may be one to rounding, of which there may be more than the dtype says.
+# Below this ratio the smallest eigenvalue may be zero up to rounding, which may exceed the dtype's.
 SMALL = 1e-4
 
 
 @dataclass(frozen=True)
 class ConditionNumber:
-    """The ratio of the extreme absolute eigenvalues.
+    """Ratio of the extreme absolute eigenvalues.
 
     Attributes:
-        value: The ratio; infinity for an operator that is singular up to rounding.
-        largest: The eigenvalue of largest absolute value.
-        smallest: The eigenvalue of smallest absolute value.
-        products: Products that were made.
-        converged: Whether both eigenvalues are within the tolerance; if not, the value is a lower bound.
+        value: Ratio; infinity for an operator that is singular up to rounding.
+        largest: Eigenvalue of largest absolute value.
+        smallest: Eigenvalue of smallest absolute value.
+        products: Number of products.
+        converged: Whether both eigenvalues meet the tolerance; if not, the value is a lower bound.
         method: "lanczos" or "dense".
     """
 
@@ -64,25 +64,25 @@ def condition_number(
 
     $$ \kappa(A + \lambda I) = \frac{\max_i |\lambda_i + \lambda|}{\min_i |\lambda_i + \lambda|} $$
 
-    "lanczos" finds both ends of the spectrum by one chain of products, if all eigenvalues have one sign; it takes a
-    number of steps in proportion to $\sqrt \kappa$. "dense" multiplies with all n unit vectors, and so does "lanczos"
-    if n is at most `max_iterations`.
+    "lanczos" finds both ends of the spectrum by one chain of products, if all eigenvalues have one sign. The number of
+    steps is proportional to $\sqrt \kappa$. "dense" multiplies with all n unit vectors, and so does "lanczos" if n is
+    at most `max_iterations`.
 
     Args:
         A: A symmetric operator (n, n), as for `trace`.
         damping: The $\lambda$, 0 or more.
         method: "lanczos" or "dense".
-        tol: Residual allowed for both eigenvalues, relative to each.
-        max_iterations: Most products of "lanczos", which keeps as many vectors of size n.
-        throw: Whether missing the tolerance raises; else it warns.
-        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        tol: Allowed residual of both eigenvalues, relative to each.
+        max_iterations: Maximum number of products of "lanczos", which keeps as many vectors of size n.
+        throw: Whether missing the tolerance raises an error instead of a warning.
+        generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         progress: Whether to show a progress bar.
 
     Returns:
         A `ConditionNumber`.
 
     Raises:
-        InputError: If A is no symmetric real operator, an option is out of range, or "lanczos" meets eigenvalues of
+        InputError: If A is no symmetric real operator, an option is out of range, or "lanczos" finds eigenvalues of
             both signs.
         ConvergenceError: If the tolerance is missed and `throw`; `result` has a lower bound.
 
@@ -119,13 +119,13 @@ def condition_number(
 def _ends(
     view: View, start: Tensor, damping: float, tol: float, max_iterations: int
 ) -> tuple[list[float], list[float], bool]:
-    """Both ends of the spectrum and their residuals, refused as soon as they are known to differ in sign."""
+    """Compute both ends of the spectrum and their residuals; raise as soon as their signs differ."""
     chain = Chain(view, start, max_iterations)
     while True:
         chain.extend(view.matmat(chain.newest[:, None])[:, 0])
         values, vectors = chain.ritz()
         ends, residuals = values[[0, -1]] + damping, chain.residuals(vectors[:, [0, -1]])
-        # Eigenvalues lie beyond the outermost Ritz values, so that signs that differ stay so.
+        # Eigenvalues lie beyond the outermost Ritz values, so different signs stay different.
         rounding = 16 * view.rounding * max(abs(ends))
         if ends[0] < -rounding and ends[1] > rounding:
             if view.finds_coarser():

@@ -1,4 +1,4 @@
-"""The effective dimension of a positive semi-definite operator."""
+"""Effective dimension of a positive semi-definite operator."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def effective_dimension(
     chunk_size: int | str | None = "auto",
     progress: bool = False,
 ) -> Estimate:
-    r"""Effective dimension: how many eigenvalues exceed the damping, those near it counted in part.
+    r"""Effective dimension: number of eigenvalues above the damping, with fractions for those near it.
 
     $$ N(\lambda) = \mathrm{tr}\, A (A + \lambda I)^{-1} = \sum_i \frac{\lambda_i}{\lambda_i + \lambda} $$
 
     Args:
-        A: A symmetric positive semi-definite operator (n, n), as for `trace`. Symmetry is checked on the way.
+        A: A symmetric positive semi-definite operator (n, n), as for `trace`. Symmetry is checked.
         damping: The $\lambda$, positive.
-        method: "slq", or "exact" for n products and a dense decomposition, taken too where `samples * steps` is n or
-            more.
-        samples: Random vectors, 2 or more.
-        steps: Lanczos steps for each of them.
-        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        method: "slq", or "exact" for n products and a dense decomposition, which is also used if `samples * steps` is n
+            or more.
+        samples: Number of random vectors, 2 or more.
+        steps: Lanczos steps for each vector.
+        generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         chunk_size: Chains that run together: a positive int, None for all, or "auto" within a memory budget.
         progress: Whether to show a progress bar.
 

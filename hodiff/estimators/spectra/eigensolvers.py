@@ -1,4 +1,4 @@
-"""The algorithms behind `eigsh`: each gives eigenvalues and eigenvectors, which `eigsh` judges."""
+"""Algorithms of `eigsh`, which compute eigenvalues and eigenvectors; `eigsh` checks them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from hodiff.estimators.view import View
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
 POWER_STEPS = 5
-# The residual at a chain's end, as a part of the spectrum's width, from which on the end counts as seen.
+# An end of the spectrum is resolved once the residual there is below this fraction of the spectrum's width.
 SEEN = 0.01
 
-# How far out an eigenvalue is.
+# Order of eigenvalues by distance towards an end.
 RANK: dict[str, Callable[[np.ndarray], np.ndarray]] = {"LM": np.abs, "LA": np.asarray, "SA": np.negative}
 
-# Which of the ascending eigenvalues, as indexes in ascending order of the eigenvalues.
+# Indexes of the selected eigenvalues among the ascending ones, in ascending order.
 SELECT: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
     "LM": lambda values, k: np.sort(np.argsort(np.abs(values))[-k:]),
     "SM": lambda values, k: np.sort(np.argsort(np.abs(values))[:k]),
@@ -39,12 +39,12 @@ SELECT: dict[str, Callable[[np.ndarray, int], np.ndarray]] = {
 
 
 class SpentError(Exception):
-    """Raised where an improvement has taken as many products as it may."""
+    """Raised if a refinement exceeds its number of products."""
 
 
 @dataclass(eq=False)
 class EigenProblem:
-    """What was asked of `eigsh`; `largest` is the largest ||A v|| / ||v|| that was met, a bound of ||A|| from below."""
+    """Arguments of `eigsh`, with counters; `largest` is the largest ||A v|| / ||v|| so far, a lower bound of ||A||."""
 
     view: View
     k: int
@@ -58,7 +58,7 @@ class EigenProblem:
     most: float = math.inf
 
     def matmat(self, block: Tensor) -> Tensor:
-        """Products, which count as one iteration; `SpentError` beyond as many as there may be."""
+        """Multiply a block, which counts as one iteration; raise `SpentError` beyond the allowed number of products."""
         if self.view.products + block.shape[1] > self.most:
             raise SpentError
         image = self.view.matmat(block)
@@ -71,11 +71,11 @@ class EigenProblem:
 
 def _by_arpack(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     if not bool(problem.matmat(problem.start).any()):
-        # ARPACK refuses a start whose product is zero.
+        # ARPACK rejects a start whose product is zero.
         return _by_lanczos(problem)
     if problem.which != "SM":
         return _to_device(problem.view, *_arpack_end(problem, problem.which))
-    # ARPACK's own "SM" has been seen to return eigenvalues from the interior that are not the smallest.
+    # ARPACK's own "SM" has returned interior eigenvalues that are not the smallest.
     for end, sign in (("SA", 1), ("LA", -1)):
         values, vectors = _arpack_end(problem, end)
         if not len(values) or (sign * values).min() >= -problem.tol * problem.largest:
@@ -87,8 +87,8 @@ def _by_arpack(problem: EigenProblem) -> tuple[Tensor, Tensor]:
 
 
 def _arpack_end(problem: EigenProblem, which: str) -> tuple[np.ndarray, np.ndarray]:
-    # ARPACK's tolerance is relative to each eigenvalue. None near zero would ever meet it, so they are shifted away,
-    # and the tolerance shrinks as they grow: by two norms, to three.
+    # ARPACK's tolerance is relative to each eigenvalue, which eigenvalues near zero never meet. They are therefore
+    # shifted by two norms, to at most three, and the tolerance shrinks accordingly.
     shift = 0.0 if which == "LM" else {"SA": 2, "LA": -2}[which] * _rough_norm(problem)
     tol = problem.tol if which == "LM" else problem.tol / 3
     operator = host_operator(problem.view, lambda block: problem.matmat(block) - shift * block, problem.view.dtype)
@@ -107,7 +107,7 @@ def _arpack_end(problem: EigenProblem, which: str) -> tuple[np.ndarray, np.ndarr
 
 
 def _rough_norm(problem: EigenProblem) -> float:
-    """The largest absolute eigenvalue within a small factor, by a few power iterations."""
+    """Estimate the largest absolute eigenvalue within a small factor, by a few power iterations."""
     vector = problem.start[:, :1]
     for _ in range(POWER_STEPS):
         vector = problem.matmat(vector / torch.linalg.vector_norm(vector))
@@ -119,7 +119,7 @@ def _rough_norm(problem: EigenProblem) -> float:
 def complete(
     problem: EigenProblem, which: str, values: np.ndarray, vectors: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Add eigenvalues that a single start has missed: further copies of one that occurs more than once."""
+    """Add eigenvalues that a single start has missed: further copies of multiple eigenvalues."""
     for _ in range(problem.k if problem.k > 1 else 0):
         missed = _beyond(problem, which, values, vectors)
         if missed is None:
@@ -134,7 +134,7 @@ def complete(
 def _beyond(
     problem: EigenProblem, which: str, values: np.ndarray, vectors: np.ndarray
 ) -> tuple[float, np.ndarray] | None:
-    """An eigenpair in the complement of those found that is further out than they are, by a chain of its own."""
+    """Search the complement of the known eigenpairs for one further out, by a separate chain."""
     view, rank = problem.view, RANK[which]
     found = torch.from_numpy(vectors).to(view.device, view.dtype)
     start = draw(view, "gaussian", 1, problem.generator)[:, 0]
@@ -147,7 +147,7 @@ def _beyond(
         index = int(rank(ritz).argmax())
         residual = chain.residuals(rows[:, index : index + 1])[0]
         outside = rank(ritz)[index] > limit
-        # A young chain has not seen the ends: that its own end is far inside, with its residual, tells nothing yet.
+        # Before a chain has resolved the ends, an end far inside the limit is no evidence.
         inside = rank(ritz)[index] + residual <= limit and residual <= SEEN * (ritz[-1] - ritz[0])
         settled = residual <= problem.tol * problem.largest if outside else inside
         if settled or chain.full or chain.exhausted:
@@ -164,7 +164,7 @@ def _by_lobpcg(problem: EigenProblem) -> tuple[Tensor, Tensor]:
     operator = host_operator(problem.view, problem.matmat, problem.view.dtype)
     problem.matmat(problem.start)
     with warnings.catch_warnings():
-        # SciPy warns where LOBPCG stops early; the residuals say whether that matters.
+        # SciPy warns if LOBPCG stops early; the residuals decide whether it matters.
         warnings.simplefilter("ignore", UserWarning)
         values, vectors = lobpcg(
             operator,
@@ -177,7 +177,7 @@ def _by_lobpcg(problem: EigenProblem) -> tuple[Tensor, Tensor]:
 
 
 def _by_lanczos(problem: EigenProblem) -> tuple[Tensor, Tensor]:
-    """One chain, started again in a new direction where it is exhausted before there are as many as asked."""
+    """Run one chain, restarted in a new direction if it is exhausted before there are k eigenvalues."""
     view, k = problem.view, problem.k
     steps = min(view.n, problem.max_iterations or max(100, 20 * k))
     chain = Chain(view, problem.start[:, 0], steps)

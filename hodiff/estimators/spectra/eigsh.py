@@ -1,4 +1,4 @@
-"""Some eigenvalues and eigenvectors of a symmetric operator."""
+"""Extreme eigenvalues and eigenvectors of a symmetric operator."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from hodiff.estimators.results import cost_of
 from hodiff.estimators.spectra.eigensolvers import METHODS, SELECT, UNAVAILABLE, EigenProblem, SpentError
 from hodiff.estimators.view import View, require_constant, view_of
 
-RESOLVED = 0.1  # The residual, as a part of the eigenvalue, up to which size and sign are known.
-COARSE = 1e-6  # A tolerance that may hide an eigenvalue of interest.
-INTERIOR = 1000  # Up to this size the eigenvalues nearest to zero take fewer products all together.
+RESOLVED = 0.1  # largest residual, relative to the eigenvalue, at which its size and sign are known
+COARSE = 1e-6  # from this tolerance on, small eigenvalues may be hidden
+INTERIOR = 1000  # up to this size, computing all eigenvalues takes fewer products than those nearest to zero
 
 
 @dataclass(frozen=True, eq=False)
 class Eigenpairs:
-    r"""Eigenvalues and eigenvectors, and how well they satisfy $A v = \lambda v$.
+    r"""Eigenvalues and eigenvectors, with residuals of $A v = \lambda v$.
 
     Attributes:
         eigenvalues: Ascending, (k,), in the working dtype on the operator's device.
-        eigenvectors: Orthonormal columns, (n, k); `A.to_tree` of hodiff's operators makes pytrees of them.
-        residual: $\|A v - \lambda v\|$ of each, (k,), by products made for it.
-        converged: Whether there are as many as asked, and each residual is within the tolerance.
-        iterations: Lanczos steps for "lanczos", blocks of products for "lobpcg", products for the others.
-        products: Products that were made, those for the residuals included.
-        method: How they were computed; "dense" too for an operator that no Krylov space is smaller than.
+        eigenvectors: Orthonormal columns, (n, k); `A.to_tree` of hodiff's operators converts them to pytrees.
+        residual: $\|A v - \lambda v\|$ of each pair, (k,), from separate products.
+        converged: Whether there are k eigenvalues and all residuals meet the tolerance.
+        iterations: Lanczos steps for "lanczos", blocks of products for "lobpcg", products for other methods.
+        products: Number of products, including those for the residuals.
+        method: Method of computation; "dense", too, if a Krylov space would be the whole space.
     """
 
     eigenvalues: Tensor
@@ -49,15 +49,15 @@ class Eigenpairs:
 
     @property
     def value(self) -> Tensor:
-        """The eigenvalues."""
+        """Eigenvalues (k,)."""
         return self.eigenvalues
 
     @property
     def resolved(self) -> Tensor:
-        """Of which eigenvalues sign and size are known, (k,): the residual is at most a tenth of the eigenvalue.
+        """Mask (k,) of eigenvalues with known sign and size: their residual is at most a tenth of the eigenvalue.
 
-        Of the others, as of 0, it is known that there is an eigenvalue no farther away than the residual; where several
-        lie so close together, a vector may be a mixture of theirs.
+        For other eigenvalues, such as 0, there is an eigenvalue no farther away than the residual. If several lie so
+        close together, a vector may be a mixture of theirs.
         """
         return self.residual <= RESOLVED * self.eigenvalues.abs()
 
@@ -93,30 +93,30 @@ def eigsh(
 
     $$ A v_i = \lambda_i v_i $$
 
-    "arpack" is SciPy's implicitly restarted Lanczos method: dependable and of bounded memory; each vector passes
-    through the host. "lanczos" keeps all vectors on the operator's device, with full re-orthogonalization, and is made
-    for a few large eigenvalues on a GPU. "lobpcg", SciPy's, multiplies blocks of k vectors. "dense" multiplies with all
-    n unit vectors. From one vector "arpack" and "lanczos" see one copy of an eigenvalue that occurs more than once;
-    where k > 1 they look for what they missed among the vectors orthogonal to those found, which takes about as many
-    products again. Residuals are computed afresh at the end and decide over `converged`, and over `resolved`.
+    "arpack" is SciPy's implicitly restarted Lanczos method: reliable and of bounded memory; vectors pass through the
+    host. "lanczos" keeps all vectors on the operator's device, with full re-orthogonalization, and suits a few large
+    eigenvalues on a GPU. "lobpcg", SciPy's, multiplies blocks of k vectors. "dense" multiplies with all n unit vectors.
+    From one start "arpack" and "lanczos" find a single copy of a multiple eigenvalue. If k > 1 they search the
+    orthogonal complement for missed eigenvalues, which takes about as many products again. Final residuals from new
+    products determine `converged` and `resolved`.
 
     Args:
         A: A symmetric operator (n, n), as for `trace`.
-        k: How many eigenvalues, 1 to n.
+        k: Number of eigenvalues, 1 to n.
         which: "LM" or "SM", largest or smallest in absolute value; "LA" or "SA", largest or smallest. "SM" is computed
-            densely up to n = 1000; beyond, "arpack" finds it where eigenvalues have one sign. "lanczos" and "lobpcg" do
-            not offer it, nor "lobpcg" "LM".
+            densely up to n = 1000. Beyond, only "arpack" supports it, if eigenvalues have one sign. "lobpcg" does not
+            support "LM".
         method: "arpack", "lanczos", "lobpcg" or "dense".
-        start: Where to start: a vector (n,) or, for "lobpcg", a block (n, k), as of an earlier call; for hodiff's
+        start: Start: a vector (n,) or, for "lobpcg", a block (n, k), such as from an earlier call; for hodiff's
             operators also a pytree like their vectors. Random by default.
-        tol: Residual allowed relative to the largest $\|A v\|$ met, by default 1e-9 in float64, 1e-4 in float32 and
-            six times the rounding of operators of 16 bits. In less than float64 the default leaves digits, for
-            eigenvalues smaller than ten times their residuals: a second round, of at most twice as many products,
-            computes them to a hundredth of it. `resolved` tells which are known in the end.
-        max_iterations: Most restarts of "arpack" (1000 by default), vectors of "lanczos" (the larger of 100 and 20 k)
-            or blocks of "lobpcg" (1000).
-        throw: Whether missing the tolerance raises; else it warns.
-        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        tol: Allowed residual relative to the largest $\|A v\|$, by default 1e-9 in float64, 1e-4 in float32 and six
+            times the rounding of 16-bit operators. Below float64, eigenvalues smaller than ten times their residuals
+            are refined by default: a second round, of at most twice as many products, has a hundredth of the tolerance.
+            `resolved` marks the eigenvalues that are known in the end.
+        max_iterations: Maximum number of restarts of "arpack" (1000 by default), vectors of "lanczos" (the larger of
+            100 and 20 k) or blocks of "lobpcg" (1000).
+        throw: Whether missing the tolerance raises an error instead of a warning.
+        generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -124,7 +124,7 @@ def eigsh(
 
     Raises:
         InputError: If A is no symmetric real operator, or an option is out of range or does not fit the method.
-        ConvergenceError: If the tolerance is missed; the message has the residuals, `result` what there is.
+        ConvergenceError: If the tolerance is missed; the message has the residuals, `result` the eigenpairs so far.
 
     Example:
         >>> import torch
@@ -154,7 +154,7 @@ def eigsh(
     require_amount("eigsh", "tol", tol)
     generator = generator_or_default(generator)
     begin = start_block(view, start, k if method == "lobpcg" else 1, generator)
-    # A Krylov space of ARPACK's size, or blocks of LOBPCG's, would be the whole space.
+    # A Krylov space of ARPACK's size, or LOBPCG's blocks, would be the whole space.
     least = {"arpack": INTERIOR if which == "SM" else 0, "lobpcg": 5 * k}.get(method, 0)
     if view.n <= max(2 * k + 1, 20, least):
         method = "dense"
@@ -181,7 +181,7 @@ def _solved(problem: EigenProblem, method: str) -> Eigenpairs:
 
 
 def _resolved(problem: EigenProblem, result: Eigenpairs) -> Eigenpairs:
-    """Small beside the norm, eigenvalues look alike to the tolerance; a finer one tells them apart."""
+    """Refine eigenvalues that are small beside the norm, with a finer tolerance."""
     view, vectors = problem.view, result.eigenvectors
     finer = replace(problem, tol=max(8 * view.rounding, problem.tol / 100), most=3 * view.products)
     finer.start = vectors if result.method == "lobpcg" else vectors.sum(1, keepdim=True)
@@ -192,7 +192,7 @@ def _resolved(problem: EigenProblem, result: Eigenpairs) -> Eigenpairs:
     except SpentError:
         return replace(result, products=view.products)
     better = len(other.residual) == problem.k and other.residual.max() < result.residual.max()
-    # What was found to the tolerance remains so where rounding keeps a finer one from being met.
+    # A result that met the tolerance stays converged, even if rounding prevents a finer one.
     return replace(other if better else result, converged=True, iterations=finer.iterations, products=view.products)
 
 
@@ -209,7 +209,7 @@ def _is_solved(problem: EigenProblem, residual: Tensor) -> bool:
 
 
 def _allowed(problem: EigenProblem) -> float:
-    """The algorithms' own estimates stop at the tolerance; what they miss by rounding is not worth an error."""
+    """Return the allowed residual; twice the tolerance, as algorithms miss it slightly by rounding."""
     return max(2 * problem.tol, 16 * problem.view.rounding) * problem.largest
 
 
@@ -225,7 +225,7 @@ def _explanation(problem: EigenProblem, result: Eigenpairs) -> str:
 
 
 def start_block(view: View, start: Any, columns: int, generator: torch.Generator) -> Tensor:
-    """The user's start as a block, filled up with random columns."""
+    """Return the user's start as a block, filled up with random columns."""
     if start is None:
         return draw(view, "gaussian", columns, generator)
     if view.domain is not None and view.domain.is_tree(start):

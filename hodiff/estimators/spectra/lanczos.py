@@ -1,4 +1,4 @@
-"""The Lanczos process with full re-orthogonalization, which the spectral estimators share."""
+"""Lanczos process with full re-orthogonalization, shared by the spectral estimators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hodiff.estimators.dense_matrix import refuse_asymmetry
 from hodiff.estimators.precision import precise
 from hodiff.estimators.view import View
 
-# Rounding of long sums in float64. In float32 as much would hide the bulk of a spectrum with large outliers.
+# Rounding of long sums in float64. As many roundings in float32 would hide the bulk of a spectrum with outliers.
 SUMS = 64 * torch.finfo(torch.float64).eps
 
 
@@ -23,10 +23,10 @@ class Chain:
     Vectors stay on the operator's device in its working dtype; the numbers of T are float64 on the host.
 
     Args:
-        view: The operator, symmetric.
-        start: The first vector, (n,), of any length but zero.
-        steps: The most vectors that will be held.
-        locked: Orthonormal columns, (n, k), to whose complement operator and start are restricted.
+        view: Symmetric operator.
+        start: First vector, (n,), of any nonzero length.
+        steps: Maximum number of vectors.
+        locked: Orthonormal columns, (n, k); operator and start are restricted to their complement.
     """
 
     def __init__(self, view: View, start: Tensor, steps: int, locked: Tensor | None = None):
@@ -46,26 +46,26 @@ class Chain:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the vectors so far span an invariant subspace."""
+        """Whether the current vectors span an invariant subspace."""
         return bool(self._betas) and self._betas[-1] == 0.0
 
     @property
     def full(self) -> bool:
-        """Whether no more vectors can be held, or exist."""
+        """Whether the chain has reached its capacity or the dimension."""
         return len(self) == self._capacity
 
     @property
     def basis(self) -> Tensor:
-        """The vectors, as rows."""
+        """Vectors as rows."""
         return self._basis[: len(self)]
 
     @property
     def newest(self) -> Tensor:
-        """The vector whose product is asked for next."""
+        """Vector whose product extends the chain."""
         return self._basis[len(self)]
 
     def extend(self, image: Tensor) -> None:
-        """Take the product with the newest vector in, and make the next vector from it."""
+        """Extend the chain by the product with the newest vector."""
         j = len(self)
         known = self._basis[: j + 1]
         image = self._complement(image)
@@ -77,7 +77,7 @@ class Chain:
         alpha, beta = total[j].item(), _norm(rest)
         self._scale = max(self._scale, abs(alpha), _norm(image))
         self._require_symmetry(total[:j].clone())
-        # An image within the span leaves nothing but rounding, of which the next vector would be made.
+        # An image within the span leaves only rounding errors, which must not become the next vector.
         if j + 1 == self._dimension or beta <= max(2 * self._view.rounding, SUMS) * self._scale:
             beta = 0.0
         self._alphas.append(alpha)
@@ -86,26 +86,26 @@ class Chain:
             self._basis[j + 1] = rest / beta
 
     def restart(self, vector: Tensor) -> None:
-        """Continue an exhausted chain in another direction, made orthogonal to all vectors so far."""
+        """Continue an exhausted chain in a new direction, orthogonalized to all current vectors."""
         for _ in range(2):
             vector = self._complement(vector)
             vector = vector - (self.basis @ vector) @ self.basis
         self._basis[len(self)] = vector / _norm(vector)
 
     def ritz(self, count: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Eigenvalues, ascending, and eigenvectors, as columns, of T or of its leading `count` rows and columns."""
+        """Compute ascending eigenvalues and eigenvectors (columns) of T, or of its leading `count` rows and columns."""
         count = len(self) if count is None else count
         return eigh_tridiagonal(np.array(self._alphas[:count]), np.array(self._betas[: count - 1]))
 
     def residuals(self, vectors: np.ndarray) -> np.ndarray:
-        r"""$\|A y - \theta y\|$ of the Ritz vectors y that eigenvectors of T give, without a product."""
+        r"""Compute $\|A y - \theta y\|$ of the Ritz vectors y for eigenvectors of T, without a product."""
         return self._betas[-1] * np.abs(vectors[-1])
 
     def _complement(self, vector: Tensor) -> Tensor:
         return vector - self._locked @ (self._locked.T @ vector)
 
     def _require_symmetry(self, couplings: Tensor) -> None:
-        """Only the last two vectors overlap with a product of a symmetric operator; the check costs nothing."""
+        """Raise if a product overlaps with more than the last two vectors, as a symmetric operator's does not."""
         if len(couplings):
             couplings[-1] -= self._betas[-1]
             view, gap = self._view, couplings.abs().max().item() / self._scale if self._scale else 0.0
@@ -114,7 +114,7 @@ class Chain:
 
 
 def advance(view: View, chains: Sequence[Chain]) -> bool:
-    """One step of all chains that can go on, their products together; False if none can."""
+    """Extend all chains that can go on by a joint product; return False if none can."""
     going = [chain for chain in chains if not chain.full and not chain.exhausted]
     if going:
         images = view.matmat(torch.stack([chain.newest for chain in going], 1))

@@ -1,4 +1,4 @@
-"""The logarithm of the determinant of a positive definite operator."""
+"""Log-determinant of a positive definite operator."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def logdet(
 
     $$ \ln \det (A + \lambda I) = \mathrm{tr} \ln (A + \lambda I) $$
 
-    Small eigenvalues that a few Lanczos steps do not reach put the value off by more than chance: `truncation` is the
-    change by the last tenth of the steps, and a warning says where it exceeds the standard error.
+    Small eigenvalues that a few Lanczos steps do not reach cause an error beyond chance. `truncation` is the change by
+    the last tenth of the steps; a warning reports if it exceeds the standard error.
 
     Args:
-        A: A symmetric operator (n, n), as for `trace`. Symmetry is checked on the way.
+        A: A symmetric operator (n, n), as for `trace`. Symmetry is checked.
         damping: The $\lambda$, 0 or more.
-        method: "slq", or "exact" for n products and a dense decomposition, taken too where `samples * steps` is n or
-            more.
-        samples: Random vectors, 2 or more.
-        steps: Lanczos steps for each of them.
-        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        method: "slq", or "exact" for n products and a dense decomposition, which is also used if `samples * steps` is n
+            or more.
+        samples: Number of random vectors, 2 or more.
+        steps: Lanczos steps for each vector.
+        generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         chunk_size: Chains that run together: a positive int, None for all, or "auto" within a memory budget.
         progress: Whether to show a progress bar.
 

@@ -1,4 +1,4 @@
-"""Quadrature rules for the trace of a function of a symmetric operator, and the traces by them."""
+"""Quadrature rules and traces of functions of a symmetric operator."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rule = tuple[Tensor, Tensor]  # nodes and weights, (samples, steps) each
 
 
 def exact_rule(view: View) -> Rule:
-    """All eigenvalues, of equal weights, (1, n) each."""
+    """Return all eigenvalues with equal weights, (1, n) each."""
     values = torch.linalg.eigvalsh(symmetric_matrix_of(view))[None]
     return values, torch.full_like(values, 1 / view.n)
 
@@ -30,7 +30,7 @@ def exact_rule(view: View) -> Rule:
 def lanczos_rules(
     view: View, samples: int, steps: int, probes: str, generator: torch.Generator, progress: bool
 ) -> tuple[Rule, Rule]:
-    """Gauss rules from each of `samples` random vectors, with all steps and with a tenth fewer."""
+    """Compute Gauss rules from each of `samples` random vectors, with all steps and with a tenth fewer."""
     require_int(view.caller, "samples", samples, 2)
     require_int(view.caller, "steps", steps, 1)
     require_choice(view.caller, "probes", probes, PROBES)
@@ -47,7 +47,7 @@ def lanczos_rules(
 
 
 def truncation_of(samples: Tensor, short: Tensor) -> float:
-    """How far the values of the rules, (samples,), are from those of shorter ones, on average."""
+    """Return the absolute mean difference between the values of the rules and of shorter ones, (samples,) each."""
     return (samples - short).mean().abs().item()
 
 
@@ -60,7 +60,7 @@ def trace_of_function(
     generator: torch.Generator | None,
     progress: bool,
 ) -> Estimate:
-    r"""Trace of $f(A)$, exactly where that takes no more products; `function` sees nodes that count, and may refuse."""
+    r"""Estimate the trace of $f(A)$, or compute it if that needs no more products; `function` may raise on nodes."""
     require_choice(view.caller, "method", method, ["slq", "exact"])
     require_int(view.caller, "samples", samples, 2)
     require_int(view.caller, "steps", steps, 1)
@@ -69,7 +69,7 @@ def trace_of_function(
             nodes, _ = exact_rule(view)
         return Estimate(function(nodes).sum().item(), 0.0, view.products, "exact")
     rules = lanczos_rules(view, samples, steps, "rademacher", generator_or_default(generator), progress)
-    # A padded node repeats one that counts, so that a function may look at all of them.
+    # Padded nodes repeat a node of the rule, so that a function may check all of them.
     full, short = ((function(nodes) * weights).sum(1) * view.n for nodes, weights in rules)
     value, error = mean_and_error(full)
     truncation = truncation_of(full, short)
@@ -89,12 +89,12 @@ def _gauss(chain: Chain, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _fewer(chain: Chain) -> int:
-    """An exhausted chain gives its start's exact rule, whose error no shorter rule estimates."""
+    """Return the number of steps of the shorter rule; an exhausted chain is exact and keeps all steps."""
     return len(chain) if chain.exhausted else max(1, len(chain) - max(1, len(chain) // 10))
 
 
 def _padded(rules: list[tuple[np.ndarray, np.ndarray]]) -> Rule:
-    """Rules of different lengths as two tensors, the last node repeated with weight 0."""
+    """Stack rules of different lengths, padded by the last node with weight 0."""
     longest = max(len(values) for values, _ in rules)
     missing = [longest - len(values) for values, _ in rules]
     nodes = [np.pad(values, (0, more), mode="edge") for (values, _), more in zip(rules, missing, strict=True)]

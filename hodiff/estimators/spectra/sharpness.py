@@ -1,4 +1,4 @@
-"""The sharpness of a loss: the largest eigenvalue of its Hessian, followed through training."""
+"""Sharpness of a loss: the largest eigenvalue of its Hessian, warm-started during training."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from hodiff.estimators.spectra.eigsh import start_block
 from hodiff.estimators.spectra.lanczos import Chain
 from hodiff.estimators.view import View, view_of
 
-# Noise in a start, relative to its length, and steps beyond convergence: they find an eigenvector that overtook it.
+# Relative noise in a warm start, and steps beyond convergence, to find an eigenvector that has overtaken the start.
 NOISE = 0.1
 PATIENCE = 5
 
 
 @dataclass(frozen=True, eq=False)
 class Sharpness:
-    r"""The largest eigenvalue, and the vector to start from next time.
+    r"""Largest eigenvalue, with the vector for the next warm start.
 
     Attributes:
-        value: The eigenvalue.
-        vector: Its unit eigenvector, (n,), on the operator's device.
+        value: Eigenvalue.
+        vector: Unit eigenvector, (n,), on the operator's device.
         residual: $\|A v - \lambda v\|$.
         converged: Whether the residual is within the tolerance.
-        iterations: Products that the algorithm made.
-        products: Products that were made, that of the residual included.
+        iterations: Number of products of the algorithm.
+        products: Number of products, including that for the residual.
         method: "lanczos" or "power".
     """
 
@@ -68,22 +68,22 @@ def sharpness(
 
     $$ \lambda_{\max}(A) = \max_{\|v\| = 1} v^T A v $$
 
-    "lanczos" keeps all vectors (at most `max_iterations` of size n); "power" keeps two and takes many more products. A
-    power iteration goes to the eigenvalue of largest absolute value; where that is negative, it goes on with the
-    operator shifted by it, so that both methods find the same.
+    "lanczos" keeps all vectors (at most `max_iterations` of size n); "power" keeps two and needs many more products. A
+    power iteration converges to the eigenvalue of largest absolute value. If that is negative, it restarts with a
+    shifted operator, so that both methods find the same eigenvalue.
 
     Args:
         A: A symmetric operator (n, n), as for `trace`.
         method: "lanczos" or "power".
-        start: Where to start, (n,): the `vector` of the last call. A little noise is added, and a few steps are made
-            beyond convergence, so that an eigenvector that has overtaken it is met: at once if by much, else in the
-            next calls, as each vector has more of it.
-        tol: Residual allowed, relative to the largest absolute eigenvalue met. The eigenvalue's own error is of second
-            order in it.
-        max_iterations: Most products of the algorithm.
-        throw: Whether missing the tolerance raises; else it warns.
+        start: Start, (n,): the `vector` of the last call. Some noise is added, and a few steps follow convergence, to
+            find an eigenvector that has overtaken the start. A clear overtaking is found at once, others in the next
+            calls, as the share of the new vector grows.
+        tol: Allowed residual relative to the largest absolute eigenvalue so far. The eigenvalue's error is of second
+            order in the residual.
+        max_iterations: Maximum number of products of the algorithm.
+        throw: Whether missing the tolerance raises an error instead of a warning.
         callback: Called as `callback(iteration, eigenvalue)` after each iteration.
-        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -172,7 +172,7 @@ def _power(
         if residual <= tol * scale:
             if value >= 0 or shift:
                 break
-            # Eigenvalues of A - value I lie above zero, and its largest belongs to the largest of A.
+            # The eigenvalues of A - value I are nonnegative, and its largest belongs to the largest of A.
             shift, vector = -value, start / torch.linalg.vector_norm(start)
             continue
         vector = image + shift * vector

@@ -1,4 +1,4 @@
-"""The density of eigenvalues, by stochastic Lanczos quadrature."""
+"""Density of eigenvalues, by stochastic Lanczos quadrature."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from hodiff.estimators.results import Estimate, cost_of, mean_and_error
 from hodiff.estimators.spectra.quadrature import exact_rule, lanczos_rules, truncation_of
 from hodiff.estimators.view import view_of
 
-CURVE = 120  # points of the small picture that a notebook shows
-DECADES = 6.0  # below the peak that it shows
+CURVE = 120  # number of points of the curve in a notebook
+DECADES = 6.0  # decades of the curve below its peak
 
 
 @dataclass(frozen=True, eq=False)
 class SpectralDensity:
-    r"""The distribution $\mu$ of eigenvalues, each of the n with weight 1/n, as one quadrature rule for each probe.
+    r"""Distribution $\mu$ of the n eigenvalues with weights 1/n, as a quadrature rule for each probe.
 
     Attributes:
         ritz_values: Nodes, ascending, (samples, steps) float64 on the CPU; all eigenvalues, (1, n), if exact.
-        weights: Their weights, of the same shape, with sum 1 in each row; rows that ended early end in weights 0.
-        short_ritz_values: Nodes of the rules with a tenth fewer steps, which show how far stopping puts them off.
-        short_weights: Their weights.
+        weights: Weights of the nodes, (samples, steps), with sum 1 in each row; rows that ended early are padded by 0.
+        short_ritz_values: Nodes of the rules with a tenth fewer steps, for the error of stopping early.
+        short_weights: Weights of the short rules.
         n: Size of the operator.
-        products: Products that were made.
+        products: Number of products.
         method: "slq" or "exact".
     """
 
@@ -97,19 +97,19 @@ class SpectralDensity:
 
     @property
     def mean(self) -> float:
-        """The mean eigenvalue."""
+        """Mean eigenvalue."""
         return self.moment(1).value
 
     def density(self, grid: Tensor, *, sigma: float | None = None, log: bool = False) -> Tensor:
-        r"""The density on a grid, each node widened to a Gaussian.
+        r"""Evaluate the density on a grid, with each node widened to a Gaussian.
 
         $$ \phi_\sigma(t) = \sum_i w_i \, \mathcal{N}(t \mid \theta_i, \sigma^2) $$
 
         Args:
-            grid: Where to evaluate, any shape: eigenvalues, or $\log_{10} |\lambda|$ if `log`.
+            grid: Points, of any shape: eigenvalues, or $\log_{10} |\lambda|$ if `log`.
             sigma: Standard deviation of each Gaussian, in the grid's units; by default a hundredth of the nodes' range.
-            log: Whether to return the density of $\log_{10} |\lambda|$. Eigenvalues within rounding of zero are put
-                at rounding times the largest.
+            log: Whether to return the density of $\log_{10} |\lambda|$. Eigenvalues within rounding of zero count as
+                rounding times the largest.
 
         Returns:
             Tensor like `grid`, in float64 on the CPU.
@@ -129,7 +129,7 @@ class SpectralDensity:
         nodes = self.nodes(log=log)
         if sigma is None:
             low, high = nodes.min().item(), nodes.max().item()
-            # All eigenvalues equal: any width shows it; take one in proportion to the value.
+            # If all eigenvalues are equal, any width works; choose one in proportion to the value.
             sigma = (high - low) / 100 or abs(high) / 100 or 0.01
         require_amount("density", "sigma", sigma, positive=True)
         weights = self.weights.reshape(-1) / len(self.weights)
@@ -142,7 +142,7 @@ class SpectralDensity:
         return torch.cat(sums).reshape(points.shape) / (sigma * math.sqrt(2 * math.pi))
 
     def nodes(self, *, log: bool = False) -> Tensor:
-        r"""The nodes, or $\log_{10}$ of their absolute values, those within rounding of zero at rounding.
+        r"""Return the nodes, or $\log_{10}$ of their absolute values, with a floor at rounding.
 
         Args:
             log: Whether to take the logarithm.
@@ -163,7 +163,7 @@ class SpectralDensity:
                 f"integrate: function: expected a tensor of shape {tuple(nodes.shape)}, got {describe(values)}; "
                 "map eigenvalues element by element."
             )
-        # A node without weight does not count, whatever the function makes of it.
+        # Nodes with weight 0 do not count, even if the function returns NaN there.
         return torch.where(weights > 0, values * weights, 0).sum(1)
 
 
@@ -183,22 +183,22 @@ def spectral_density(
     $$ \frac{1}{n} \mathrm{tr} f(A) = \mathbb{E}\, q^T f(A) q \approx \frac{1}{p} \sum_{j=1}^p \sum_{i=1}^m
     w_{ij} f(\theta_{ij}), \qquad w_{ij} = (e_1^T y_{ij})^2 $$
 
-    The $\theta$ and $y$ are eigenvalues and eigenvectors of the tridiagonal matrix that m Lanczos steps from a random
-    unit vector q give. All Lanczos vectors are re-orthogonalized, so that no eigenvalue appears twice; `chunk_size`
-    vectors times `steps` of size n are held at a time.
+    $\theta$ and $y$ are eigenvalues and eigenvectors of the tridiagonal matrix of m Lanczos steps from a random unit
+    vector q. All Lanczos vectors are re-orthogonalized, so that no eigenvalue appears twice. `chunk_size` times `steps`
+    vectors of size n are in memory at a time.
 
     Args:
-        A: A symmetric operator (n, n), as for `trace`. Symmetry is checked on the way.
+        A: A symmetric operator (n, n), as for `trace`. Symmetry is checked.
         method: "slq", or "exact" for all eigenvalues by n products and a dense decomposition.
-        samples: Random vectors, 2 or more.
-        steps: Lanczos steps for each of them, at most n.
-        probes: "rademacher" (signs), "gaussian" or "sphere", of which the direction is used.
-        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        samples: Number of random vectors, 2 or more.
+        steps: Lanczos steps for each vector, at most n.
+        probes: "rademacher" (signs), "gaussian" or "sphere"; only their direction matters.
+        generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         chunk_size: Chains that run together: a positive int, None for all, or "auto" within a memory budget.
         progress: Whether to show a progress bar.
 
     Returns:
-        A `SpectralDensity`, to be evaluated (`density`), integrated (`integrate`) or drawn (`hodiff.plot`).
+        A `SpectralDensity`, to evaluate (`density`), integrate (`integrate`) or plot (`hodiff.plot`).
 
     Raises:
         InputError: If A is no symmetric real operator, an option is out of range, or a product is not finite.

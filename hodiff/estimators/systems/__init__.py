@@ -1,1 +1,1 @@
-"""Linear systems by products alone, and what makes them easier."""
+"""Linear systems by products alone, and preconditioners."""

@@ -1,4 +1,4 @@
-"""Preconditioned conjugate gradients for several systems at once, on the device of their right-hand sides."""
+"""Preconditioned conjugate gradients for several systems at once, on the device of the right-hand sides."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from hodiff.estimators.precision import norms_of, precise
 from hodiff.estimators.systems.damped_systems import DampedSystem, Increment
 
-# The product with columns (n, j) of the systems with these numbers (j,), each of which may have a matrix of its own.
+# Product with columns (n, j) of the systems with these numbers (j,); systems may have different matrices.
 Product = Callable[[Tensor, Tensor], Tensor]
-# Why a system cannot be brought further, and at which iteration.
+# Kind of a breakdown, and its iteration.
 Breakdown = tuple[str, int]
 CURVATURE = "curvature"
 PRECONDITIONER = "preconditioner"
@@ -21,17 +21,17 @@ PRECONDITIONER = "preconditioner"
 
 @dataclass(eq=False)
 class Descent:
-    """Where conjugate gradients stopped."""
+    """Result of conjugate gradients."""
 
     solution: Tensor
-    # Norms of the residuals (k,) as the algorithm knows them.
+    # Norms of the recursive residuals, (k,).
     norms: Tensor
     iterations: int
-    # What ended a system early: `CURVATURE` that is not positive, or a `PRECONDITIONER` that is not.
+    # Systems that ended early: by `CURVATURE` or a `PRECONDITIONER` that is not positive.
     breakdowns: dict[int, Breakdown]
 
     def end(self, columns: Tensor, kind: str) -> None:
-        """Note that these systems break down in the coming iteration."""
+        """Record that these systems break down in the next iteration."""
         for column in columns.tolist():
             self.breakdowns[column] = kind, self.iterations + 1
 
@@ -45,20 +45,20 @@ def conjugate_gradients(
     precondition: Callable[[Tensor], Tensor] | None = None,
     watch: Callable[[int, Tensor], None] | None = None,
 ) -> Descent:
-    r"""Minimize $\frac12 x^T A x - b^T x$ over a growing Krylov space, each column with its own steps and its own stop.
+    r"""Minimize $\frac12 x^T A x - b^T x$ over a growing Krylov space, with separate steps and stops for each column.
 
-    Columns that are done leave the block, and cost no more products.
+    Solved columns leave the block and cost no further products.
 
     Args:
-        product: The product with the columns of some systems.
+        product: Product with the columns of some systems.
         b: Right-hand sides, (n, k).
-        targets: Norms to which residuals are to be reduced, (k,).
-        max_iterations: Most iterations.
-        precondition: An approximation of the inverse, for blocks.
-        watch: Called after each iteration as `watch(iteration, norms)` with the systems that were open in it.
+        targets: Norms that residuals must reach, (k,).
+        max_iterations: Maximum number of iterations.
+        precondition: Approximation of the inverse, for blocks.
+        watch: Called after each iteration as `watch(iteration, norms)`, with the norms of systems that were open in it.
 
     Returns:
-        Solutions, and how good they are.
+        Solutions, norms of residuals and breakdowns.
 
     Source: Hestenes, Stiefel, "Methods of conjugate gradients for solving linear systems", J. Res. NBS 49 (1952).
     """
@@ -105,7 +105,7 @@ def conjugate_gradients(
 
 
 def increment(system: DampedSystem, residual: Tensor, targets: Tensor) -> Increment:
-    """Solve for what is left by conjugate gradients; the system is positive definite."""
+    """Solve a positive definite system for an increment by conjugate gradients."""
     found = conjugate_gradients(
         lambda block, _: system.apply(block),
         residual,
@@ -132,5 +132,4 @@ def _dots(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _keep(mask: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
-    """The columns of each part for which the mask is true."""
     return parts if bool(mask.all()) else tuple(part[..., mask] for part in parts)

@@ -1,4 +1,4 @@
-"""A linear system as its solvers see it, and the increments by which each of them reaches the tolerance."""
+"""Linear systems for all solvers, and refinement by increments until the tolerance is met."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Apply = Callable[[Tensor], Tensor]
 
 @dataclass(eq=False)
 class DampedSystem:
-    r"""$(A + \lambda I) X = B$ for the columns of B, each to be solved to its own target."""
+    r"""Damped system $(A + \lambda I) X = B$ for the columns of B."""
 
     view: View
     damping: float
@@ -28,52 +28,52 @@ class DampedSystem:
     offset: int = field(default=0, repr=False)
 
     def apply(self, block: Tensor) -> Tensor:
-        """The damped operator."""
+        """Multiply with the damped operator."""
         image = self.view.matmat(block)
         return image + self.damping * block if self.damping else image
 
     def apply_transposed(self, block: Tensor) -> Tensor | None:
-        """The damped transpose, None if there is no transpose."""
+        """Multiply with the damped transpose; None if there is no transpose."""
         image = self.view.rmatmat(block)
         return image + self.damping * block if self.damping and image is not None else image
 
     @property
     def left(self) -> int:
-        """Iterations that may still be made."""
+        """Number of remaining iterations."""
         return self.max_iterations - self.offset
 
     def advance_to(self, iteration: int) -> None:
-        """Count an iteration within the current increment; columns that are solved one by one count together."""
+        """Count an iteration within the current increment; columns that are solved one by one share the count."""
         self.iterations = max(self.iterations, self.offset + iteration)
 
     def advance(self, iteration: int, norms: Tensor) -> None:
-        """Count an iteration, and tell the user of it."""
+        """Count an iteration and report it."""
         self.advance_to(iteration)
         self.report(norms)
 
     def report(self, norms: Tensor) -> None:
-        """Tell the user's callback how large residuals are by now."""
+        """Call the user's callback with the current norms of residuals."""
         if self.callback is not None:
             self.callback(self.iterations, norms)
 
 
 @dataclass(eq=False)
 class Increment:
-    """An approximate solution for given residuals, with the reason where a column cannot be brought further."""
+    """Approximate solution for given residuals, with the reason why a column cannot be improved further."""
 
     step: Tensor
     reasons: list[str | None]
 
 
-# Gives an increment for the columns of residuals, each to be reduced to its target norm.
+# Solver that computes an increment for the columns of residuals, reduced to their target norms.
 Solver = Callable[[DampedSystem, Tensor, Tensor], Increment]
-# Norms of residuals, which must become small.
+# Norms of residuals that must meet the targets.
 Measure = Callable[[DampedSystem, Tensor], Tensor]
 
 
 @dataclass(eq=False)
 class Outcome:
-    """Where a solver stopped: solution, its true residual, and for each column why it is not solved."""
+    """Result of a solver: solution, true residual, and for each unsolved column the reason."""
 
     solution: Tensor
     residual: Tensor
@@ -83,20 +83,20 @@ class Outcome:
 def refine(
     system: DampedSystem, b: Tensor, x: Tensor | None, targets: Tensor, solver: Solver, measure: Measure
 ) -> Outcome:
-    """Solve for what the true residual leaves, until it meets the target or an increment brings little.
+    """Solve for the true residual until it meets the target or an increment brings little.
 
-    What an algorithm takes for its residual drifts from the truth by rounding, and is reported to nobody.
+    The recursive residual of an algorithm drifts from the true one by rounding, and is never reported.
 
     Args:
-        system: The system.
+        system: System to solve.
         b: Right-hand sides, (m, k).
-        x: Where to start, (n, k); zeros by default.
-        targets: What the measure of each column must not exceed.
-        solver: The algorithm.
+        x: Start, (n, k); zeros by default.
+        targets: Upper limits of the measure of each column.
+        solver: Algorithm for the increments.
         measure: Norms of residuals.
 
     Returns:
-        The outcome.
+        Solution, true residual and reasons.
     """
     solution = torch.zeros(system.view.n, b.shape[1], dtype=b.dtype, device=b.device) if x is None else x.clone()
     residual = b.clone() if x is None else b - system.apply(x)
@@ -112,7 +112,7 @@ def refine(
         remaining = []
         for index, column in enumerate(open_columns):
             before = sizes[column].item()
-            # A step that made things worse is not taken, except where an indefinite operator ends CG on its way.
+            # A step that increased the residual is dropped, unless CG broke down on an indefinite operator.
             if after[index] < before or increment.reasons[index] is not None:
                 solution[:, column], residual[:, column] = trial[:, index], left[:, index]
                 sizes[column] = after[index]

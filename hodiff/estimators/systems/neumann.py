@@ -1,4 +1,4 @@
-"""The Neumann series of an inverse, truncated: gradient descent with a constant step."""
+"""Truncated Neumann series of an inverse: gradient descent with a constant step."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def neumann_series(
     growth: float = math.inf,
     watch: Callable[[int, Tensor], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    r"""Sum $\alpha \sum_j (I - \alpha A)^j b$ until what is left, $(I - \alpha A)^j b$, meets the targets.
+    r"""Sum $\alpha \sum_j (I - \alpha A)^j b$ until the residual $(I - \alpha A)^j b$ meets the targets.
 
     Args:
-        product: The product with a block.
+        product: Product with a block.
         b: Right-hand sides, (n, k).
-        targets: Norms to which residuals are to be reduced, (k,).
-        step_size: The $\alpha$.
-        max_terms: Most terms of the sum.
-        growth: How many times the norm of the right-hand side a residual may have before the sum is ended.
+        targets: Norms that residuals must reach, (k,).
+        step_size: $\alpha$.
+        max_terms: Maximum number of terms.
+        growth: Ratio of a residual's norm to the right-hand side's at which the sum ends.
         watch: Called after each term as `watch(terms, norms)`.
 
     Returns:
-        The sum (n, k), and for each column whether its residual has grown beyond bounds.
+        Sum (n, k), and for each column whether its residual has grown beyond the limit.
 
     Source: Lorraine, Vicol, Duvenaud, "Optimizing millions of hyperparameters by implicit differentiation", AISTATS
     2020, algorithm 3.
@@ -54,14 +54,14 @@ def neumann_series(
             watch(terms, norms)
         if bool((norms <= targets).all()):
             break
-        within = norms <= limit  # NaN is not
+        within = norms <= limit  # NaN is not within the limit
         if not bool(within.all()):
             break
     return total, ~within
 
 
 def safe_step_size(product: Callable[[Tensor], Tensor], vector: Tensor, power_steps: int) -> float:
-    r"""Nearly $1 / \|A\|$, by power iterations from a vector (n, 1); any step below twice that converges."""
+    r"""Estimate $0.9 / \|A\|$ by power iterations from a vector (n, 1); any step below $2 / \|A\|$ converges."""
     norm = 0.0
     for _ in range(power_steps):
         vector = product(vector / torch.linalg.vector_norm(vector))
@@ -72,7 +72,7 @@ def safe_step_size(product: Callable[[Tensor], Tensor], vector: Tensor, power_st
 
 
 def increment(system: DampedSystem, residual: Tensor, targets: Tensor) -> Increment:
-    """Solve for what is left by the series; the system is positive definite."""
+    """Solve a positive definite system for an increment by the series."""
     if system.step_size is None:
         start = draw(system.view, "gaussian", 1, generator_or_default(None))
         system.step_size = safe_step_size(system.apply, start, POWER_STEPS)

@@ -1,4 +1,4 @@
-"""Preconditioners for `solve`, made from products with the operator."""
+"""Preconditioners for `solve`, computed from products with the operator."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def jacobi_preconditioner(A: Any, damping: float = 0.0, *, floor: float = 1e-3, 
     $$ P^{-1} = \mathrm{diag}(d_1, \dots, d_n)^{-1}, \qquad
     d_i = \max(|A_{ii} + \lambda|, \epsilon \max_j |A_{jj} + \lambda|) $$
 
-    The floor keeps it positive definite where the diagonal is not, or its estimate.
+    The floor keeps the preconditioner positive definite if the diagonal, or its estimate, is not.
 
     Args:
         A: A square operator, as for `trace`.
-        damping: The $\lambda$ that the system is solved with.
+        damping: The $\lambda$ of the system.
         floor: The $\epsilon$, between 0 and 1.
         **options: For `diagonal`: `method`, `products`, `generator`, ...
 
@@ -58,13 +58,13 @@ def jacobi_preconditioner(A: Any, damping: float = 0.0, *, floor: float = 1e-3, 
 
 @dataclass(frozen=True, eq=False)
 class NystromPreconditioner:
-    r"""A callable for blocks (n, k), with the approximation $A \approx U \Lambda U^T$ that it comes from.
+    r"""Nyström preconditioner, a callable for blocks (n, k), with its approximation $A \approx U \Lambda U^T$.
 
     Attributes:
         eigenvalues: Diagonal of $\Lambda$, descending, (rank,).
         eigenvectors: U, (n, rank).
-        damping: The $\lambda$ it was made for.
-        products: Products that were made.
+        damping: The $\lambda$ of the preconditioner.
+        products: Number of products.
     """
 
     eigenvalues: Tensor
@@ -73,7 +73,7 @@ class NystromPreconditioner:
     products: int
 
     def __call__(self, block: Tensor) -> Tensor:
-        """Apply it to a block (n, k) or a vector (n,)."""
+        """Apply the preconditioner to a block (n, k) or a vector (n,)."""
         inside = self.eigenvectors.T @ block
         scale = (self.eigenvalues[-1] + self.damping) / (self.eigenvalues + self.damping) - 1
         return block + self.eigenvectors @ ((scale if block.dim() == 1 else scale[:, None]) * inside)
@@ -98,9 +98,9 @@ def nystrom_preconditioner(
 
     Args:
         A: A symmetric positive semi-definite operator, as for `trace`.
-        rank: Products and vectors to keep, the $\ell$, 1 to n.
-        damping: The $\lambda$ that the system is solved with, positive.
-        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        rank: Number $\ell$ of products and stored vectors, 1 to n.
+        damping: The $\lambda$ of the system, positive.
+        generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         chunk_size: Vectors multiplied at a time: a positive int, None for all, or "auto" within a memory budget.
         progress: Whether to show a progress bar.
 
@@ -133,7 +133,7 @@ def nystrom_preconditioner(
     with view.counting(rank, progress):
         image = precise(view.matmat(probes))
     omega = precise(probes)
-    # A shift by rounding keeps the factorization going, and is taken off again.
+    # A shift by rounding makes the factorization succeed, and is subtracted again.
     shift = torch.finfo(view.dtype).eps * image.norm().item()
     shifted = image + shift * omega
     core = omega.T @ shifted

@@ -16,19 +16,19 @@ from hodiff.estimators.scipy_bridge import host_operator
 from hodiff.estimators.systems.damped_systems import DampedSystem, Increment, Solver
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 
-LOOK_EVERY = 10  # iterations of MINRES, a product more each time
+LOOK_EVERY = 10  # iterations of MINRES between checks, which cost a product
 
 
 class _Reached(Exception):  # noqa: N818 - it is no error
-    """Carries a solution out of SciPy."""
+    """Exception that returns a solution from SciPy's callback."""
 
 
-# A column's solution from the operator, the residual, how far to reduce it, the iterations left, and the system.
+# Solves a column: operator, residual, factor of its reduction, remaining iterations, and system.
 ColumnSolve = Callable[[ScipyOperator, np.ndarray, float, int, DampedSystem], np.ndarray]
 
 
 def _minres(A: ScipyOperator, r: np.ndarray, reduction: float, left: int, system: DampedSystem) -> np.ndarray:
-    # Its own test compares the residual with ||A|| ||x||, which may exceed that of the right-hand side a thousandfold.
+    # SciPy's test compares the residual with ||A|| ||x||, which may be a thousand times ||b||.
     target = reduction * np.linalg.norm(r)
     count = 0
 
@@ -71,7 +71,7 @@ def _by_columns(solve: ColumnSolve) -> Callable[[DampedSystem, Tensor, Tensor], 
 
 
 class _Counted:
-    """The system's products for one column, with iterations counted as products."""
+    """Products of the system for one column, which are counted as iterations."""
 
     def __init__(self, system: DampedSystem):
         self._system = system
@@ -87,7 +87,7 @@ class _Counted:
 
 
 def transposed(system: DampedSystem, block: Tensor) -> Tensor:
-    """Products with the damped transpose, which must exist."""
+    """Multiply with the damped transpose; raise if there is none."""
     image = system.apply_transposed(block)
     if image is None:
         raise InputError(
@@ -98,7 +98,7 @@ def transposed(system: DampedSystem, block: Tensor) -> Tensor:
 
 
 def normal_residual(system: DampedSystem, residual: Tensor) -> Tensor:
-    r"""Norms of $A^T r$, which vanish where $\|A x - b\|$ is least, be it zero or not."""
+    r"""Compute the norms of $A^T r$, which vanish at a minimum of $\|A x - b\|$, zero or not."""
     return norms_of(transposed(system, residual))
 
 

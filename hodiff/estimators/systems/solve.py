@@ -25,16 +25,16 @@ from hodiff.estimators.view import View, require_constant, view_of
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    r"""The solution of a linear system, and how well it solves it.
+    r"""Solution of a linear system, with its residual and cost.
 
     Attributes:
-        value: The x, in the shape of b; a pytree like the operator's vectors where b is one like its products.
+        value: The x, in the shape of b; a pytree like the operator's vectors if b is a pytree like its products.
         converged: Whether every column meets the tolerance.
-        iterations: Iterations of the column that took most; for "minres", "gmres" and "lsmr" products with A.
+        iterations: Iterations of the slowest column; for "minres", "gmres" and "lsmr" products with A.
         residual: $\|b - (A + \lambda I) x\|$ of each column, () or (k,), computed from x.
-        products: Products with the operator and its transpose that were made.
-        reason: "converged", or why not, column by column.
-        method: The method.
+        products: Number of products with the operator and its transpose.
+        reason: "converged", or the reason of failure for each column.
+        method: Method of the solution.
     """
 
     value: Any
@@ -72,7 +72,7 @@ def solve(
 
     $$ (A + \lambda I)\, x = b $$
 
-    | method | A | products an iteration | where |
+    | method | A | products an iteration | device |
     |---|---|---|---|
     | "cg" | symmetric positive definite | 1, all columns together | the operator's device |
     | "minres" | symmetric | 1 | SciPy, on the host |
@@ -81,28 +81,28 @@ def solve(
     | "neumann" | positive definite, well conditioned | 1, all columns together | the operator's device |
     | "dense" | square | n products once | the operator's device |
 
-    A column is solved if $\|b - (A + \lambda I) x\| \le \max(\mathrm{tol} \|b\|, \mathrm{atol})$ with the residual
-    computed from x, not the algorithm's own; "lsmr" asks this of $A^T$ times the residual and of $A^T b$. Where the two
-    differ by rounding, a correction is solved for.
+    A column is solved if $\|b - (A + \lambda I) x\| \le \max(\mathrm{tol} \|b\|, \mathrm{atol})$, with the residual
+    computed from x, not the algorithm's own. For "lsmr" the condition applies to $A^T$ times the residual and $A^T b$.
+    If the two residuals differ by rounding, a correction is solved for.
 
     Args:
         A: An operator (n, n), as for `trace`; for "lsmr" (m, n).
         b: Right-hand side, (m,), or (m, k) for k systems; for hodiff's operators also a pytree like their products.
-        method: One of the table's.
+        method: A method of the table.
         damping: The $\lambda$, 0 or more.
-        preconditioner: An approximation of the inverse of $A + \lambda I$, positive definite: a callable or an operator
-            for blocks (n, k), or a tensor (n,), the diagonal of a diagonal one. For "cg", "minres" and "gmres".
-        x0: Where to start, in the shape of x, as the solution of a similar system; zeros by default.
+        preconditioner: A positive definite approximation of the inverse of $A + \lambda I$: a callable or an operator
+            for blocks (n, k), or a tensor (n,) for a diagonal. For "cg", "minres" and "gmres".
+        x0: Start in the shape of x, such as the solution of a similar system; zeros by default.
         tol: Relative tolerance, by default 1e-6 in float64, 1e-4 in float32, and six times the rounding of
-            operators of 16 bits.
+            16-bit operators.
         atol: Absolute tolerance.
-        max_iterations: Iterations at most, by default 10 n, but 10,000 at most; a "neumann" series has 1000 terms.
-        restart: Vectors that "gmres" keeps, 50 by default.
-        step_size: The $\alpha$ of "neumann", below $2 / \|A + \lambda I\|$; by default half of that, estimated by 10
-            products.
-        throw: Whether missing the tolerance raises; else it warns.
-        callback: Called as `callback(iterations, residual_norms)`: for "cg" and "neumann" after each iteration with the
-            columns that are still open, else after each correction.
+        max_iterations: Maximum number of iterations, by default 10 n, but at most 10,000; 1000 terms for "neumann".
+        restart: Number of vectors that "gmres" keeps, 50 by default.
+        step_size: The $\alpha$ of "neumann", below $2 / \|A + \lambda I\|$; by default half of this limit, estimated by
+            10 products.
+        throw: Whether missing the tolerance raises an error instead of a warning.
+        callback: Called as `callback(iterations, residual_norms)`. "cg" and "neumann" call it after each iteration with
+            the open columns; the other methods after each correction.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -110,8 +110,9 @@ def solve(
 
     Raises:
         InputError: If A is no real operator of a fitting shape, an argument does not match it, an option is out of
-            range or not of this method, or a product is not finite.
-        ConvergenceError: If the tolerance is missed and `throw`; the message says why, `result` is the `Solution`.
+            range or not supported by the method, or a product is not finite.
+        ConvergenceError: If the tolerance is missed and `throw`; the message has the reason, `result` is the
+            `Solution`.
 
     Example:
         >>> import torch
@@ -178,7 +179,7 @@ def _residual(system: DampedSystem, residual: Tensor) -> Tensor:
 
 
 def _dense(system: DampedSystem, residual: Tensor, targets: Tensor) -> Increment:
-    """By a factorization of the matrix in high precision."""
+    """Solve for an increment by a factorization of the matrix in high precision."""
     matrix = precise(matrix_of(system.view))
     matrix.diagonal().add_(system.damping)
     system.advance_to(system.view.n)
@@ -207,14 +208,14 @@ def _summary(reasons: list[str | None]) -> str:
 
 
 def _flat(space: Any, vector: Any, argument: str) -> Any:
-    """A pytree of a space as one vector; anything else as it is."""
+    """Flatten a pytree of a space to a vector; return anything else unchanged."""
     if vector is None or space is None or not space.is_tree(vector):
         return vector
     return space.flatten(vector, f"solve: {argument}")
 
 
 def _block(view: View, vector: Any, argument: str, rows: int) -> Tensor:
-    """A right-hand side or start as a block of the view's dtype, on its device."""
+    """Convert a right-hand side or start to a block of the view's dtype, on its device."""
     tensor = torch.from_numpy(vector) if isinstance(vector, np.ndarray) and vector.dtype.kind == "f" else vector
     if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or tensor.dim() not in (1, 2):
         got = describe(vector)
@@ -245,7 +246,7 @@ def _require_options(
 
 
 def _inverse(view: View, preconditioner: Any) -> Callable[[Tensor], Tensor] | None:
-    """A preconditioner of any kind as a function of blocks, whose results are looked at."""
+    """Convert a preconditioner of any kind to a function of blocks with checked results."""
     if preconditioner is None:
         return None
     apply: Callable[[Tensor], Tensor]

@@ -1,1 +1,1 @@
-"""What products with random vectors tell of the diagonal: traces, diagonals, norms."""
+"""Traces, diagonals and norms from products with random vectors."""

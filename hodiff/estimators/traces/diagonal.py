@@ -1,4 +1,4 @@
-"""The diagonal of an operator."""
+"""Diagonal of an operator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hodiff.estimators.results import DiagonalEstimate
 from hodiff.estimators.traces import hutchinson, xdiag
 from hodiff.estimators.view import view_of
 
-# The algorithm, and the fewest products that give a standard error.
+# Algorithms, and the fewest products for a standard error.
 METHODS = {"hutchinson": (hutchinson.diagonal, 2), "xdiag": (xdiag.diagonal, 4)}
 
 
@@ -31,17 +31,17 @@ def diagonal(
 
     $$ \mathrm{diag}(A) = \mathbb{E}\, z \circ A z, \qquad \mathbb{E}\, z z^T = I $$
 
-    "hutchinson" averages this; its error in entry i is made of the other entries of row i, and falls as $m^{-1/2}$.
-    "xdiag" takes the part in a range found at random exactly, and is far better where eigenvalues decay. "exact"
-    multiplies with all n unit vectors, and so do the others if `products` is n or more.
+    "hutchinson" averages this expression; its error in entry i comes from the other entries of row i, and falls as
+    $m^{-1/2}$. "xdiag" treats the part in a random range exactly, and is far better if eigenvalues decay. "exact"
+    multiplies with all n unit vectors; the other methods do so, too, if `products` is n or more.
 
     Args:
-        A: A square operator (n, n), as for `trace`. "xdiag" multiplies with `A.T` where there is one, and else needs A
-            to be symmetric, which it checks.
+        A: A square operator (n, n), as for `trace`. "xdiag" multiplies with `A.T` if there is one; otherwise A must be
+            symmetric, which is checked.
         method: "hutchinson", "xdiag" or "exact".
-        products: How many products to make, 4 or more (2 for "hutchinson"), or n.
-        probes: "rademacher" (signs), "gaussian" or "sphere"; signs are the best nearly always.
-        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        products: Number of products, 4 or more (2 for "hutchinson"), or n.
+        probes: "rademacher" (signs), "gaussian" or "sphere"; signs are nearly always best.
+        generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         chunk_size: Vectors multiplied at a time: a positive int, None for all, or "auto" within a memory budget.
         progress: Whether to show a progress bar.
 

@@ -1,4 +1,4 @@
-"""The Frobenius norm of an operator."""
+"""Frobenius norm of an operator."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def frobenius_norm(
 
     Args:
         A: An operator (m, n), as for `trace`; it need not be square.
-        method: "hutchinson", or "exact" for products with all n unit vectors, which are made too if `products` is n
-            or more.
-        products: How many products to make, 2 or more.
+        method: "hutchinson", or "exact" for products with all n unit vectors, which are also computed if `products` is
+            n or more.
+        products: Number of products, 2 or more.
         probes: "rademacher" (signs), "gaussian" or "sphere".
-        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         chunk_size: Vectors multiplied at a time: a positive int, None for all, or "auto" within a memory budget.
         progress: Whether to show a progress bar.
 
     Returns:
-        An `Estimate`; the standard error is that of the mean of squares, to first order.
+        An `Estimate`; the standard error is propagated from the mean of squares, to first order.
 
     Raises:
         InputError: If A is no real operator, an option is out of range, or a product is not finite.

@@ -15,7 +15,7 @@ from hodiff.estimators.view import View
 
 
 def probed(view: View, count: int, kind: str, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Groups of test vectors with their products, `count` columns in all, never more of them held than a group."""
+    """Iterate over groups of test vectors with their products, `count` columns in all."""
     size = resolve_chunk_size(view.chunk_size, count, sum(view.shape) * view.dtype.itemsize, view.device)
     for start, stop in spans(count, size):
         probes = draw(view, kind, stop - start, generator)
@@ -23,12 +23,12 @@ def probed(view: View, count: int, kind: str, generator: torch.Generator) -> Ite
 
 
 def trace(view: View, count: int, kind: str, generator: torch.Generator) -> tuple[float, float]:
-    r"""The mean of $z^T A z$, and its standard error."""
+    r"""Compute the mean of $z^T A z$ and its standard error."""
     return _mean(view, count, kind, generator, lambda z, product: z * product)
 
 
 def squared_norm(view: View, count: int, kind: str, generator: torch.Generator) -> tuple[float, float]:
-    r"""The mean of $\|A z\|^2$, and its standard error."""
+    r"""Compute the mean of $\|A z\|^2$ and its standard error."""
     return _mean(view, count, kind, generator, lambda z, product: product.square())
 
 
@@ -40,7 +40,7 @@ def _mean(
 
 
 def diagonal(view: View, count: int, kind: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    r"""The ratio $\sum z \circ A z / \sum z \circ z$ entry by entry, and its standard error to first order."""
+    r"""Compute the ratio $\sum z \circ A z / \sum z \circ z$ of each entry, and its standard error to first order."""
     sums = torch.zeros(5, view.n, dtype=precise(torch.empty(0, device=view.device)).dtype, device=view.device)
     for z, product in probed(view, count, kind, generator):
         z, product = precise(z), precise(product)

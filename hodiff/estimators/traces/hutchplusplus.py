@@ -1,4 +1,4 @@
-"""Hutch++: the trace on a sketched range exactly, that of the rest by Hutchinson's estimator."""
+"""Hutch++: the trace on a sketched range exactly, and on the complement by Hutchinson's estimator."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from hodiff.estimators.view import View
 
 
 def trace(view: View, products: int, kind: str, generator: torch.Generator) -> tuple[float, float]:
-    r"""$\mathrm{tr}(Q^T A Q)$ plus the mean of $g^T (I - Q Q^T) A (I - Q Q^T) g$, a third of the products each.
+    r"""Compute $\mathrm{tr}(Q^T A Q)$ plus the mean of $g^T (I - Q Q^T) A (I - Q Q^T) g$.
+
+    The sketch, the first term and the mean take a third of the products each.
 
     Args:
-        view: The operator, square.
-        products: How many products to make.
-        kind: Of the test vectors.
-        generator: Where they come from.
+        view: Square operator.
+        products: Number of products.
+        kind: Distribution of the test vectors.
+        generator: Source of random numbers.
 
     Returns:
-        The trace and its standard error, given Q.
+        Trace and its standard error, given Q.
 
     Source: Meyer, Musco, Musco, Woodruff, "Hutch++: optimal stochastic trace estimation", SOSA 2021, algorithm 1.
     """

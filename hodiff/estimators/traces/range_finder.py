@@ -1,4 +1,4 @@
-"""The randomized range of an operator, and what leaving one test vector out does to it."""
+"""Randomized range of an operator, and its ranges without one test vector."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw
 from hodiff.estimators.view import View
 
-# Up to this size random sign vectors may be dependent, which must not be mistaken for a complete range.
+# Up to this size random sign vectors may be dependent, which must not count as a complete range.
 SMALL = 64
 
 
@@ -19,8 +19,8 @@ SMALL = 64
 class Range:
     r"""$A \Omega = Q R$ for random test vectors $\Omega$, in high precision.
 
-    Where the rank of $A \Omega$ is below the number of test vectors, Q has that many columns, spans all of the range of
-    A with probability one, and `complete` is true.
+    If the rank of $A \Omega$ is below the number of test vectors, Q has as many columns as the rank. Q then spans the
+    range of A with probability one, and `complete` is true.
     """
 
     probes: Tensor
@@ -30,14 +30,14 @@ class Range:
     rounding: float
 
     def left_out(self) -> Tensor:
-        """Unit columns $s_i$ of $R^{-T}$: $Q (I - s_i s_i^T)$ spans the products of all test vectors but the i-th."""
+        """Return unit columns $s_i$ of $R^{-T}$: $Q (I - s_i s_i^T)$ spans the products without the i-th."""
         identity = torch.eye(len(self.triangle), dtype=self.triangle.dtype, device=self.triangle.device)
         inverse = torch.linalg.solve_triangular(self.triangle, identity, upper=True).T
         return inverse / torch.linalg.vector_norm(inverse, dim=0)
 
 
 def find_range(view: View, count: int, kind: str, generator: torch.Generator) -> Range:
-    """Draw `count` test vectors, multiply, and orthonormalize, by `count` products."""
+    """Draw `count` test vectors, multiply them by `count` products, and orthonormalize."""
     probes = draw(view, kind, count, generator)
     while view.n <= SMALL and int(torch.linalg.matrix_rank(precise(probes))) < count:
         probes = draw(view, kind, count, generator)

@@ -1,4 +1,4 @@
-"""The trace of an operator."""
+"""Trace of an operator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hodiff.estimators.results import Estimate
 from hodiff.estimators.traces import hutchinson, hutchplusplus, xtrace
 from hodiff.estimators.view import view_of
 
-# The algorithm, its own test vectors, and the fewest products that give a standard error.
+# Algorithms, their default test vectors, and the fewest products for a standard error.
 METHODS = {
     "hutchinson": (hutchinson.trace, "rademacher", 2),
     "hutch++": (hutchplusplus.trace, "rademacher", 4),
@@ -35,22 +35,23 @@ def trace(
 
     $$ \mathrm{tr}\, A = \mathbb{E}\, z^T A z, \qquad \mathbb{E}\, z z^T = I $$
 
-    "hutchinson" averages this, with an error that falls as $m^{-1/2}$ in the number m of products. "hutch++" takes the
-    trace on the range that a third of the products found, and averages on the rest only: the error of a positive
-    semi-definite operator falls as $1/m$. "xtrace" uses every vector for both, and is the best where eigenvalues decay.
-    "exact" multiplies with all n unit vectors, and so do the others if `products` is n or more.
+    "hutchinson" averages this expression, with an error that falls as $m^{-1/2}$ in the number m of products. "hutch++"
+    computes the trace exactly on a range that a third of the products finds, and averages on the complement only: the
+    error of a positive semi-definite operator falls as $1/m$. "xtrace" uses every vector for both, and is best if
+    eigenvalues decay. "exact" multiplies with all n unit vectors; the other methods do so, too, if `products` is n or
+    more.
 
-    The terms that "xtrace" averages share their vectors, so that its standard error is low: by a third to a half in our
-    measurements. The true error is small all the same.
+    The terms that "xtrace" averages share vectors, so its standard error is too low: by a third to a half in our
+    measurements. The true error is small nevertheless.
 
     Args:
         A: A square operator (n, n): a matrix of torch, NumPy or SciPy, a SciPy `LinearOperator`, or any object with
             `shape`, `dtype`, `device` and `A @ block` for blocks (n, k). It need not be symmetric.
         method: "hutchinson", "hutch++", "xtrace" or "exact".
-        products: How many products to make, 4 or more (2 for "hutchinson"), or n.
+        products: Number of products, 4 or more (2 for "hutchinson"), or n.
         probes: "rademacher" (signs), "gaussian" or "sphere" (Gaussian, of length $\sqrt n$); by default signs, and
             "sphere" for "xtrace".
-        generator: Where random numbers come from; by default a new one with seed 0, so that results repeat.
+        generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
         chunk_size: Vectors multiplied at a time: a positive int, None for all, or "auto" within a memory budget.
         progress: Whether to show a progress bar.
 

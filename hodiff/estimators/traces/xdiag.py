@@ -1,4 +1,4 @@
-"""XDiag: the diagonal on a sketched range exactly, that of the rest by chance, every test vector used for both."""
+"""XDiag: the diagonal on a sketched range exactly, the rest by averaging, with every test vector used for both."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hodiff.estimators.view import View
 
 
 def diagonal(view: View, products: int, kind: str, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    r"""The mean over i of $\mathrm{diag}(Q_i Q_i^T A) + \omega_i \circ (I - Q_i Q_i^T) A \omega_i$.
+    r"""Compute the mean over i of $\mathrm{diag}(Q_i Q_i^T A) + \omega_i \circ (I - Q_i Q_i^T) A \omega_i$.
 
-    The first term needs $A^T Q$. An operator without a transpose is taken for symmetric, and then
-    $(A Q)^T \Omega = Q^T A \Omega = R$ tells whether it is.
+    The first term needs $A^T Q$. An operator without a transpose is assumed to be symmetric, and
+    $(A Q)^T \Omega = Q^T A \Omega = R$ checks it.
 
     Args:
-        view: The operator, square.
-        products: How many products to make.
-        kind: Of the test vectors.
-        generator: Where they come from.
+        view: Square operator.
+        products: Number of products.
+        kind: Distribution of the test vectors.
+        generator: Source of random numbers.
 
     Returns:
-        The diagonal (n,) and its standard errors (n,).
+        Diagonal (n,) and its standard errors (n,).
 
     Source: Epperly, Tropp, Webber, "XTrace: making the most of every sample in stochastic trace estimation",
     SIAM J. Matrix Anal. Appl. 45 (2024), section 2.5.

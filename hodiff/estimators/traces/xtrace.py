@@ -1,4 +1,4 @@
-"""XTrace: Hutch++ with every test vector used for both of its steps, each left out in turn."""
+"""XTrace: Hutch++ with every test vector used for both steps, by leaving out one vector at a time."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from hodiff.estimators.view import View
 
 
 def trace(view: View, products: int, kind: str, generator: torch.Generator) -> tuple[float, float]:
-    r"""The mean over i of $\mathrm{tr}(Q_i^T A Q_i) + \omega_i^T (I - Q_i Q_i^T) A (I - Q_i Q_i^T) \omega_i$.
+    r"""Compute the mean over i of $\mathrm{tr}(Q_i^T A Q_i) + \omega_i^T (I - Q_i Q_i^T) A (I - Q_i Q_i^T) \omega_i$.
 
-    $Q_i$ spans $A \omega_j$ for all j but i. All of it follows from $A \Omega = Q R$ and $A Q$, by
-    $Q_i Q_i^T = Q (I - s_i s_i^T) Q^T$. What is left of a Gaussian test vector points anywhere in the complement of
-    $Q_i$ alike, so its length carries no information and is set to its mean.
+    $Q_i$ spans $A \omega_j$ for all j except i. All terms follow from $A \Omega = Q R$ and $A Q$, by
+    $Q_i Q_i^T = Q (I - s_i s_i^T) Q^T$. The rest of a Gaussian test vector has a uniform direction in the complement of
+    $Q_i$, so its length carries no information and is set to its mean.
 
     Args:
-        view: The operator, square.
-        products: How many products to make.
-        kind: Of the test vectors.
-        generator: Where they come from.
+        view: Square operator.
+        products: Number of products.
+        kind: Distribution of the test vectors.
+        generator: Source of random numbers.
 
     Returns:
-        The trace and its standard error, which is low where the i-th terms have errors in common.
+        Trace and its standard error, which is too low if the i-th terms have common errors.
 
     Source: Epperly, Tropp, Webber, "XTrace: making the most of every sample in stochastic trace estimation",
     SIAM J. Matrix Anal. Appl. 45 (2024), sections 2.1 and 2.3, error estimate in section 2.4.
@@ -50,5 +50,4 @@ def trace(view: View, products: int, kind: str, generator: torch.Generator) -> t
 
 
 def _dots(a: Tensor, b: Tensor) -> Tensor:
-    """Inner products of columns."""
     return (a * b).sum(0)

@@ -1,1 +1,1 @@
-"""Many small problems at once: every tensor has a row for each problem, and each problem ends on its own."""
+"""Solvers for many small problems at once: tensors have a row for each problem, and problems end separately."""

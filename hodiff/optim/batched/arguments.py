@@ -1,4 +1,4 @@
-"""Arguments of many problems: what has a slice for each, and what all share."""
+"""Arguments of many problems: some have a slice for each problem, all problems share the rest."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from hodiff.common.options import is_int
 from hodiff.common.trees import describe, leaf_names, recordable
 from hodiff.errors import InputError
 
-# One for all arguments, or one for each; None where all problems share an argument.
+# An int for all arguments, or a tuple with an entry for each argument; None if all problems share an argument.
 InDims = int | None | tuple[int | None, ...]
 
 
 class Arguments:
-    """The further arguments of a function, of those problems that still run.
+    """Further arguments of a function, for the problems that still run.
 
     Args:
-        caller: The public function, for messages.
-        args: As the user passed them.
-        in_dims: Where the problems' dimension is in each, as for `torch.func.vmap`.
-        count: How many problems there are.
+        caller: Name of the public function, for messages.
+        args: Arguments as the user passed them.
+        in_dims: Dimension of the problems in each argument, as for `torch.func.vmap`.
+        count: Number of problems.
     """
 
     def __init__(self, caller: str, args: tuple[Any, ...], in_dims: InDims, count: int):
@@ -39,11 +39,11 @@ class Arguments:
         self._spec = pytree.tree_structure(args)
 
     def tree(self, leaves: list[Any]) -> Any:
-        """One problem's arguments."""
+        """Rebuild one problem's arguments from leaves."""
         return pytree.tree_unflatten(leaves, self._spec)
 
     def retain(self, keep: Tensor) -> None:
-        """Forget the slices of the other problems."""
+        """Drop the slices of problems that are not in the mask `keep`."""
         self.leaves = [
             leaf if dim is None else leaf[keep.to(leaf.device)]
             for leaf, dim in zip(self.leaves, self.dims, strict=True)

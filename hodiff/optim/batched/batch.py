@@ -1,4 +1,4 @@
-"""The unknowns of many problems, as a pytree and as vectors; and their function, mapped over all of them."""
+"""Unknowns of many problems as a pytree and as vectors, and the function mapped over all problems."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hodiff.optim.variables import require_some
 
 
 class Batch:
-    """The unknowns of many problems, between the caller's pytree and float64 vectors (B, n).
+    """Conversion of many problems' unknowns between the caller's pytree and float64 vectors (B, n).
 
     Attributes:
-        space: That of one problem's unknowns.
-        count: How many problems there are, B.
-        start: Where they begin, (B, n).
+        space: Space of one problem's unknowns.
+        count: Number of problems B.
+        start: Starts of all problems, (B, n).
     """
 
     def __init__(self, caller: str, x0: PyTree):
@@ -47,11 +47,11 @@ class Batch:
 
     @property
     def first(self) -> PyTree:
-        """The start of the first problem."""
+        """Start of the first problem."""
         return pytree.tree_map(lambda leaf: leaf[0], self._x0)
 
     def is_like(self, tree: PyTree) -> bool:
-        """Whether a tree has the structure and the shapes of `x0`, a row for each problem."""
+        """Whether a tree has the structure and shapes of `x0`, with a row for each problem."""
         leaves, spec = pytree.tree_flatten(tree)
         own, own_spec = pytree.tree_flatten(self._x0)
         return spec == own_spec and all(
@@ -59,28 +59,28 @@ class Batch:
         )
 
     def vectors(self, tree: PyTree) -> Tensor:
-        """A tree like `x0` as float64 vectors (B, n)."""
+        """Convert a tree with the structure of `x0` to float64 vectors (B, n)."""
         leaves = [as_real(leaf.detach()) for leaf in pytree.tree_leaves(tree)]
         return self.space.join(leaves, self.count).T.to(torch.float64).contiguous()
 
     def tree(self, vectors: Tensor) -> PyTree:
-        """Vectors (B, n) in the caller's structure, dtypes and devices, tensors of their own."""
+        """Convert vectors (B, n) to new tensors in the caller's structure, dtypes and devices."""
         return self.space.tree_of([leaf.clone() for leaf in self.space.split(vectors.T)])
 
 
 class Mapped:
-    """The user's function of one problem, for the vectors of those that still run."""
+    """User's function of one problem, mapped over the vectors of the problems that still run."""
 
     def __init__(self, caller: str, f: Callable[..., Any], batch: Batch, args: tuple[Any, ...], in_dims: InDims):
         self._f, self._space = f, batch.space
         self._arguments = Arguments(caller, args, in_dims, batch.count)
 
     def retain(self, keep: Tensor) -> None:
-        """Forget the others."""
+        """Drop the arguments of problems that are not in the mask `keep`."""
         self._arguments.retain(keep)
 
     def over(self, x: Tensor, transform: Callable[[Callable[[Tensor], Any]], Callable[[Tensor], Any]]) -> Any:
-        """What a transform of the function of one vector gives at each row of (b, n)."""
+        """Map a transform of the function of one vector over the rows of x, (b, n)."""
         arguments = self._arguments
 
         def at(x: Tensor, leaves: list[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Bounds of many problems: the same for all, or a row for each."""
+"""Bounds of many problems: equal for all problems, or a row for each problem."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class Box(Rows):
     upper: Tensor
 
     def project(self, x: Tensor) -> Tensor:
-        """The nearest point within."""
+        """Return the nearest point within the bounds."""
         return x.maximum(self.lower).minimum(self.upper)
 
     def holds(self, x: Tensor, direction: Tensor) -> Tensor:
-        """Which unknowns are at a bound, and would leave it outwards."""
+        """Mark the unknowns that are at a bound and would cross it along the direction."""
         return ((x <= self.lower) & (direction < 0)) | ((x >= self.upper) & (direction > 0))
 
     def active(self, x: Tensor) -> Tensor:
-        """-1 at lower bounds, 1 at upper ones, else 0, as SciPy has it."""
+        """Return -1 at lower bounds, 1 at upper bounds and 0 elsewhere, like SciPy's `active_mask`."""
         return (x >= self.upper).to(x.dtype) - (x <= self.lower).to(x.dtype)
 
 
 def box_of(caller: str, bounds: Any, batch: Batch, *, in_pairs: bool = True) -> Box | None:
-    """Bounds in any form of `minimize`, for one problem or with a row for each; None where there are none."""
+    """Convert bounds of one problem, or with a row for each, to a `Box`; None for no bounds."""
     if bounds is None:
         return None
     sides = bounds if isinstance(bounds, tuple) and len(bounds) == 2 else (None, None)
     rows = [_rows(side, batch) for side in sides]
-    # What is not given row by row is the same for all problems.
+    # A side that is not given row by row applies to all problems.
     shared: Any = bounds
     if any(row is not None for row in rows):
         shared = tuple(None if row is not None else side for row, side in zip(rows, sides, strict=True))
@@ -60,5 +60,5 @@ def box_of(caller: str, bounds: Any, batch: Batch, *, in_pairs: bool = True) -> 
 
 
 def _rows(side: Any, batch: Batch) -> Tensor | None:
-    """One side as rows (B, n), if it is a tree like `x0`."""
+    """Return one side as rows (B, n), or None if its structure is not that of `x0`."""
     return batch.vectors(side) if batch.is_like(side) else None

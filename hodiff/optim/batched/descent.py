@@ -1,10 +1,11 @@
-r"""Quasi-Newton methods for many problems at once: a round is one evaluation of each, the next trial on its line.
+r"""Quasi-Newton methods for many problems at once; each round evaluates the next trial of every line search.
 
-With bounds the steps are projected, $x(t) = P(x + t d)$, and d is taken in the space of the unknowns that are not held
-at a bound by their gradient.
+With bounds the steps are projected, $x(t) = P(x + t d)$. d is computed in the space of the unknowns that their
+gradient does not hold at a bound.
 
 Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., chapters 6 and 7; D. Bertsekas, SIAM J. Control
-Optim. 20 (1982), for the projection; R. Byrd, P. Lu, J. Nocedal & C. Zhu, SIAM J. Sci. Comput. 16 (1995), for the ends.
+Optim. 20 (1982), for the projection; R. Byrd, P. Lu, J. Nocedal & C. Zhu, SIAM J. Sci. Comput. 16 (1995), for
+termination.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hodiff.optim.batched.rows import RUNNING, Rows, Written, chosen, inner, len
 from hodiff.optim.ends import CONVERGED, ITERATIONS, NONFINITE, PRECISION, End
 from hodiff.optim.own_options import COUNT, FRACTION, PAIRS, TOLERANCE
 
-# The number of an end that has the status of another.
+# Internal number of an end whose status is that of `CONVERGED`.
 FLAT_NUMBER = 4
 FLAT = End(CONVERGED.status, "Optimization terminated successfully: the value falls by less than ftol.")
 ENDS = {end.status: end for end in (CONVERGED, ITERATIONS, PRECISION, NONFINITE)} | {FLAT_NUMBER: FLAT}
@@ -31,7 +32,7 @@ ENDS = {end.status: end for end in (CONVERGED, ITERATIONS, PRECISION, NONFINITE)
 
 @dataclass(frozen=True)
 class BfgsOptions:
-    """Options, with the names and defaults of SciPy's."""
+    """Options of "bfgs", with SciPy's names and defaults."""
 
     maxiter: Annotated[int | None, COUNT] = None
     gtol: Annotated[float, TOLERANCE] = 1e-5
@@ -42,7 +43,7 @@ class BfgsOptions:
 
 @dataclass(frozen=True)
 class LbfgsbOptions(BfgsOptions):
-    """Options, with the names and defaults of SciPy's."""
+    """Options of "l-bfgs-b", with SciPy's names and defaults."""
 
     maxiter: Annotated[int | None, COUNT] = 15000
     ftol: Annotated[float, TOLERANCE] = 1e7 * torch.finfo(torch.float64).eps
@@ -51,7 +52,7 @@ class LbfgsbOptions(BfgsOptions):
 
 @dataclass
 class Descent(Rows):
-    """Where the problems that still run are, and their line searches."""
+    """State of the problems that still run, with their line searches."""
 
     problems: Problems
     options: BfgsOptions
@@ -69,7 +70,7 @@ class Descent(Rows):
 
     @classmethod
     def begin(cls, problems: Problems, options: BfgsOptions, box: Box | None, memory: Memory) -> Descent:
-        """At the starts."""
+        """Evaluate the starts and begin the first searches."""
         x = problems.start if box is None else box.project(problems.start)
         found = problems.at(x)
         gradient = found.gradients
@@ -85,7 +86,7 @@ class Descent(Rows):
         return start
 
     def advance(self) -> None:
-        """One evaluation of each problem."""
+        """Evaluate every problem once."""
         options, box = self.options, self.box
         straight = self.x + self.search.step[:, None] * self.direction
         x = straight if box is None else box.project(straight)
@@ -104,48 +105,48 @@ class Descent(Rows):
         self.gradient = chosen(taken, gradient, self.gradient)
         self.nit, self.nfev = self.nit + taken, self.nfev + 1
         status = self.status_now(torch.where(taken, fall, torch.inf))
-        # A search that found nothing along its direction looks along the gradient before it gives up.
+        # A search that found nothing along its direction tries the gradient before it gives up.
         self.status = torch.where(stuck & self.memory.fresh & (status == RUNNING), PRECISION.status, status)
         self.memory.forget(stuck)
         self.set_out(taken | stuck)
 
     def written(self) -> Written:
-        """What a result tells of each problem."""
+        """Return the columns of the result."""
         found = {"x": self.x, "fun": self.value, "jac": self.gradient}
         if isinstance(self.memory, DenseInverse):
             found["hess_inv"] = self.memory.matrix
         return {**found, "nit": self.nit, "nfev": self.nfev, "njev": self.nfev}
 
     def set_out(self, which: Tensor) -> None:
-        """New directions and searches for some problems."""
+        """Compute new directions and begin new searches for some problems."""
         if not bool(which.any()):
             return
         free = None if self.box is None else ~self.box.holds(self.x, -self.gradient)
         direction = -self.memory.times(self.gradient, free)
         downhill = -self.gradient if free is None else torch.where(free, -self.gradient, 0.0)
         if self.box is not None:
-            # An unknown at its bound stays there if the others push it on.
+            # An unknown at its bound stays there if the other unknowns would push it across.
             direction = torch.where(self.box.holds(self.x, direction), 0.0, direction)
         slope = inner(self.gradient, direction)
-        # What is no descent is rounding, and begins anew.
+        # A direction that does not descend is due to rounding; restart along the gradient.
         lost = which & ~(slope < 0)
         self.memory.forget(lost)
         direction = chosen(lost, downhill, direction)
         slope = torch.where(lost, inner(self.gradient, downhill), slope)
-        # Along the gradient the first step has length one, but no more than the gradient's.
+        # Along the gradient the first step has length one, but no more than the gradient's length.
         first = torch.where(self.memory.fresh, (1 / length(direction)).clamp_max(1.0), 1.0)
         self.direction = chosen(which, direction, self.direction)
         self.search.anew(which, self.value, slope, first)
 
     def status_now(self, fall: Tensor) -> Tensor:
-        """The numbers of the ends of problems that end here."""
+        """Return the numbers of the ends of problems, or `RUNNING`."""
         most = self.options.maxiter if self.options.maxiter is not None else 200 * self.x.shape[1]
         slope = self.gradient
         if self.box is not None:
             slope = self.x - self.box.project(self.x - slope)
         status = torch.full_like(self.nit, RUNNING)
         status[self.nit >= most] = ITERATIONS.status
-        # At a tolerance of zero a value that stays is no end: gradients may still fall.
+        # With a tolerance of zero a constant value does not end the run: gradients may still fall.
         if self.options.ftol:
             status[fall <= self.options.ftol] = FLAT_NUMBER
         status[slope.abs().amax(-1) <= self.options.gtol] = CONVERGED.status
@@ -154,10 +155,10 @@ class Descent(Rows):
 
 
 def bfgs(problems: Problems, options: BfgsOptions, box: Box | None) -> Descent:
-    """With inverse Hessians (n, n)."""
+    """Begin BFGS with dense inverse Hessians (n, n)."""
     return Descent.begin(problems, options, box, DenseInverse.of(problems.start))
 
 
 def l_bfgs_b(problems: Problems, options: LbfgsbOptions, box: Box | None) -> Descent:
-    """With the last pairs of steps and changes, and bounds."""
+    """Begin L-BFGS with bounds, from the last pairs of steps and changes of gradients."""
     return Descent.begin(problems, options, box, LimitedMemory.of(problems.start, options.maxcor))

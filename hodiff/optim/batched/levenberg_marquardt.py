@@ -1,9 +1,9 @@
-r"""Levenberg and Marquardt's method for many problems at once, within bounds.
+r"""Levenberg-Marquardt method for many problems at once, within bounds.
 
 $$ (J^T J + \lambda D^2)\, p = -J^T r, \qquad x_+ = P(x + p) $$
 
-The system is that of the unknowns which are not held at a bound by their gradient. The damping follows the quotient of
-what the cost and its model fall by.
+The system contains the unknowns that their gradient does not hold at a bound. The damping follows the ratio of actual
+to predicted decrease of the cost.
 
 Source: K. Madsen, H. Nielsen & O. Tingleff, *Methods for Non-Linear Least Squares Problems*, 2nd ed. (2004), section
 3.2, for the damping; J. Moré, "The Levenberg-Marquardt algorithm", LNM 630 (1978), for the scales; C. Kanzow,
@@ -30,14 +30,14 @@ from hodiff.optim.vector_function import vector_of
 from hodiff.recompute.reachable import named_modules
 
 CALLER = "least_squares"
-# The first damping, by the largest squared column; by what it grows at the first refusal; the least part of the model's
-# fall that is a step; and how many units in the last place are rounding.
+# The first damping relative to the largest squared column, its growth at the first rejection, the smallest accepted
+# fraction of the predicted decrease, and the units in the last place that count as rounding.
 FIRST, GROWTH, LEAST, ROUNDING = 1e-3, 2.0, 1e-4, 4
 
 
 @dataclass(frozen=True)
 class Limits:
-    """When it ends: SciPy's tolerances, None for never, and the most evaluations, None for 100 n."""
+    """Limits of a run: SciPy's tolerances, None to ignore one, and the most evaluations, None for 100 n."""
 
     ftol: float | None
     xtol: float | None
@@ -46,11 +46,11 @@ class Limits:
 
 
 class Residuals:
-    """Residuals and Jacobians of the problems that still run, by rows of float64.
+    """Residuals and Jacobians of the problems that still run, as rows of float64.
 
     Attributes:
-        start: Where they begin, (B, n).
-        eps: Machine epsilon of the dtype in which they come.
+        start: Starts of all problems, (B, n).
+        eps: Machine epsilon of the dtype in which residuals are computed.
     """
 
     def __init__(self, f: Callable[..., Any], batch: Batch, args: tuple[Any, ...], in_dims: InDims):
@@ -59,15 +59,15 @@ class Residuals:
         self._f = f
 
     def retain(self, keep: Tensor) -> None:
-        """Forget the others."""
+        """Drop the arguments of problems that are not in the mask `keep`."""
         self._mapped.retain(keep)
 
     def at(self, x: Tensor) -> Tensor:
-        """(b, m)."""
+        """Compute the residuals (b, m)."""
         return self._over(x, _vector)
 
     def jacobians(self, x: Tensor) -> Tensor:
-        """(b, m, n)."""
+        """Compute the Jacobians (b, m, n)."""
         return self._over(x, lambda f: jacobian(_vector(f)))
 
     def _over(self, x: Tensor, transform: Callable[..., Any]) -> Tensor:
@@ -82,12 +82,12 @@ def _vector(f: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
 
 @dataclass
 class LevenbergMarquardt(Rows):
-    """Where the problems that still run are."""
+    """State of the problems that still run."""
 
     problems: Residuals
     limits: Limits
     box: Box | None
-    # The scales of the unknowns, (b, n), and whether they follow the columns of the Jacobian.
+    # Scales of the unknowns, (b, n), and whether they follow the columns of the Jacobian.
     scales: Tensor
     by_columns: bool
     index: Tensor
@@ -105,7 +105,7 @@ class LevenbergMarquardt(Rows):
 
     @classmethod
     def begin(cls, problems: Residuals, limits: Limits, box: Box | None, scales: Tensor | None) -> LevenbergMarquardt:
-        """At the starts; scales of None are those of the Jacobian's columns."""
+        """Evaluate the starts; `scales` of None follow the columns of the Jacobian."""
         x = problems.start if box is None else box.project(problems.start)
         residuals, matrix = problems.at(x), problems.jacobians(x)
         gradient, index = times(matrix.mT, residuals), torch.arange(len(x), device=x.device)
@@ -136,10 +136,10 @@ class LevenbergMarquardt(Rows):
         return start
 
     def advance(self) -> None:
-        """One step of each problem."""
+        """Take one step of every problem."""
         limits, box = self.limits, self.box
         step, solved = self._step()
-        # Functions that raise at NaN would do so for all.
+        # A step of NaN is replaced by zero, as a function that raises at NaN would end all problems.
         x = self.x + torch.where(solved[:, None] & torch.isfinite(step), step, 0.0)
         x = x if box is None else box.project(x)
         step = x - self.x
@@ -148,14 +148,14 @@ class LevenbergMarquardt(Rows):
         actual = self.cost - cost
         predicted = self.cost - (self.residuals + times(self.jacobian, step)).square().sum(-1) / 2
         quotient = torch.where(predicted > 0, actual / predicted, -torch.inf)
-        # NaN is no progress.
+        # NaN fails these comparisons and counts as no progress.
         taken = (actual > 0) & (quotient > LEAST)
         matrix = chosen(taken, self.problems.jacobians(x), self.jacobian) if bool(taken.any()) else self.jacobian
         eased = (1 - (2 * quotient - 1) ** 3).clamp(1 / 3, 1)
         self.damping = torch.where(taken, self.damping * eased, self.damping * self.growth)
         self.growth = torch.where(taken, GROWTH, 2 * self.growth)
         small = short = torch.zeros_like(taken)
-        # What is rounding cannot be less, whatever the tolerance.
+        # Changes within rounding are too small for any tolerance.
         if limits.ftol is not None:
             least = max(limits.ftol, ROUNDING * self.problems.eps) * self.cost
             small = (actual.abs() < least) & (predicted < least)
@@ -175,7 +175,7 @@ class LevenbergMarquardt(Rows):
         self.rescale()
 
     def written(self) -> Written:
-        """What a result tells of each problem."""
+        """Return the columns of the result."""
         still = self._free_gradient().abs().amax(-1)
         active = torch.zeros_like(self.x) if self.box is None else self.box.active(self.x)
         found = {"x": self.x, "cost": self.cost, "fun": self.residuals, "jac": self.jacobian, "grad": self.gradient}
@@ -183,7 +183,7 @@ class LevenbergMarquardt(Rows):
         return {**found, "optimality": still, "active_mask": active, **counts}
 
     def _step(self) -> tuple[Tensor, Tensor]:
-        """Of the damped normal equations in scaled unknowns, and where these are positive definite."""
+        """Solve the damped normal equations in scaled unknowns; also return where they are positive definite."""
         free = torch.ones_like(self.x) if self.box is None else (~self.box.holds(self.x, -self.gradient)).to(self.x)
         unit = free / self.scales
         columns = self.jacobian * unit[:, None, :]
@@ -193,7 +193,7 @@ class LevenbergMarquardt(Rows):
         return unit * scaled, fault == 0
 
     def rescale(self) -> None:
-        """As MINPACK has them: what was steep stays so, and columns of zeros count as one."""
+        """Update the scales as MINPACK does: they never shrink, and columns of zeros have scale one."""
         if self.by_columns:
             grown = self.scales.maximum(torch.linalg.vector_norm(self.jacobian, dim=1))
             self.scales = torch.where(grown > 0, grown, 1.0)
@@ -204,7 +204,7 @@ class LevenbergMarquardt(Rows):
         return torch.where(self.box.holds(self.x, -self.gradient), 0.0, self.gradient)
 
     def status_now(self, status: Tensor) -> Tensor:
-        """The numbers of the ends of problems that end here."""
+        """Enter the numbers of problems that end at this point into `status`, and return it."""
         if self.limits.gtol is not None:
             status[self._free_gradient().abs().amax(-1) < self.limits.gtol] = 1
         status[~(torch.isfinite(self.cost) & torch.isfinite(self.jacobian).all(-1).all(-1))] = -1

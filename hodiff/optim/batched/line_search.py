@@ -1,9 +1,10 @@
-r"""Line searches of many problems, each a trial a round, by a bracket that ends at Wolfe's weak conditions.
+r"""Line searches of many problems, with one trial each in a round, by brackets for the weak Wolfe conditions.
 
 $$ \varphi(t) \le \varphi(0) + c_1 t\, \varphi'(0), \qquad \varphi'(t) \ge c_2\, \varphi'(0) $$
 
-A trial that breaks the first is the bracket's upper end, one that breaks the second its lower; so it closes on a step
-that keeps both also where the line is bent at bounds. Where values differ by rounding only, slopes decide.
+A trial that violates the first condition becomes the bracket's upper end. A trial that violates the second becomes
+the lower end. The bracket so closes on a step that satisfies both, even if bounds bend the line. If values differ
+only by rounding, slopes decide.
 
 Source: A. Lewis & M. Overton, Math. Program. 141 (2013), algorithm 2.6; W. Hager & H. Zhang, SIAM J. Optim. 16 (2005),
 equation 4.1, for the approximate conditions; J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., equation 3.59.
@@ -18,22 +19,22 @@ from torch import Tensor
 
 from hodiff.optim.batched.rows import Rows, chosen
 
-# By what steps grow before there is an upper end; how near to its ends a bracket is probed; how often in a row before
-# it is halved; how far a step goes back to where the function is finite; and how many trials there are.
+# Growth of steps without an upper end; smallest distance of a trial to the bracket's ends, relative to its width;
+# every how many trials a bracket is halved; retreat to where the function is finite; most trials.
 GROWTH, MARGIN, HALVED, RETREAT, MOST = 2.5, 0.1, 3, 0.1, 60
 
 
 @dataclass
 class Search(Rows):
-    """Where each search is.
+    """State of the line searches.
 
     Attributes:
-        value: (b,), that of step 0.
-        slope: That along the line.
-        step: The next trial's.
-        low: The lower end's step, value and slope, (b, 3).
-        high: The upper end's; its step is infinite where there is none.
-        trials: How many there were.
+        value: Values at step 0, (b,).
+        slope: Slopes along the lines at step 0.
+        step: Steps of the next trials.
+        low: Step, value and slope at the lower ends, (b, 3).
+        high: Step, value and slope at the upper ends; the step is infinite if there is no upper end.
+        trials: Numbers of trials.
     """
 
     value: Tensor
@@ -45,29 +46,29 @@ class Search(Rows):
 
     @classmethod
     def begin(cls, value: Tensor, slope: Tensor, step: Tensor) -> Search:
-        """With a first step."""
+        """Begin searches with a first step."""
         low = torch.stack([torch.zeros_like(value), value, slope], 1)
         return cls(value, slope, step, low, torch.full_like(low, torch.inf), torch.zeros_like(value, dtype=torch.int64))
 
     def anew(self, which: Tensor, value: Tensor, slope: Tensor, step: Tensor) -> None:
-        """Begin some of them again."""
+        """Restart the searches of some problems."""
         other = Search.begin(value, slope, step)
         for name in ("value", "slope", "step", "low", "high", "trials"):
             setattr(self, name, chosen(which, getattr(other, name), getattr(self, name)))
 
     def judge(self, value: Tensor, slope: Tensor, expected: Tensor, c1: float, c2: float, eps: float) -> Tensor:
-        """Which trials end their search; of the others the bracket takes them in.
+        """Mark the trials that end their search; the other trials update the brackets.
 
         Args:
-            value: At the trials.
-            slope: Along the line there.
-            expected: By how much the values would change if they were linear.
-            c1: Of Wolfe's first condition.
-            c2: Of the second.
-            eps: Machine epsilon of values.
+            value: Values at the trials.
+            slope: Slopes along the lines at the trials.
+            expected: Changes of the values if the functions were linear.
+            c1: Constant of Wolfe's first condition.
+            c2: Constant of Wolfe's second condition.
+            eps: Machine epsilon of the values.
 
         Returns:
-            A mask (b,).
+            Mask (b,) of the searches that end.
         """
         finite = torch.isfinite(value) & torch.isfinite(slope)
         lower = value <= self.value + c1 * expected.clamp_max(0)
@@ -83,13 +84,13 @@ class Search(Rows):
         return low & ~steep
 
     def stuck(self) -> Tensor:
-        """Which searches have nowhere left to look."""
+        """Mark the searches whose bracket is closed or whose trials are used up."""
         low, high = self.low[:, 0], self.high[:, 0]
         closed = torch.isfinite(high) & (high - low <= 4 * torch.finfo(high.dtype).eps * high)
         return closed | (self.trials >= MOST)
 
     def _next(self) -> Tensor:
-        """Where the cubic through the bracket's ends is least; beyond the lower end where there is no upper."""
+        """Minimise the cubic through the bracket's ends; without an upper end, grow the step."""
         (a, value_a, slope_a), (b, value_b, slope_b) = self.low.T, self.high.T
         width = b - a
         mean = slope_a + slope_b - 3 * (value_b - value_a) / width

@@ -1,4 +1,4 @@
-"""What quasi-Newton methods remember of many problems' steps: an inverse Hessian each, whole or in a few pairs."""
+"""Inverse Hessians of many problems for quasi-Newton methods: dense matrices, or a few pairs of vectors."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from hodiff.optim.batched.rows import Rows, chosen, inner, times
 
 
 class Memory(Protocol):
-    """An approximation of the inverse Hessian of each problem."""
+    """Approximation of the inverse Hessian of each problem."""
 
     def times(self, gradient: Tensor, free: Tensor | None) -> Tensor:
-        """Its product with gradients (b, n), in the space of the unknowns that are free; None where all are."""
+        """Multiply with gradients (b, n), in the space of the free unknowns; None if all are free."""
 
     def learn(self, which: Tensor, step: Tensor, change: Tensor) -> None:
-        """Take in steps (b, n) and changes of gradients, of some problems."""
+        """Update some problems by steps (b, n) and changes of gradients."""
 
     def forget(self, which: Tensor) -> None:
-        """Be the identity again, of some problems."""
+        """Reset the matrices of some problems to the identity."""
 
     @property
     def fresh(self) -> Tensor:
-        """Which have learned nothing yet, (b,)."""
+        """Mask (b,) of problems without an update."""
 
     def retain(self, keep: Tensor) -> None:
-        """Forget the rows of the other problems."""
+        """Drop the rows of problems that are not in the mask `keep`."""
 
 
 def has_curvature(along: Tensor, step: Tensor, change: Tensor) -> Tensor:
-    """Whether s'y is positive beyond rounding."""
+    """Return whether s'y is positive beyond rounding."""
     eps = torch.finfo(along.dtype).eps
     return along > eps * (inner(step, step) * inner(change, change)).sqrt()
 
 
 @dataclass
 class DenseInverse(Rows):
-    r"""Broyden, Fletcher, Goldfarb and Shanno's update, of matrices (b, n, n).
+    r"""BFGS updates of matrices (b, n, n).
 
     $$ H_+ = (I - \rho s y^T) H (I - \rho y s^T) + \rho s s^T, \qquad \rho = 1 / y^T s $$
 
@@ -51,27 +51,27 @@ class DenseInverse(Rows):
 
     @classmethod
     def of(cls, x: Tensor) -> DenseInverse:
-        """The identity for each row."""
+        """Begin with the identity for each row."""
         eye = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
         return cls(eye.expand(len(x), -1, -1).clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device))
 
     @property
     def fresh(self) -> Tensor:
-        """Which have learned nothing yet."""
+        """Mask (b,) of problems without an update."""
         return ~self.learned
 
     def times(self, gradient: Tensor, free: Tensor | None = None) -> Tensor:
-        """The product; the unknowns are all free."""
+        """Multiply the matrices with gradients; all unknowns are free."""
         return times(self.matrix, gradient)
 
     def learn(self, which: Tensor, step: Tensor, change: Tensor) -> None:
-        """Update; the first time, from the identity in the step's own scale."""
+        """Update the matrices; the first update scales the identity to the curvature of the step."""
         along = inner(step, change)
         which = which & has_curvature(along, step, change)
         scale = torch.where(self.learned, 1.0, along / inner(change, change))
         hy = scale[:, None] * times(self.matrix, change)
         weight = (1 + inner(change, hy) / along) / along
-        # Half of the rank two, whose transpose is the other.
+        # The update of rank two is the sum of this half and its transpose.
         column = weight[:, None] / 2 * step - hy / along[:, None]
         half = column[:, :, None] * step[:, None, :]
         updated = scale[:, None, None] * self.matrix + half + half.mT
@@ -79,7 +79,7 @@ class DenseInverse(Rows):
         self.learned = self.learned | which
 
     def forget(self, which: Tensor) -> None:
-        """Be the identity again."""
+        """Reset the matrices of some problems to the identity."""
         eye = torch.eye(self.matrix.shape[1], dtype=self.matrix.dtype, device=self.matrix.device)
         self.matrix = chosen(which, eye.expand_as(self.matrix), self.matrix)
         self.learned = self.learned & ~which
@@ -87,31 +87,31 @@ class DenseInverse(Rows):
 
 @dataclass
 class LimitedMemory(Rows):
-    """The last pairs of steps and changes, (b, m, n), by the recursion with two loops.
+    """Last pairs of steps and changes (b, m, n), multiplied by the two-loop recursion.
 
-    Pairs are taken in the space of the unknowns that are free, where a pair without curvature is left out.
+    Pairs are restricted to the free unknowns; a pair without curvature there is left out.
 
     Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., algorithm 7.4.
     """
 
     steps: Tensor
     changes: Tensor
-    # How many pairs were taken in since the last start.
+    # Number of pairs since the last reset.
     learned: Tensor
 
     @classmethod
     def of(cls, x: Tensor, pairs: int) -> LimitedMemory:
-        """Nothing for each row."""
+        """Begin without pairs for each row."""
         empty = x.new_zeros(len(x), pairs, x.shape[1])
         return cls(empty, empty.clone(), torch.zeros(len(x), dtype=torch.int64, device=x.device))
 
     @property
     def fresh(self) -> Tensor:
-        """Which have learned nothing yet."""
+        """Mask (b,) of problems without an update."""
         return self.learned == 0
 
     def times(self, gradient: Tensor, free: Tensor | None = None) -> Tensor:
-        """The product; zero for unknowns that are not free."""
+        """Multiply with gradients; the result is zero for unknowns that are not free."""
         mask = torch.ones_like(gradient) if free is None else free.to(gradient.dtype)
         rows = torch.arange(len(gradient), device=gradient.device)
         q = mask * gradient
@@ -134,7 +134,7 @@ class LimitedMemory(Rows):
         return r
 
     def learn(self, which: Tensor, step: Tensor, change: Tensor) -> None:
-        """Put the pairs in the place of the oldest."""
+        """Store the pairs of some problems, replacing the oldest ones."""
         which = which & has_curvature(inner(step, change), step, change)
         (rows,) = torch.nonzero(which, as_tuple=True)
         place = self.learned[rows] % self.steps.shape[1]
@@ -142,5 +142,5 @@ class LimitedMemory(Rows):
         self.learned = self.learned + which
 
     def forget(self, which: Tensor) -> None:
-        """Begin with the identity again."""
+        """Reset the matrices of some problems to the identity."""
         self.learned = torch.where(which, 0, self.learned)

@@ -1,4 +1,4 @@
-"""The methods for many problems at once, by what they take and how they begin."""
+"""Methods for many problems at once: their options, capabilities and start functions."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from hodiff.optim.variables import Variables
 
 @dataclass(frozen=True)
 class BatchedMethod:
-    """A method by what it is given.
+    """Capabilities of a method and its start function.
 
     Attributes:
-        begin: Of problems, options and bounds, to where it is with them.
-        options: The dataclass of its options.
-        bounds: Whether it takes bounds.
-        constraints: Whether it takes constraints.
-        tolerances: The options that `tol` sets, as SciPy's does.
+        begin: Function of problems, options and bounds that returns the method's initial state.
+        options: Dataclass of the options.
+        bounds: Whether the method supports bounds.
+        constraints: Whether the method supports constraints.
+        tolerances: Options that `tol` sets, as in SciPy.
     """
 
     begin: Callable[[Problems, Any, Box | None], Course]
@@ -51,7 +51,7 @@ METHODS = {
     "l-bfgs-b": BatchedMethod(l_bfgs_b, LbfgsbOptions, bounds=True, tolerances=("ftol", "gtol")),
     "trust-exact": BatchedMethod(trust_exact, TrustExactOptions),
 }
-# Which is taken where none is named.
+# Method if the user names none.
 DEFAULT = "trust-exact"
 
 
@@ -89,7 +89,7 @@ def least_squares_of_all(
     x_scale: Any,
     limits: Limits,
 ) -> scipy.optimize.OptimizeResult:
-    """Least squares of many problems at once."""
+    """Solve many least-squares problems at once."""
     batch = Batch("least_squares", x0)
     box = box_of("least_squares", bounds, batch, in_pairs=False)
     problems = Residuals(f, batch, args, in_dims)
@@ -102,7 +102,7 @@ def least_squares_of_all(
 
 
 def _scales(x_scale: Any, batch: Batch) -> Tensor | None:
-    """The scales of the unknowns; None for those of the Jacobian's columns."""
+    """Return the scales of the unknowns; None if they follow the columns of the Jacobian."""
     if x_scale is None or (isinstance(x_scale, str) and x_scale == "jac"):
         return None
     if batch.is_like(x_scale):
@@ -112,5 +112,5 @@ def _scales(x_scale: Any, batch: Batch) -> Tensor | None:
         sizes = torch.as_tensor(scales_of(x_scale, variables)).to(batch.start).expand_as(batch.start)
     if not bool((sizes > 0).all()):
         raise InputError(f"least_squares: x_scale: expected positive numbers, got {float(sizes.min()):g} among them.")
-    # Those of the columns of the Jacobian, which are its inverses.
+    # The method uses scales of the Jacobian's columns, which are the inverses of these sizes.
     return 1 / sizes

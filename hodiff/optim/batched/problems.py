@@ -1,7 +1,7 @@
-r"""Many problems of one function: evaluated together, in one call of `torch.func.vmap`.
+r"""Many problems of one function, evaluated in one call of `torch.func.vmap`.
 
-The sum over problems has their gradients for its gradient, and a block-diagonal Hessian, so that n products with it
-are the Hessians of all:
+The gradient of the sum over problems consists of the problems' gradients, and its Hessian is block-diagonal. n
+products with it are therefore the Hessians of all problems:
 
 $$ F(X) = \sum_b f(x_b), \qquad
    \nabla^2 F\,(e_i, \dots, e_i) = (\nabla^2 f(x_1)\, e_i, \dots, \nabla^2 f(x_B)\, e_i) $$
@@ -32,18 +32,18 @@ from hodiff.routes import ROUTES
 
 
 class Problems:
-    """Minimisation problems, those that still run.
+    """Minimisation problems that still run.
 
     Args:
-        caller: The public function, for messages.
-        f: The user's function, of one problem.
-        batch: Their unknowns.
-        args: Further arguments.
-        in_dims: Where the problems' dimension is in each.
+        caller: Name of the public function, for messages.
+        f: User's function of one problem.
+        batch: Unknowns of the problems.
+        args: Further arguments of `f`.
+        in_dims: Dimension of the problems in each argument.
 
     Attributes:
-        start: Where they begin, (B, n).
-        eps: Machine epsilon of the dtype in which values come.
+        start: Starts of all problems, (B, n).
+        eps: Machine epsilon of the dtype of the values.
     """
 
     def __init__(self, caller: str, f: Callable[..., Any], batch: Batch, args: tuple[Any, ...], in_dims: InDims):
@@ -54,11 +54,11 @@ class Problems:
         self._function = replace(bound, offers_aux=False)
 
     def retain(self, keep: Tensor) -> None:
-        """Forget the others."""
+        """Drop the arguments of problems that are not in the mask `keep`."""
         self._mapped.retain(keep)
 
     def at(self, x: Tensor) -> Together:
-        """Values and gradients at (b, n)."""
+        """Record values at x, (b, n), for gradients and Hessians."""
         function = replace(self._function, leaves=(x.to(self._dtype),))
         with torch.no_grad(), attributes_put_back(list(named_modules(self._f))):
             found = Together(function)
@@ -72,7 +72,7 @@ class Problems:
 
 
 class Together:
-    """Values, gradients and Hessians of many problems at one point each, of one record.
+    """Values, gradients and Hessians of many problems at one point each, from one recorded graph.
 
     Attributes:
         values: (b,), float64.
@@ -92,14 +92,14 @@ class Together:
 
     @property
     def gradients(self) -> Tensor:
-        """(b, n)."""
+        """Gradients (b, n)."""
         (gradient,) = self._recording.gradients([self._recording.result[0]])
         if gradient is None:
             raise self._function.independent()
         return gradient.detach().to(torch.float64)
 
     def gradients_and_hessians(self) -> tuple[Tensor, Tensor]:
-        """(b, n), and (b, n, n), symmetric."""
+        """Compute gradients (b, n) and symmetric Hessians (b, n, n)."""
         gradients, hessians = follow("auto", self._function.caller, self._by_route)
         return gradients.to(torch.float64), ((hessians + hessians.mT) / 2).to(torch.float64)
 
@@ -119,5 +119,5 @@ class Together:
 
 
 def _units(start: int, stop: int, x: Tensor) -> Tensor:
-    """Unit directions `start` to `stop`, the same in every problem: (stop - start, b, n)."""
+    """Return the unit directions `start` to `stop`, equal for all problems, (stop - start, b, n)."""
     return torch.eye(x.shape[1], dtype=x.dtype, device=x.device)[start:stop, None].expand(-1, len(x), -1)

@@ -1,4 +1,4 @@
-"""Rounds of a method until every problem ended, and the result of all."""
+"""Loop over the rounds of a method until every problem ended, and the result of all problems."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ INTERRUPTED = End(99, "Interrupted; x is the best point so far.")
 
 
 class Course(Protocol):
-    """Where a method is with the problems that still run.
+    """State of a method on the problems that still run.
 
     Attributes:
-        index: Which problems they are, (b,).
-        status: The numbers of their ends, or `RUNNING`.
+        index: Numbers of the problems, (b,).
+        status: Numbers of the problems' ends, or `RUNNING`.
     """
 
     index: Tensor
     status: Tensor
 
     def advance(self) -> None:
-        """One round."""
+        """Run one round."""
 
     def written(self) -> Written:
-        """What a result tells of each problem."""
+        """Return the columns of the result."""
 
     def retain(self, keep: Tensor) -> None:
-        """Forget the rows of the other problems."""
+        """Drop the rows of problems that are not in the mask `keep`."""
 
 
 def rounds(
     course: Course, batch: Batch, ends: Mapping[int, End], vectors: Iterable[str], *, progress: bool
 ) -> scipy.optimize.OptimizeResult:
-    """What SciPy would return of each problem, row by row; `vectors` name what has the structure of the unknowns."""
+    """Run all rounds and build SciPy's result with a row for each problem; `vectors` are columns like the unknowns."""
     ledger = Ledger(batch.count)
     with tqdm(total=batch.count, unit=" problems", disable=not progress) as bar:
         while len(course.index):
             bar.update(_retire(course, ledger))
             if not len(course.index):
                 break
-            # A round may be interrupted when some of its tensors are new already.
+            # An interrupted round may leave a part of the state updated, so the columns before it are kept.
             index, before = course.index, course.written()
             try:
                 course.advance()
@@ -66,7 +66,7 @@ def rounds(
 
 
 def _retire(course: Course, ledger: Ledger) -> int:
-    """Write down problems that ended and forget them; how many there were."""
+    """Record and drop the problems that ended; return their number."""
     ended = course.status != RUNNING
     count = int(ended.sum())
     if count:

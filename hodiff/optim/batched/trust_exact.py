@@ -1,4 +1,4 @@
-"""Newton's method for many problems at once, each in a trust region of its own, with its Hessian."""
+"""Trust-region Newton method with exact Hessians, for many problems at once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hodiff.optim.batched.rows import RUNNING, Rows, Written, chosen, length
 from hodiff.optim.ends import CONVERGED, ITERATIONS, NONFINITE, PRECISION
 from hodiff.optim.own_options import COUNT, FRACTION, POSITIVE, TOLERANCE
 
-# As SciPy's: by what balls shrink and grow, and between which quotients they stay.
+# SciPy's constants: shrinkage and growth of balls, and the ratios between which balls keep their radius.
 SHRINKAGE, GROWTH, POOR, GOOD = 0.25, 2.0, 0.25, 0.75
 
 
 @dataclass(frozen=True)
 class TrustExactOptions:
-    """Options, with the names and defaults of SciPy's."""
+    """Options of "trust-exact", with SciPy's names and defaults."""
 
     maxiter: Annotated[int | None, COUNT] = None
     gtol: Annotated[float, TOLERANCE] = 1e-4
@@ -32,7 +32,7 @@ class TrustExactOptions:
 
 @dataclass
 class TrustExact(Rows):
-    """Where the problems that still run are."""
+    """State of the problems that still run."""
 
     problems: Problems
     options: TrustExactOptions
@@ -49,7 +49,7 @@ class TrustExact(Rows):
 
     @classmethod
     def begin(cls, problems: Problems, options: TrustExactOptions) -> TrustExact:
-        """At the starts."""
+        """Evaluate the starts."""
         x = problems.start
         found = problems.at(x)
         gradient, hessian = found.gradients_and_hessians()
@@ -63,14 +63,14 @@ class TrustExact(Rows):
         return start
 
     def advance(self) -> None:
-        """One step of each problem."""
+        """Take one step of every problem."""
         options = self.options
         steps = steps_in_balls(self.hessian, self.gradient, self.radius)
         x = self.x + steps.step
         found = self.problems.at(x)
         gradient, hessian = found.gradients_and_hessians()
         quotient = self._quotient(found.values, gradient, steps.change)
-        # NaN is no progress.
+        # NaN fails this comparison and counts as no progress.
         taken = (quotient > options.eta) & _finite(found.values, gradient, hessian)
         wide = (quotient > GOOD) & steps.bounded & taken
         self.radius = torch.where(
@@ -79,7 +79,7 @@ class TrustExact(Rows):
             SHRINKAGE * self.radius,
         )
         size = length(steps.step)
-        # A ball wider than a step that was refused would only refuse it again.
+        # A ball wider than a rejected step would only produce the step again.
         self.radius = torch.where(taken, self.radius, self.radius.minimum(SHRINKAGE * size))
         stuck = ~taken & (size <= self.problems.eps * length(self.x))
         self.x = chosen(taken, x, self.x)
@@ -90,19 +90,19 @@ class TrustExact(Rows):
         self.status = torch.where(stuck, PRECISION.status, self.status_now())
 
     def written(self) -> Written:
-        """What a result tells of each problem."""
+        """Return the columns of the result."""
         counts = {"nit": self.nit, "nfev": self.nfev, "njev": self.njev, "nhev": self.njev}
         return {"x": self.x, "fun": self.value, "jac": self.gradient, "hess": self.hessian, **counts}
 
     def _quotient(self, value: Tensor, gradient: Tensor, change: Tensor) -> Tensor:
-        """How far values fall for what models said; where both are rounding, whether the gradient does."""
+        """Return ratios of actual to predicted decrease; within rounding, -inf unless the gradient's norm falls."""
         noise = 10 * self.problems.eps * self.value.abs().maximum(value.abs())
         quotient = (self.value - value + noise) / (noise - change)
         told = (-change > noise) | (length(gradient) < length(self.gradient))
         return torch.where(told & (change < 0), quotient, -torch.inf)
 
     def status_now(self) -> Tensor:
-        """The numbers of the ends of problems that end here."""
+        """Return the numbers of the ends of problems, or `RUNNING`."""
         most = self.options.maxiter if self.options.maxiter is not None else 200 * self.x.shape[1]
         status = torch.full_like(self.nit, RUNNING)
         status[self.nit >= most] = ITERATIONS.status
@@ -116,5 +116,5 @@ def _finite(value: Tensor, gradient: Tensor, hessian: Tensor) -> Tensor:
 
 
 def trust_exact(problems: Problems, options: TrustExactOptions, _: Box | None) -> TrustExact:
-    """The method, without bounds."""
+    """Begin the method; it ignores bounds."""
     return TrustExact.begin(problems, options)

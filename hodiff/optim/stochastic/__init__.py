@@ -1,4 +1,4 @@
-"""Optimizers of `torch.optim`'s kind, with curvature that hodiff takes."""
+"""Optimizers for training loops, in the form of `torch.optim`, with curvature computed by hodiff."""
 
 from hodiff.optim.stochastic.adahessian import AdaHessian as AdaHessian
 from hodiff.optim.stochastic.kfac.ekfac import EKFAC as EKFAC

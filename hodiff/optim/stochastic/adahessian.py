@@ -1,4 +1,4 @@
-"""AdaHessian: Adam with the Hessian's diagonal in the place of the squared gradient."""
+"""AdaHessian: Adam with the diagonal of the Hessian instead of the squared gradient."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from hodiff.torch_internals import many_tensors as many
 
 
 class AdaHessian(HutchinsonOptimizer):
-    r"""Adam with the diagonal of the Hessian in the place of the gradient, where that is squared.
+    r"""Adam with squares of the Hessian's diagonal instead of squares of the gradient.
 
     $$ m_t = \frac{(1 - \beta_1) \sum_{i \le t} \beta_1^{t-i} g_i}{1 - \beta_1^t}, \quad
        v_t^2 = \frac{(1 - \beta_2) \sum_{i \le s} \beta_2^{s-i} D_i \circ D_i}{1 - \beta_2^s}, \quad
        \theta \leftarrow \theta - \gamma \Big( \frac{m_t}{v_t^{\kappa} + \epsilon} + \lambda \theta \Big) $$
 
-    with $D = z \circ H z$, of random signs z, averaged over each kernel of a convolution; s counts the estimates. A
-    loop of `loss.backward()` and `optimizer.step()` is enough: `backward` shows its graph to the optimizer. See
-    docs/guides/optimizers.md for that and for what it costs.
+    with $D = z \circ H z$ for random signs z, averaged over each kernel of a convolution; s counts the estimates. A
+    loop of `loss.backward()` and `optimizer.step()` is enough: `backward` passes its graph to the optimizer.
+    docs/guides/optimizers.md explains the mechanism and its cost.
 
     Args:
-        params: Parameters, or groups of them with settings of their own, as for `torch.optim.Adam`; real and
+        params: Parameters, or groups of them with separate settings, as for `torch.optim.Adam`; real and
             floating-point.
-        lr: Learning rate $\gamma$, a number or a tensor of one.
+        lr: Learning rate $\gamma$, a number or a tensor with one number.
         betas: $\beta_1$ and $\beta_2$.
         eps: $\epsilon$.
         weight_decay: $\lambda$, decoupled.
         hessian_power: $\kappa$, from 0 to 1.
         spatial_averaging: Whether to average $D$ over all but the first two dimensions of a parameter.
-        update_every: Take new curvature every so many steps; None for `update_curvature` only.
+        update_every: Number of steps between estimates of the curvature; None for `update_curvature` only.
         maximize: Whether to ascend.
-        foreach: Whether the parameters of a group take their step together, by operators on many tensors, which need
-            memory for what is computed of all; None for those of less than 65,536 numbers, whose calls cost most.
+        foreach: Whether multi-tensor operators update the parameters of a group together, which needs memory for the
+            temporaries of all. None does so for parameters of less than 65,536 numbers, where calls dominate the time.
         probes: "rademacher" (signs), "gaussian" or "sphere".
-        generator: Where random numbers come from; by default a new one with seed 0.
+        generator: Source of random numbers; by default a new generator with seed 0.
 
     Raises:
         InputError: If a setting is out of its range, or a parameter complex.
@@ -83,7 +83,7 @@ class AdaHessian(HutchinsonOptimizer):
 
     @property
     def _squares_from(self) -> float:
-        # Smaller ones are nothing beside eps.
+        # Smaller squares are negligible beside eps.
         return min(g["eps"] ** (1 / g["hessian_power"]) if g["hessian_power"] else math.inf for g in self.param_groups)
 
     def _absorb(self, parameter: Tensor, group: Group, curvature: Tensor) -> None:

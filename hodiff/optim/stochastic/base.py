@@ -1,4 +1,4 @@
-"""What all optimizers share: settings, parameters and gradients that fit, and what a closure is."""
+"""Base class of all optimizers: checks of settings, parameters and gradients, and the evaluation of closures."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ Group = dict[str, Any]
 
 
 class StochasticOptimizer(Optimizer):
-    """A `torch.optim.Optimizer` whose settings are those of `CHECKS`."""
+    """`torch.optim.Optimizer` whose settings are checked by `CHECKS`."""
 
-    # Whether parameters may be complex.
+    # Whether complex parameters are supported.
     complex_too: ClassVar[bool] = False
-    # Names that a parameter's state has all of, or none.
+    # Names of which a parameter's state has all or none.
     whole_state: ClassVar[frozenset[str]] = frozenset()
     _checked_dtypes: list[torch.dtype] | None = None
-    # Gradients that closures wrote, and their versions.
+    # Gradients that closures wrote, with their versions.
     _spent: Mapping[int, tuple[weakref.ref[Tensor], int]] = {}
 
     @property
     def caller(self) -> str:
-        """What error messages call the optimizer."""
+        """Name of the optimizer in error messages."""
         return type(self).__name__
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add parameters with settings of their own, as in `torch.optim.Optimizer.add_param_group`.
+        """Add parameters with separate settings, as in `torch.optim.Optimizer.add_param_group`.
 
         Args:
             param_group: A dict of "params" and settings.
 
         Raises:
-            InputError: If a setting is out of its range, or a parameter not of a dtype that the optimizer takes.
+            InputError: If a setting is out of its range, or the optimizer does not support a parameter's dtype.
         """
         super().add_param_group(param_group)
         try:
@@ -57,11 +57,11 @@ class StochasticOptimizer(Optimizer):
             raise
 
     def parameters(self) -> list[Tensor]:
-        """Those of all groups that require a gradient."""
+        """Return the parameters of all groups that require a gradient."""
         return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     def gradients(self, group: Group) -> Iterator[tuple[Tensor, Tensor]]:
-        """The parameters of a group that have a gradient, with the one to descend by."""
+        """Iterate over the parameters of a group that have a gradient, with the gradient to descend along."""
         for parameter in group["params"]:
             if parameter.grad is not None:
                 if parameter.grad.layout != torch.strided:
@@ -72,23 +72,23 @@ class StochasticOptimizer(Optimizer):
                 yield parameter, -parameter.grad if group.get("maximize") else parameter.grad
 
     def require_finite_gradients(self) -> None:
-        """Refuse gradients with NaN or infinity, which would stay in states."""
+        """Raise on gradients with NaN or infinity, which would spoil states for good."""
         gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
         require_finite(self.caller, "gradients", gradients)
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
-        """In which dtype the state of a parameter is kept."""
+        """Return the dtype in which the state of a parameter is stored."""
         return parameter.dtype
 
     def require_dtypes(self) -> None:
-        """Refuse parameters whose dtype has changed since their states were made."""
+        """Raise on parameters whose dtype has changed since their states were created."""
         dtypes = [p.dtype for group in self.param_groups for p in group["params"]]
         if dtypes != self._checked_dtypes:
             require_dtypes(self.caller, self.state, self.dtype_of_state)
             self._checked_dtypes = dtypes
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # What `load_state_dict` loads comes here, too; a copy that is being made has no groups yet.
+        # `load_state_dict` calls this method, too; during a copy there are no groups yet.
         if "param_groups" in vars(self):
             own = {name: value for name, value in self.defaults.items() if name in self.param_groups[0]}
             require_own_state(self.caller, state, own, self.whole_state)
@@ -96,18 +96,18 @@ class StochasticOptimizer(Optimizer):
         self._checked_dtypes = None
 
     def evaluated(self, closure: Closure, *, accumulates: bool = False) -> Any:
-        """The loss of a closure, and its gradients in `grad` of the parameters, whether it called backward or not.
+        """Evaluate a closure and set the gradients of its loss in `grad`, whether it calls backward or not.
 
         Args:
             closure: The closure.
-            accumulates: Whether gradients that are there may be part of the step, as in Lightning: the last of several
-                batches is a closure that adds to them, or one that does nothing. Else there is one loss to look at.
+            accumulates: Whether existing gradients may be part of the step. In Lightning, the closure of the last of
+                several batches adds to them, or does nothing. Otherwise the step has a single loss.
 
         Returns:
-            What the closure returned, detached.
+            Return value of the closure, detached.
 
         Raises:
-            InputError: If it returned no loss, or added to gradients that are no part of the step.
+            InputError: If the closure returns no loss, or adds to gradients that are not part of the step.
         """
         parameters = self.parameters()
         for parameter in filter(self._is_spent, parameters):
@@ -115,7 +115,7 @@ class StochasticOptimizer(Optimizer):
         given = [(p.grad, 0 if p.grad is None else version_of(p.grad)) for p in parameters]
         with torch.enable_grad():
             loss = closure()
-            # A closure that calls backward is known by the gradients it leaves.
+            # A closure that called backward is recognized by the gradients that it wrote.
             written = [
                 p.grad
                 for p, (before, version) in zip(parameters, given, strict=True)
@@ -123,7 +123,7 @@ class StochasticOptimizer(Optimizer):
             ]
             ids = {id(before) for before, _ in given if before is not None}
             if ids and not any(bool(each.any()) for each in written if each.layout == torch.strided):
-                # Those were zeroed.
+                # The closure only zeroed gradients.
                 written = []
             if not written:
                 if accumulates and loss is None and ids:
@@ -142,7 +142,7 @@ class StochasticOptimizer(Optimizer):
         return detached(loss)
 
     def _is_spent(self, parameter: Tensor) -> bool:
-        """Whether the gradient is that of the last closure, which is let go before the next one is evaluated."""
+        """Whether the last closure wrote the gradient; such gradients are freed before the next evaluation."""
         reference, version = self._spent.get(id(parameter), (None, 0))
         gradient = parameter.grad
         return (
@@ -153,7 +153,7 @@ class StochasticOptimizer(Optimizer):
         )
 
     def backward(self, loss: Tensor) -> None:
-        """Take the gradients of the loss that a closure returned."""
+        """Compute the gradients of the loss that a closure returned."""
         torch.autograd.backward(loss)
 
     def _require_parameter(self, parameter: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What closures return."""
+"""Checks of closures and their return values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Closure = Callable[[], Any]
 
 
 def detached(value: Any) -> Any:
-    """What a closure returned, without its graph."""
+    """Detach the return value of a closure."""
     return value.detach() if isinstance(value, Tensor) else value
 
 
 def require_loss(caller: str, loss: Any) -> None:
-    """Refuse what is not one real number that hangs on parameters."""
+    """Raise unless the loss is one real number that depends on parameters."""
     if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
         remedy = (
             "; return it, and in Lightning's manual optimization call step(closure=closure)" if loss is None else ""
@@ -34,7 +34,7 @@ def require_loss(caller: str, loss: Any) -> None:
 
 
 def require_closure(caller: str, closure: Any) -> None:
-    """Refuse a step without a closure."""
+    """Raise if there is no closure."""
     if not callable(closure):
         raise InputError(
             f"{caller}: step: expected a closure that computes the loss and returns it, as a step takes the loss at "

@@ -1,8 +1,7 @@
-"""Corrections in the calls of modules whose parameters somebody waits for.
+"""Corrections during calls of modules whose parameters an observer waits for.
 
-Nobody has written `with hodiff.corrected():` around the forward pass of an ordinary loop, and the second derivative of
-what it calls may be one that torch has wrong or not at all: of attention, for one. Hooks of all modules do it while
-they are on.
+An ordinary training loop has no `with hodiff.corrected():` around its forward pass. PyTorch's second derivatives may
+be wrong or missing there, as for attention. Hooks of all modules apply the corrections while they are on.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from hodiff.torch_internals.compilers.dynamo import expect_hooks_of_all_modules
 
 
 class CorrectedCalls:
-    """Hooks that are on or off.
+    """Hooks of all modules that can be switched on and off.
 
     Args:
-        mode_for: The mode in which to call a module with these parameters; None for a call as it is.
+        mode_for: Returns the mode in which to call a module with these parameters; None for a plain call.
     """
 
     def __init__(self, mode_for: Callable[[Sequence[Tensor]], Corrections | None]):
@@ -32,7 +31,7 @@ class CorrectedCalls:
         self._here = threading.local()
 
     def switch(self, on: bool) -> None:
-        """Switch the hooks on or off; calls that are being made end as they began."""
+        """Switch the hooks on or off; they are not removed during a call."""
         if on and not self._hooks:
             expect_hooks_of_all_modules()
             self._hooks = [
@@ -45,7 +44,7 @@ class CorrectedCalls:
 
     @property
     def _calls(self) -> list[nn.Module]:
-        """The modules that are being called in this thread, from the first whose parameters are waited for."""
+        """Modules that are being called in this thread, beginning with the first whose parameters are waited for."""
         calls: list[nn.Module] = self._here.__dict__.setdefault("calls", [])
         return calls
 

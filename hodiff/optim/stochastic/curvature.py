@@ -1,4 +1,4 @@
-"""Optimizers with an estimate of the curvature, refreshed every few steps from the loss itself."""
+"""Optimizers with an estimate of the curvature, refreshed every few steps from the loss."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from hodiff.recompute.lost_slopes import noting_operands
 
 
 class CurvatureOptimizer(StochasticOptimizer, Observer):
-    """Where a step is due for new curvature, the backward pass before it, or its closure, is seen on its way.
+    """Optimizer that intercepts the backward pass, or the closure, before a step that refreshes the curvature.
 
-    A group counts the steps it has `taken`; a parameter is due when they reach its own `refresh_at`, as losses may take
-    turns, and each see some of the parameters; one that was never seen is due with its group.
+    A group counts its steps in `taken`. A parameter is due when `taken` reaches the parameter's `refresh_at`:
+    alternating losses may each reach only some of the parameters. A parameter without curvature is due with its group.
     """
 
-    # A GradScaler then tells by what loss and gradients were multiplied.
+    # A GradScaler then passes the factor by which it scaled loss and gradients.
     _step_supports_amp_scaling = True
 
     def __init__(self, params: Any, defaults: Group, generator: torch.Generator | None):
@@ -44,31 +44,31 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
     @abstractmethod
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
-        """The curvature of a loss; and gradients, where its graph was spent, as it may be on the `last` look."""
+        """Estimate the curvature of a loss; also return gradients if the `last` use of the graph consumed it."""
 
     @abstractmethod
     def _absorb(self, parameter: Tensor, group: Group, curvature: Any) -> None:
-        """Take a new estimate into the parameter's state."""
+        """Update the state of a parameter by a new estimate."""
 
     @abstractmethod
     def _descend(self) -> None:
-        """One step of all parameters, in place."""
+        """Update all parameters in place."""
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """One step, by the gradients in `grad` or by a closure.
+        """Take one step, by the gradients in `grad` or by a closure.
 
         Args:
             closure: Function without arguments that computes the loss and returns it, with its graph. It may zero
-                gradients and call backward, as for torch's optimizers, and need not: `step` sets the gradients to
-                those of this one evaluation either way. Where curvature is due it runs within `hodiff.corrected()`.
+                gradients and call backward, as for torch's optimizers, but need not: `step` sets the gradients to those
+                of this evaluation. When curvature is due, the closure runs within `hodiff.corrected()`.
 
         Returns:
             The loss, or None without a closure.
 
         Raises:
             InputError: If the closure returns no loss, gradients are sparse or not finite, or a parameter that is due
-                for curvature has the gradient of a loss that the optimizer did not see.
+                for curvature has the gradient of a loss that the optimizer did not observe.
             RouteError: If torch does not implement a second derivative.
         """
         self.require_dtypes()
@@ -78,7 +78,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
             self._pending.clear()
             return loss
         for group in self.param_groups:
-            # Refuses sparse ones before anything has changed.
+            # Iterating raises on sparse gradients before anything has changed.
             list(self.gradients(group))
         waiting = self._due()
         estimates = self._estimates_for(waiting, scaled=overflow is not None)
@@ -99,37 +99,37 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         return loss
 
     def update_curvature(self, loss: Tensor) -> None:
-        r"""Take the curvature of a loss now, whether it is due or not; the next is due `update_every` steps later.
+        r"""Estimate the curvature of a loss now, due or not; the next estimate is due `update_every` steps later.
 
-        The graph of the loss stays, so that `loss.backward()` can follow; gradients do not change. It is for
-        another batch than the gradient's, and for loops of their own; pass `update_every=None` to take no other.
+        The graph of the loss stays, so that `loss.backward()` can follow; gradients do not change. Use it for a batch
+        other than the gradient's, or in custom loops; `update_every=None` disables all other estimates.
 
-        Calls of modules that have the parameters run within `hodiff.corrected()` where `update_every` is None, and on
-        steps that are due. Compute any other loss within `hodiff.corrected()`: one on a step that is not due, one from
-        before the optimizer was made, or one of functions that are called outside of any module. Its curvature is
-        wrong where torch's second derivative is.
+        Calls of modules with these parameters run within `hodiff.corrected()` if `update_every` is None, and on steps
+        that are due. Compute any other loss within `hodiff.corrected()`: on a step that is not due, before the
+        optimizer is created, or by functions outside of modules. Otherwise its curvature is wrong where torch's second
+        derivative is.
 
         Args:
             loss: The loss, a tensor of shape () with its graph on the parameters.
 
         Raises:
-            InputError: If it is no such loss.
+            InputError: If the loss is not such a tensor.
             RouteError: If torch does not implement a second derivative; compute the loss within `hodiff.corrected()`.
         """
         self._require_scalar(loss)
         self._update(loss)
 
     def require_dtypes(self) -> None:
-        """See `StochasticOptimizer`; curvature that waits for the step is a state, too."""
+        """See `StochasticOptimizer`; curvature that waits for the step is checked, too."""
         super().require_dtypes()
         waiting = {p: {"curvature": getattr(h, "gradients", h)} for p, h in self._pending}
         require_dtypes(self.caller, waiting, self.dtype_of_state)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget gradients, as in `torch.optim.Optimizer.zero_grad`, and the curvature of their backward passes.
+        """Clear gradients, as in `torch.optim.Optimizer.zero_grad`, and the curvature of their backward passes.
 
         Args:
-            set_to_none: Whether gradients become None, and not zeros.
+            set_to_none: Whether gradients become None instead of zeros.
         """
         self._pending.clear()
         super().zero_grad(set_to_none)
@@ -152,45 +152,45 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         self._pending.passed()
 
     def backward(self, loss: Tensor) -> None:
-        """See `StochasticOptimizer`; here nobody needs the graph of a loss afterwards, which is spent on curvature."""
+        """See `StochasticOptimizer`; the curvature may consume the graph, because no caller needs it afterwards."""
         leaves = inspect_graph(loss).leaves
-        # Other leaves get their gradients from torch, as do those of a loss that is no number, which `step` refuses.
+        # torch computes the gradients of other leaves, and of a loss that is not finite, which `step` rejects.
         if self.second_order and bool(loss.isfinite()) and len(self._reached(leaves)) == len(set(map(id, leaves))):
             self._remember(loss, leaves, last=True)
         else:
             super().backward(loss)
 
     def _wait(self) -> None:
-        """Be shown losses, or no longer."""
+        """Start or stop observing losses."""
         due = self._due()
         self._pending.watch(due)
         wait(self, bool(due))
         take_by_hand(self, any(group["update_every"] is None for group in self.param_groups))
 
     def _reached(self, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """Those of the leaves that wait for curvature."""
+        """Return the leaves that are due for curvature."""
         reached = set(map(id, leaves))
         return [p for p in self._due() if id(p) in reached]
 
     def _remember(self, loss: Tensor, leaves: Sequence[Tensor], *, last: bool) -> None:
-        """Announce the curvature of a loss to its backward pass, and if its graph was spent on it, set gradients."""
+        """Announce the curvature of a loss to its backward pass; set gradients if the graph was consumed."""
         if not bool(loss.isfinite()):
-            # Scripts leave such a batch out; the next one has curvature.
+            # Training scripts skip such a batch; the next batch provides the curvature.
             return
         estimates, gradients = self._estimated(loss, self._reached(leaves), last)
         self._pending.announce(self._written_by(leaves, estimates))
         if gradients:
-            # Not by setting `grad`: hooks run as they do in any backward pass.
+            # A backward pass runs all hooks; setting `grad` would not.
             torch.autograd.backward([p for p, _ in gradients], [g for _, g in gradients])
             self._pending.passed()
 
     def _written_by(self, leaves: Sequence[Tensor], estimates: Estimates) -> Estimates:
-        """The estimates of parameters whose gradients a backward pass writes."""
+        """Select the estimates of parameters whose gradients a backward pass writes."""
         written = set(map(id, leaves))
         return [(p, h) for p, h in estimates if id(p) in written]
 
     def state_dict(self) -> dict[str, Any]:
-        """As in `torch.optim.Optimizer.state_dict`, with the state of the generator.
+        """Return the state as `torch.optim.Optimizer.state_dict` does, with the state of the generator.
 
         Returns:
             A dict of "state", "param_groups" and "generator".
@@ -198,10 +198,10 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         return {**super().state_dict(), "generator": self._generator.get_state()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in `torch.optim.Optimizer.load_state_dict`; random numbers go on from there, too.
+        """Load a state as `torch.optim.Optimizer.load_state_dict` does, with the state of the generator.
 
         Args:
-            state_dict: What `state_dict` returned.
+            state_dict: Dict that `state_dict` returned.
         """
         super().load_state_dict(state_dict)
         if "generator" in state_dict:
@@ -210,7 +210,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         self._wait()
 
     def add_param_group(self, param_group: Group) -> None:
-        """See `StochasticOptimizer`; the group is due for curvature at once."""
+        """Add parameters as `StochasticOptimizer` does; the group is due for curvature at once."""
         super().add_param_group(param_group)
         self._wait()
 
@@ -223,7 +223,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         self._wait()
 
     def _due(self) -> list[Tensor]:
-        """Parameters that wait for curvature."""
+        """Return the parameters that are due for curvature."""
         groups = [group for group in self.param_groups if group["update_every"] is not None]
         return [p for group in groups for p in group["params"] if p.requires_grad and self._is_due(p, group)]
 
@@ -232,7 +232,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         return bool(group["taken"] >= known.get("refresh_at", group["refresh_at"]))
 
     def _newcomers(self, group: Group, waiting: set[int]) -> list[Tensor]:
-        """Parameters that have their first gradient where they do not wait for curvature, as they then do."""
+        """Return parameters with a first gradient that are not due for curvature, and make them due next."""
         if group["update_every"] is None:
             return []
         gradients = [p for p, _ in self.gradients(group)]
@@ -242,7 +242,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         return found
 
     def gradients(self, group: Group) -> Iterator[tuple[Tensor, Tensor]]:
-        """See `StochasticOptimizer`; newcomers wait for their curvature."""
+        """See `StochasticOptimizer`; parameters that wait for their first curvature are left out."""
         return (pair for pair in super().gradients(group) if id(pair[0]) not in self._aside)
 
     def _evaluated(self, closure: Closure) -> Tensor:
@@ -277,7 +277,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
 
     @property
     def _squares_from(self) -> float | None:
-        """From which size on the state has to hold squares of curvatures; None where it holds none."""
+        """Size from which on squares of curvatures must be in range; None if the state has no squares."""
         return None
 
     def _numbers_of(self, estimate: Any) -> list[Tensor]:
@@ -285,7 +285,7 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
         return [estimate]
 
     def _take(self, group: Group, estimates: dict[int, Any]) -> None:
-        """Take the estimates of a group's parameters into their states."""
+        """Update the states of a group's parameters by their estimates."""
         own = [p for p in group["params"] if id(p) in estimates]
         for parameter in own:
             state = self.state[parameter]
@@ -295,9 +295,9 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
                 state["refresh_at"] = group["refresh_at"] = group["taken"] + group["update_every"]
 
     def _estimates_for(self, waiting: Sequence[Tensor], *, scaled: bool) -> dict[int, Any]:
-        """The curvature of the loss whose gradients are in `grad`, without the factor of a GradScaler."""
+        """Return the curvature of the loss whose gradients are in `grad`, without the factor of a GradScaler."""
         scale: Tensor | None = getattr(self, "grad_scale", None) if scaled else None
-        # Where `scaler.unscale_` came first, nobody tells its factor but the gradients.
+        # After `scaler.unscale_`, only the gradients reveal the factor.
         estimates = self._pending.settled(strict=scaled and scale is None)
         for parameter in waiting:
             if parameter.grad is not None and id(parameter) not in estimates and bool(parameter.grad.any()):

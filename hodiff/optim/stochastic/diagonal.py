@@ -18,15 +18,15 @@ from hodiff.optim.stochastic.together import together
 
 
 class DiagonalOptimizer(CurvatureOptimizer):
-    """One that moves each parameter by its own gradient and curvature."""
+    """Optimizer that updates each parameter by its gradient and the diagonal of its curvature."""
 
     @abstractmethod
     def _move(self, parameter: Tensor, group: Group, gradient: Tensor) -> None:
-        """One step of a parameter, in place."""
+        """Update a parameter in place."""
 
     @abstractmethod
     def _move_all(self, parameters: list[Tensor], group: Group, gradients: list[Tensor]) -> None:
-        """The same steps of several parameters of one dtype."""
+        """Update several parameters of one dtype in place."""
 
     def _descend(self) -> None:
         found = [(group, list(self.gradients(group))) for group in self.param_groups]
@@ -42,7 +42,7 @@ class DiagonalOptimizer(CurvatureOptimizer):
 
 
 class HutchinsonOptimizer(DiagonalOptimizer):
-    r"""One whose curvature is $z \circ H z$ with a random $z$."""
+    r"""Optimizer whose curvature is $z \circ H z$ with a random $z$."""
 
     def __init__(self, params: Any, defaults: Group, probes: str, generator: torch.Generator | None):
         self._probes = probes
@@ -58,7 +58,7 @@ class HutchinsonOptimizer(DiagonalOptimizer):
     def _vector(self, parameter: Tensor) -> Tensor:
         generator, shape = self._generator, parameter.shape
         if self._probes == "gaussian" and parameter.dtype != torch.float64:
-            # In its own precision it takes a third of the time.
+            # Drawing in float32 takes a third of the time.
             drawn = torch.empty(shape, dtype=torch.float32, device=generator.device).normal_(generator=generator)
         else:
             drawn = PROBES[self._probes](parameter.numel(), generator).reshape(shape)

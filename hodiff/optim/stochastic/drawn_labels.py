@@ -1,4 +1,4 @@
-"""The Gauss-Newton-Bartlett estimate: squared gradients of the loss of labels that the model's own softmax draws."""
+"""Gauss-Newton-Bartlett estimate: squared gradients of the loss for labels drawn from the model's softmax."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hodiff.optim.stochastic.found_losses import LABELS, find
 
 @dataclass(frozen=True)
 class DrawnLabels:
-    """The mean loss of drawn labels, by its gradient in the log-probabilities.
+    """Mean loss of drawn labels, represented by its gradient with respect to the log-probabilities.
 
     Attributes:
-        output: The log-probabilities, or where a graph computed them.
-        cotangent: The gradient.
-        factor: Curvature for each squared gradient.
+        output: Log-probabilities, or their edge in a graph.
+        cotangent: Gradient with respect to the log-probabilities.
+        factor: Ratio of curvature to squared gradient.
     """
 
     output: Tensor | GradientEdge
@@ -29,14 +29,14 @@ class DrawnLabels:
     factor: float | Tensor
 
     def curvature(self, parameters: Sequence[Tensor]) -> list[Tensor | None]:
-        """The estimate by each parameter that the log-probabilities hang on."""
+        """Estimate the curvature with respect to each parameter; None if the log-probabilities do not depend on it."""
         found = torch.autograd.grad(self.output, parameters, self.cotangent, retain_graph=True, allow_unused=True)
-        # A number with dimensions () would take the dtype of the loss.
+        # A factor of shape () would promote a parameter of shape () to the dtype of the loss.
         return [None if g is None else (self.factor * g.square()).to(g.dtype) for g in found]
 
 
 def of_logits(logits: Tensor, generator: torch.Generator) -> DrawnLabels:
-    """Labels for logits (N, C, ...) or (C,)."""
+    """Draw labels for logits (N, C, ...) or (C,)."""
     with torch.enable_grad():
         logarithms = torch.log_softmax(logits, dim=min(1, logits.dim() - 1))
     cotangent, count = drawn(logarithms.detach(), None, generator)
@@ -44,17 +44,17 @@ def of_logits(logits: Tensor, generator: torch.Generator) -> DrawnLabels:
 
 
 def in_a_loss(caller: str, loss: Tensor, generator: torch.Generator) -> DrawnLabels:
-    """Labels for the logits that a loss was computed from."""
+    """Draw labels for the logits from which a loss was computed."""
     found = find(loss, (LABELS,), partial(_unknown, caller))
     cotangent, count = drawn(found.outputs, found.ignored, generator)
     return DrawnLabels(found.edge, cotangent, count * found.weight)
 
 
 def drawn(logarithms: Tensor, ignored: Tensor | None, generator: torch.Generator) -> tuple[Tensor, float]:
-    """The gradient of the mean loss of drawn labels in the log-probabilities, and of how many it is the mean."""
+    """Draw labels; return the gradient of their mean loss in the log-probabilities, and the number of labels."""
     classes = min(1, logarithms.dim() - 1)
     rows = logarithms.movedim(classes, -1)
-    # Drawn in float32 on the generator's device: 16 bits are too few for small probabilities.
+    # Draw in float32 on the generator's device: 16 bits are too few for small probabilities.
     probabilities = rows.reshape(-1, rows.shape[-1]).to(generator.device, torch.float32).exp()
     labels = torch.multinomial(probabilities, 1, generator=generator).to(rows.device).reshape(*rows.shape[:-1], 1)
     taken = torch.ones_like(labels, dtype=torch.bool) if ignored is None else ~ignored.reshape(labels.shape)

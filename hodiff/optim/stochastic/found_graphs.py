@@ -1,4 +1,4 @@
-"""Derivatives of a loss whose graph on the parameters is there already."""
+"""Derivatives of a loss from its recorded graph."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from hodiff.torch_internals.tensors import has_tensor_hooks
 
 
 def gradient_of(caller: str, loss: Tensor, parameters: Sequence[Tensor], *, numbers: bool = False) -> RecordedGradient:
-    """The gradient of a loss by the leaves of its graph, recorded."""
+    """Return the recorded gradient of a loss with respect to leaves of its graph."""
     recording: FoundRecording[tuple[Tensor, PyTree]] = FoundRecording(parameters, (loss, ()))
     return RecordedGradient(_bound(caller, parameters), numbers=numbers, recording=recording)
 
 
 def model_of(caller: str, outputs: PyTree, parameters: Sequence[Tensor]) -> RecordedModel:
-    """The Jacobian of outputs by the leaves of their graph, recorded."""
+    """Return the recorded Jacobian of outputs with respect to leaves of their graph."""
     recording: FoundRecording[tuple[PyTree, PyTree]] = FoundRecording(parameters, (outputs, ()))
     return RecordedModel(_bound(caller, parameters), recording)
 
 
 def explained(caller: str) -> AbstractContextManager[None]:
-    """Say in one way what torch says in many where a second derivative of the graph is missing."""
+    """Replace torch's various errors for missing second derivatives by one message."""
     return refused(
         caller,
         "compute the loss within `with hodiff.corrected():`, or pass step(closure), which does so; "
@@ -40,7 +40,7 @@ def explained(caller: str) -> AbstractContextManager[None]:
 
 
 def _bound(caller: str, parameters: Sequence[Tensor]) -> BoundFunction:
-    # A hook changes gradients and products alike, each time that one is taken.
+    # A hook changes gradients and products whenever they are computed.
     if any(map(has_tensor_hooks, parameters)):
         raise InputError(
             f"{caller}: params: expected parameters without hooks of register_hook, which would change products with "

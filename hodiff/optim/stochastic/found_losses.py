@@ -1,4 +1,4 @@
-"""Losses of torch that are found in a graph: where their outputs are, and by how much they are more than a mean."""
+"""Losses of torch in a graph: the edge of their outputs, and their scale relative to a mean."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.autograd.graph import GradientEdge
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.autograd.graph_nodes import saved_by_operator, saved_index
 
-# What a reduction is divided by for the mean over `count` terms; by torch's number for it.
+# Scale of a reduction relative to the mean over `count` terms, by torch's number of the reduction.
 _REDUCTIONS: Mapping[int, Callable[[float], float]] = {1: lambda count: 1.0, 2: lambda count: count}
 
 LABELS, SQUARES, BITS = "labels", "squares", "bits"
-# By the name of the node, which torch shares among functions and modules.
+# Families by the name of the node, which functions and modules share.
 FAMILIES: Mapping[str, str] = {
     "NllLossBackward0": LABELS,
     "NllLoss2DBackward0": LABELS,
@@ -27,15 +27,15 @@ FAMILIES: Mapping[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class FoundLoss:
-    """A loss: `weight` times the mean of `count` terms.
+    """Loss equal to `weight` times the mean of `count` terms.
 
     Attributes:
         family: "labels" (of log-probabilities), "squares" or "bits" (of logits).
-        edge: Where the outputs are in the graph.
+        edge: Edge of the outputs in the graph.
         outputs: The outputs, detached.
-        ignored: Which labels do not count, or None.
-        count: How many terms there are.
-        weight: A number, or a tensor of one.
+        ignored: Mask of labels that do not count, or None.
+        count: Number of terms.
+        weight: Scale, a tensor with one number.
     """
 
     family: str
@@ -47,7 +47,7 @@ class FoundLoss:
 
 
 def find(loss: Tensor, families: tuple[str, ...], unknown: Callable[[str], Exception]) -> FoundLoss:
-    """The one loss of some families that a number was computed from; `unknown` says what there is instead."""
+    """Find the only loss of some families in the graph of a number; `unknown` makes an error from a description."""
     nodes = [node for node in nodes_of(loss) if FAMILIES.get(node.name()) in families]
     if len(nodes) != 1:
         raise unknown(f"one with {len(nodes)} of them")
@@ -57,7 +57,7 @@ def find(loss: Tensor, families: tuple[str, ...], unknown: Callable[[str], Excep
         raise unknown("class weights" if FAMILIES[node.name()] == LABELS else "weights")
     if saved["reduction"] not in _REDUCTIONS:
         raise unknown("reduction='none'")
-    # A squared error is symmetric: outputs may be its second argument.
+    # A squared error is symmetric, so its second argument may be the outputs.
     places = [(edge, name) for edge, name in zip(node.next_functions, ("self", "target")) if edge[0] is not None]  # noqa: B905
     if len(places) != 1:
         raise unknown("targets that have a graph, too")
@@ -65,7 +65,7 @@ def find(loss: Tensor, families: tuple[str, ...], unknown: Callable[[str], Excep
     outputs = saved[name].detach()
     ignored = saved["target"] == saved_index(saved["ignore_index"]) if family == LABELS else None
     count = max(float(outputs.numel() if ignored is None else ignored.numel() - ignored.sum()), 1.0)
-    # What the loss makes of this mean or sum: a scale, or a share of several losses.
+    # The loss may scale this mean or sum, or add other losses.
     (share,) = torch.autograd.grad([loss], [GradientEdge(node, 0)], retain_graph=True)
     weight = _REDUCTIONS[saved["reduction"]](count) * share.abs()
     return FoundLoss(family, GradientEdge(*edge), outputs, ignored, count, weight)

@@ -1,4 +1,4 @@
-"""Simpler methods, whose steps lend their length to Shampoo's."""
+"""Simpler methods that determine the length of Shampoo's steps."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# What keeps a step from dividing by zero.
+# Prevents division by zero.
 LEAST = 1e-8
 
 
@@ -33,7 +33,7 @@ def _squares(state: dict[str, Any], like: Tensor) -> Tensor:
     return squares
 
 
-# By name: the step of another method, given the state, beta_2, the gradient and its average.
+# Step of another method, by name, from the state, beta_2, the gradient and its average.
 GRAFTS: Mapping[str, Callable[[dict[str, Any], float, Tensor, Tensor], Tensor]] = {
     "sgd": _sgd,
     "adagrad": _adagrad,

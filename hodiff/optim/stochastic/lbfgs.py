@@ -18,23 +18,23 @@ from hodiff.torch_internals.optimizer_steps import unhooked_step
 
 
 class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
-    r"""L-BFGS: quasi-Newton steps from the last gradients, with a line search that meets the strong Wolfe conditions.
+    r"""L-BFGS: quasi-Newton steps from the last gradients, with a line search for the strong Wolfe conditions.
 
     $$ \theta \leftarrow \theta - t H_k g, \qquad
        f(\theta + t d) \le f + c_1 t\, g^\top d, \quad |g(\theta + t d)^\top d| \le c_2 |g^\top d|, \quad
        c_1 = 10^{-4},\; c_2 = 0.9 $$
 
-    The iterates are those of `torch.optim.LBFGS(line_search_fn="strong_wolfe")`, whose contract it keeps; closures may
-    leave zeroing and backward out, and bad settings are refused. As there, all parameters are in one group.
+    The iterates and the interface are those of `torch.optim.LBFGS(line_search_fn="strong_wolfe")`. In addition,
+    closures need not zero gradients or call backward, and invalid settings raise. All parameters are in one group.
 
     Args:
-        params: Parameters, complex ones, too.
-        lr: The first length t that the line search tries.
-        max_iter: Iterations in a step.
-        max_eval: Evaluations of the closure in a step; by default 5/4 of the iterations.
-        tolerance_grad: Where to stop: the largest entry of the gradient.
-        tolerance_change: Where to stop: the change of parameters and loss.
-        history_size: How many of the last gradients count.
+        params: Parameters, which may be complex.
+        lr: First length t that the line search tries.
+        max_iter: Maximum number of iterations in a step.
+        max_eval: Maximum number of evaluations of the closure in a step; by default 5/4 of the iterations.
+        tolerance_grad: Largest entry of the gradient at which a step ends.
+        tolerance_change: Change of parameters and loss at which a step ends.
+        history_size: Number of stored gradients.
 
     Raises:
         InputError: If a setting is out of its range.
@@ -63,16 +63,16 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
         history_size: int = 100,
     ):
         settings = settings_in(locals())
-        # Torch would refuse some in words of its own.
+        # Some settings would raise torch's own messages instead.
         require_settings(self.caller, settings)
         torch.optim.LBFGS.__init__(self, params, **settings, line_search_fn=STRONG_WOLFE)
 
     def step(self, closure: Closure | None = None) -> Any:
-        """One step of up to `max_iter` iterations.
+        """Take one step of up to `max_iter` iterations.
 
         Args:
             closure: Function without arguments that computes the loss and returns it, with its graph. It may zero
-                gradients and call backward, as for torch's optimizers, and need not.
+                gradients and call backward, as for torch's optimizers, but need not.
 
         Returns:
             The loss before the step.
@@ -89,7 +89,7 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
             nonlocal first
             loss = self.evaluated(closure)
             if first:
-                # A line search may look at points where there is no number, but does not begin there.
+                # A line search may try points where the loss is not finite, but must not begin there.
                 gradients = [p.grad for p in self.parameters() if p.grad is not None]
                 require_finite(self.caller, "losses", [loss])
                 require_norms(self.caller, [(real_of(g), self.param_groups[0]["tolerance_grad"]) for g in gradients])
@@ -101,9 +101,9 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
 
     @contextmanager
     def _restored_on_error(self) -> Iterator[None]:
-        """Put parameters and state back where they were, if a closure raises at a trial point."""
+        """Restore parameters and state if a closure raises at a trial point."""
         parameters = [(p, p.detach().clone()) for p in self.parameters()]
-        # Torch writes into the lists and into this tensor, and replaces all others.
+        # torch modifies the lists and this tensor in place, and replaces all other values.
         state = {
             p: {
                 name: list(each) if isinstance(each, list) else each.clone() if name == "prev_flat_grad" else each
@@ -121,17 +121,17 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
             raise
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
-        """See `StochasticOptimizer`; the state is that of all parameters, one after another."""
+        """See `StochasticOptimizer`; the state is one vector of all parameters."""
         return functools.reduce(torch.promote_types, (p.dtype for group in self.param_groups for p in group["params"]))
 
     def __setstate__(self, state: Group) -> None:
         super().__setstate__(state)
-        # That of torch may have been without.
+        # A state of torch's optimizer may have no line search.
         for group in self.param_groups:
             group["line_search_fn"] = STRONG_WOLFE
 
     def __getstate__(self) -> Group:
-        # Torch leaves out what its step needs; a scheduler's wrapper of the step stays with the scheduler.
+        # torch omits attributes that its step needs. Callables, as a scheduler's wrapper of the step, are left out.
         own = {name: value for name, value in vars(self).items() if "hook" not in name and not callable(value)}
         own.pop("_spent", None)  # references to gradients, which are not copied
         return {**own, **super().__getstate__()}

@@ -1,4 +1,4 @@
-"""Value, gradient and curvature of a closure's loss at the parameters, as vectors and products."""
+"""Value, gradient and curvature products of a closure's loss at the parameters, as vectors."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from hodiff.optim.stochastic.magnitudes import require_finite
 
 
 class LocalModel:
-    """A loss near the parameters.
+    """Quadratic model of a loss at the parameters.
 
     Args:
-        caller: The optimizer, for messages.
-        parameters: What it is differentiated by.
-        returned: What the closure returned.
+        caller: Name of the optimizer, for messages.
+        parameters: Parameters with respect to which the loss is differentiated.
+        returned: Return value of the closure.
     """
 
     loss: Tensor
@@ -39,27 +39,27 @@ class LocalModel:
 
     @abstractmethod
     def _record(self, returned: Any) -> None:
-        """Take loss and gradient of what the closure returned."""
+        """Compute loss and gradient from the return value of the closure."""
 
     @abstractmethod
     def product(self, v: Tensor) -> Tensor:
-        """The curvature times a vector."""
+        """Multiply the curvature with a vector."""
 
     def require_finite(self) -> None:
-        """Refuse a loss or a gradient with NaN or infinity."""
+        """Raise if the loss or the gradient contains NaN or infinity."""
         require_finite(self.caller, "losses and gradients", [self.loss, self.gradient])
 
     def vector(self, leaves: Sequence[Tensor]) -> Tensor:
-        """Leaves, one after another."""
+        """Join leaves to a vector."""
         return self.space.join([leaf[None] for leaf in leaves], 1)[:, 0]
 
     def leaves(self, v: Tensor) -> list[Tensor]:
-        """A vector by parameters."""
+        """Split a vector into tensors like the parameters."""
         return [leaf[0] for leaf in self.space.split(v[:, None])]
 
 
 class HessianModel(LocalModel):
-    """By the Hessian."""
+    """Quadratic model with the Hessian."""
 
     def _record(self, returned: Any) -> None:
         require_loss(self.caller, returned)
@@ -67,12 +67,12 @@ class HessianModel(LocalModel):
         self.loss, self.gradient = returned.detach(), self.vector(self._recorded.gradient)
 
     def product(self, v: Tensor) -> Tensor:
-        """The Hessian times a vector."""
+        """Multiply the Hessian with a vector."""
         return self.vector(self._recorded.product(self.leaves(v), keep=True))
 
 
 class GaussNewtonModel(LocalModel):
-    """By the Gauss-Newton matrix, of a closure that returns outputs and their loss apart."""
+    """Quadratic model with the Gauss-Newton matrix, for closures that return outputs and a loss function."""
 
     def _record(self, returned: Any) -> None:
         outputs, loss = outputs_and_loss(self.caller, returned)
@@ -84,20 +84,21 @@ class GaussNewtonModel(LocalModel):
         self.gradient = self.vector(self._model.pull(self._curvature.gradient))
 
     def product(self, v: Tensor) -> Tensor:
-        """The Gauss-Newton matrix times a vector."""
+        """Multiply the Gauss-Newton matrix with a vector."""
         pushed = self._curvature.product(self._model.push(self.leaves(v)), keep=True)
         return self.vector(self._model.pull(pushed))
 
     def squared_gradients(self, draws: int, generator: torch.Generator, least: float) -> tuple[Tensor, float]:
-        """The mean of examples' squared gradients of a mean loss, from gradients with random signs of the examples.
+        """Estimate the mean of the examples' squared gradients, by gradients with random signs of the examples.
 
         Returns:
-            The squares in a unit, as they may be out of range, and the unit, no smaller than `least`.
+            Squares of the gradients divided by a unit, which keeps them in range; and the unit, no smaller than
+            `least`.
 
         Raises:
-            InputError: If outputs do not have examples along their first dimension.
+            InputError: If the outputs do not have examples along their first dimension.
         """
-        # Of two examples the signs make the product zero in the mean.
+        # Random signs make the products of two different examples vanish in the mean.
         examples = {len(u) if u.dim() else 0 for u in self._curvature.gradient}
         if len(examples) != 1 or 0 in examples:
             raise InputError(
@@ -119,7 +120,7 @@ CURVATURES: Mapping[str, type[LocalModel]] = {"hessian": HessianModel, "gauss-ne
 
 
 def outputs_and_loss(caller: str, returned: Any) -> tuple[PyTree, Callable[[Any], Tensor]]:
-    """The pair that a closure returns for Gauss-Newton matrices."""
+    """Validate and return the pair that a closure returns for Gauss-Newton matrices."""
     if not (isinstance(returned, tuple) and len(returned) == 2 and callable(returned[1])):
         got = describe(returned) if isinstance(returned, Tensor) else type(returned).__name__
         raise InputError(
@@ -130,7 +131,7 @@ def outputs_and_loss(caller: str, returned: Any) -> tuple[PyTree, Callable[[Any]
 
 
 def value_of(caller: str, returned: Any) -> Tensor:
-    """The loss of what a closure returned, whether it is that or the pair."""
+    """Compute the loss from the return value of a closure, which is the loss or a pair."""
     if isinstance(returned, tuple):
         outputs, loss = outputs_and_loss(caller, returned)
         returned = loss(outputs)
@@ -139,7 +140,7 @@ def value_of(caller: str, returned: Any) -> Tensor:
 
 
 def put_gradients(parameters: Sequence[Tensor], leaves: Sequence[Tensor]) -> None:
-    """Set `grad` as a backward pass would, with all hooks."""
+    """Set `grad` by a backward pass, which runs all hooks."""
     for parameter in parameters:
         parameter.grad = None
     torch.autograd.backward(list(parameters), list(leaves))

@@ -1,4 +1,4 @@
-"""Numbers that a step can take: finite, and of squares that are in range where a step takes squares."""
+"""Checks that numbers are finite, and that their squares are in range if a step squares them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _REMEDY = "nothing has changed; call zero_grad() and leave this batch out, or mu
 
 
 def require_finite(caller: str, what: str, tensors: Sequence[Tensor], squares_from: float | None = None) -> None:
-    """Refuse NaN, infinity, and numbers of at least some size whose squares overflow or vanish."""
+    """Raise on NaN, infinity, and numbers above `squares_from` whose squares overflow or vanish."""
     for tensor, largest in zip(tensors, _largest(tensors), strict=True):
         if not math.isfinite(largest):
             raise InputError(
@@ -26,30 +26,30 @@ def require_finite(caller: str, what: str, tensors: Sequence[Tensor], squares_fr
 
 
 def require_norms(caller: str, pairs: Sequence[tuple[Tensor, float]]) -> None:
-    """Refuse gradients whose summed squares overflow, or vanish where gradients above a `least` norm make a step."""
+    """Raise on gradients above `least` whose summed squares overflow or vanish."""
     norms = _floats([torch.linalg.vector_norm(gradient) for gradient, _ in pairs])
     require_finite(caller, "gradients", [g for (g, _), n in zip(pairs, norms, strict=True) if not math.isfinite(n)])
     for (gradient, least), norm in zip(pairs, norms, strict=True):
         if not _has_square(gradient, norm):
-            # A norm of numbers without squares is no number, either.
+            # A norm of numbers whose squares are out of range is no use in the message.
             (largest,) = _largest([gradient])
             if largest > least:
                 raise _out_of_range(caller, "gradients", gradient, largest)
 
 
 def norm_of(vector: Tensor) -> float:
-    """The Euclidean norm, whose squares may be out of the range of the dtype."""
+    """Compute the Euclidean norm in a wider dtype, as squares may be out of range."""
     wide = torch.float32 if vector.device.type == "mps" else torch.float64
     return float(torch.linalg.vector_norm(vector, dtype=wide))
 
 
 def real_of(tensor: Tensor) -> Tensor:
-    """A tensor with the parts of complex numbers as numbers of their own."""
+    """View complex numbers as pairs of real numbers."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _has_square(tensor: Tensor, size: float) -> bool:
-    # Averages begin at a small share of a square.
+    # Running averages begin with a small fraction of a square.
     return 2**20 * torch.finfo(tensor.dtype).tiny <= size * size <= torch.finfo(tensor.dtype).max
 
 
@@ -61,15 +61,15 @@ def _out_of_range(caller: str, what: str, tensor: Tensor, size: float) -> InputE
 
 
 def _largest(tensors: Sequence[Tensor]) -> list[float]:
-    """The largest magnitude in each tensor; NaN where there is one."""
-    # The norm of infinite order takes many times as long.
+    """Return the largest magnitude in each tensor, or NaN if the tensor contains NaN."""
+    # The infinity norm takes many times as long.
     found = _floats([torch.stack(torch.aminmax(real_of(t))).abs().amax() for t in tensors if t.numel()])
     following = iter(found)
     return [next(following) if t.numel() else 0.0 for t in tensors]
 
 
 def _floats(numbers: Sequence[Tensor]) -> list[float]:
-    """Numbers on any devices, in one transfer."""
+    """Convert numbers on any devices to floats, in one transfer."""
     if not numbers:
         return []
     wide = torch.float32 if numbers[0].device.type == "mps" else torch.float64

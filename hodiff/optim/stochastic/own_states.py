@@ -1,4 +1,4 @@
-"""States as optimizers expect to find them: made by the same optimizer, for parameters of the same dtype."""
+"""Checks that a state belongs to the optimizer and to parameters of its dtype."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor
 from hodiff.errors import InputError
 from hodiff.optim.stochastic.settings import CHECKS
 
-# Numbers that torch's optimizers keep in a dtype of their own.
+# Numbers for which torch's optimizers choose a separate dtype.
 _SCALARS = {"step", "t"}
 
 
 def require_own_state(
     caller: str, loaded: Mapping[str, Any], defaults: Mapping[str, Any], whole: Collection[str]
 ) -> None:
-    """Refuse groups and states of another optimizer, and fill settings in that this one's older states lack.
+    """Raise on groups and states of another optimizer, and fill in settings that older states lack.
 
     Args:
-        caller: The optimizer.
-        loaded: What torch hands to `__setstate__`.
-        defaults: The settings that it has. One that comes to an optimizer later has to be off by default.
-        whole: Names that a parameter's state has all of, or none.
+        caller: Name of the optimizer.
+        loaded: State that torch passes to `__setstate__`.
+        defaults: Default settings of the optimizer. Settings of later versions have to be off by default.
+        whole: Names of which a parameter's state has all or none.
 
     Raises:
         InputError: If settings that are not off, or parts of a state, are missing.
@@ -53,11 +53,11 @@ def require_own_state(
 def require_dtypes(
     caller: str, states: Mapping[Tensor, Mapping[str, Any]], dtype_of: Callable[[Tensor], torch.dtype]
 ) -> None:
-    """Refuse states of parameters whose dtype has changed since."""
+    """Raise on states of parameters whose dtype has changed."""
     for parameter, state in states.items():
         wanted = dtype_of(parameter).to_real()
         for tensor in _tensors(state):
-            # Numbers may be halves of complex ones.
+            # A state of complex parameters may contain real numbers.
             if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype.to_real() != wanted:
                 raise InputError(
                     f"{caller}: step: expected parameters of the dtype that the state was made for, {tensor.dtype}, "

@@ -1,8 +1,8 @@
-"""Curvature that waits for its step, tied to the backward passes that wrote the gradients.
+"""Curvature that waits for the step, tied to the backward passes that wrote the gradients.
 
-Gradients also come from elsewhere: `autograd.grad`, `backward(gradient=...)`, a pass that nobody saw. Hooks tell which
-pass added to a gradient, and its version whether it was changed since. Curvature of another loss than the gradient's is
-never handed out.
+Gradients may also come from `autograd.grad`, `backward(gradient=...)` or a pass that was not observed. Hooks identify
+the pass that added to a gradient, and the gradient's version shows later changes. The curvature of a loss other than
+the gradient's is never returned.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from torch import Tensor
 from hodiff.optim.stochastic.precise_states import precise
 from hodiff.torch_internals.tensors import version_of
 
-# By parameter; a dict of tensors would compare them. An estimate adds to others, and is multiplied by numbers.
+# Pairs of parameters and estimates; a dict would compare tensors. Estimates support addition and multiplication by
+# numbers.
 Estimates = Sequence[tuple[Tensor, Any]]
-# Numbers of a gradient that tell by what it was multiplied.
+# Number of a gradient's entries that determine the factor of a later multiplication.
 _SAMPLE = 256
 
 
 @dataclass(frozen=True, eq=False)
 class _Written:
-    """A gradient as a seen backward pass left it, with some of its numbers."""
+    """Gradient as an observed backward pass left it, with a sample of its entries."""
 
     gradient: weakref.ref[Tensor]
     version: int
@@ -36,7 +37,7 @@ class _Written:
 
 
 class PendingCurvature:
-    """Estimates by parameter, each of the very loss whose gradient is in `grad`.
+    """Estimates by parameter, for exactly the loss whose gradient is in `grad`.
 
     Args:
         signed: Whether the curvature of the negative loss is the negative curvature.
@@ -57,29 +58,29 @@ class PendingCurvature:
         return bool(self._estimates)
 
     def clear(self) -> None:
-        """Forget all estimates."""
+        """Drop all estimates."""
         self._estimates.clear()
         self._written.clear()
 
     def watch(self, parameters: Sequence[Tensor]) -> None:
-        """Notice backward passes that add to the gradients of these parameters, from now on.
+        """Observe backward passes that add to the gradients of these parameters.
 
-        Hooks run in the order in which they came. One of a user's that takes the step within the backward pass comes
-        later than the optimizer, and has to find the curvature, also where hooks are needed every few steps only.
+        Hooks run in the order of registration. A user's hook that takes the step within the backward pass is registered
+        after the optimizer, and has to find the curvature. Hooks are therefore not removed between refreshes.
         """
         for parameter in parameters:
             hooked, _ = self._hooks.get(id(parameter), (None, None))
-            # Another one may have had the number.
+            # A freed parameter may have had the same id.
             if hooked is None or hooked() is not parameter:
                 handle = parameter.register_post_accumulate_grad_hook(_noticed_by(weakref.ref(self)))
                 self._hooks[id(parameter)] = weakref.ref(parameter), handle
 
     def announce(self, estimates: Estimates) -> None:
-        """Tell the curvature of the loss whose backward pass begins."""
+        """Set the estimates of the loss whose backward pass begins."""
         self._coming.clear()
         before = self.settled(strict=False)
         for key, estimate in before.items():
-            # What others were multiplied by is known as long as all were.
+            # The factor of a zero gradient is only known as long as all gradients have the factor.
             parameter, unchanged = self._estimates[key]
             if estimate is not unchanged:
                 self._take(parameter, estimate)
@@ -92,17 +93,17 @@ class PendingCurvature:
                 self._coming[key] = before[key] + estimate
 
     def passed(self) -> None:
-        """Tell that the backward pass has ended."""
+        """Note that the backward pass has ended."""
         self._coming.clear()
 
     def settled(self, *, strict: bool) -> dict[int, Any]:
-        """The estimates of gradients that are as seen passes left them, or multiplied by a number since.
+        """Return the estimates of gradients that did not change after observed passes, except by a factor.
 
         Args:
             strict: Whether gradients were multiplied, so that an unknown factor is not 1.
 
         Returns:
-            Estimates by the id of their parameters.
+            Estimates by the id of the parameter.
         """
         factors: dict[int, float | None] = {}
         for parameter, _ in self:
@@ -110,7 +111,7 @@ class PendingCurvature:
             if written is not None and parameter.grad is not None and written.gradient() is parameter.grad:
                 factors[id(parameter)] = _factor(written, parameter.grad, strict)
         known = [each for each in factors.values() if each is not None and not math.isnan(each)]
-        # A gradient of zeros does not tell by what it was multiplied; others do, where they were multiplied alike.
+        # A zero gradient does not reveal its factor; other gradients do if their factors agree.
         alike = known[0] if known and max(known) - min(known) <= 1e-3 * abs(known[0]) else None
         settled = {}
         for key, factor in factors.items():
@@ -123,7 +124,7 @@ class PendingCurvature:
         return settled
 
     def notice(self, parameter: Tensor) -> None:
-        """A backward pass has added to the gradient of a parameter."""
+        """Record that a backward pass has added to the gradient of a parameter."""
         key = id(parameter)
         if key in self._coming:
             self._take(parameter, self._coming.pop(key))
@@ -152,7 +153,7 @@ def _remove(hooks: dict[int, Any]) -> None:
 
 
 def _is_empty(parameter: Tensor, written: _Written | None) -> bool:
-    """Whether a gradient was zeroed, in one of the ways; one that a seen pass made of zeros was not."""
+    """Whether a gradient was zeroed; zeros that an observed pass wrote do not count."""
     gradient = parameter.grad
     if gradient is None:
         return True
@@ -167,7 +168,7 @@ def _as_written(gradient: Tensor) -> _Written:
         flat = gradient.detach().reshape(-1)
         places = slice(None, None, max(1, len(flat) // _SAMPLE))
         if len(flat) > 2 * _SAMPLE and not bool(flat[places].any()):
-            # Of an embedding, for one, most rows are zero.
+            # Most rows may be zero, for example in an embedding.
             places = flat.abs().argmax().reshape(1)
         numbers = flat[places].clone()
     else:

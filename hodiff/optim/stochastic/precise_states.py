@@ -1,4 +1,4 @@
-"""States that are kept in more bits than their parameters."""
+"""States in higher precision than their parameters."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils import _pytree as pytree
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """A tensor of at least 32 bits."""
+    """Convert a tensor to at least 32 bits."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
 
 def restore(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """Load states of 16-bit parameters again, which torch has rounded to their dtype."""
+    """Load states of 16-bit parameters again, as torch rounds them to the dtype of the parameters."""
     numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for number, parameter in zip(numbers, parameters, strict=True):

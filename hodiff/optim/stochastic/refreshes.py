@@ -1,6 +1,6 @@
-"""When what is made of running averages is made anew."""
+"""Schedule for recomputing preconditioners from running averages."""
 
 
 def is_due(count: int, every: int) -> bool:
-    """Every so many counts, and after 1, 2, 4, 8 ... of them, as averages change the most at first."""
+    """Return True every `every` counts, and before that after 1, 2, 4, 8 ... counts, when averages change most."""
     return count % every == 0 or (count < every and count & (count - 1) == 0)

@@ -1,4 +1,4 @@
-"""SAM and ASAM: steps by the gradient at the worst point near by."""
+"""SAM and ASAM: steps by the gradient at the worst nearby point."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from hodiff.torch_internals.optimizer_steps import step_with_own_hooks
 
 
 class SAM(StochasticOptimizer):
-    r"""Sharpness-aware minimisation: another optimizer's step, by the gradient where the loss is worst near by.
+    r"""Sharpness-aware minimisation: another optimizer's step, by the gradient at the worst nearby point.
 
     $$ \theta \leftarrow \mathrm{step}\big(\theta,\; \nabla f(\theta + e)\big), \qquad
        e = \rho\, \frac{T^2 g}{\|T g\|}, \quad g = \nabla f(\theta), \quad
        T = I \;\text{ or, adaptive, }\; |\theta| + \eta $$
 
-    with the norm over all groups. Two gradients a step. Adaptive is ASAM, whose neighbourhood does not change where
-    weights are rescaled and the network computes the same. The closure runs twice, so that dropout is drawn and batch
-    norm updates its buffers twice.
+    with the norm over all groups. A step computes two gradients. `adaptive` selects ASAM, whose neighbourhood is
+    invariant to rescalings of the weights that leave the network's function unchanged. The closure runs twice, so that
+    dropout is drawn twice and batch norm updates its buffers twice.
 
     Args:
-        params: Parameters, or groups of them with settings of their own, also those of `base`; complex ones, too.
+        params: Parameters, or groups of them with separate settings, including those of `base`; they may be complex.
         base: Class of the optimizer that takes the step.
-        rho: $\rho$, the radius; ten times as large if adaptive is a good start.
-        adaptive: Whether to take ASAM's neighbourhood.
+        rho: $\rho$, the radius; for `adaptive`, a value ten times as large is a good start.
+        adaptive: Whether to use ASAM's neighbourhood.
         eta: $\eta$.
-        **options: Those of `base`: `SAM(params, torch.optim.SGD, lr=0.1, momentum=0.9)`. `foreach` is for both.
+        **options: Options of `base`: `SAM(params, torch.optim.SGD, lr=0.1, momentum=0.9)`. `foreach` applies to both.
 
     Raises:
         InputError: If a setting is out of its range, or `base` is no class of optimizers.
@@ -76,11 +76,11 @@ class SAM(StochasticOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """One step.
+        """Take one step.
 
         Args:
             closure: Function without arguments that computes the loss and returns it, with its graph. It may zero
-                gradients and call backward, as for torch's optimizers, and need not.
+                gradients and call backward, as for torch's optimizers, but need not.
 
         Returns:
             The loss before the step.
@@ -91,7 +91,7 @@ class SAM(StochasticOptimizer):
         require_closure(self.caller, closure)
         assert closure is not None
         if self.base.__module__.startswith("torch."):
-            # Others may keep states in any dtype.
+            # Other optimizers may keep states in any dtype.
             self.require_dtypes()
         loss = self.evaluated(closure)
         self.require_finite_gradients()
@@ -107,7 +107,7 @@ class SAM(StochasticOptimizer):
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters with settings of their own, also those of the other optimizer.
+        """Add parameters with separate settings, including those of the base optimizer.
 
         Args:
             param_group: A dict of "params" and settings.
@@ -120,11 +120,11 @@ class SAM(StochasticOptimizer):
         return {**super().__getstate__(), "base": self.base}
 
     def _share(self) -> None:
-        """Let the other optimizer see groups and states, which loading may have exchanged."""
+        """Share groups and states with the base optimizer; loading may have replaced them."""
         self.base.param_groups, self.base.state = self.param_groups, self.state
 
     def _climb(self) -> list[tuple[Tensor, Tensor]]:
-        """Go to the worst point near by, to first order; where the parameters were."""
+        """Move to the worst nearby point, to first order; return the parameters' previous values."""
         steep = [
             (group, [p for p, _ in each], *_scaled(group, each))
             for group in self.param_groups
@@ -138,7 +138,7 @@ class SAM(StochasticOptimizer):
         if not 1e-15 < norm < 1e15:
             # Squares may have been out of the range of the dtype.
             norm = _norm_of(scaled, torch.float32 if scaled[0][0].device.type == "mps" else torch.float64)
-        # Of zero gradients there is no direction.
+        # Zero gradients have no direction.
         for group, parameters, ascents, _ in steep if norm else []:
             units, factor = (many.div(ascents, norm), 1.0) if norm < 1e-30 else (ascents, 1 / norm)
             many.add_(parameters, many.mul(units, group["rho"] * factor))
@@ -146,7 +146,7 @@ class SAM(StochasticOptimizer):
 
 
 def _scaled(group: dict[str, Any], pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
-    """$T^2 g$ and $T g$ of some parameters."""
+    """Compute $T^2 g$ and $T g$ of some parameters."""
     gradients = [g for _, g in pairs]
     if not group["adaptive"]:
         return gradients, gradients
@@ -156,6 +156,6 @@ def _scaled(group: dict[str, Any], pairs: Sequence[tuple[Tensor, Tensor]]) -> tu
 
 def _norm_of(parts: Sequence[list[Tensor]], dtype: torch.dtype | None = None) -> float:
     norms = [norm for each in parts for norm in many.norm(each, dtype=dtype)]
-    # Sixteen bits would lose most of a sum of squares.
+    # A sum of squares in 16 bits would lose most digits.
     wide = torch.float32 if norms[0].device.type == "mps" else torch.float64
     return float(torch.linalg.vector_norm(torch.stack([n.to(norms[0].device, wide) for n in norms])))

@@ -1,4 +1,4 @@
-"""What each setting of an optimizer may be: one table for all, as one name means one thing in all of them."""
+"""Checks of optimizer settings, in one table, as a name has one meaning in all optimizers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EMPIRICAL_FISHER = "empirical-fisher"
 
 
 def _require_rate(caller: str, argument: str, value: Any) -> None:
-    """Refuse what is neither a finite number, zero or more, nor a tensor of one."""
+    """Raise if the value is neither a finite nonnegative number nor a tensor with one number."""
     if not isinstance(value, Tensor):
         require_number(caller, argument, value, nonnegative=True, finite=True)
     elif value.numel() != 1 or not value.is_floating_point():
@@ -29,7 +29,7 @@ def _require_rate(caller: str, argument: str, value: Any) -> None:
 
 
 def _require_betas(caller: str, argument: str, value: Any) -> None:
-    """Refuse what is not a pair of numbers from 0 to below 1."""
+    """Raise if the value is not a pair of numbers in [0, 1)."""
     if not (isinstance(value, (tuple, list)) and len(value) == 2):
         raise InputError(f"{caller}: {argument}: expected a pair of numbers, got {value!r}; pass (0.9, 0.999).")
     for i, each in enumerate(value):
@@ -37,14 +37,13 @@ def _require_betas(caller: str, argument: str, value: Any) -> None:
 
 
 def _require_fraction(caller: str, argument: str, value: Any) -> None:
-    """Refuse what is not a number from 0 to below 1."""
+    """Raise if the value is not a number in [0, 1)."""
     require_number(caller, argument, value, within=(0.0, 1.0))
     if value == 1:
         raise InputError(f"{caller}: {argument}: expected a number below 1, got {value!r}.")
 
 
 def _require_switch(caller: str, argument: str, value: Any) -> None:
-    """Refuse what is neither None nor True nor False."""
     if value is not None:
         require_bool(caller, argument, value)
 
@@ -90,12 +89,12 @@ CHECKS: Mapping[str, Check] = {
 
 
 def settings_in(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings among the arguments of a constructor, which hands its `locals()` over."""
+    """Select the settings from a constructor's `locals()`."""
     return {name: value for name, value in arguments.items() if name in CHECKS}
 
 
 def require_settings(caller: str, group: Mapping[str, Any]) -> None:
-    """Refuse a group of parameters with a setting out of its range."""
+    """Raise if a group of parameters has a setting out of its range."""
     for name, check in CHECKS.items():
         if name in group:
             check(caller, name, group[name])

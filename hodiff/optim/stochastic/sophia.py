@@ -1,4 +1,4 @@
-"""Sophia: steps by momentum over curvature, clipped in each coordinate; with two estimates of the curvature."""
+"""Sophia: steps of momentum over curvature, clipped in each coordinate; with two estimates of the curvature."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hodiff.torch_internals import many_tensors as many
 
 
 class _Sophia(DiagonalOptimizer):
-    """The step that both share."""
+    """Step of both Sophia optimizers."""
 
     whole_state = frozenset({"curvature", "refreshes"})
 
@@ -37,9 +37,9 @@ class _Sophia(DiagonalOptimizer):
         if "exp_avg" not in state:
             state["exp_avg"] = torch.zeros_like(parameter)
         average = state["exp_avg"].lerp_(gradient, 1 - group["betas"][0])
-        # The curvature of what is descended by.
+        # The sign of the curvature follows the function that is minimised.
         factor = -group["gamma"] if group["maximize"] and self._signed else group["gamma"]
-        # A float16 does not hold the paper's 1e-12.
+        # float16 does not hold the paper's 1e-12.
         least = max(group["eps"], torch.finfo(parameter.dtype).tiny)
         direction = average / (state["curvature"] * factor).clamp_(min=least)
         if group["weight_decay"]:
@@ -61,7 +61,7 @@ class _Sophia(DiagonalOptimizer):
         many.mul_(directions, group["lr"])
         many.sub_(parameters, directions)
 
-    # Whether maximising turns the estimate's sign.
+    # Whether maximising changes the sign of the estimate.
     _signed = True
 
 
@@ -73,26 +73,26 @@ class SophiaH(_Sophia, HutchinsonOptimizer):
     $$ \theta \leftarrow (1 - \gamma_{lr} \lambda)\, \theta - \gamma_{lr}\,
        \mathrm{clip}\Big( \frac{m_t}{\max(\gamma h_t, \epsilon)},\; 1 \Big) $$
 
-    with a random u. No coordinate moves by more than the learning rate, and those of negative curvature by all of it.
-    In a script, `torch.optim.Adam(model.parameters())` becomes `hodiff.optim.SophiaH(model.parameters())`, and nothing
-    else changes: every k steps `loss.backward()` shows its graph to the optimizer. See docs/guides/optimizers.md for
-    that and for what it costs.
+    with a random u. No coordinate moves by more than the learning rate; coordinates of negative curvature move by all
+    of it. In a script, replace `torch.optim.Adam(model.parameters())` by `hodiff.optim.SophiaH(model.parameters())`.
+    Nothing else changes: every k steps `loss.backward()` passes its graph to the optimizer. docs/guides/optimizers.md
+    explains the mechanism and its cost.
 
     Args:
-        params: Parameters, or groups of them with settings of their own, as for `torch.optim.Adam`; real and
+        params: Parameters, or groups of them with separate settings, as for `torch.optim.Adam`; real and
             floating-point.
-        lr: Learning rate $\gamma_{lr}$, a number or a tensor of one: the longest step of a coordinate.
+        lr: Learning rate $\gamma_{lr}$, a number or a tensor with one number: the longest step of a coordinate.
         betas: $\beta_1$ and $\beta_2$.
-        gamma: $\gamma$; larger is more cautious. The paper sets it so that a tenth to a half of the coordinates is not
-            clipped.
+        gamma: $\gamma$; smaller values clip more coordinates. The paper chooses it so that a tenth to a half of the
+            coordinates is not clipped.
         eps: $\epsilon$.
         weight_decay: $\lambda$, decoupled.
         update_every: k; None for `update_curvature` only.
         maximize: Whether to ascend.
-        foreach: Whether the parameters of a group take their step together, by operators on many tensors, which need
-            memory for what is computed of all; None for those of less than 65,536 numbers, whose calls cost most.
+        foreach: Whether multi-tensor operators update the parameters of a group together, which needs memory for the
+            temporaries of all. None does so for parameters of less than 65,536 numbers, where calls dominate the time.
         probes: "gaussian", "rademacher" (signs) or "sphere".
-        generator: Where random numbers come from; by default a new one with seed 0.
+        generator: Source of random numbers; by default a new generator with seed 0.
 
     Raises:
         InputError: If a setting is out of its range, or a parameter complex.
@@ -135,14 +135,14 @@ class SophiaG(_Sophia):
     $$ \hat h = B\, \hat g \circ \hat g, \qquad
        \hat g = \nabla_\theta \frac1B \sum_{b=1}^B \ell(z_b, \hat y_b), \quad \hat y_b \sim \mathrm{softmax}(z_b) $$
 
-    It is never negative, takes no second derivative, and estimates the diagonal of the Gauss-Newton matrix; the step is
-    that of `SophiaH`. In a loop of `loss.backward()` and `optimizer.step()` the logits are found in the graph of the
-    loss, which has to have one `cross_entropy` or `nll_loss` of labels, without class weights, of reduction "mean" or
-    "sum"; for any other loss call `update_curvature(logits)`. Every row of logits, of a token too, is an example. A
-    parameter that moves the loss, and not the logits, has no such curvature, and moves by the learning rate.
+    The estimate is of the diagonal of the Gauss-Newton matrix, is never negative, and needs no second derivative. The
+    step is that of `SophiaH`. In a loop of `loss.backward()` and `optimizer.step()` the logits are found in the graph
+    of the loss. The loss must have one `cross_entropy` or `nll_loss` of labels, without class weights, of reduction
+    "mean" or "sum"; for any other loss call `update_curvature(logits)`. Every row of logits is an example, also of a
+    token. A parameter on which the loss depends, but not the logits, has zero curvature and moves by the learning rate.
 
     Args:
-        params: As in `SophiaH`, and so are the other settings.
+        params: Parameters as in `SophiaH`; so are the other settings.
         lr: Learning rate, the longest step of a coordinate.
         betas: $\beta_1$ and $\beta_2$.
         gamma: $\gamma$.
@@ -150,8 +150,8 @@ class SophiaG(_Sophia):
         weight_decay: $\lambda$.
         update_every: k.
         maximize: Whether to ascend.
-        foreach: As there.
-        generator: Where labels are drawn from, on the CPU; by default a new one with seed 0.
+        foreach: Whether to use multi-tensor operators, as in `SophiaH`.
+        generator: Generator on the CPU that draws labels; by default a new generator with seed 0.
 
     Raises:
         InputError: If a setting is out of its range, or a parameter complex.
@@ -186,7 +186,7 @@ class SophiaG(_Sophia):
         super().__init__(params, settings_in(locals()), generator)
 
     def update_curvature(self, logits: Tensor) -> None:
-        """Take the curvature of the mean cross-entropy of logits now, whether it is due or not.
+        """Estimate the curvature of the mean cross-entropy of logits now, whether due or not.
 
         The graph of the logits stays, so that `loss.backward()` can follow; gradients do not change.
 
@@ -194,7 +194,7 @@ class SophiaG(_Sophia):
             logits: A tensor of floating-point numbers (N, C, ...) or (C,), with its graph on the parameters.
 
         Raises:
-            InputError: If they are no such logits.
+            InputError: If the logits are not such a tensor.
         """
         if not isinstance(logits, Tensor) or not logits.dim() or not logits.is_floating_point():
             raise InputError(f"{self.caller}: update_curvature: expected logits (N, C, ...), got {describe(logits)}.")
@@ -207,10 +207,10 @@ class SophiaG(_Sophia):
             self._update(logits)
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
-        # A loss is a number; logits come from `update_curvature` and have a dimension of classes.
+        # A loss has no dimensions; logits from `update_curvature` have a dimension of classes.
         if loss.dim():
             found = of_logits(loss, self._generator).curvature(parameters)
             return [(p, h) for p, h in zip(parameters, found, strict=True) if h is not None], []
         found = in_a_loss(self.caller, loss, self._generator).curvature(parameters)
-        # The loss hangs on all of these, if not through its logits.
+        # The loss depends on all of these parameters, though not always through its logits.
         return [(p, torch.zeros_like(p) if h is None else h) for p, h in zip(parameters, found, strict=True)], []

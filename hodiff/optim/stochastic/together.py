@@ -1,4 +1,4 @@
-"""Which parameters take a step together, by operators on many tensors, as calls cost more than small tensors."""
+"""Grouping of parameters for multi-tensor operators, because calls cost more than small tensors."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Of so many numbers a call is little of the time, and what is computed for all at once much of the memory.
+# For a tensor of this size the call takes little of the time, and joint temporaries need much memory.
 _LARGE = 2**16
 
 Pair = tuple[Tensor, Tensor]
 
 
 def together(group: dict[str, Any], pairs: Sequence[Pair]) -> list[list[Pair]]:
-    """Parameters of a group with their gradients, in lists of one dtype and device, or alone."""
+    """Group parameters and gradients by dtype and device; parameters that step alone have lists of their own."""
     wanted = group.get("foreach")
     lists: dict[Any, list[Pair]] = {}
     for pair in pairs:
@@ -27,7 +27,7 @@ def together(group: dict[str, Any], pairs: Sequence[Pair]) -> list[list[Pair]]:
 
 
 def zeros_of_each(states: Sequence[dict[str, Any]], name: str, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """An entry of each state, zeros like its parameter where there is none yet."""
+    """Return an entry of each state, initialized by zeros like the parameter."""
     for state, parameter in zip(states, parameters, strict=True):
         if name not in state:
             state[name] = torch.zeros_like(parameter)

@@ -1,8 +1,8 @@
-"""Backward passes, shown before they free their graph to those who wait for a loss.
+"""Interception of backward passes: observers see a loss before its graph is freed.
 
-Torch has no hook for the root of a backward pass. While somebody waits, a function that looks at the loss first stands
-in the place of `torch.autograd.backward`, which `Tensor.backward` calls; when nobody does any more, torch's own is put
-back.
+PyTorch has no hook for the root of a backward pass. While an observer waits, a wrapper that shows the loss replaces
+`torch.autograd.backward`, which `Tensor.backward` calls. When no observer waits any more, torch's function is
+restored.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ from hodiff.torch_internals.compilers.dynamo import compiled_call, run_uncompile
 
 
 class Observer:
-    """Who waits for a loss."""
+    """Object that waits for the backward pass of a loss."""
 
-    # Whether it takes second derivatives.
+    # Whether the observer computes second derivatives.
     second_order = True
 
     @abstractmethod
     def awaits(self, leaves: Sequence[Tensor]) -> bool:
-        """Whether a loss that hangs on these leaves is the one."""
+        """Return whether the observer waits for a loss that depends on these leaves."""
 
     @abstractmethod
     def may_take(self, leaves: Sequence[Tensor]) -> bool:
-        """Whether it may be given a loss on these leaves by hand, at any time."""
+        """Return whether a loss that depends on these leaves may be passed to the observer at any time."""
 
     @abstractmethod
     def see(self, loss: Tensor, leaves: Sequence[Tensor]) -> None:
-        """Look at a loss, whose graph stays, before its backward pass adds to the gradients of these leaves."""
+        """Process a loss, whose graph stays, before its backward pass adds to the gradients of these leaves."""
 
     @abstractmethod
     def passed(self) -> None:
-        """The backward pass of the loss has ended."""
+        """Note that the backward pass of the loss has ended."""
 
 
 _waiting: WeakSet[Observer] = WeakSet()
-# Those who may be given a loss by hand, and take second derivatives of it.
+# Observers to which a loss may be passed explicitly, and which compute its second derivatives.
 _taking: WeakSet[Observer] = WeakSet()
 _torchs_own: Callable[..., None] | None = None
 
 
 def _mode_for(parameters: Sequence[Tensor]) -> Corrections | None:
-    """The mode of a module's call, of which somebody may take second derivatives."""
+    """Return the mode for the call of a module whose second derivatives an observer may compute."""
     if not _waiting and not _taking:
-        # Whose calls were corrected is gone.
+        # The observers were garbage-collected.
         _switch_corrections()
         return None
     if any(each.second_order and each.awaits(parameters) for each in _waiting):
         return Corrections(lean=True)
-    # Few of these losses are differentiated twice, so that compiled code runs compiled.
+    # Few of these losses are differentiated twice, so compiled code stays compiled.
     return corrected() if any(each.may_take(parameters) for each in _taking) else None
 
 
@@ -74,7 +74,7 @@ def _switch_corrections() -> None:
 
 
 def _takes_part() -> bool:
-    """Whether compiled code that is being called makes a part of the graph of a loss that somebody waits for."""
+    """Whether the running call of compiled code contributes to the graph of a loss that an observer waits for."""
     if not _waiting or not torch.is_grad_enabled():
         return False
     call = compiled_call()
@@ -94,7 +94,7 @@ run_uncompiled_where(_takes_part)
 
 
 def wait(observer: Observer, waits: bool) -> None:
-    """Let somebody wait for a loss, or no longer."""
+    """Start or stop waiting for a loss."""
     if waits:
         watch_compiled_code()
         _waiting.add(observer)
@@ -108,7 +108,7 @@ def wait(observer: Observer, waits: bool) -> None:
 
 
 def take_by_hand(observer: Observer, takes: bool) -> None:
-    """Let somebody be given losses by hand, whose second derivatives are then right, or no longer."""
+    """Start or stop correcting calls of modules for losses that are passed to the observer explicitly."""
     if takes and observer.second_order:
         _taking.add(observer)
     else:
@@ -131,7 +131,7 @@ def _stand_in() -> None:
         grad_variables: Any = None,
         inputs: Any = None,
     ) -> None:
-        # A given gradient comes from a loss that is not in the graph; who waits finds that nobody saw the pass.
+        # A given gradient comes from a loss outside the graph; the observers notice that they missed the pass.
         shown = _show(tensors, inputs) if grad_tensors is None and grad_variables is None else []
         try:
             own(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
@@ -145,16 +145,16 @@ def _stand_in() -> None:
 def _step_aside() -> None:
     global _torchs_own
     _switch_corrections()
-    # Where another one stands in by now, it may call this one, which then does nothing.
+    # If another wrapper has replaced this one, it may still call this one, which then does nothing.
     if _torchs_own is not None and getattr(torch.autograd.backward, "__wrapped__", None) is _torchs_own:
         torch.autograd.backward = cast(Any, _torchs_own)
         _torchs_own = None
 
 
 def _show(tensors: Any, inputs: Any) -> list[Observer]:
-    """Show a loss to those who wait for it."""
+    """Show a loss to the observers that wait for it."""
     if not _waiting:
-        # Who waited is gone.
+        # The observers were garbage-collected.
         _step_aside()
         return []
     losses = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)

@@ -1,1 +1,1 @@
-"""K-FAC and EK-FAC as optimizers: layers and the loss are found in the graph that backward goes through."""
+"""K-FAC and EK-FAC optimizers, which find layers and the loss in the graph of the backward pass."""

@@ -1,4 +1,4 @@
-"""What K-FAC and EK-FAC share: running averages of factors, and a step of all layers."""
+"""Base class of K-FAC and EK-FAC: running averages of factors, and a step of all layers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ State = dict[str, Any]
 
 
 class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
-    """One whose curvature is a Kronecker-factored block for each layer.
+    """Optimizer whose curvature is a Kronecker-factored block for each layer.
 
-    The state of a block is that of its first parameter, the weight where it has one.
+    The state of a block is stored with its first parameter, the weight if there is one.
     """
 
     second_order = False
-    # Whether the vectors that factors are made of are needed when they are absorbed.
+    # Whether `_adjust` needs the vectors from which the factors are computed.
     keeps_vectors = False
 
     def __init__(self, params: Any, defaults: Group, fisher: str, sharing: str, generator: torch.Generator | None):
@@ -41,17 +41,17 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         require_choice(self.caller, "sharing", sharing, (EXPAND, REDUCE))
         self._fisher, self._sharing = fisher, sharing
         self._listened: set[int] = set()
-        # How the graph used each parameter when its uses were looked at.
+        # Uses of each parameter in the graph when they were last checked.
         self._uses: dict[int, Any] = {}
         super().__init__(params, defaults, generator)
 
     @abstractmethod
     def _decompose(self, state: State, group: Group, layout: Layout) -> None:
-        """Make of the averaged factors what the step needs."""
+        """Compute from the averaged factors what the step needs."""
 
     @abstractmethod
     def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
-        """The damped inverse of a block, times a gradient (1, groups, p, q)."""
+        """Multiply the damped inverse of a block with a gradient (1, groups, p, q)."""
 
     def awaits_layers_of(self, parameters: Sequence[Tensor]) -> bool:
         """See `LayerObserver`."""
@@ -62,10 +62,10 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         return precise(parameter).dtype
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in `torch.optim.Optimizer.load_state_dict`; states keep their precision, random numbers go on from there.
+        """Load a state as `torch.optim.Optimizer.load_state_dict` does, with precision and generator kept.
 
         Args:
-            state_dict: What `state_dict` returned.
+            state_dict: Dict that `state_dict` returned.
         """
         super().load_state_dict(state_dict)
         restore(self, state_dict)
@@ -92,7 +92,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             wanted = set(map(id, parameters))
             seen.require_all([leaf for leaf in leaves if id(leaf) in wanted])
             uses = seen.uses(loss)
-            # To look once more costs two gradients, which a graph that is made alike does not need.
+            # The check costs two gradients; a graph with unchanged uses does not need it again.
             if any(self._uses.get(id(p)) != uses[id(p)] for p in parameters):
                 seen.require_all_uses(self._fisher, torch.Generator().manual_seed(0))
                 self._uses |= uses
@@ -100,12 +100,12 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
             estimates: list[tuple[Tensor, Any]] = []
             for sums in seen.sums(columns, self._fisher, self._sharing, self.keeps_vectors):
                 first, *others = (numbered[piece.index] for piece in sums.source.layout.pieces)
-                # The curvature of others in the block is with the first.
+                # The curvature of the block's other parameters is stored with the first.
                 estimates += [(first, sums), *((p, 0.0) for p in others)]
         return estimates, []
 
     def _written_by(self, leaves: Sequence[Tensor], estimates: Estimates) -> Estimates:
-        # The factors of a block are those of all its parameters.
+        # The factors of a block belong to all its parameters together.
         written, whole, numbered = set(map(id, leaves)), set(), self._numbered
         for sums in (each for _, each in estimates if isinstance(each, Sums)):
             block = {id(numbered[piece.index]) for piece in sums.source.layout.pieces}
@@ -122,7 +122,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         state, source, B = self.state[parameter], curvature.source, curvature.gradients
         A = moments.mean_of_inputs(source, curvature.inputs, curvature.count, B)
         count = state.get("refreshes", 0) + 1
-        # A mean at first, as long as that has fewer terms than the running average.
+        # The first averages are plain means, until the running average has more terms.
         weight = max(1 / count, 1 - group["factor_decay"])
         if "A" in state and state["A"].shape == A.shape:
             state["A"].lerp_(A, weight)
@@ -135,11 +135,11 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
         self._adjust(state, curvature, weight)
 
     def _adjust(self, state: State, sums: Sums, weight: float) -> None:
-        """Take what else the vectors tell, with its weight in a running average."""
+        """Update the state by the vectors, with their weight in a running average."""
 
     @property
     def _numbered(self) -> list[Tensor]:
-        """All parameters, as blocks count them."""
+        """All parameters in the order of the blocks' indices."""
         return [p for group in self.param_groups for p in group["params"]]
 
     def _descend(self) -> None:
@@ -154,7 +154,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
                 self._move(parameter, group, direction * shorter)
 
     def _directions(self, gradients: dict[int, Tensor]) -> dict[int, Tensor]:
-        """Each block's inverse times its gradients; what has none counts as zero."""
+        """Multiply the inverse of each block with its gradients; a missing gradient counts as zero."""
         numbered, directions = self._numbered, {}
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -165,7 +165,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
                 own = [numbered[piece.index] for piece in layout.pieces]
                 if not any(id(p) in gradients for p in own):
                     continue
-                # By number of the leaf, as a list would be.
+                # The dict is indexed by leaf number, like a list.
                 leaves: Any = {
                     piece.index: gradients[id(p)] if id(p) in gradients else torch.zeros_like(precise(p))
                     for piece, p in zip(layout.pieces, own, strict=True)
@@ -179,9 +179,9 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
     def _move(self, parameter: Tensor, group: Group, direction: Tensor) -> None:
         state, step = self.state[parameter], direction * group["lr"]
         if group["momentum"]:
-            # Steps, not directions: a schedule that raises the rate would make unclipped steps of clipped ones.
+            # The buffer holds steps, not directions: otherwise a schedule that raises lr would exceed the clipping.
             if "momentum_buffer" in state:
-                # Earlier versions kept directions.
+                # Earlier versions stored directions.
                 state["last_step"] = state.pop("momentum_buffer") * group["lr"]
             if "last_step" not in state:
                 state["last_step"] = torch.zeros_like(step)
@@ -192,7 +192,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
 
 
 def _clipped(group: Group, steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor | float:
-    """The factor that keeps the squared length of the step in the metric of the curvature below `kl_clip`."""
+    """Return the factor that keeps the step's squared length in the metric of the curvature below `kl_clip`."""
     if group["kl_clip"] is None or not steps:
         return 1.0
     products = [torch.sum(precise(g) * d).to(steps[0][2]) for _, g, d in steps]
@@ -201,7 +201,7 @@ def _clipped(group: Group, steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Te
 
 
 def _written(layout: Layout) -> tuple[Any, ...]:
-    """A layout as what checkpoints hold: tuples of numbers."""
+    """Convert a layout to tuples of numbers for checkpoints."""
     return layout.dim, tuple((piece.index, piece.shape, piece.transposed) for piece in layout.pieces)
 
 

@@ -1,4 +1,4 @@
-r"""What is pulled back to the layers: columns c of the outputs, with $\sum c c^\top$ their Fisher matrix."""
+r"""Columns c of the outputs, with $\sum c c^\top$ their Fisher matrix, that are pulled back to the layers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FISHERS = (MONTE_CARLO, EXACT, EMPIRICAL)
 
 
 def find_any(caller: str, loss: Tensor) -> FoundLoss:
-    """The loss of any family that is in a graph."""
+    """Find the loss of any family in a graph."""
     found = find(loss, tuple(FAMILIES.values()), partial(_unknown, caller))
     if found.outputs.dim() < 2 and (found.family == LABELS or not found.outputs.dim()):
         raise _unknown(caller, "that of a single example without a dimension for examples")
@@ -26,7 +26,7 @@ def find_any(caller: str, loss: Tensor) -> FoundLoss:
 
 
 def columns_of(found: FoundLoss, loss: Tensor, fisher: str, generator: torch.Generator) -> Columns:
-    """Columns in one of three ways."""
+    """Compute the columns by the method `fisher`."""
     scale = float(found.weight / found.count) ** 0.5
     if fisher == MONTE_CARLO:
         return Given(scale * DRAWN[found.family](found, generator)[None])
@@ -34,7 +34,7 @@ def columns_of(found: FoundLoss, loss: Tensor, fisher: str, generator: torch.Gen
         view = View(found.outputs.shape, found.family == LABELS, apart=True)
         return Root(scale * ROOTS[found.family](found, view), view)
     (given,) = torch.autograd.grad([loss], [found.edge], retain_graph=True)
-    # The loss has its weight in it, and a share for each term.
+    # The gradient contains the loss's weight and the share of each term.
     return Given(given[None] / scale if scale else torch.zeros_like(given)[None])
 
 
@@ -44,7 +44,7 @@ def _drawn_labels(found: FoundLoss, generator: torch.Generator) -> Tensor:
 
 
 def _drawn_values(found: FoundLoss, generator: torch.Generator) -> Tensor:
-    # The squared error without a factor 1/2 belongs to the variance 1/2.
+    # A squared error without the factor 1/2 belongs to a Gaussian of variance 1/2.
     noise = torch.randn(found.outputs.shape, generator=generator, device=generator.device)
     return 2**0.5 * noise.to(found.outputs)
 
@@ -56,7 +56,7 @@ def _drawn_bits(found: FoundLoss, generator: torch.Generator) -> Tensor:
 
 
 def _root_of_labels(found: FoundLoss, view: View) -> Tensor:
-    # In log-probabilities the gradient for a label is a unit vector.
+    # The gradient for a label is a unit vector in log-probabilities.
     roots = view.rows((found.outputs / 2).exp()[None])[0]
     if found.ignored is not None:
         roots = roots.masked_fill(found.ignored.reshape(*roots.shape[:2], 1), 0)
@@ -72,7 +72,7 @@ def _root_of_bits(found: FoundLoss, view: View) -> Tensor:
     return view.rows((probabilities * (1 - probabilities)).sqrt()[None])[0][..., None]
 
 
-# Gradients of the terms for targets that the outputs' own distribution draws.
+# Gradients of the terms for targets drawn from the outputs' distribution.
 DRAWN: Mapping[str, Callable[[FoundLoss, torch.Generator], Tensor]] = {
     LABELS: _drawn_labels,
     SQUARES: _drawn_values,

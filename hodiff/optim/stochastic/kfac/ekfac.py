@@ -1,4 +1,4 @@
-"""EK-FAC, as an optimizer."""
+"""EK-FAC optimizer."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class EKFAC(KFAC):
     $$ S \leftarrow \beta S + (1 - \beta)\, \mathbb{E}\, (Q_B^\top G_n Q_A)^{\circ 2}, \qquad
        D = Q_B \frac{Q_B^\top \nabla_W f\; Q_A}{S + \mu} Q_A^\top $$
 
-    and the rest is as in K-FAC. With new eigenvectors S begins at the eigenvalues of K-FAC, the products of those of A
-    and B, and the curvature at hand is averaged in. While curvature is due the inputs and gradients of all layers stay
-    until the step, for "exact" those of all columns. In memory stand $2 (p^2 + q^2) + p q$ numbers for a weight (p, q),
-    and one for each element with momentum.
+    and otherwise K-FAC. With new eigenvectors, S begins at the eigenvalues of K-FAC, the products of the eigenvalues of
+    A and B, and the current curvature is averaged in. On steps with due curvature the inputs and gradients of all
+    layers stay in memory until the step, for "exact" those of all columns. The state has $2 (p^2 + q^2) + p q$ numbers
+    for a weight (p, q), and one for each element with momentum.
 
-    Arguments, errors and losses are those of `hodiff.optim.KFAC`; `damping` takes effect at once, and "expand" and
-    "reduce" concern the factors only.
+    Arguments, errors and supported losses are those of `hodiff.optim.KFAC`. `damping` takes effect at once; "expand"
+    and "reduce" apply to the factors only.
 
     Example:
         >>> import torch, hodiff

@@ -1,4 +1,4 @@
-"""K-FAC, as an optimizer."""
+"""K-FAC optimizer."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hodiff.optim.stochastic.settings import settings_in
 
 
 class KFAC(KroneckerFactoredOptimizer):
-    r"""Natural gradients by Kronecker factors: each layer's gradient between inverses of two small matrices.
+    r"""Natural gradients by Kronecker factors: each layer's gradient is multiplied by inverses of two small matrices.
 
-    For a layer of weight W, whose inputs are a and whose outputs' gradients g, of labels that the model itself draws,
+    For a layer of weight W with inputs a and gradients g of the outputs, for labels that the model itself draws,
 
     $$ A \leftarrow \beta A + (1 - \beta)\, \mathbb{E}\, a a^\top, \qquad
        B \leftarrow \beta B + (1 - \beta)\, \mathbb{E}\, g g^\top, $$
@@ -30,37 +30,38 @@ class KFAC(KroneckerFactoredOptimizer):
        \nu = \min\Big(1, \sqrt{\frac{\kappa}{\gamma^2 \sum \langle D, \nabla f \rangle}}\Big) $$
 
     where weight and bias of a layer are one matrix, whose a ends in 1. Averages begin as means. The factors are those
-    of `hodiff.KFACOperator`. A loop of `loss.backward()` and `optimizer.step()` is enough: layers note their inputs
-    while curvature is due, and `backward` shows its graph to the optimizer.
+    of `hodiff.KFACOperator`. A loop of `loss.backward()` and `optimizer.step()` is enough: layers record their inputs
+    when curvature is due, and `backward` passes its graph to the optimizer.
 
-    Layers: `Linear`, `Conv1d` to `Conv3d`, `Embedding`, and normalization, of which the diagonal is taken; batch norm's
-    as if its statistics were constants. Inputs have examples along their first dimension. The loss has to have
-    one `cross_entropy` or `nll_loss` of labels, `mse_loss` or `binary_cross_entropy_with_logits`, without weights; what
-    else is added to it counts in the gradient alone. In memory stand $2 (p^2 + q^2)$ numbers for a weight (p, q), and
-    one for each element with momentum.
+    Layers: `Linear`, `Conv1d` to `Conv3d`, `Embedding` and normalizations. Normalizations use the diagonal of the
+    block, and batch norm's statistics count as constants. Inputs have examples along their first dimension. The
+    loss must have one `cross_entropy` or `nll_loss` of labels, `mse_loss` or `binary_cross_entropy_with_logits`,
+    without weights; other terms count in the gradient only. The state has $2 (p^2 + q^2)$ numbers for a weight (p, q),
+    and one for each element with momentum.
 
     Args:
-        params: Parameters, or groups of them with settings of their own, all of layers named above.
-        lr: Learning rate $\gamma$, a number or a tensor of one.
+        params: Parameters, or groups of them with separate settings, all of layers named above.
+        lr: Learning rate $\gamma$, a number or a tensor with one number.
         momentum: $\alpha$.
-        damping: $\mu$; it takes effect with the next inverses.
+        damping: $\mu$; a change takes effect with the next inverses.
         weight_decay: $\lambda$, decoupled.
         factor_decay: $\beta$.
-        kl_clip: $\kappa$, for each group, in units of the loss; None for $\nu = 1$. It bounds what each gradient adds
-            to M, at the rate of its step; for long training by small batches a smaller one, such as 3e-5, was better.
-        update_every: Take new curvature every so many steps; None for `update_curvature` only, for which layers note
-            their inputs in every step.
-        refresh_every: Take new inverses with each so many-th curvature, and with the first, second, fourth, eighth ...
-        fisher: Whose gradients g are: "monte-carlo", of labels that the model draws; "exact", of all labels, one pull
-            each; "empirical", of the given labels.
-        sharing: What becomes of the places in an example that share a weight, such as tokens or pixels: "expand" takes
-            each for an example of its own, "reduce" averages inputs and adds gradients up over them first.
+        kl_clip: $\kappa$, for each group, in units of the loss; None for $\nu = 1$. It bounds the contribution of each
+            gradient to M at the current rate. For long training with small batches a smaller value, such as 3e-5, was
+            better.
+        update_every: Number of steps between estimates of the curvature; None for `update_curvature` only, for which
+            layers record their inputs in every step.
+        refresh_every: Number of estimates between new inverses; early inverses follow estimates 1, 2, 4, 8 ..., too.
+        fisher: Source of the gradients g: "monte-carlo", labels that the model draws; "exact", all labels, with a
+            pullback for each; "empirical", the given labels.
+        sharing: Treatment of places in an example that share a weight, such as tokens or pixels. "expand" treats each
+            place as an example; "reduce" averages inputs and sums gradients over the places first.
         maximize: Whether to ascend.
-        generator: Where labels are drawn from, on the CPU; by default a new one with seed 0.
+        generator: Generator on the CPU that draws labels; by default a new generator with seed 0.
 
     Raises:
-        InputError: If a setting is out of its range, or a parameter complex; and later, if a parameter in the graph of
-            a loss belongs to no such layer, or is used elsewhere.
+        InputError: If a setting is out of its range, or a parameter complex; later, if a parameter in the graph of a
+            loss belongs to no supported layer, or is used elsewhere.
 
     Example:
         >>> import torch, hodiff
@@ -115,7 +116,7 @@ class KFAC(KroneckerFactoredOptimizer):
         return between(state["B_inverse"], state["A_inverse"], gradient)
 
     def _inverse(self, factor: Tensor, shift: Tensor) -> Tensor:
-        """Of a factor and a multiple (groups, 1) of the identity."""
+        """Invert a factor plus a multiple (groups, 1) of the identity."""
         if factor.dim() == 2:
             inverse, regular = 1 / (factor + shift), bool((factor + shift > 0).all())
         else:

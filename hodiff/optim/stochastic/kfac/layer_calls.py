@@ -1,7 +1,7 @@
-"""Calls of layers, noted in the graph that they make, for whoever waits for the layers' parameters.
+"""Calls of layers, recorded in the graph, for observers that wait for the layers' parameters.
 
-A note stands in the metadata of the node that computed the layer's output: it lives as long as the graph, and whoever
-walks the graph of a loss finds the calls that the loss hangs on, and no others.
+A note is stored in the metadata of the node that computed the layer's output. It lives as long as the graph, and a
+walk through the graph of a loss finds exactly the calls on which the loss depends.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _KEY = "hodiff.layer_calls"
 
 
 class LayerObserver:
-    """Who waits for calls of layers."""
+    """Object that waits for calls of layers."""
 
     @abstractmethod
     def awaits_layers_of(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether a layer of these parameters is one of them."""
+        """Return whether the observer waits for a layer with these parameters."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Note:
-    """A call, without its node, which would make a circle that is never freed."""
+    """Record of a call. It has no reference to its node, which would make an uncollectable cycle."""
 
     number: int
     module: nn.Module
@@ -51,7 +51,7 @@ _numbers = itertools.count()
 
 
 def wait_for_layers(observer: LayerObserver, waits: bool) -> None:
-    """Let somebody wait for calls of layers, or no longer."""
+    """Start or stop waiting for calls of layers."""
     (_waiting.add if waits else _waiting.discard)(observer)
     if _waiting and not _hooks:
         expect_hooks_of_all_modules()
@@ -61,7 +61,7 @@ def wait_for_layers(observer: LayerObserver, waits: bool) -> None:
 
 
 def calls_in(loss: Tensor) -> dict[nn.Module, list[Call]]:
-    """The calls of layers that a loss hangs on, in the order in which they were made."""
+    """Return the calls of layers on which a loss depends, in the order of the calls."""
     noted = [(note, node) for node in nodes_of(loss) for note in node.metadata.get(_KEY, ())]
     found: dict[nn.Module, list[Call]] = {}
     for note, node in sorted(noted, key=lambda pair: pair[0].number):
@@ -76,7 +76,7 @@ def _note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], outp
     if node is None:
         return
     if not _waiting:
-        # Who waited is gone.
+        # The observers were garbage-collected.
         _stop()
         return
     parameters = list(module.parameters(recurse=False))

@@ -1,4 +1,4 @@
-"""What a loss tells of the layers under it: sums that the factors of their blocks are made of."""
+"""Layers in the graph of a loss, and the sums from which the factors of their blocks are computed."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _PLACES = (
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Of one block, over the examples of one or several losses.
+    """Sums of one block over the examples of one or several losses.
 
     Attributes:
-        source: The block.
-        inputs: The sum of $a a^T$, None where a is 1.
-        count: How many terms it has.
-        gradients: The sum of $g g^T$.
-        vectors: Pairs of a and g, where they are asked for.
+        source: Block of the sums.
+        inputs: Sum of $a a^T$; None if a is 1.
+        count: Number of terms in `inputs`.
+        gradients: Sum of $g g^T$.
+        vectors: Pairs of a and g, if they are kept.
     """
 
     source: Source
@@ -65,13 +65,13 @@ class Sums:
 
 
 class SeenLayers:
-    """The layers of some parameters that a loss hangs on.
+    """Layers with some parameters on which a loss depends.
 
     Args:
-        caller: The optimizer, for messages.
-        loss: The loss, with its graph.
-        found: What it is a loss of.
-        parameters: All of the optimizer's, as they are numbered in blocks.
+        caller: Name of the optimizer, for messages.
+        loss: Loss with its graph.
+        found: Description of the loss and its outputs.
+        parameters: All parameters of the optimizer, in the order of the blocks' indices.
     """
 
     def __init__(self, caller: str, loss: Tensor, found: FoundLoss, parameters: Sequence[Tensor]):
@@ -80,7 +80,7 @@ class SeenLayers:
         numbers = {id(p): i for i, p in enumerate(parameters) if p.requires_grad}
         self.calls: dict[nn.Module, list[Call]] = {}
         self.sources: list[tuple[Source, nn.Module]] = []
-        # Which layer a parameter is of, by its number.
+        # Name of the layer of a parameter, by the parameter's index.
         self._owned: dict[int, str] = {}
         for module, calls in calls_in(loss).items():
             own = {part: getattr(module, part, None) for part in (WEIGHT, BIAS)}
@@ -90,7 +90,7 @@ class SeenLayers:
         self._on_chunks = layers_on_chunks(self.calls, found.outputs, self._pull)
 
     def require_all(self, leaves: Sequence[Tensor]) -> None:
-        """Refuse parameters in the graph that belong to no layer."""
+        """Raise on parameters in the graph that belong to no layer."""
         numbers = {id(p): i for i, p in enumerate(self._parameters)}
         strange = [leaf for leaf in leaves if id(leaf) in numbers and numbers[id(leaf)] not in self._owned]
         if strange:
@@ -102,7 +102,7 @@ class SeenLayers:
             )
 
     def sums(self, columns: Columns, fisher: str, sharing: str, keep_vectors: bool) -> Iterator[Sums]:
-        """Of each block."""
+        """Compute the sums of each block."""
         inputs = {source: self._inputs(source, module, fisher) for source, module in self.sources}
         ignored = self._found.ignored
         reached: dict[Source, Tensor] = {}
@@ -122,14 +122,14 @@ class SeenLayers:
             if ignored is not None and bool(ignored.any()):
                 used = moments.used_places(ignored, reached[source])
             elif bool(last.any()) and not bool(last.all()):
-                # Outputs were picked before the loss, as by outputs[mask].
+                # The loss uses only some outputs, for example outputs[mask].
                 used = reached[source]
             A, count = moments.of_inputs(source, a, sharing, used)
             yield replace(totals[source], inputs=A, count=count)
 
     @property
     def _last(self) -> Source:
-        """The block of the layer that was called last."""
+        """Block of the layer that was called last."""
         last = max(self.sources, key=lambda each: max(sequence_number(call.edge.node) for call in self.calls[each[1]]))
         return last[0]
 
@@ -150,7 +150,7 @@ class SeenLayers:
         }
 
     def require_all_uses(self, fisher: str, generator: torch.Generator) -> None:
-        """Refuse parameters that have gradients from elsewhere than their layers' calls."""
+        """Raise on parameters whose gradients do not come from their layers' calls alone."""
         outputs = self._found.outputs
         cotangent = torch.randn(outputs.shape, generator=generator, device=generator.device).to(outputs)
         trained = [p for p in self._parameters if p.requires_grad]
@@ -181,21 +181,21 @@ class SeenLayers:
         self.sources.append((source_of(name, module, known, held, DIAGONAL), module))
 
     def _pulled(self, cotangents: Tensor) -> Iterator[tuple[Source, Tensor]]:
-        """Gradients g of all blocks."""
+        """Compute the gradients g of all blocks."""
         pulled = self._pull(cotangents)
         for source, module in self.sources:
             calls, chunks = self.calls[module], module in self._on_chunks
             yield source, gradients_of(source, module, calls, pulled[module], self._dtype(source), chunks=chunks)
 
     def _pull(self, cotangents: Tensor) -> dict[nn.Module, list[Tensor]]:
-        """Gradients of the outputs of all calls, (c, *shape)."""
+        """Compute gradients with respect to the outputs of all calls, (c, *shape)."""
         edges = [call.edge for calls in self.calls.values() for call in calls]
         edge = self._found.edge
 
         def one(cotangent: Tensor) -> Sequence[Tensor | None]:
             return torch.autograd.grad([edge], edges, [cotangent], retain_graph=True, allow_unused=True)
 
-        # A single one needs no batching.
+        # A single cotangent needs no batching.
         if len(cotangents) == 1:
             pulled = iter([None if each is None else each[None] for each in one(cotangents[0])])
         else:
@@ -209,7 +209,7 @@ class SeenLayers:
         }
 
     def _inputs(self, source: Source, module: nn.Module, fisher: str) -> Tensor | None:
-        # A column of the exact matrix is of one place in every example; others are of independent ones.
+        # A column of the exact Fisher matrix belongs to one place in every example; other columns do not.
         examples = len(self._found.outputs) if fisher == EXACT else None
         chunks = module in self._on_chunks
         words: dict[str, str] = {} if examples is None else {"argument": "fisher='exact'", "remedy": _PLACES}
@@ -226,7 +226,7 @@ def _operators(node: Any, consumers: dict[Any, list[Any]]) -> tuple[Any, ...]:
     return tuple(
         (user.name(), _operators(user, consumers))
         if sum(each is not None for each, _ in user.next_functions) == 1
-        # Of two operands it is another thing.
+        # An operator with two operands computes something else, so its users do not count.
         else user.name()
         for user in consumers.get(node, ())
     )

@@ -1,1 +1,1 @@
-"""Optimizers with a matrix for each dimension of a parameter, made of its gradients alone."""
+"""Optimizers with a preconditioner matrix for each dimension of a parameter, computed from gradients alone."""

@@ -1,4 +1,4 @@
-"""What Shampoo and SOAP share: parameters as tensors of few large dimensions, and states in at least 32 bits."""
+"""Base class of Shampoo and SOAP: parameters as tensors of few large dimensions, and states in at least 32 bits."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ State = dict[str, Any]
 
 
 class KroneckerOptimizer(StochasticOptimizer):
-    """One whose preconditioner is a Kronecker product, of a factor for each dimension."""
+    """Optimizer whose preconditioner is a Kronecker product with a factor for each dimension."""
 
     @abstractmethod
     def _direction(self, state: State, group: Group, gradient: Tensor) -> Tensor | None:
-        """Where to go against; None for nowhere."""
+        """Return the direction that is subtracted from the parameter, or None for no step."""
 
     @abstractmethod
     def _least(self, group: Group) -> float:
-        """Gradients of a smaller norm make no step, so that their squares may vanish."""
+        """Return the gradient norm below which no step is taken, so that squares may vanish."""
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """One step, by the gradients in `grad` or by a closure.
+        """Take one step, by the gradients in `grad` or by a closure.
 
         Args:
             closure: Function without arguments that computes the loss and returns it, with its graph. It may zero
-                gradients and call backward, as for torch's optimizers, and need not.
+                gradients and call backward, as for torch's optimizers, but need not.
 
         Returns:
             The loss, or None without a closure.
 
         Raises:
-            InputError: If the closure returns no loss, gradients are sparse or not finite, or their squares out of the
-                range of the state's dtype.
+            InputError: If the closure returns no loss, gradients are sparse or not finite, or their squares are out of
+                the range of the state's dtype.
         """
         self.require_dtypes()
         loss = None if closure is None else self.evaluated(closure, accumulates=True)
@@ -56,10 +56,10 @@ class KroneckerOptimizer(StochasticOptimizer):
         return precise(parameter).dtype
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in `torch.optim.Optimizer.load_state_dict`; states keep their precision.
+        """Load a state as `torch.optim.Optimizer.load_state_dict` does, but keep its precision.
 
         Args:
-            state_dict: What `state_dict` returned.
+            state_dict: Dict that `state_dict` returned.
         """
         super().load_state_dict(state_dict)
         restore(self, state_dict)
@@ -75,7 +75,7 @@ class KroneckerOptimizer(StochasticOptimizer):
 
     @staticmethod
     def _average(moments: list[Tensor | None], gradient: Tensor, keep: float, weight: float) -> None:
-        """Take a gradient into the second moments along its dimensions."""
+        """Update the second moments along the dimensions by a gradient."""
         for dim, moment in enumerate(moments):
             if moment is not None:
                 moment.mul_(keep).add_(second_moment(gradient, dim, moment.dim() == 1), alpha=weight)

@@ -1,4 +1,4 @@
-"""A parameter by its dimensions: which there are, second moments along each, and products with a factor for each.
+"""Dimensions of a parameter: their choice, second moments along them, and products with a factor for each.
 
 A factor is a matrix (n, n), a diagonal (n,), or None for the identity.
 """
@@ -14,7 +14,7 @@ Factors = Sequence[Tensor | None]
 
 
 def working_shape(shape: Sequence[int], limit: int, merge: bool) -> tuple[int, ...]:
-    """The shape without dimensions of one, those behind the first merged from the last on where that fits the limit."""
+    """Drop dimensions of size 1, and merge those behind the first from the last on, up to the limit."""
     first, *rest = [size for size in shape if size != 1] or [1]
     if not merge:
         return first, *rest
@@ -28,15 +28,16 @@ def working_shape(shape: Sequence[int], limit: int, merge: bool) -> tuple[int, .
 
 
 def second_moment(tensor: Tensor, dim: int, diagonal: bool) -> Tensor:
-    """The sum of $v v^T$ over all vectors v along a dimension, or its diagonal."""
+    """Compute the sum of $v v^T$ over all vectors v along a dimension, or its diagonal."""
     rows = tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1)
     return rows.square().sum(1) if diagonal else rows @ rows.mT
 
 
 def multiplied(tensor: Tensor, factors: Factors, *, transposed: bool = False) -> Tensor:
-    """A tensor times a factor, or its transpose, along each of its dimensions."""
+    """Multiply a tensor along each dimension by a factor or its transpose."""
     for factor in factors:
-        # The first dimension goes to the end, so that each has been the first once, and order is as before.
+        # The first dimension moves to the end, so after a round every dimension is multiplied and the order is
+        # restored.
         if factor is None:
             tensor = tensor.movedim(0, -1)
         elif factor.dim() == 1:

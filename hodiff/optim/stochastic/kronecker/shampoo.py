@@ -1,4 +1,4 @@
-"""Shampoo: a matrix for each dimension of a parameter, in roots."""
+"""Shampoo: a root of a second-moment matrix for each dimension of a parameter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hodiff.optim.stochastic.settings import settings_in
 
 
 class Shampoo(KroneckerOptimizer):
-    r"""Gradients between inverse roots of their second moments along each dimension.
+    r"""Optimizer that multiplies gradients by inverse roots of their second moments along each dimension.
 
     For a parameter of k dimensions, with $G_{(i)}$ the matrix of all vectors along dimension i as columns,
 
@@ -28,25 +28,25 @@ class Shampoo(KroneckerOptimizer):
 
     $$ \theta \leftarrow (1 - \gamma \lambda)\, \theta - \gamma\, \frac{\|S\|}{\|P\|}\, P $$
 
-    with averages $\hat M, \hat L$ that are freed of their zero start. Of a matrix P is $L^{-1/4} \hat M R^{-1/4}$. The
-    length of each parameter's step is that of the step S of a simpler method, "grafted" onto P: Shampoo's own grows
-    and shrinks with the roots. The paper's algorithm is `accumulate=True, grafting=None, betas=(0.0, 0.0)`.
+    with bias-corrected averages $\hat M, \hat L$. For a matrix, P is $L^{-1/4} \hat M R^{-1/4}$. The length of each
+    parameter's step is that of the step S of a simpler method, "grafted" onto P, because the length of P varies with
+    the roots. The paper's algorithm is `accumulate=True, grafting=None, betas=(0.0, 0.0)`.
 
-    Dimensions of one are left out. Those behind the first are merged, from the last on, while their product is at most
-    `max_preconditioner_size`: a convolution's weight (C, D, 3, 3) is a matrix (C, 9 D). A larger dimension has a
-    diagonal $L_i$. In memory stand $2 \sum_i n_i^2$ numbers for dimensions $n_i$, and one or two for each element.
+    Dimensions of size 1 are dropped. Dimensions behind the first are merged, from the last on, while their product is
+    at most `max_preconditioner_size`: a convolution's weight (C, D, 3, 3) is a matrix (C, 9 D). A larger dimension has
+    a diagonal $L_i$. The state has $2 \sum_i n_i^2$ numbers for dimensions $n_i$, and one or two for each element.
 
     Args:
-        params: Parameters, or groups of them with settings of their own, as for `torch.optim.Adam`; real and
+        params: Parameters, or groups of them with separate settings, as for `torch.optim.Adam`; real and
             floating-point.
-        lr: Learning rate $\gamma$, a number or a tensor of one.
+        lr: Learning rate $\gamma$, a number or a tensor with one number.
         betas: $\beta_1$ and $\beta_2$.
         eps: $\epsilon$.
         weight_decay: $\lambda$, decoupled.
-        accumulate: Whether $L_i$ is the sum of all $G_{(i)} G_{(i)}^\top$ and not their average.
-        grafting: S is that of "adam", of "adagrad", or "sgd" ($\hat M$); None for $S = P$.
-        refresh_every: Take new roots every so many steps, and after 1, 2, 4, 8 ... of them.
-        max_preconditioner_size: The largest n of a matrix (n, n).
+        accumulate: Whether $L_i$ is the sum of all $G_{(i)} G_{(i)}^\top$ instead of their average.
+        grafting: Method of the step S: "adam", "adagrad", or "sgd" ($\hat M$); None for $S = P$.
+        refresh_every: Number of steps between new roots; early roots are computed after 1, 2, 4, 8 ... steps, too.
+        max_preconditioner_size: Largest n of a matrix (n, n).
         merge_dims: Whether to merge dimensions.
         maximize: Whether to ascend.
 
@@ -111,7 +111,7 @@ class Shampoo(KroneckerOptimizer):
         return direction * (torch.linalg.vector_norm(grafted) / norm)
 
     def _refresh(self, state: State, group: Group) -> None:
-        """Take new roots where they are due, and where there are none yet, as before the first gradient but zero."""
+        """Compute new roots if they are due or missing, but not before a nonzero gradient."""
         step, moments = state["step"], state["moments"]
         due = "roots" not in state or is_due(step, group["refresh_every"])
         if not due or not all(bool(each.any()) for each in moments):

@@ -13,14 +13,14 @@ from hodiff.optim.stochastic.kronecker.dimensions import multiplied
 from hodiff.optim.stochastic.kronecker.spectra import eigenvectors, turned
 from hodiff.optim.stochastic.settings import settings_in
 
-# How many roundings of the longest direction are no direction.
+# Multiple of the rounding error below which a coordinate is zero.
 ROUNDINGS = 4
 
 
 class SOAP(KroneckerOptimizer):
-    r"""Adam, in a basis that slowly turns towards the eigenvectors of the gradients' second moments.
+    r"""Adam in a basis that slowly rotates to the eigenvectors of the gradients' second moments.
 
-    For a matrix, with $Q_L$ and $Q_R$ nearly the eigenvectors of L and R,
+    For a matrix, with $Q_L$ and $Q_R$ approximately the eigenvectors of L and R,
 
     $$ M \leftarrow \beta_1 M + (1 - \beta_1) G, \qquad
        V \leftarrow \beta_2 V + (1 - \beta_2)\, (Q_L^\top G\, Q_R)^{\circ 2}, \qquad
@@ -30,26 +30,26 @@ class SOAP(KroneckerOptimizer):
     $$ L \leftarrow \beta_2 L + (1 - \beta_2)\, G G^\top, \qquad R \leftarrow \beta_2 R + (1 - \beta_2)\, G^\top G,
        \qquad \text{every k steps: } Q_L \leftarrow \mathrm{qr}(L\, Q_L), \; Q_R \leftarrow \mathrm{qr}(R\, Q_R) $$
 
-    where columns of Q, and V with them, are first put in the order of $Q^\top L\, Q$'s diagonal; and likewise for more
-    dimensions. The first step makes the eigenvectors of the first gradient, and leaves the parameters where they are:
-    in its own basis a gradient has zeros that are rounding only, which Adam would make steps of full length. Gradients
-    of exactly low rank leave some eigenvectors undetermined, which rounding then chooses, so that two machines may take
-    different paths, of equal quality.
+    where columns of Q, and V with them, are first sorted by the diagonal of $Q^\top L\, Q$; and likewise for more
+    dimensions. The first step computes the eigenvectors of the first gradient and leaves the parameters unchanged: in
+    its own basis a gradient has zeros up to rounding, which Adam would turn into steps of full length. Gradients of
+    exactly low rank leave some eigenvectors undetermined. Rounding then chooses them, so two machines may take
+    different paths of equal quality.
 
-    Dimensions of one are left out. Those behind the first are merged, from the last on, while their product is at most
-    `max_preconditioner_size`: a convolution's weight (C, D, 3, 3) is a matrix (C, 9 D). A larger dimension keeps its
-    own basis, and so do vectors, for which this is Adam. In memory stand $2 \sum_i n_i^2$ numbers for dimensions $n_i$,
-    and two for each element.
+    Dimensions of size 1 are dropped. Dimensions behind the first are merged, from the last on, while their product is
+    at most `max_preconditioner_size`: a convolution's weight (C, D, 3, 3) is a matrix (C, 9 D). A larger dimension
+    keeps its standard basis, and so do vectors, for which SOAP is Adam. The state has $2 \sum_i n_i^2$ numbers for
+    dimensions $n_i$, and two for each element.
 
     Args:
-        params: Parameters, or groups of them with settings of their own, as for `torch.optim.Adam`; real and
+        params: Parameters, or groups of them with separate settings, as for `torch.optim.Adam`; real and
             floating-point.
-        lr: Learning rate $\gamma$, a number or a tensor of one.
+        lr: Learning rate $\gamma$, a number or a tensor with one number.
         betas: $\beta_1$ and $\beta_2$.
         eps: $\epsilon$.
         weight_decay: $\lambda$, decoupled.
         refresh_every: k.
-        max_preconditioner_size: The largest n of a matrix (n, n).
+        max_preconditioner_size: Largest n of a matrix (n, n).
         merge_dims: Whether to merge dimensions.
         maximize: Whether to ascend.
 
@@ -96,11 +96,11 @@ class SOAP(KroneckerOptimizer):
             return None
         state["step"] += 1
         projected = multiplied(gradient, state["bases"], transposed=True)
-        # In the basis, as the paper's M' is: one product less, and turned where the basis is.
+        # Averaging in the basis, as the paper's M' does, saves a product; the average is rotated with the basis.
         mean = state["exp_avg"].lerp_(projected, 1 - beta1) / (1 - beta1 ** state["step"])
         squares = state["exp_avg_sq"].mul_(beta2).addcmul_(projected, projected, value=1 - beta2)
         scale = (squares / (1 - beta2 ** state["step"])).sqrt_()
-        # Where gradients have nothing, the change of basis leaves its rounding, which is no direction.
+        # If a coordinate has no gradient, a change of basis leaves rounding errors there, which must not make steps.
         rounding = ROUNDINGS * torch.finfo(scale.dtype).eps * torch.linalg.vector_norm(scale)
         steps = torch.where(scale > rounding, mean / (scale + group["eps"]), 0.0)
         direction = multiplied(steps, state["bases"])

@@ -10,13 +10,13 @@ from hodiff.operators.kfac.blocks import symmetric_eigen
 
 
 def inverse_root(caller: str, moment: Tensor, power: float, damping: float) -> Tensor:
-    r"""$(M + \epsilon \lambda_{\max} I)^{-p}$ of a positive semi-definite M that is not 0, or of a diagonal."""
+    r"""Compute $(M + \epsilon \lambda_{\max} I)^{-p}$ of a nonzero positive semi-definite M, or of a diagonal."""
     _require_finite(caller, moment)
-    # A root of small eigenvalues magnifies their rounding.
+    # Inverse roots of small eigenvalues magnify rounding errors.
     precise = moment if moment.device.type == "mps" else moment.double()
     values, vectors = (precise, None) if moment.dim() == 1 else symmetric_eigen(precise)
     largest = values.max()
-    # What is zero to rounding was never seen, and has no scale without damping.
+    # Eigenvalues of zero up to rounding had no gradients; without damping their scale is zero.
     seen = values > len(values) * torch.finfo(moment.dtype).eps * largest
     scales = (values.where(seen, 0) + damping * largest) ** -power
     scales = scales.nan_to_num(posinf=0.0)
@@ -24,14 +24,14 @@ def inverse_root(caller: str, moment: Tensor, power: float, damping: float) -> T
 
 
 def eigenvectors(caller: str, moment: Tensor) -> Tensor:
-    """Those of a symmetric matrix as columns, of the largest eigenvalue first."""
+    """Return the eigenvectors of a symmetric matrix as columns, by decreasing eigenvalue."""
     _require_finite(caller, moment)
     precise = moment if moment.device.type == "mps" else moment.double()
     return symmetric_eigen(precise)[1].flip(-1).to(moment.dtype)
 
 
 def turned(caller: str, moment: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
-    """One step of orthogonal iteration from a basis: the order that its columns are taken in, and the new basis."""
+    """Take one step of orthogonal iteration; return the order of the old columns and the new basis."""
     _require_finite(caller, moment)
     products = moment @ basis
     order = (basis * products).sum(0).argsort(descending=True, stable=True)

@@ -1,1 +1,1 @@
-"""Optimizers that solve equations for their step by conjugate gradients, in a closure's graph."""
+"""Optimizers that solve for their step by conjugate gradients, in the graph of a closure."""

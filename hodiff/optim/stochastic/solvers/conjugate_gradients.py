@@ -1,4 +1,4 @@
-"""Conjugate gradients step by step, for optimizers that stop them by rules of their own."""
+"""Iterates of conjugate gradients, for optimizers with their own stopping rules."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from hodiff.optim.stochastic.magnitudes import norm_of
 
 @dataclass(frozen=True)
 class Iterate:
-    r"""A point on the way to the minimum of $\phi(x) = \tfrac12 x^\top A x - b^\top x$.
+    r"""Iterate in the minimisation of $\phi(x) = \tfrac12 x^\top A x - b^\top x$.
 
     Attributes:
-        count: How many steps were taken.
-        x: The point.
-        residual: The norm of $b - A x$.
+        count: Number of steps.
+        x: Current point.
+        residual: Norm of $b - A x$.
         value: $\phi(x)$.
-        descent: A direction of curvature zero or less, in which $\phi$ falls for ever; then it is the last iterate.
+        descent: Direction of curvature zero or less, in which $\phi$ falls without bound; only in the last iterate.
     """
 
     count: int
@@ -37,13 +37,13 @@ def iterates(
     """Solve `A x = b` for a symmetric A, until the residual is zero or curvature is not positive.
 
     Args:
-        product: Multiplies with A.
-        b: The right-hand side.
-        start: Where to begin; by default at zero.
-        preconditioner: The diagonal of a matrix near A; by default the identity.
+        product: Product with A.
+        b: Right-hand side.
+        start: Start; by default zero.
+        preconditioner: Diagonal of an approximation of A; by default the identity.
 
     Yields:
-        The iterates, the start first.
+        Iterates, beginning with the start.
     """
     residual = b.clone() if start is None else b - product(start)
     # Squares of large and small numbers are out of the range of the dtype; a power of two rounds nothing.

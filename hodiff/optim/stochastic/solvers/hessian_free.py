@@ -1,4 +1,4 @@
-"""Hessian-free optimization: Gauss-Newton steps by conjugate gradients, trusted as far as they proved right."""
+"""Hessian-free optimization: damped Gauss-Newton steps by conjugate gradients."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from hodiff.optim.stochastic.solvers.conjugate_gradients import Iterate, iterate
 from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
 from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer, trust_factor
 
-# Iterates that backtracking looks at have numbers that grow by this factor.
+# Growth of the numbers of the iterates that backtracking considers.
 _SPACING = 1.3
-# Gradients that the preconditioner is made of, and the power of its damped diagonal.
+# Number of gradients for the preconditioner, and the power of its damped diagonal.
 _DRAWS, _POWER = 8, 0.75
-# Progress below this share of the value, for each iteration, ends the iterations.
+# Relative progress for each iteration below which conjugate gradients stop.
 _LEAST_PROGRESS = 5e-4
 
 
 @dataclass(frozen=True)
 class HessianFreeStep:
-    """What a step did.
+    """Report of a step.
 
     Attributes:
-        cg_iterations: Products with the Gauss-Newton matrix.
-        evaluations: Values of the closure's loss.
-        reduction_ratio: What the loss lost over what the model promised; NaN where the gradient was zero.
-        damping: The damping that the step was made with.
-        accepted: Whether the loss fell; else the parameters stayed.
+        cg_iterations: Number of products with the Gauss-Newton matrix.
+        evaluations: Number of evaluations of the closure's loss.
+        reduction_ratio: Actual over predicted change of the loss; NaN if the gradient was zero.
+        damping: Damping of the step.
+        accepted: Whether the loss fell; otherwise the parameters did not change.
     """
 
     cg_iterations: int
@@ -48,33 +48,34 @@ class HessianFreeStep:
 
 
 class HessianFree(SolverOptimizer):
-    r"""Hessian-free optimization: Gauss-Newton equations by conjugate gradients, with damping that adapts itself.
+    r"""Hessian-free optimization: Gauss-Newton equations by conjugate gradients, with adaptive damping.
 
     $$ \theta \leftarrow \theta + \gamma\, p, \qquad p \approx \arg\min_p \; q(p) = g^\top p + \tfrac12 p^\top B\, p,
        \quad B = J^\top \nabla_z^2 \ell\, J + (\lambda + \mu) I, \qquad
        \rho = \frac{f(\theta + p) - f(\theta)}{q(p)} $$
 
-    Conjugate gradients start from the last solution and end where q hardly falls any more; of their iterates the
-    last one is taken before which f is no smaller. The damping $\mu$ becomes 3/2 of itself where $\rho < 1/4$, and 2/3
-    where $\rho > 3/4$; a step that raises f is not made. It is for large batches: a step takes tens of products, which
-    noise would waste. Random numbers repeat in all evaluations of a step, and buffers of batch norm change in the first
-    only.
+    Conjugate gradients start from the last solution and end when q hardly falls any more. Backtracking through their
+    iterates ends when an earlier iterate has no lower f. The damping $\mu$ is multiplied by 3/2 if $\rho < 1/4$, and
+    by 2/3 if $\rho > 3/4$; a step that raises f is rejected. The method is for large batches: a step needs tens of
+    products, which noise would waste. Random numbers repeat in all evaluations of a step, and buffers of batch norm
+    change in the first evaluation only.
 
     Args:
-        params: Parameters, or groups of them with an `lr` of their own; real and floating-point.
-        lr: $\gamma$, a number or a tensor of one.
-        damping: $\mu$ at the beginning; it changes in `param_groups`.
-        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss, for the
-            parameters that it uses.
-        cg_iterations: The most products in a step.
-        cg_tolerance: Where conjugate gradients stop at the latest: norm of the residual over that of the gradient.
-        warm_start: Which part of the last solution they start from, 0 to 1.
-        preconditioner: "empirical-fisher" has conjugate gradients preconditioned by $(D + (\lambda + \mu) I)^{3/4}$,
-            with D the mean of the squared gradients of examples, from eight gradients with random signs of examples,
-            which lie along the first dimension of the outputs; of a loss that is their mean. None for the identity.
+        params: Parameters, or groups of them with separate `lr`; real and floating-point.
+        lr: $\gamma$, a number or a tensor with one number.
+        damping: Initial $\mu$; it changes in `param_groups`.
+        weight_decay: $\lambda$, which adds $\tfrac\lambda2 \|\theta\|^2$ to the loss, for the parameters on which the
+            loss depends.
+        cg_iterations: Maximum number of products in a step.
+        cg_tolerance: Norm of the residual, relative to the gradient, at which conjugate gradients end at the latest.
+        warm_start: Factor of the last solution from which conjugate gradients start, 0 to 1.
+        preconditioner: "empirical-fisher" preconditions conjugate gradients by $(D + (\lambda + \mu) I)^{3/4}$, with D
+            the mean of the examples' squared gradients. D is estimated from eight gradients with random signs of
+            examples. Outputs have examples along the first dimension, and the loss is the mean over examples. None for
+            the identity.
 
     Attributes:
-        last: A `HessianFreeStep` of what the last step did, or None.
+        last: `HessianFreeStep` of the last step, or None.
 
     Raises:
         InputError: If a setting is out of its range, or a parameter complex.
@@ -109,17 +110,17 @@ class HessianFree(SolverOptimizer):
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """One step, which evaluates the closure several times, within `hodiff.corrected()`, and sets gradients.
+        """Take one step, which evaluates the closure several times, within `hodiff.corrected()`, and sets gradients.
 
         Args:
             closure: Function without arguments that returns the pair (outputs, loss): outputs of the model, with their
-                graph, and a function of them, convex, that returns one number.
+                graph, and a convex function of them that returns one number.
 
         Returns:
             The loss before the step, without weight decay.
 
         Raises:
-            InputError: If there is no closure, or it does not return that.
+            InputError: If there is no closure, or it does not return such a pair.
             RouteError: If torch does not implement a second derivative.
         """
         require_closure(self.caller, closure)
@@ -160,7 +161,7 @@ class HessianFree(SolverOptimizer):
     def _solve(
         self, product: Callable[[Tensor], Tensor], right: Tensor, model: LocalModel
     ) -> tuple[int, list[Iterate]]:
-        """Conjugate gradients: how many steps, and the iterates that backtracking may return to, the last one last."""
+        """Run conjugate gradients; return the number of steps and the iterates for backtracking, in order."""
         parts = [self.state[p].get("solution") for p in model.parameters]
         warm = None if any(part is None for part in parts) else self.setting("warm_start") * model.vector(parts)
         enough = self.setting("cg_tolerance") * norm_of(right)
@@ -181,11 +182,11 @@ class HessianFree(SolverOptimizer):
         if self.setting("preconditioner") is None:
             return None
         assert isinstance(model, GaussNewtonModel)
-        # The same signs in each step: batches change, and there is no state to store.
+        # The signs repeat in all steps: batches change anyway, and no state has to be stored.
         shift = self.setting("weight_decay") + self.setting("damping")
         diagonal, unit = model.squared_gradients(_DRAWS, torch.Generator().manual_seed(0), shift**0.5)
         damped = diagonal + shift / unit**2
-        # Nothing is told by what is zero beside the largest.
+        # Entries that are zero beside the largest carry no information.
         largest = damped.max() if damped.numel() else torch.zeros(())
         return damped.clamp_min(torch.finfo(damped.dtype).eps * float(largest)) ** _POWER if largest > 0 else None
 
@@ -194,7 +195,7 @@ class HessianFree(SolverOptimizer):
 
 
 def _stalls(values: list[float]) -> bool:
-    """Martens' rule: relative progress over the last tenth of the iterations, or ten of them."""
+    """Apply Martens' rule to the relative progress over the last tenth of the iterations, at least ten."""
     i = len(values) - 1
     k = max(10, i // 10)
     return i > k and values[-1] < 0 and (values[-1] - values[-1 - k]) / values[-1] < k * _LEAST_PROGRESS

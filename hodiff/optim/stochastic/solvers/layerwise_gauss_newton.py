@@ -1,4 +1,4 @@
-"""The Gauss-Newton method with each layer's own block of the matrix."""
+"""Gauss-Newton method with a block of the matrix for each layer."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOpti
 
 
 class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
-    r"""Gauss-Newton steps of each layer, as if all others stayed: blocks of the exact matrix, without an approximation.
+    r"""Gauss-Newton steps of each layer with all other layers fixed: exact diagonal blocks of the matrix.
 
     $$ \theta_l \leftarrow \theta_l + \gamma\, p_l, \qquad
        \big(J_l^\top \nabla_z^2 \ell\, J_l + (\lambda + \mu) I\big)\, p_l \approx -(g_l + \lambda \theta_l) $$
 
     with $J_l$ the Jacobian of the model's outputs z in the parameters of layer l, all at the same point. Conjugate
-    gradients solve each layer's equations, which is what K-FAC approximates by two small matrices; it shows how far a
-    method by layers can come, at the price of a product with the Gauss-Newton matrix for each layer and iteration. As
-    each layer mends the outputs as if no other one did, all steps together are too long: a line search shortens them.
+    gradients solve each layer's equations, which K-FAC approximates by two small matrices. The method shows the
+    potential of layerwise methods, at the price of a Gauss-Newton product for each layer and iteration. Each layer
+    corrects the outputs as if the other layers were fixed, so the joint step is too long: a line search shortens it.
 
-    Parameters with names, `model.named_parameters()`, are of one layer where the names differ in their last part only,
-    as those of a weight and its bias; without names each is a layer.
+    Named parameters, `model.named_parameters()`, belong to one layer if their names differ in the last part only, such
+    as those of a weight and its bias. Without names each parameter is a layer.
 
     Args:
-        params: Named parameters, parameters, or groups of them with an `lr` of their own; real and floating-point.
-        lr: $\gamma$, a number or a tensor of one.
-        damping: $\mu$. None begins at 1 and, with a line search, adapts in `param_groups`: to 3/2 of itself where the
-            whole step gains less than a quarter of what the models of all layers promise, and to 2/3 where it gains
-            more than three quarters. At 0 the equations of a layer that has more parameters than the batch has outputs
-            are singular, and rounding decides where a step leads.
-        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss, for the
-            parameters that it uses.
-        cg_iterations: The most products in a step of a layer.
-        cg_tolerance: Where to stop: norm of the residual over that of the gradient, in each layer.
-        line_search_fn: "backtracking" halves the step of all layers together, from `lr` on, until the loss falls by
-            1e-4 of what the slope promises, and stays where it is if it does not; None takes the step.
+        params: Named parameters, parameters, or groups of them with separate `lr`; real and floating-point.
+        lr: $\gamma$, a number or a tensor with one number.
+        damping: $\mu$. None begins at 1 and, with a line search, adapts in `param_groups`. The damping is multiplied by
+            3/2 if the whole step gains less than a quarter of what the models of all layers predict, and by 2/3 if it
+            gains more than three quarters. At 0 the equations of a layer with more parameters than the batch has
+            outputs are singular, and rounding determines the step.
+        weight_decay: $\lambda$, which adds $\tfrac\lambda2 \|\theta\|^2$ to the loss, for the parameters on which the
+            loss depends.
+        cg_iterations: Maximum number of products in a step of a layer.
+        cg_tolerance: Norm of the residual, relative to the gradient, at which conjugate gradients end, in each layer.
+        line_search_fn: "backtracking" halves the joint step of all layers, from `lr` on, until the loss falls by 1e-4
+            of the decrease that the slope predicts. If that fails, the parameters do not change. None takes the full
+            step.
         maximize: Whether to ascend.
 
     Raises:
@@ -90,7 +91,7 @@ class LayerwiseGaussNewton(TruncatedNewtonOptimizer):
         return [self.model(returned, layer) for layer in layers if layer]
 
     def _layers(self) -> list[list[Tensor]]:
-        """Parameters by what their names begin with."""
+        """Group parameters by their names without the last part."""
         layers: dict[Any, list[Tensor]] = {}
         for group in self.param_groups:
             names = group.get("param_names") or [None] * len(group["params"])

@@ -1,4 +1,4 @@
-"""The loss at other points than the parameters'."""
+"""Values of the loss at points near the parameters."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hodiff.recompute.reachable import modules_in
 
 
 class NearbyValues:
-    """What is descended: the loss or its negative, and the penalty of weight decay.
+    """Values of the minimised function: the loss or its negative, plus the penalty of weight decay.
 
-    Random numbers are the same at all points, and buffers of modules stay.
+    Random numbers are equal at all points, and buffers of modules do not change.
 
     Args:
-        optimizer: Whose settings count.
-        parameters: What is moved.
-        loss: The loss at the parameters.
-        closure: Computes it.
-        draw: The random state before that.
+        optimizer: Optimizer with the settings.
+        parameters: Parameters that are moved.
+        loss: Loss at the parameters.
+        closure: Function that computes the loss.
+        draw: Random state before the closure's evaluation.
 
     Attributes:
-        start: The value at the parameters.
-        count: How many values were taken since.
+        start: Value at the parameters.
+        count: Number of evaluations since.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class NearbyValues:
         self.start = self._sign * float(loss) + self._penalty()
 
     def __call__(self, steps: Sequence[Tensor]) -> float:
-        """The value where a step, times the learning rates, leads."""
+        """Evaluate the function after a step, times the learning rates."""
         self.count += 1
         self._optimizer.add(steps, self._parameters)
         try:

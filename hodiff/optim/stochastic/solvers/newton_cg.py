@@ -12,29 +12,30 @@ from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOpti
 
 
 class NewtonCG(TruncatedNewtonOptimizer):
-    r"""Newton's method, its equations solved by conjugate gradients.
+    r"""Newton's method with equations solved by conjugate gradients.
 
     $$ \theta \leftarrow \theta + \gamma\, p, \qquad (B + \mu I)\, p \approx -(g + \lambda \theta), \quad
        B = \nabla^2 f + \lambda I \;\text{ or }\; J^\top \nabla_z^2 \ell\, J + \lambda I $$
 
-    Conjugate gradients stop at the tolerance, or where they meet a direction of curvature zero or less; the step is
-    then what they have, and if that is none, the direction itself, of steepest descent. On a positive definite
-    quadratic function one step with `lr=1` and enough iterations is exact. Far from a minimum take `damping`, a smaller
-    `lr`, a line search, or `HessianFree`. Where the loss draws dropout or other random numbers anew at each step, the
-    step solves one draw's equations, and is far too long for the next one's: without a large `damping` it diverges, and
-    with a line search it gets nowhere.
+    Conjugate gradients stop at the tolerance, or at a direction of curvature zero or less. The step is then the current
+    iterate, or, if there is none yet, the direction itself, that of steepest descent. On a positive definite quadratic
+    function one step with `lr=1` and enough iterations is exact. Far from a minimum use `damping`, a smaller `lr`, a
+    line search, or `HessianFree`. If the loss draws dropout or other random numbers anew in each step, the step solves
+    the equations of one draw and is far too long for the next. Without a large `damping` it then diverges, and with a
+    line search it makes no progress.
 
     Args:
-        params: Parameters, or groups of them with an `lr` of their own; real and floating-point.
-        lr: $\gamma$, a number or a tensor of one.
+        params: Parameters, or groups of them with separate `lr`; real and floating-point.
+        lr: $\gamma$, a number or a tensor with one number.
         damping: $\mu$.
-        weight_decay: $\lambda$, which stands for $\tfrac\lambda2 \|\theta\|^2$ beside the loss, for the
-            parameters that it uses.
+        weight_decay: $\lambda$, which adds $\tfrac\lambda2 \|\theta\|^2$ to the loss, for the parameters on which the
+            loss depends.
         curvature: "hessian" or "gauss-newton".
-        cg_iterations: The most products in a step.
-        cg_tolerance: Where to stop: norm of the residual over that of the gradient.
-        line_search_fn: "backtracking" halves the step, from `lr` on, until the loss falls by 1e-4 of what the slope
-            promises, each time for a value of the closure, and stays where it is if it does not; None takes the step.
+        cg_iterations: Maximum number of products in a step.
+        cg_tolerance: Norm of the residual, relative to the gradient, at which conjugate gradients end.
+        line_search_fn: "backtracking" halves the step, from `lr` on, until the loss falls by 1e-4 of the decrease that
+            the slope predicts, with one evaluation of the closure for each trial. If that fails, the parameters do not
+            change. None takes the full step.
         maximize: Whether to ascend.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Optimizers that solve equations over all groups at once: their settings are one for all, but the learning rate."""
+"""Base class of optimizers that solve equations over all groups at once, so that groups share settings but lr."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.local_models import GaussNewtonModel, HessianModel, LocalModel, outputs_and_loss
 from hodiff.recompute.lost_slopes import noting_operands
 
-# Where the ratio of what was gained and what the model promised lies below or above, damping changes by a factor.
+# Ratios of actual to predicted decrease, and the factors of the damping below the first or above the second.
 _TRUST = ((0.25, 3 / 2), (0.75, 2 / 3))
 
 
 class SolverOptimizer(StochasticOptimizer):
-    """One that takes the curvature of all parameters in one matrix."""
+    """Optimizer with one curvature matrix for all parameters."""
 
-    # What groups may have of their own.
+    # Settings that may differ between groups.
     _own: ClassVar[set[str]] = {"params", "param_names", "lr", "initial_lr"}
 
     def setting(self, name: str) -> Any:
-        """A setting of all groups; schedulers may change it in the first."""
+        """Return a setting of all groups; schedulers may change it in the first group."""
         return self.param_groups[0][name]
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add parameters with a learning rate of their own.
+        """Add parameters with a separate learning rate.
 
         Args:
             param_group: A dict of "params" and "lr".
 
         Raises:
-            InputError: If the group has other settings than the first.
+            InputError: If the group's other settings differ from those of the first group.
         """
         first = self.param_groups[0] if self.param_groups else {}
         for name, value in param_group.items():
@@ -51,7 +51,7 @@ class SolverOptimizer(StochasticOptimizer):
         super().add_param_group(param_group)
 
     def returned(self, closure: Closure) -> Any:
-        """What a closure returns, with its graph."""
+        """Evaluate a closure and return its result, with its graph."""
         parameters = self.parameters()
         with torch.enable_grad(), Corrections(lean=True, many=True):
             for parameter in parameters:
@@ -66,25 +66,25 @@ class SolverOptimizer(StochasticOptimizer):
         return returned
 
     def model(self, returned: Any, parameters: Sequence[Tensor]) -> LocalModel:
-        """The loss near some parameters, of what a closure returned."""
+        """Build the local model of a loss in some parameters, from the return value of a closure."""
         with explained(self.caller):
             return self.kind(self.caller, parameters, returned)
 
     @property
     def kind(self) -> type[LocalModel]:
-        """By which matrix the loss is modelled."""
+        """Class of the local models."""
         return GaussNewtonModel
 
     def reached(self, returned: Any) -> list[Tensor]:
-        """The parameters that what a closure returned hangs on; others have no gradient, and stay."""
+        """Return the parameters on which a closure's result depends; other parameters do not move."""
         ends = returned if self.kind is HessianModel else outputs_and_loss(self.caller, returned)[0]
         tensors = [each for each in pytree.tree_leaves(ends) if isinstance(each, Tensor)]
         leaves = {id(leaf) for each in tensors for leaf in inspect_graph(each)[0]}
-        # Without any, the model of all says what is amiss.
+        # Without any such parameter, the model of all parameters raises a fitting error.
         return [p for p in self.parameters() if id(p) in leaves] or self.parameters()
 
     def rates(self) -> dict[int, Any]:
-        """The learning rate of each parameter."""
+        """Return the learning rate of each parameter, by id."""
         return {id(p): group["lr"] for group in self.param_groups for p in group["params"]}
 
     def add(self, steps: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
@@ -95,6 +95,6 @@ class SolverOptimizer(StochasticOptimizer):
 
 
 def trust_factor(ratio: float) -> float:
-    """The factor of the damping after a step, by the ratio of what it gained and what the model promised."""
+    """Return the factor of the damping, by the ratio of actual to predicted decrease."""
     (low, more), (high, less) = _TRUST
     return less if ratio > high else 1.0 if ratio >= low else more

@@ -1,4 +1,4 @@
-"""Steps by truncated conjugate gradients, one system of equations for each of some local models."""
+"""Steps by truncated conjugate gradients, with a system of equations for each of several local models."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from hodiff.optim.stochastic.solvers.conjugate_gradients import iterates
 from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
 from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
 
-# The share of the descent that the slope promises that a step has to make, and how often it is halved at the most.
+# Required fraction of the decrease that the slope predicts, and the maximum number of halvings.
 _LEAST_DESCENT, _HALVINGS = 1e-4, 30
 
 
 class TruncatedNewtonOptimizer(SolverOptimizer):
-    """One whose step is made of approximate solutions of linear systems."""
+    """Optimizer whose step consists of approximate solutions of linear systems."""
 
     def __init__(self, params: Any, defaults: Group):
         require_choice(self.caller, "line_search_fn", defaults["line_search_fn"], (BACKTRACKING,), optional=True)
@@ -35,23 +35,23 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
 
     @abstractmethod
     def _models(self, returned: Any) -> list[LocalModel]:
-        """The loss near the parameters, apart in each of some parts of them, of what the closure returned."""
+        """Build local models of the loss, each in a part of the parameters, from the closure's return value."""
 
     @torch.no_grad()
     def step(self, closure: Closure | None = None) -> Any:
-        """One step, which evaluates the closure once, within `hodiff.corrected()`, and sets gradients.
+        """Take one step, which evaluates the closure once, within `hodiff.corrected()`, and sets gradients.
 
         Args:
             closure: Function without arguments that computes the loss and returns it, with its graph and without
-                calling backward; with Gauss-Newton matrices it returns the pair (outputs, loss), outputs of the model
+                calling backward. With Gauss-Newton matrices it returns the pair (outputs, loss): outputs of the model
                 and a function of them that returns one number. A line search evaluates it again at each point, with
-                the same random numbers.
+                equal random numbers.
 
         Returns:
             The loss before the step.
 
         Raises:
-            InputError: If there is no closure, or it does not return that.
+            InputError: If there is no closure, or its return value is invalid.
             RouteError: If torch does not implement a second derivative.
         """
         require_closure(self.caller, closure)
@@ -74,10 +74,10 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
         return models[0].loss
 
     def _trust(self, gain: float, promised: float) -> None:
-        """Take note of how the value at the whole step changed, and of what the models promised."""
+        """Adapt to the change of the value at the full step and the change that the models predicted."""
 
     def _solution(self, model: LocalModel) -> tuple[Tensor, float]:
-        """A step, and the change of the damped model along it."""
+        """Solve for a step; also return the change of the damped model along it."""
         sign = self._sign
         decay, damping = self.setting("weight_decay"), self.setting("damping")
         place = model.vector([p.detach() for p in model.parameters])
@@ -96,7 +96,7 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
         return each.x, each.value
 
     def _search(self, steps: Sequence[Tensor], values: NearbyValues, parameters: Sequence[Tensor]) -> float:
-        """Halve the step until it descends by enough, or stay; how the whole step would have changed the value."""
+        """Halve the step until it descends enough, or take none; return the change of the value at the full step."""
         whole = math.nan
         rates, decay = self.rates(), self.setting("weight_decay")
         slope = 0.0
@@ -104,7 +104,7 @@ class TruncatedNewtonOptimizer(SolverOptimizer):
             assert parameter.grad is not None
             descended = self._sign * parameter.grad + decay * parameter
             slope += float(torch.sum(descended * step)) * float(rates[id(parameter)])
-        # Near a minimum what a step gains is less than rounding.
+        # Near a minimum the decrease is smaller than rounding.
         tolerance = torch.finfo(parameters[0].dtype).eps * abs(values.start)
         for halvings in range(_HALVINGS):
             factor = 0.5**halvings
