@@ -1,4 +1,4 @@
-"""The table of corrections, as users ask for it and as notebooks show it."""
+"""The table of corrections, with its display in notebooks."""
 
 from __future__ import annotations
 
