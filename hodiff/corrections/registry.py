@@ -98,8 +98,8 @@ def register(
     r"""Decorator that registers a rule for a torch function, as hodiff's own rules are registered.
 
     Inside `hodiff.corrected()`, and so in every transform of hodiff, a call of the torch function runs the rule. The
-    newest rule of a function is in force; `unregister` restores the rule before, such as hodiff's own. If the rule itself
-    calls the function, even inside `corrected()` or by a transform of hodiff, torch's own function runs.
+    newest rule of a function is in force; `unregister` restores the rule before, such as hodiff's own. If the rule
+    itself calls the function, even inside `corrected()` or by a transform of hodiff, torch's own function runs.
 
     Args:
         *functions: The torch function, under all its names: `torch.relu`, `torch.Tensor.relu`,

@@ -92,7 +92,7 @@ def _scan(
 
 
 def _is_of_user(combine_fn: Any) -> bool:
-    """Whether a function returns trees, as a user's does in torch's wrapper, and not leaves, as an exported one does."""
+    """Whether a function returns trees, as a user's in torch's wrapper, and not leaves, as an exported one."""
     return isinstance(combine_fn, partial)
 
 
