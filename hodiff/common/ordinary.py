@@ -19,8 +19,8 @@ T = TypeVar("T")
 def ordinary(results: Iterable[Tensor], given: Iterable[Tensor] = ()) -> tuple[Tensor, ...]:
     """Return the results in tensors with memory of their own.
 
-    Autograd returns zeros without memory, expanded and conjugated views, one tensor for the gradients of two inputs, or the
-    cotangent itself.
+    Autograd returns zeros without memory, expanded and conjugated views, one tensor for the gradients of two inputs,
+    or the cotangent itself.
 
     Args:
         results: Tensors as autograd made them.
