@@ -116,7 +116,7 @@ _DECLARATIONS: dict[type, tuple[dict[str, inspect.Parameter], dict[str, Validato
 
 
 def _declared(options: type) -> tuple[dict[str, inspect.Parameter], dict[str, Validator]]:
-    """Return parameters and validators by the option's name."""
+    """Return parameters and validators, each by the option's name."""
     if options in _DECLARATIONS:
         return _DECLARATIONS[options]
     parameters, validators = {}, {}

@@ -77,7 +77,7 @@ def require_number(
 
 
 def require_amount(caller: str, argument: str, value: Any, *, positive: bool = False) -> None:
-    """Raise unless the value is a finite number, zero or more."""
+    """Raise unless the value is a finite number, nonnegative or, if required, positive."""
     require_number(caller, argument, value, positive=positive, nonnegative=not positive, finite=True)
 
 

@@ -42,7 +42,7 @@ from hodiff.torch_internals.wording import Wording, says
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Other subclasses of Tensor may override functions, so they are asked first.
+# Other subclasses of Tensor may override functions, so their `__torch_function__` runs first.
 _PLAIN = {Tensor, Parameter}
 
 
@@ -131,7 +131,7 @@ class Corrections(RuleMode):
             with without_autocast(cast[1]):
                 result = self._by_rule(correction, *cast[0])
         if isinstance(result, Exception):
-            # Errors of the rule itself, or about zero tangents, for which transforms allocate memory.
+            # Errors of the rule itself, or about tangents without memory, which transforms catch and retry.
             if isinstance(result, NotImplementedError) or says(result, Wording.CHANGES_ZERO):
                 raise result
             func(*args, **kwargs)  # torch's own error, for arguments that torch does not accept either
@@ -191,7 +191,6 @@ class Corrections(RuleMode):
         return _is_mended(correction, args, kwargs) or self._is_worth_it(correction, args, kwargs)
 
     def _is_worth_it(self, correction: Correction, args: Any, kwargs: Any) -> bool:
-        """Whether a faster rule is used for a call."""
         # A compiler fuses the passes that lean rules save, and traces torch's own functions best.
         if not self.lean or is_compiling():
             return False
@@ -285,7 +284,6 @@ def _is_mended(correction: Correction, args: Any, kwargs: Any) -> bool:
 
 
 def _tensors(*arguments: Any) -> Iterator[Tensor]:
-    """Yield the tensors in arguments."""
     for each in arguments:
         if isinstance(each, Tensor):
             yield each
@@ -296,7 +294,6 @@ def _tensors(*arguments: Any) -> Iterator[Tensor]:
 
 
 def _without_value(correction: Correction, func: Any) -> HodiffError:
-    """Return the error for a rule that returns None."""
     rule = getattr(correction.rule, "__qualname__", repr(correction.rule))
     return HodiffError(
         f"{rule}, the rule registered for {correction.name}: expected it to return what {func.__name__} returns, got "

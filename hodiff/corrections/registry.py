@@ -187,7 +187,6 @@ def _declining(rule: Callable[..., Any], covers: Callable[..., bool]) -> Callabl
 
 
 def _require_options(kind: Any, routes: Any, least_elements: Any, mended: Any) -> None:
-    """Raise if the kind, a route, the least size or the version is invalid."""
     require_choice("register", "kind", kind, KINDS)
     if isinstance(routes, str) or not all(each in ROUTES for each in routes):
         raise InputError(f"register: routes: expected some of hodiff.ROUTES, which are {ROUTES}, got {routes!r}.")
@@ -199,7 +198,6 @@ def _require_options(kind: Any, routes: Any, least_elements: Any, mended: Any) -
 
 
 def _require_functions(caller: str, functions: Sequence[Any]) -> None:
-    """Raise if there are no functions, or one is not callable."""
     if not functions:
         raise InputError(f"{caller}: functions: expected at least one torch function, got none.")
     for function in functions:

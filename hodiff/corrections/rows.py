@@ -11,7 +11,7 @@ _TINTS = {"wrong": "error", "missing": "warning", "slow": "note"}
 
 
 class Row(NamedTuple):
-    """A line of `hodiff.corrections.table()`: see `Correction`."""
+    """A row of `hodiff.corrections.table()`; see `Correction` for the fields."""
 
     name: str
     kind: str

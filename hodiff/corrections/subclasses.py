@@ -66,7 +66,7 @@ def ask_subclasses(
 
 
 def without_subclasses(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the arguments of a call that a subclass hands on as plain tensors, unless the call is in place."""
+    """Return the arguments of a subclass's call as plain tensors, unless the call is in place."""
     # A rule saves its arguments, and its backward would call the subclass where torch's backward does not.
     if getattr(func, "__name__", "").endswith("_"):
         return args, kwargs

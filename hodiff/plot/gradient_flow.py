@@ -49,7 +49,7 @@ def gradient_flow(f: Callable[..., Tensor], x: PyTree) -> BackwardGraph:
         x: A tensor or a pytree of tensors, real and floating-point.
 
     Returns:
-        The graph, as of `hodiff.plot.graph`. For more than four numbers it shows the least and the largest.
+        The graph, like that of `hodiff.plot.graph`. For more than four numbers it shows the least and the largest.
 
     Raises:
         InputError: If x holds no differentiable tensor, or f does not return one number that depends on it.

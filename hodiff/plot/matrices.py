@@ -42,7 +42,7 @@ def hessian(
     parameters, whose names `A.block` takes, too; long names have an ellipsis in the middle.
 
     Args:
-        A: An operator, or a matrix (n, n) as of `hodiff.hessian_matrix`.
+        A: An operator, or a matrix (n, n) such as that of `hodiff.hessian_matrix`.
         parameters: Parameters of the rows: the pytree that was differentiated, whose leaves are named and separated by
             lines, or n names. An operator knows its parameters.
         ax: The matplotlib axes to draw in; new ones by default, large enough for the names.
@@ -150,7 +150,6 @@ def _lead(ax: Axes, centres: list[float], places: list[float], n: int) -> None:
 
 
 def _blocks(parameters: Any, n: int) -> tuple[list[str], list[int]]:
-    """Return a name and a size for each block of rows."""
     leaves = pytree.tree_leaves(parameters)
     if leaves and all(isinstance(leaf, str) for leaf in leaves):
         names, sizes = list(leaves), [1] * len(leaves)

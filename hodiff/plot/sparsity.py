@@ -95,7 +95,6 @@ def _pattern(A: Any) -> Pattern:
 
 
 def _draw_entries(ax: Axes, pattern: Pattern, coloring: Coloring | None) -> None:
-    """Draw a pixel for each entry."""
     colours = importlib.import_module("matplotlib.colors")
     maps = importlib.import_module("matplotlib").colormaps
     if coloring is None:

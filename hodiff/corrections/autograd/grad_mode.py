@@ -1,4 +1,4 @@
-"""Rules for `Tensor.data`, `detach_`, `no_grad` and `requires_grad`: results are constants to all outer transforms.
+"""Rules for `Tensor.data`, `detach_`, `no_grad` and other switches: constants to all outer transforms.
 
 Torch also has a switch for forward mode, but Functions switch it on again and views ignore it. Results of all calls
 inside a switched-off block are therefore detached as well.

@@ -105,7 +105,6 @@ def _pow(self: Sequence[Tensor] | float, exponent: Any) -> Any:
 
 
 def _rule(name: str) -> Callable[..., Any]:
-    """Return the rule for the list operator of that name."""
     if name == "pow":
         return _pow
     one = _ONE.get(name) or getattr(Tensor, name)

@@ -19,7 +19,7 @@ class PowerOfTwoTimes(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor, exponent: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.ldexp(x, exponent)
 
     @staticmethod

@@ -21,7 +21,7 @@ class LogAddExp(ElementwiseFunction):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.logaddexp(a, b)
 
     @staticmethod
@@ -37,7 +37,7 @@ class LogAddExp2(ElementwiseFunction):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.logaddexp2(a, b)
 
     @staticmethod

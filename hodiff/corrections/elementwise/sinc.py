@@ -33,7 +33,7 @@ class SincDerivative(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor, order: int) -> Tensor:
-        """The next derivative."""
+        """Return the next derivative."""
         return SincDerivative.call(x, order + 1)
 
 

@@ -87,7 +87,7 @@ def _unpooling(function: Any, dims: int) -> Any:
 
 
 def _layout(input: Tensor, dims: int) -> torch.memory_format:
-    """Return the memory format of torch's result, which is that of an image; contiguous under vmap."""
+    """Return the memory format of torch's result: for images that of the input, if it is known."""
     if dims != 2 or input.dim() != 4 or torch.compiler.is_compiling() or in_func_vmap():
         return torch.contiguous_format
     by_channels = input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()

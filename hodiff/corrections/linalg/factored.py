@@ -85,7 +85,7 @@ class FactoredSolve(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, solution_bar: Tensor | None) -> Any:
-        """A solve with the adjoint, and an outer product."""
+        """Gradients by a solve with the adjoint, and an outer product."""
         if solution_bar is None:
             return (None,) * 5
         matrix, right, pair, pivots = ctx.saved_tensors
@@ -100,7 +100,7 @@ class FactoredSolve(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, matrix_t: Tensor | None, right_t: Tensor | None, *_: None) -> Tensor:
-        """A solve with the same matrix."""
+        """Tangent by a solve with the same matrix."""
         matrix, right, pair, pivots = ctx.saved_tensors
         change = right_t
         if matrix_t is not None:

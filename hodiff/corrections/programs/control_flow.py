@@ -116,7 +116,6 @@ def _associative_scan(combine_fn: Any, xs: Sequence[Tensor], additional_inputs: 
 
 
 def _stacked(trees: Sequence[Any]) -> Any:
-    """Stack the leaves of trees with the same structure."""
     return pytree.tree_map(lambda *leaves: None if leaves[0] is None else torch.stack(leaves), *trees)
 
 

@@ -57,12 +57,10 @@ def _script(script: Any, *args: Any, **kwargs: Any) -> Any:
 
 @functools.lru_cache(maxsize=16)
 def _operators(graph: Any) -> tuple[Any, ...]:
-    """Return the operators that a graph calls."""
     return tuple({operator_of_script(node)[0]: None for node in nodes_of_script(graph)})
 
 
 def _unreachable(entry: Correction, script: Any, unknown: str | None) -> RouteError:
-    """Return the error for a graph with an operator that needs a rule, and a node that cannot be run."""
     return RouteError(
         f"{entry.name}, in the graph that torch.jit made of {script.name!r}: hodiff's rules do not reach it there, as "
         f"the graph also has {unknown}, and torch's own derivative is {entry.kind} by {', '.join(entry.routes)}: "

@@ -49,7 +49,6 @@ class _ValuesAt(AnyOrderFunction):
 
     @staticmethod
     def forward(sparse: Tensor, indices: Tensor) -> Tensor:
-        """Look up the indices."""
         if sparse.layout != torch.sparse_coo:
             sparse = sparse.to_sparse()
         sparse = sparse.coalesce()
@@ -64,7 +63,6 @@ class _ValuesAt(AnyOrderFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Save the indices and the form of the tensor."""
         sparse, indices = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(indices)
@@ -86,7 +84,6 @@ class _Linear(AnyOrderFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Save the indices and the form of the tensor."""
         (sparse,) = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(indices_of(sparse))

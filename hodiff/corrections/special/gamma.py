@@ -47,7 +47,7 @@ class LowerGamma(ElementwiseFunction):
 
     @staticmethod
     def forward(a: Tensor, x: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.special.gammainc(a, x)
 
     @staticmethod
@@ -61,7 +61,7 @@ class UpperGamma(ElementwiseFunction):
 
     @staticmethod
     def forward(a: Tensor, x: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.special.gammaincc(a, x)
 
     @staticmethod
@@ -75,7 +75,7 @@ class HurwitzZeta(ElementwiseFunction):
 
     @staticmethod
     def forward(s: Any, x: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.special.zeta(s, x)
 
     @staticmethod
@@ -154,7 +154,7 @@ def _hurwitz(s: Any, x: Tensor) -> Tensor:
 
 
 def _log_gamma(x: Tensor, m: int) -> Tensor:
-    """Compute digamma, then Hurwitz zeta; below -100, where zeta is slow, torch's trigamma (nine digits)."""
+    """Derivative of order m: digamma, then Hurwitz zeta; below -100, where zeta is slow, trigamma (nine digits)."""
     if m == 1:
         return torch.digamma(x)
     if m > 2:

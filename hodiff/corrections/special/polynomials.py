@@ -89,7 +89,7 @@ class OrthogonalPolynomial(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor, degree: Any, name: str, order: int) -> Tensor:
-        """Compute it by torch's kernel or by the recurrence."""
+        """Compute the value by torch's kernel, and derivatives by the recurrence."""
         if order:
             return in_double(_derivative, x, name, degree, order)
         refuse_compiled_transforms(name)
@@ -100,7 +100,7 @@ class OrthogonalPolynomial(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor, degree: Any, name: str, order: int) -> Tensor:
-        """The derivative of the next order."""
+        """Return the derivative of the next order."""
         if index:
             raise RouteError(
                 f"torch.special.{name}: n: a polynomial has no derivative by its degree, which counts in whole "

@@ -33,7 +33,7 @@ class SpecialFunction(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor, name: str, order: int) -> Tensor:
-        """Compute it by torch's kernel or by the formula."""
+        """Compute the value by torch's kernel, and derivatives by the formula."""
         kernel, derivative, constant = TOWERS[name]
         if order:
             return in_double(derivative, x, order)
@@ -43,7 +43,7 @@ class SpecialFunction(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor, name: str, order: int) -> Tensor:
-        """The derivative of the next order."""
+        """Return the derivative of the next order."""
         return SpecialFunction.call(x, name, order + 1)
 
 
