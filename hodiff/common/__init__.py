@@ -1,1 +1,1 @@
-"""What derivatives, operators, estimators, implicit functions, inner loops and pictures share."""
+"""Helpers that derivatives, operators, estimators, implicit functions, inner loops and plots share."""

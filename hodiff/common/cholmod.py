@@ -24,7 +24,7 @@ class Factors:
     """A factorised matrix.
 
     Attributes:
-        solve: Of right-hand sides (n,) or (n, k).
+        solve: Solves for right-hand sides (n,) or (n, k).
         pivots: The squares of the factor's diagonal, (n,), all positive.
     """
 
@@ -34,7 +34,7 @@ class Factors:
 
 @cache
 def library() -> ModuleType | None:
-    """scikit-sparse's door to CHOLMOD, if it is there and works."""
+    """Return scikit-sparse's CHOLMOD module, or None if it cannot be imported."""
     try:
         return importlib.import_module("sksparse.cholmod")
     except (ImportError, OSError):
@@ -42,14 +42,14 @@ def library() -> ModuleType | None:
 
 
 def cholesky(matrix: Any, shift: float = 0.0) -> Factors | None:
-    """Factorise a symmetric CSC array (n, n) with shift I added; None where that is not positive definite."""
+    """Factorise a symmetric CSC array (n, n) with shift I added; None if the sum is not positive definite."""
     cholmod = library()
     assert cholmod is not None
     factorize = _by_version_5 if hasattr(cholmod, "cho_factor") else _by_version_4
     if shift:
         # CHOLMOD's own shift refuses a matrix without entries.
         matrix = matrix + shift * scipy.sparse.eye_array(matrix.shape[0], format="csc")
-    # Cheaper than a try, and version 0.5 prints a line for each that fails.
+    # The check is cheaper than a failed factorization, for which version 0.5 also prints a line.
     if not (matrix.diagonal() > 0).all():
         return None
     try:
@@ -63,7 +63,7 @@ def cholesky(matrix: Any, shift: float = 0.0) -> Factors | None:
 
 @contextmanager
 def _silent(cholmod: ModuleType) -> Iterator[None]:
-    """What is nearly singular is judged by its pivots."""
+    """Suppress CHOLMOD's warnings, as near singularity is judged by the pivots."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", cholmod.CholmodWarning)
         yield

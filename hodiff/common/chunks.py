@@ -1,4 +1,4 @@
-"""How many directions go through a derivative at once, and the loop over them."""
+"""Groups of directions that go through a derivative at once: their size, and the loop over them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MEMORY_BUDGET = {"cpu": 64 * 2**20, "accelerator": 2**30}
 
 
 class ByteCount(EagerDispatchMode):
-    """Counts the bytes of every tensor computed under it; each would have one tangent a direction.
+    """Mode that counts the bytes of every computed tensor, each of which would have one tangent per direction.
 
     Attributes:
-        bytes: Those of results.
-        read: Those of arguments.
-        operations: Calls of operators.
+        bytes: Bytes of results.
+        read: Bytes of arguments.
+        operations: Number of operator calls.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class ByteCount(EagerDispatchMode):
         if not func.is_view:
             self.read += sum(_bytes(each) for each in args if isinstance(each, Tensor) and has_strides(each))
             for output in result if isinstance(result, (tuple, list)) else (result,):
-                # Sparse tensors have no bytes of their own; what they are made of has been counted.
+                # Sparse tensors have no bytes of their own; their parts have been counted.
                 if isinstance(output, Tensor) and has_strides(output):
                     self.bytes += _bytes(output)
         return result
@@ -50,7 +50,7 @@ def _bytes(x: Tensor) -> int:
 
 
 def require_chunk_size(caller: str, argument: str, value: Any) -> None:
-    """Refuse what is neither a positive int nor "auto" nor None."""
+    """Raise unless the value is a positive int, "auto" or None."""
     if value is None or (isinstance(value, str) and value == "auto") or (is_int(value) and value >= 1):
         return
     raise InputError(
@@ -59,7 +59,7 @@ def require_chunk_size(caller: str, argument: str, value: Any) -> None:
 
 
 def resolve_chunk_size(chunk_size: int | str | None, directions: int, bytes_each: int, device: torch.device) -> int:
-    """The directions of a group, from 1 to all, where each takes `bytes_each` of intermediate results."""
+    """Return the number of directions in a group, where each takes `bytes_each` of intermediate results."""
     if chunk_size == "auto":
         budget = MEMORY_BUDGET["cpu" if device.type == "cpu" else "accelerator"]
         chunk_size = budget // max(bytes_each, 1)
@@ -70,7 +70,7 @@ def resolve_chunk_size(chunk_size: int | str | None, directions: int, bytes_each
 
 
 def spans(size: int, chunk_size: int) -> Iterator[tuple[int, int]]:
-    """The groups `(start, stop)` that cover `range(size)`, of nearly equal length."""
+    """Yield the groups `(start, stop)` that cover `range(size)`, of nearly equal length."""
     groups = -(-size // chunk_size)
     for group in range(groups):
         yield group * size // groups, (group + 1) * size // groups

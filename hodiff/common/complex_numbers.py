@@ -1,7 +1,7 @@
-"""Complex numbers by their real and imaginary parts, which are what a real function is differentiated by.
+"""Conversion of complex tensors to real and imaginary parts, by which real functions are differentiated.
 
-The gradient of a real function f of z = a + ib is df/da + i df/db, as `torch.autograd` has it (`jax.grad` has its
-conjugate); products with a Hessian are those in (a, b), put together in the same way.
+The gradient of a real function f of z = a + ib is df/da + i df/db, as in `torch.autograd` (`jax.grad` returns its
+conjugate). Hessian-vector products are computed in (a, b) and combined in the same way.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from torch import Tensor
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """A complex tensor as one of pairs, its last dimension of two; any other as it is."""
+    """Return a complex tensor as a real one with a last dimension of 2; return a real tensor unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def as_complex(tensor: Tensor, joined: bool) -> Tensor:
-    """The inverse, where the pairs are to be joined."""
+    """Invert `as_real` if `joined`; return the tensor unchanged otherwise."""
     if not joined:
         return tensor
     tensor = tensor.contiguous()
-    # Of a dimension of one, a contiguous tensor may have any stride.
+    # A contiguous tensor may have any stride in a dimension of size 1.
     if any(stride % 2 for stride in tensor.stride()[:-1]) or tensor.storage_offset() % 2:
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return torch.view_as_complex(tensor)
 
 
 def equal_with_nan(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors hold the same numbers, NaN equal to itself."""
+    """Whether two tensors are equal after `nan_to_num`, by which NaN equals NaN."""
     return torch.equal(as_real(a.detach()).nan_to_num(), as_real(b.detach()).nan_to_num())

@@ -1,9 +1,8 @@
-"""Keyword options that several classes take: declared once as a `TypedDict`, shown in each signature.
+"""Keyword options shared by several classes, declared once as a `TypedDict` and shown in each signature.
 
-An entry carries its default with what `help` says of the option, and a validator, as those of `hodiff.common.options`,
-of the caller, the name and the value: an option is validated and explained because it is declared,
-`name: Annotated[type, Default(value, "What it does."), validator]`. A function that hands the options on takes
-`**options: Unpack[...]`, by which type checkers and editors know them.
+An entry is `name: Annotated[type, Default(value, "What it does."), validator]`: the default with its explanation for
+`help`, and a validator of the caller, the name and the value, such as those of `hodiff.common.options`. A function that
+passes the options on takes `**options: Unpack[...]`, which type checkers and editors understand.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
 F = TypeVar("F", bound=Callable[..., Any])
-# The entry with its further lines.
+# The entry `**options` of a docstring, with its further lines.
 _ENTRY = re.compile(r"^( *)\*\*options:.*\n(?:\1 +\S.*\n)*", re.MULTILINE)
-# Of the caller, the option's name, and its value.
+# Takes the caller, the option's name, and its value.
 Validator = Callable[[str, str, Any], None]
 
 
 @dataclass(frozen=True)
 class Default:
-    """The default of an option, and what the option does."""
+    """The default of an option, and its explanation."""
 
     value: Any
     explanation: str
@@ -35,16 +34,16 @@ class Default:
 def with_defaults(
     owner: Callable[..., Any], options: type, given: Mapping[str, Any], *, caller: str = ""
 ) -> dict[str, Any]:
-    """All options by name, validated, or by their defaults; a TypeError names the one nearest to a mistyped one.
+    """Return all options, validated or by default; a TypeError suggests the nearest name for an unknown one.
 
     Args:
-        owner: The class or function that takes them.
-        options: Their declaration.
-        given: What was given.
-        caller: What validators call the owner, where that is not its name.
+        owner: The class or function that takes the options.
+        options: Declaration of the options.
+        given: The options that were given.
+        caller: Name of the owner in validators' messages, if that is not its own name.
 
     Returns:
-        The values.
+        The values by name.
     """
     parameters, validators = _declared(options)
     _require_known(owner, given, parameters)
@@ -54,7 +53,7 @@ def with_defaults(
 
 
 def require_options(caller: Callable[..., Any], takes: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Refuse options that `takes`, to which the caller hands them on, does not have, in the name of the caller."""
+    """Raise a TypeError in the caller's name for options that `takes`, to which it passes them, does not have."""
     if given:
         _require_known(caller, given, _keywords(takes), (*_keywords(caller), *_keywords(takes)))
 
@@ -62,7 +61,7 @@ def require_options(caller: Callable[..., Any], takes: Callable[..., Any], given
 def _require_known(
     owner: Callable[..., Any], given: Iterable[str], taken: Iterable[str], known: Iterable[str] | None = None
 ) -> None:
-    """Raise a TypeError for an option that is not taken, with the nearest of the known ones, or all of them."""
+    """Raise a TypeError for an unknown option, with the nearest known name, or with all names."""
     for name in given:
         if name not in taken:
             names = list(_keywords(owner) if known is None else known)
@@ -73,19 +72,19 @@ def _require_known(
 
 @functools.cache
 def _keywords(function: Callable[..., Any]) -> tuple[str, ...]:
-    """The options in a signature."""
+    """Return the keyword-only parameters of a function."""
     return tuple(
         each.name for each in inspect.signature(function).parameters.values() if each.kind is each.KEYWORD_ONLY
     )
 
 
 def shows(options: type) -> Callable[[F], F]:
-    """Decorate a function that ends in `**options`, so that its signature names them with their defaults."""
+    """Return a decorator that shows options with their defaults in the signature of a function with `**options`."""
 
     def decorate(function: F) -> F:
         signature = inspect.signature(function)
         own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        # mypy does not know that functions may have one of their own.
+        # mypy does not know that functions may have a `__signature__`.
         function.__signature__ = signature.replace(parameters=[*own, *_declared(options)[0].values()])  # type: ignore[attr-defined]
         return function
 
@@ -93,7 +92,7 @@ def shows(options: type) -> Callable[[F], F]:
 
 
 def explains(options: type) -> Callable[[F], F]:
-    """Decorate what has an entry `**options` in its docstring, so that this explains each of them in its place."""
+    """Return a decorator that replaces the docstring entry `**options` by explanations of the options."""
 
     def decorate(owner: F) -> F:
         # None where Python leaves docstrings out.
@@ -105,19 +104,19 @@ def explains(options: type) -> Callable[[F], F]:
 
 
 def _explanations(options: type, indent: str) -> str:
-    """The entries of a docstring's arguments, at its indentation."""
+    """Return the docstring entries of the options, at an indentation."""
     wrapper = textwrap.TextWrapper(120, indent, f"{indent}    ", break_long_words=False, break_on_hyphens=False)
     hints = get_type_hints(options, include_extras=True)
     entries = [f"{name}: {hint.__metadata__[0].explanation}" for name, hint in hints.items()]
     return "".join(f"{wrapper.fill(each)}\n" for each in entries)
 
 
-# A table, as dynamo warns of caches of functools; `shows` fills it when a class is made.
+# A dict, as dynamo warns about caches of functools; `shows` fills it when a class is defined.
 _DECLARATIONS: dict[type, tuple[dict[str, inspect.Parameter], dict[str, Validator]]] = {}
 
 
 def _declared(options: type) -> tuple[dict[str, inspect.Parameter], dict[str, Validator]]:
-    """Parameters and validators by the option's name."""
+    """Return parameters and validators, each by the option's name."""
     if options in _DECLARATIONS:
         return _DECLARATIONS[options]
     parameters, validators = {}, {}

@@ -1,4 +1,4 @@
-"""What modules keep that a run may change, buffers and attributes, and that is as it was afterwards."""
+"""Contexts that restore buffers and attributes of modules after a run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hodiff.torch_internals.threads import one_thread_at_a_time
 
 # The dict of a module's buffers, a name in it, and the tensor to put there.
 Replacement = tuple[MutableMapping[str, Any], str, Tensor]
-# In which modules keep what they computed.
+# Types of collections in which modules store what they compute.
 _COLLECTIONS = (dict, list, set, collections.OrderedDict)
 _MISSING = object()
 
 
 @contextmanager
 def exchanged_buffers(replacements: Sequence[Replacement]) -> Iterator[None]:
-    """Let modules have other buffers for a while; nothing is written into their own, which graphs may have saved."""
+    """Replace buffers of modules within the context, without writing into them, as graphs may have saved them."""
     if not replacements:
         yield
         return
@@ -39,19 +39,19 @@ def exchanged_buffers(replacements: Sequence[Replacement]) -> Iterator[None]:
 
 @contextmanager
 def untouched(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Let modules update copies of their buffers, in training mode, and set attributes for a while."""
+    """Restore attributes of modules, and buffers of modules in training mode, after the context."""
     with attributes_put_back(modules), untouched_buffers(modules):
         yield
 
 
 @contextmanager
 def attributes_put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Put back what modules hold as attributes, and what is in their dicts, lists and sets.
+    """Restore the attributes of modules, and the contents of their dicts, lists and sets, after the context.
 
-    A tensor that one evaluation keeps would be a constant to the next, and one of a transform is of no use after it.
+    A tensor that one evaluation stores would be a constant to the next; a transform's tensor is invalid after it.
     """
     kept = [(module, attributes_of(module)) for module in modules]
-    # Most are tables of hooks, and empty.
+    # Most collections are tables of hooks, and empty.
     values = (each for _, before in kept for each in before.values())
     held = [(each, each.copy() if each else ()) for each in values if type(each) in _COLLECTIONS]
     try:
@@ -59,7 +59,7 @@ def attributes_put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for module, before in kept:
             attributes = vars(module)
-            # Not cleared, as other threads may read them.
+            # The dict is not cleared, as other threads may read it.
             for name in attributes_of(module).keys() - before.keys():
                 del attributes[name]
             for name, value in before.items():
@@ -72,7 +72,7 @@ def attributes_put_back(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 @contextmanager
 def buffers_unwrapped(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Put back buffers for which a transform has put in tensors of its own, which are of no use after it."""
+    """Restore buffers that a transform replaced by its own tensors, which are invalid after it."""
     kept = [(owner, dict(owner)) for owner in map(buffers_by_name, modules)]
     try:
         yield
@@ -84,7 +84,7 @@ def buffers_unwrapped(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two collections of a kind hold the very same objects."""
+    """Whether two collections of the same type hold identical objects."""
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(value is other[name] for name, value in one.items())
     return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
@@ -100,13 +100,13 @@ def _refill(collection: Any, contents: Any) -> None:
 
 @contextmanager
 def untouched_buffers(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Let modules in training mode update copies of their buffers for a while."""
-    # A frozen script has no modes any more.
+    """Let modules in training mode update copies of their buffers within the context."""
+    # A frozen script has no attribute `training`.
     owners = [buffers_by_name(module) for module in modules if getattr(module, "training", False)]
     if not any(owners):
         yield
         return
-    with one_thread_at_a_time():  # else the copies may be those of another thread
+    with one_thread_at_a_time():  # otherwise the copies may be those of another thread
         copies = [
             (owner, name, buffer.clone())
             for owner in owners

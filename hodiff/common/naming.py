@@ -1,4 +1,4 @@
-"""What users' functions are called where they are spoken of."""
+"""Names of users' functions in titles and messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def name_of(f: Callable[..., Any]) -> str:
-    """What a function is called in a title: f, where it has no name of its own."""
+    """Return the name of a function for a title; f if it has no name of its own."""
     name = getattr(f, "__name__", type(f).__name__)
     owner = getattr(f, "__self__", None)
     if name == "apply" and isinstance(owner, type):  # of a torch.autograd.Function

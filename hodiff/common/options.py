@@ -1,4 +1,4 @@
-"""Options at the boundary: counts, numbers, switches and choices, refused in one wording."""
+"""Validation of options: counts, numbers, switches and choices, with uniform messages."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from torch import Tensor
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 
-# NumPy's scalars count as Python's: sizes and numbers come out of arrays.
+# NumPy's scalars count as Python's, because sizes and numbers may come from arrays.
 BOOLS = (bool, np.bool_)
 INTS = (int, np.integer)
 NUMBERS = (int, float, np.integer, np.floating)
 
 
 def is_int(value: Any) -> TypeGuard[int]:
-    """Whether a value is an int, of Python's or NumPy's; True and False are none."""
+    """Whether a value is an int of Python or NumPy, and not a bool."""
     return isinstance(value, INTS) and not isinstance(value, bool)
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a real number of Python's or NumPy's; True and False are none."""
+    """Whether a value is a real number of Python or NumPy, and not a bool."""
     return isinstance(value, NUMBERS) and not isinstance(value, bool)
 
 
@@ -39,7 +39,7 @@ def require_int(
     optional: bool = False,
     remedy: str = "",
 ) -> None:
-    """Refuse what is not an int from `least` to `most`, or None where it is optional."""
+    """Raise unless the value is an int from `least` to `most`, or None if it is optional."""
     if is_int(value) and (least is None or value >= least) and (most is None or value <= most):
         return
     if optional and value is None:
@@ -60,7 +60,7 @@ def require_number(
     optional: bool = False,
     remedy: str = "",
 ) -> None:
-    """Refuse what is not a real number, or not of the kind asked for."""
+    """Raise unless the value is a real number with the required properties, or None if it is optional."""
     if (
         is_number(value)
         and (not positive or value > 0)
@@ -77,24 +77,24 @@ def require_number(
 
 
 def require_amount(caller: str, argument: str, value: Any, *, positive: bool = False) -> None:
-    """Refuse what is not a finite number, zero or more."""
+    """Raise unless the value is a finite number, nonnegative or, if required, positive."""
     require_number(caller, argument, value, positive=positive, nonnegative=not positive, finite=True)
 
 
 def require_bool(caller: str, argument: str, value: Any, *, remedy: str = "") -> None:
-    """Refuse what is neither True nor False."""
+    """Raise unless the value is True or False."""
     if not isinstance(value, BOOLS):
         _refuse(caller, argument, value, "True or False", remedy=remedy)
 
 
 def require_bools(caller: str, **switches: Any) -> None:
-    """Refuse any that is neither True nor False."""
+    """Raise unless all values are True or False."""
     for argument, each in switches.items():
         require_bool(caller, argument, each)
 
 
 def require_choice(caller: str, argument: str, value: Any, choices: Iterable[Any], *, optional: bool = False) -> None:
-    """Refuse what is not one of the choices."""
+    """Raise unless the value is one of the choices."""
     known = tuple(choices)
     # Arrays compare element by element, and 1 equals True.
     switches = bool, np.bool_
@@ -104,13 +104,13 @@ def require_choice(caller: str, argument: str, value: Any, choices: Iterable[Any
 
 
 def require_generator(caller: str, argument: str, value: Any) -> None:
-    """Refuse what is neither a torch.Generator nor None."""
+    """Raise unless the value is a torch.Generator or None."""
     if value is not None and not isinstance(value, torch.Generator):
         _refuse(caller, argument, value, "a torch.Generator", True, "pass torch.Generator().manual_seed(0)")
 
 
 def require_callable(caller: str, **functions: Any) -> None:
-    """Refuse what cannot be called."""
+    """Raise unless all values are callable."""
     for argument, each in functions.items():
         if not callable(each):
             raise InputError(f"{caller}: {argument}: expected a callable, got {type(each).__name__}.")

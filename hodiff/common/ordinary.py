@@ -1,4 +1,4 @@
-"""Results as ordinary tensors: with memory of their own, that can be changed in place, saved and given to NumPy."""
+"""Conversion of results to ordinary tensors, which can be changed in place, saved and passed to NumPy."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ T = TypeVar("T")
 
 
 def ordinary(results: Iterable[Tensor], given: Iterable[Tensor] = ()) -> tuple[Tensor, ...]:
-    """The same numbers in tensors of their own.
+    """Return the results in tensors with memory of their own.
 
-    Autograd hands out zeros without memory, expanded and conjugated views, and one tensor for the gradients of two
-    inputs, or the very tensor that was pulled back.
+    Autograd returns zeros without memory, expanded and conjugated views, one tensor for the gradients of two inputs,
+    or the cotangent itself.
 
     Args:
         results: Tensors as autograd made them.
-        given: Those of the caller, whose memory is not to be shared.
+        given: Tensors of the caller, whose memory must not be shared.
 
     Returns:
-        The tensors, copied where need be, and as they are inside of transforms and compiled code.
+        The tensors, copied where necessary; unchanged inside transforms and compiled code.
     """
     if not only_reverse_mode():
         return tuple(results)
@@ -46,7 +46,7 @@ def ordinary(results: Iterable[Tensor], given: Iterable[Tensor] = ()) -> tuple[T
 
 
 def ordinary_tree(results: T, given: Iterable[Tensor] = ()) -> T:
-    """The same for a pytree, in which other things than tensors stay as they are."""
+    """Apply `ordinary` to the tensors of a pytree; other leaves stay unchanged."""
     if not only_reverse_mode():
         return results
     leaves, spec = pytree.tree_flatten(results)
@@ -60,7 +60,7 @@ _OWN = {Tensor, torch.nn.Parameter}
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """A tensor whose elements lie in memory as they are, each in a place of its own."""
+    """Return a tensor with each element stored in memory, in a place of its own."""
     if is_zero_without_memory(tensor):
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     if not has_strides(tensor):

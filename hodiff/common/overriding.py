@@ -1,4 +1,4 @@
-"""Calls offered to arguments that stand for tensors, by torch's protocol `__torch_function__`, as torch's own are."""
+"""Decorators that offer calls to tensor-like arguments by `__torch_function__`, as torch's own functions do."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from hodiff.torch_internals.tensors import stands_for_tensor as stands_for_tenso
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-# What becomes of a call of a function whose functions may close over what stands for a tensor: the result, or
-# NotImplemented for nothing. Filled by rooms above.
+# Handlers of calls whose function arguments may close over tensor-like values. They return the result, or
+# NotImplemented. Packages that import this one add them.
 CLOSURE_WATCHERS: list[Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]] = []
 
 
-# Contexts in which no value that stands for a tensor may come to a function of torch. Filled by rooms above.
+# Contexts in which no tensor-like value may reach a torch function. Packages that import this one add them.
 TENSORS_ALONE: list[Callable[[], AbstractContextManager[Any]]] = []
 
 
-# Whether what stands for a tensor has a derivative where it is asked. Filled by rooms above.
+# Whether a tensor-like value has a derivative at present. Packages that import this one add the tests.
 MOVING: list[Callable[[Any], bool]] = []
 
 
 def is_moving(value: Any) -> bool:
-    """Whether a value stands for a tensor and has a derivative that only torch's functions see."""
+    """Whether a value is tensor-like and has a derivative that only torch's functions see."""
     return stands_for_tensor(value) and any(moving(value) for moving in MOVING)
 
 
 def tensors_alone() -> AbstractContextManager[Any]:
-    """The context of code that would take what stands for a tensor for a constant."""
+    """Return a context for code that would treat tensor-like values as constants."""
     if torch.compiler.is_compiling():
         return nullcontext()
     for made in TENSORS_ALONE:
@@ -43,7 +43,7 @@ def tensors_alone() -> AbstractContextManager[Any]:
 
 
 def offered_in_trees(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The result of whoever takes a call of trees of tensors and of functions, or NotImplemented."""
+    """Offer a call to tensor-like leaves and to the closure watchers; return the result, or NotImplemented."""
     for each in _leaves((args, kwargs)):
         if stands_for_tensor(each):
             return each.__torch_function__(function, (type(each),), args, kwargs)
@@ -66,7 +66,7 @@ def _leaves(tree: Any) -> Iterator[Any]:
 
 
 def overridable_in_trees(function: F) -> F:
-    """As `overridable`, of a function that takes trees and functions."""
+    """Decorate a function of trees and functions as `overridable` does."""
 
     @functools.wraps(function)
     def offered(*args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ def overridable_in_trees(function: F) -> F:
 
 
 def overridable(function: F) -> F:
-    """Let an argument that stands for a tensor say what becomes of the call."""
+    """Decorate a function so that tensor-like arguments handle its calls by `__torch_function__`."""
 
     @functools.wraps(function)
     def offered(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Parametrized weights of modules, which `torch.nn.utils.parametrize.cached` keeps whatever the parameters are."""
+"""Parametrized weights of modules, which `torch.nn.utils.parametrize.cached` keeps even for other parameters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 def at_another_point(function: Callable[P, R]) -> Callable[P, R]:
-    """Compute parametrized weights anew in each call, for `functional_call` with parameters of its own."""
+    """Decorate a function to recompute parametrized weights in each call, for `functional_call`."""
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,4 +1,4 @@
-"""Random number generators: their states kept, drawn from again, and seeded for a while."""
+"""States of random number generators: saved, replayed, and seeded within a context."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# How to read a generator's state, how to set it, and what it was.
+# Functions that read and set a generator's state, and the saved state.
 _Kept = tuple[Callable[[], Any], Callable[[Any], object], Any]
 
 
 class RandomState:
-    """The states of torch's generators, on the CPU and on the tensors' devices, and of others that are given.
+    """Saved states of torch's generators, on the CPU and on the tensors' devices, and of other generators.
 
-    `torch.compile` cannot trace generator states; there nothing is kept, and a random operation under a
+    `torch.compile` cannot trace generator states: compiled code saves none, and a random operation under
     `torch.func.vmap` raises as usual.
 
     Args:
-        tensors: What tells the devices.
+        tensors: Tensors that determine the devices.
         generators: Generators of torch, NumPy and Python.
-        foreign: Whether those that NumPy and Python have by default are kept, too, which takes longer.
+        foreign: Whether the default generators of NumPy and Python are saved, too, which takes longer.
     """
 
     def __init__(self, tensors: Iterable[Tensor], generators: Iterable[Any] = (), *, foreign: bool = False):
@@ -41,7 +41,7 @@ class RandomState:
             self._keep(*_access(generator))
         if foreign:
             self._keep(random.getstate, random.setstate)
-            # Nobody has drawn from NumPy's where it is not even loaded.
+            # NumPy's default generator is unused if its module is not loaded.
             if "numpy.random" in sys.modules:
                 self._keep(np.random.get_state, np.random.set_state)
 
@@ -50,17 +50,17 @@ class RandomState:
 
     @property
     def advanced(self) -> bool:
-        """Whether anybody has drawn since from torch's generators."""
+        """Whether torch's generators have advanced since."""
         return any(not torch.equal(get(), state) for get, _, state in self._kept if isinstance(state, Tensor))
 
     def rewind(self) -> None:
-        """Put every generator back to where it was."""
+        """Reset every generator to its saved state."""
         for _, put, state in self._kept:
             put(state)
 
     @contextmanager
     def replayed(self) -> Iterator[None]:
-        """Put every generator back for a while; afterwards they go on from where they are now."""
+        """Reset every generator within the context; afterwards restore the present states."""
         now = [(put, get()) for get, put, _ in self._kept]
         self.rewind()
         try:
@@ -79,7 +79,7 @@ def is_generator(value: Any) -> bool:
 
 
 def _access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]:
-    """How to read a generator's state, and how to set it."""
+    """Return functions that read and set a generator's state."""
     if isinstance(generator, random.Random):
         return generator.getstate, generator.setstate
     if hasattr(generator, "bit_generator"):
@@ -89,7 +89,7 @@ def _access(generator: Any) -> tuple[Callable[[], Any], Callable[[Any], object]]
 
 @contextmanager
 def seeded(seed: int, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
-    """Seed torch's generators for a while; afterwards those of the CPU and the tensors' devices are as they were."""
+    """Seed torch's generators within the context; afterwards restore the states on the CPU and the tensors' devices."""
     devices = accelerators(tensors)
     kind = devices[0].type if devices else "cuda"
     with torch.random.fork_rng([device.index or 0 for device in devices], device_type=kind):
@@ -98,7 +98,7 @@ def seeded(seed: int, tensors: Iterable[Tensor] = ()) -> Iterator[None]:
 
 
 def seed_everywhere(seed: int) -> None:
-    """`torch.manual_seed`; where there is one generator alone, without the milliseconds in which it notes who calls."""
+    """Seed all generators; without accelerators, faster than `torch.manual_seed`, which records its caller."""
     if torch.accelerator.is_available():
         torch.manual_seed(seed)
     else:
@@ -106,10 +106,10 @@ def seed_everywhere(seed: int) -> None:
 
 
 def drawn_seed(generator: torch.Generator) -> int:
-    """A seed drawn from a generator."""
+    """Draw a seed from a generator."""
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
 def accelerators(tensors: Iterable[Tensor]) -> list[torch.device]:
-    """The tensors' devices that have generators of their own."""
+    """Return the tensors' devices that have generators of their own."""
     return list({tensor.device for tensor in tensors if tensor.device.type not in {"cpu", "meta"}})

@@ -1,4 +1,4 @@
-"""Pytrees of tensors at the boundary: flatten, name the leaves, and compare structure and shapes."""
+"""Pytrees of tensors as arguments: flatten, name the leaves, and compare structure and shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodiff.torch_internals.tensors import stands_for_tensor
 
 PyTree = Any
 
-# What to pass instead of a leaf that is no tensor; containers that torch's pytrees do not know count as leaves.
+# Remedies for leaves that are no tensors; containers that torch's pytrees do not know count as leaves.
 REMEDIES: dict[Any, str] = {
     (Mapping, nn.ParameterDict): "pass dict(...) of it, a pytree",
     nn.ParameterList: "pass list(...) of it, a pytree",
@@ -29,7 +29,7 @@ _STRIDED = (torch.strided, torch.jagged)
 
 
 def describe(leaf: object) -> str:
-    """A leaf in a few words: shape and dtype of a tensor, type and value of anything else."""
+    """Describe a leaf in a few words: shape and dtype of a tensor, type and value of anything else."""
     if isinstance(leaf, Tensor) and not stands_for_tensor(leaf):
         if _is_old_nested(leaf):  # which has no shape
             return f"a nested tensor of {leaf.size(0)} {str(leaf.dtype).removeprefix('torch.')}"
@@ -43,39 +43,39 @@ _LEAF = pytree.tree_flatten(0)[1]
 
 
 def flatten(tree: PyTree) -> tuple[list[Any], pytree.TreeSpec]:
-    """As torch's pytrees do, and sooner for the most frequent tree, one tensor."""
+    """Flatten a pytree as torch does, with a fast path for the most frequent tree, a single tensor."""
     return ([tree], _LEAF) if isinstance(tree, Tensor) else pytree.tree_flatten(tree)
 
 
 def unflatten(leaves: Sequence[Any], spec: pytree.TreeSpec) -> PyTree:
-    """Leaves back in their structure."""
+    """Rebuild a pytree from its leaves."""
     return leaves[0] if spec is _LEAF else pytree.tree_unflatten(leaves, spec)
 
 
 def leaf_names(tree: PyTree) -> list[str]:
-    """Where each leaf of a tree sits, as Python would index it; a bare tensor is `''`."""
+    """Return the path of each leaf of a tree, as Python would index it; a bare tensor has `''`."""
     return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(tree)[0]]
 
 
 def leaf_label(path: str) -> str:
-    """A leaf's place, `['0.weight']` or `['layer'][0]`, as a name with dots."""
+    """Convert a leaf's path, `['0.weight']` or `['layer'][0]`, to a name with dots."""
     return ".".join(part.strip("'\"") for part in path.replace("].", "][").strip("[].").split("][")) or "x"
 
 
 def flatten_primals(
     tree: PyTree, caller: str, argument: str, *, complex_too: bool = False, jagged_too: bool = False
 ) -> tuple[tuple[Tensor, ...], pytree.TreeSpec]:
-    """Leaves of the differentiated argument, all of them real floating-point tensors, or complex ones as well.
+    """Flatten the differentiated argument, whose leaves must be real floating-point tensors, or complex if allowed.
 
     Args:
         tree: The argument as the user passed it.
         caller: The public function, for the error message.
         argument: The argument's name, for the error message.
         complex_too: Whether leaves may be complex.
-        jagged_too: Whether they may be nested tensors of the jagged layout, whose elements cannot be counted.
+        jagged_too: Whether leaves may be nested tensors of the jagged layout, whose elements cannot be counted.
 
     Returns:
-        The leaves and the structure that puts them back.
+        The leaves, and the structure to rebuild the pytree.
 
     Raises:
         InputError: If there is no leaf, or a leaf cannot be differentiated.
@@ -84,7 +84,7 @@ def flatten_primals(
     if not leaves:
         raise InputError(f"{caller}: {argument} holds no tensor: expected a tensor or a pytree of tensors.")
     for index, leaf in enumerate(leaves):
-        # Jets stand for tensors, and come to functions that take them before they come here.
+        # Jets are tensor-like, but functions that support them handle them before this check.
         plain = type(leaf) is Tensor or (isinstance(leaf, Tensor) and not stands_for_tensor(leaf))
         whole = plain and has_strides(leaf) and (jagged_too or leaf.layout is not torch.jagged)
         if whole and (leaf.is_floating_point() or _joins(leaf, complex_too)):
@@ -114,7 +114,7 @@ def _joins(leaf: Tensor, complex_too: bool) -> bool:
 def flatten_tangents(
     tangents: PyTree, primals: Sequence[Tensor], spec: pytree.TreeSpec, caller: str
 ) -> tuple[Tensor, ...]:
-    """Leaves of a tangent, which must match its primal in structure, shape, dtype and device.
+    """Flatten a tangent, which must match its primal in structure, shape, dtype and device.
 
     Args:
         tangents: The tangent as the user passed it.
@@ -157,30 +157,30 @@ def flatten_tangents(
 
 
 def otherwise_arranged(expected: pytree.TreeSpec, got: pytree.TreeSpec) -> str:
-    """How two structures differ that hold leaves of the same names."""
+    """Describe how two structures with leaves of the same names differ."""
     if expected.type is dict and got.type is dict:
         return "the same keys in another order, for which {key: v[key] for key in x} is right"
     return f"expected {expected}, got {got}"
 
 
 def tensors_in(tree: PyTree) -> list[Tensor]:
-    """All tensors of a tree."""
+    """Return all tensors of a tree."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def recordable(tensor: Tensor) -> Tensor:
-    """The tensor, or a copy that autograd can record if it was made under `torch.inference_mode`."""
-    # torch.compile cannot ask, and has settled this when it captured its inputs.
+    """Return the tensor, or a copy that autograd can record if it was made under `torch.inference_mode`."""
+    # torch.compile cannot test this, and has handled it when it captured its inputs.
     return tensor.clone() if not torch.compiler.is_compiling() and tensor.is_inference() else tensor
 
 
 def recordable_tree(tree: PyTree) -> PyTree:
-    """The same of all tensors in a tree."""
+    """Apply `recordable` to all tensors in a tree."""
     return recordable(tree) if isinstance(tree, Tensor) else pytree.tree_map_only(Tensor, recordable, tree)
 
 
 def is_of_subclass(tensor: Tensor) -> bool:
-    """Whether a tensor is of a user's subclass, whose `__torch_function__` and methods transforms would lose."""
+    """Whether a tensor has a user's subclass, whose `__torch_function__` and methods transforms would lose."""
     kind = type(tensor)
     return (
         kind is not Tensor
@@ -190,31 +190,31 @@ def is_of_subclass(tensor: Tensor) -> bool:
 
 
 def overrides_functions(tensor: Tensor) -> bool:
-    """Whether a tensor is of a subclass with a `__torch_function__` of its own."""
+    """Whether a tensor has a subclass with a `__torch_function__` of its own."""
     own, plain = (getattr(kind.__torch_function__, "__func__", None) for kind in (type(tensor), Tensor))
     return own is not plain and is_of_subclass(tensor)
 
 
 def as_plain(tensor: Tensor) -> Tensor:
-    """The tensor without the subclass, so that hodiff's own arithmetic is not changed by it."""
+    """Return the tensor without its subclass, which could change hodiff's own arithmetic."""
     return tensor.as_subclass(Tensor) if is_of_subclass(tensor) else tensor
 
 
 def as_given(tensor: Tensor, given: Tensor) -> Tensor:
-    """The tensor, also inside transforms, with subclass and attributes of another."""
+    """Return the tensor with subclass and attributes of another, also inside transforms."""
     result = tensor.as_subclass(type(given))
     result.__dict__.update(given.__dict__)
     return result
 
 
 def as_point(leaf: Tensor) -> Tensor:
-    """The real parts of a leaf, detached, of its subclass still."""
+    """Return a leaf detached and as real numbers, with its subclass unless it is complex."""
     real = dense(recordable(as_real(as_plain(leaf).detach())))
     return as_given(real, leaf) if is_of_subclass(leaf) and not leaf.is_complex() else real
 
 
 def has_strides(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie in memory by strides; those of sparse and of strided nested tensors do not."""
+    """Whether a tensor stores its elements by strides, unlike sparse and strided nested tensors."""
     return tensor.layout in _STRIDED and not _is_old_nested(tensor)
 
 
@@ -224,22 +224,22 @@ def _is_old_nested(tensor: Tensor) -> bool:
 
 
 def strided(tensor: Tensor) -> Tensor:
-    """The tensor with every element in memory, as gradients of sparse embeddings have not."""
+    """Return a sparse tensor, such as the gradient of a sparse embedding, as dense; return other tensors unchanged."""
     return tensor if tensor.layout in _STRIDED else tensor.to_dense()
 
 
 def dense(leaf: Tensor) -> Tensor:
-    """The tensor without shared memory among its elements."""
-    # Forward mode lays tangents out as their primals, and so writes several to one place.
+    """Return the tensor, or a copy if its elements share memory."""
+    # Forward mode gives tangents the strides of their primals, and so would write several elements to one place.
     return leaf if leaf.is_contiguous() or not _overlaps(leaf) else leaf.contiguous()
 
 
 def _overlaps(leaf: Tensor) -> bool:
-    """Whether elements may lie in the same memory; unusual strides may be taken to overlap that do not."""
-    # No sorting: in a graph strides may be symbols, which can be compared and no more.
+    """Whether elements may share memory; True also for some unusual strides without overlap."""
+    # No sorting: in a graph strides may be symbols, which support comparison only.
     dims = [(stride, size) for stride, size in zip(leaf.stride(), leaf.shape, strict=True) if size > 1]
     for i, (stride, _) in enumerate(dims):
-        # Steps along a dimension must lead past all that those with shorter steps reach.
+        # A step along a dimension must go beyond all elements that shorter steps reach.
         shorter = [each for j, each in enumerate(dims) if each[0] < stride or (each[0] == stride and j < i)]
         if stride <= sum(step * (size - 1) for step, size in shorter):
             return True

@@ -49,7 +49,7 @@ from hodiff.corrections.sampling import dropout, grid_sample
 from hodiff.corrections.sparse import constructors
 from hodiff.corrections.special import airy, bessel, gamma, modified_bessel, normal_tails, polynomials
 
-# Every file of rules. Importing one enters its rules; a new file is added here.
+# Every file of rules. Importing a file registers its rules; add new files here.
 FAMILIES = {
     "autograd": (checkpoints, custom_functions, grad_mode, once_differentiable),
     "distances": (absolute, cdist, deviations, norms),

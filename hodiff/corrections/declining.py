@@ -1,4 +1,4 @@
-"""What a rule may return in place of a value: it declines the call and says why, or hands it to torch changed."""
+"""Values that a rule returns to decline a call, or to pass it to torch with other arguments."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Declined:
-    """What a rule returns in place of a value: it declines the call, and why.
+    """Result of a rule that declines a call, with the reason.
 
     Attributes:
-        torch_is_right: Whether torch's own derivatives of this call are right. If not, the call is one that the rule
-            should mend and cannot.
+        torch_is_right: Whether torch's own derivatives of this call are right. If not, the rule should correct the call
+            and cannot.
         because: The reason, as the end of a sentence that begins with "because".
     """
 
@@ -22,28 +22,28 @@ class Declined:
 
 @dataclass(frozen=True)
 class Redirected:
-    """What a rule returns in place of a value: torch's own function does it, with these arguments for the given ones.
+    """Result of a rule that passes the call to torch's own function, with other arguments.
 
-    Errors that it then raises are the user's own.
+    Errors of that call are raised to the user.
     """
 
     args: tuple[Any, ...]
 
 
-# No rule is needed: torch differentiates such a call rightly, or it has no derivatives.
+# No rule is needed: torch differentiates such a call correctly, or it has no derivatives.
 UNNEEDED = Declined(True, "torch differentiates such a call rightly")
-# Arguments that torch refuses as well, with the better error.
+# Arguments that torch refuses itself, with a better error.
 INVALID = Declined(False, "its arguments do not fit together")
 
 
 def unable(because: str) -> Declined:
-    """Decline a call that torch takes and differentiates wrongly, or not at all.
+    """Decline a call that torch accepts but differentiates wrongly or not at all.
 
     Args:
-        because: What the rule does not know, as the end of a sentence that begins with "because".
+        because: The reason, as the end of a sentence that begins with "because".
 
     Returns:
-        What the rule returns.
+        The value for the rule to return.
 
     Example:
         >>> from hodiff.corrections import unable

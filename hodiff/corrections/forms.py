@@ -1,7 +1,7 @@
-"""The forms in which torch takes one call, brought to the one that its rule knows.
+"""Conversion of call arguments to the form that a rule takes.
 
-Rules have the parameters that torch documents. torch takes NumPy's names for some of them, and numbers that are tensors
-or NumPy's scalars.
+Rules have the parameters that torch documents. torch also accepts NumPy's names for some parameters, and tensors or
+NumPy scalars as numbers.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any
 
-# NumPy's names of arguments, which torch's compiled functions take beside its own.
+# NumPy's names of arguments, which torch's compiled functions accept besides torch's names.
 _NUMPY = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "x1": "input", "x2": "other"}
-# Of functions that share a rule, the names that one of them has, and those of the rule.
+# Argument names of functions that share a rule, and the rule's names for them.
 _SHARED = {"input": "A", "other": "B", "input2": "tau", "input3": "other"}
-# What becomes of an argument, by the annotation of its parameter.
+# Conversion of an argument, by the annotation of its parameter.
 _NUMBERS: dict[str, Callable[[Any], Any]] = {"int": operator.index, "float": float, "bool": bool}
 
-# Positional ones, and those by keyword.
+# Positional and keyword arguments.
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Parameters:
-    """What a rule takes.
+    """Parameters of a rule.
 
     Args:
         rule: The rule.
 
     Attributes:
-        names: Those that it takes by name.
+        names: Parameters that can be passed by name.
     """
 
     def __init__(self, rule: Callable[..., Any]):
@@ -42,7 +42,7 @@ class Parameters:
         )
 
     def name(self, given: str) -> str:
-        """What the rule calls an argument of a compiled function."""
+        """Return the rule's name for an argument of a compiled function."""
         if given in self.names:
             return given
         name = _NUMPY.get(given, given)
@@ -50,8 +50,8 @@ class Parameters:
         return shared if name not in self.names and shared in self.names else name
 
     def renamed(self, function: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by the rule's names, without an `out` that is None."""
-        # A function that is written in Python takes its own names alone.
+        """Return keyword arguments by the rule's names, without an `out` that is None."""
+        # A function written in Python accepts its own names only.
         name = str if isinstance(function, FunctionType) else self.name
         return {
             name(given): value
@@ -60,17 +60,17 @@ class Parameters:
         }
 
     def with_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        """The arguments with Python's numbers where others stood for them; None where there are no such.
+        """Convert tensors and NumPy scalars to Python numbers where the rule takes numbers; None if nothing changes.
 
         Args:
-            args: The arguments.
-            kwargs: The arguments by keyword.
+            args: The positional arguments.
+            kwargs: The keyword arguments.
 
         Returns:
-            Both anew, or None.
+            The converted arguments, or None.
 
         Raises:
-            TypeError: If the rule does not take so many arguments, or those names.
+            TypeError: If the arguments do not fit the signature of the rule.
         """
         bound = self.signature.bind(*args, **kwargs)
         changed = False
@@ -82,7 +82,7 @@ class Parameters:
 
 
 def _signature(rule: Callable[..., Any]) -> inspect.Signature:
-    """Any arguments where Python cannot say."""
+    """Return the signature of a rule; any arguments fit if Python knows none."""
     try:
         return inspect.signature(rule)
     except (TypeError, ValueError):
@@ -90,7 +90,7 @@ def _signature(rule: Callable[..., Any]) -> inspect.Signature:
 
 
 def _as_number(value: Any, annotation: Any) -> Any:
-    """A number of Python's own, where the annotation asks for one and the value stands for one."""
+    """Convert a value to a Python number if the annotation is a number; return other values unchanged."""
     if not isinstance(annotation, str):
         return value
     kind, _, _ = annotation.partition(" | ")
@@ -100,6 +100,6 @@ def _as_number(value: Any, annotation: Any) -> Any:
     if kind not in _NUMBERS or value is None or type(value).__name__ == kind:
         return value
     if getattr(value, "ndim", None) == 0:  # a tensor, or a scalar of NumPy
-        # A derivative by such a number is none of torch's, nor of the rule's.
+        # Neither torch nor the rule differentiates by such a number, so it stays a tensor.
         return value if getattr(value, "requires_grad", False) else _NUMBERS[kind](value.item())
     return float(value) if kind == "float" and isinstance(value, int) else value

@@ -1,4 +1,4 @@
-"""The mode that puts corrections in the place of torch's functions."""
+"""The mode that replaces torch functions by corrections."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from hodiff.torch_internals.wording import Wording, says
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Other subclasses of Tensor bring rules of their own, which must be asked.
+# Other subclasses of Tensor may override functions, so their `__torch_function__` runs first.
 _PLAIN = {Tensor, Parameter}
 
 
-# Of which torch makes operators of libraries, too.
+# Types of operators, those of other libraries included.
 _OPERATORS = frozenset({OpOverload, OpOverloadPacket})
-# torch's functions that return None, if only at times.
+# torch functions that may return None.
 _MAY_RETURN_NONE = frozenset({
     "backward",
     "retain_grad",
@@ -61,16 +61,16 @@ _MAY_RETURN_NONE = frozenset({
 
 
 class Corrections(RuleMode):
-    """While active, in this thread, torch functions with an entry in the table run hodiff's rule.
+    """Mode in which torch functions with an entry in the table run hodiff's rule, in this thread.
 
-    It reaches calls inside modules and third-party code. A rule returns torch's value to rounding.
+    It applies to calls inside modules and third-party code. A rule returns torch's value up to rounding.
 
     Args:
-        lean: Whether rules that are only faster take part.
+        lean: Whether rules that are only faster are used.
         many: Whether many directions will go through the derivatives at once, as in a dense Hessian.
     """
 
-    # Whether what torch.compile made runs compiled in it, where no mode sees its operators.
+    # Whether compiled code runs compiled inside the mode, where no mode sees its operators.
     runs_compiled_code = False
 
     def __init__(self, *, lean: bool = False, many: bool = False):
@@ -81,7 +81,7 @@ class Corrections(RuleMode):
             watch_compiled_code()
         self.lean = lean
         self.many = many
-        # Told of each call, where somebody asks for it.
+        # Called with each function and its arguments, if set.
         self.watcher: Callable[[Any, Any], None] | None = None
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -89,12 +89,12 @@ class Corrections(RuleMode):
         return within(self, function)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run the rule of a torch function, and torch's own where there is none."""
+        """Run the rule of a torch function, or torch's own function if there is no rule."""
         kwargs = kwargs or {}
         if self.watcher is not None:
             self.watcher(func, args)
         compiling = is_compiling()
-        # A mode that was entered outside of this one sees functions, as it would without, and not what rules call.
+        # An outer mode sees the called functions, as without this mode, and not the calls inside rules.
         if not compiling and function_mode_count():
             result = call_beneath_users_modes(self, func, args, kwargs)
             if result is not NotImplemented:
@@ -102,7 +102,7 @@ class Corrections(RuleMode):
         going_forward = not compiling and in_forward_mode()
         if going_forward and makes_constants(func):
             return self._constant(func, types, args, kwargs)
-        if not compiling and LENGTHS:  # compiled code would be guarded by what it holds now
+        if not compiling and LENGTHS:  # compiled code would be guarded by the current content
             result = of_lengths(func, args, kwargs, self)
             if result is not None:
                 return result
@@ -131,10 +131,10 @@ class Corrections(RuleMode):
             with without_autocast(cast[1]):
                 result = self._by_rule(correction, *cast[0])
         if isinstance(result, Exception):
-            # What the rule says of itself, or of tangents for which transforms find memory.
+            # Errors of the rule itself, or about tangents without memory, which transforms catch and retry.
             if isinstance(result, NotImplementedError) or says(result, Wording.CHANGES_ZERO):
                 raise result
-            func(*args, **kwargs)  # torch's own error, for arguments that torch does not take either
+            func(*args, **kwargs)  # torch's own error, for arguments that torch does not accept either
             raise result
         if type(result) is Declined:
             return self.declined(correction, result, func, args, kwargs)
@@ -154,28 +154,28 @@ class Corrections(RuleMode):
         return correction.rule(*args, **kwargs) if is_compiling() else _attempt(correction, args, kwargs)
 
     def _constant(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """The value of a call where what is made is constant."""
+        """Run a call where derivatives are switched off, and detach its result."""
         with nothing_constant():
             return as_constants(self.__torch_function__(func, types, args, kwargs), (args, kwargs))
 
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run a call that its rule declined, by torch's own function. This one method decides what it may give.
+        """Run torch's own function for a call that its rule declined, unless torch's derivative is wrong.
 
         Args:
             correction: The entry of the rule.
-            why: The reason; `torch_is_right` says whether torch's derivatives of this call are to be trusted.
+            why: The reason; `torch_is_right` says whether torch's derivatives of this call are right.
             func: The torch function.
             args: Its arguments.
-            kwargs: Its arguments by keyword.
+            kwargs: Its keyword arguments.
 
         Returns:
-            Its value.
+            The value of the call.
 
         Raises:
-            RouteError: If a derivative goes through the call, and torch's is known as wrong.
+            RouteError: If a derivative passes through the call, and torch's is known to be wrong.
         """
         result = func(*args, **kwargs)
-        # A derivative that is missing raises by itself.
+        # torch itself raises for a missing derivative.
         is_wrong = correction.kind == "wrong" or _is_mended(correction, args, kwargs)
         if why.torch_is_right or not is_wrong or not carry_derivatives(_tensors(args, kwargs)):
             return result
@@ -187,22 +187,21 @@ class Corrections(RuleMode):
         )
 
     def _pays(self, correction: Correction, args: Any, kwargs: Any) -> bool:
-        """Whether a rule that is mostly faster is so here, or needed."""
+        """Whether a rule that is mostly faster is needed here, or faster."""
         return _is_mended(correction, args, kwargs) or self._is_worth_it(correction, args, kwargs)
 
     def _is_worth_it(self, correction: Correction, args: Any, kwargs: Any) -> bool:
-        """Whether a faster rule is taken for a call."""
-        # A compiler fuses what the lean rules spare, and traces torch's own functions best.
+        # A compiler fuses the passes that lean rules save, and traces torch's own functions best.
         if not self.lean or is_compiling():
             return False
-        # All functions with a least size call their first argument so.
+        # All functions with a least size name their first argument `input`.
         least = correction.least_elements
         first = args[0] if args else kwargs.get("input")
         return self.many or not least or (isinstance(first, Tensor) and first.numel() >= least)
 
 
 class _Corrected(Corrections):
-    """The mode as users enter it, who may leave it elsewhere."""
+    """The mode that users enter; it raises if another thread leaves it."""
 
     runs_compiled_code = True
 
@@ -229,7 +228,7 @@ class _Corrected(Corrections):
 
 
 def _attempt(correction: Correction, args: Any, kwargs: Any) -> Any:
-    """The value of a rule, a `Declined`, or the error that it raised for arguments that torch may refuse as well."""
+    """Return the value of a rule, a `Declined`, or its error for arguments that torch may refuse as well."""
     result = _run(correction.rule, args, kwargs)
     if isinstance(result, Exception) or (type(result) is Declined and not result.torch_is_right):
         try:
@@ -244,22 +243,22 @@ def _attempt(correction: Correction, args: Any, kwargs: Any) -> Any:
 def _run(rule: Any, args: Any, kwargs: Any) -> Any:
     try:
         return rule(*args, **kwargs)
-    except InputError as error:  # hodiff's function does not take them
+    except InputError as error:  # hodiff's function does not accept the arguments
         return unable(str(error))
-    except HodiffError:  # what the rule says of itself
+    except HodiffError:  # an error of the rule itself
         raise
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         return error
 
 
 def run_in_the_mode(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call the twin of a function that torch writes in Python, so that corrections reach the calls inside of it."""
+    """Call the twin of a Python function of torch, so that corrections apply to the calls inside."""
     with Corrections():
         return function(*args, **kwargs)
 
 
 def _with_moving_number(func: Any, number: str, correction: Correction | None, args: Any, kwargs: Any) -> Any:
-    """What torch writes in Python may use the number as the tensor that it is; the calls inside of it will tell."""
+    """Run torch's Python code, which may use the number as a tensor; raise for other functions."""
     own_code = correction is None or getattr(correction.rule, "func", None) is run_in_the_mode
     if not own_code or not isinstance(func, FunctionType):
         raise refused(func, number)
@@ -267,7 +266,7 @@ def _with_moving_number(func: Any, number: str, correction: Correction | None, a
 
 
 def _by_formula(operator: Any, args: Any, kwargs: Any) -> Any:
-    """The value of an operator without a rule, which torch.library may have a formula for."""
+    """Run an operator without a rule, by its formula in torch.library if there is one."""
     require_no_writes(operator, args, kwargs)
     call = rule_for_call(operator, args, kwargs)
     if call is not None:
@@ -280,12 +279,11 @@ def _by_formula(operator: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _is_mended(correction: Correction, args: Any, kwargs: Any) -> bool:
-    """Whether torch's derivatives of a call are wrong that has a rule which is mostly just faster."""
+    """Whether torch's derivatives of a call are wrong, although its rule is mostly just faster."""
     return correction.mends is not None and correction.mends(*args, **kwargs)
 
 
 def _tensors(*arguments: Any) -> Iterator[Tensor]:
-    """The tensors in arguments."""
     for each in arguments:
         if isinstance(each, Tensor):
             yield each
@@ -296,7 +294,6 @@ def _tensors(*arguments: Any) -> Iterator[Tensor]:
 
 
 def _without_value(correction: Correction, func: Any) -> HodiffError:
-    """The error of a rule that returns None."""
     rule = getattr(correction.rule, "__qualname__", repr(correction.rule))
     return HodiffError(
         f"{rule}, the rule registered for {correction.name}: expected it to return what {func.__name__} returns, got "
@@ -313,26 +310,26 @@ def corrected(function: Callable[P, R], /) -> Callable[P, R]: ...
 
 
 def corrected(function: Any = None, /) -> Any:
-    r"""Context manager and decorator: derivatives of torch functions are hodiff's where torch's are wrong or missing.
+    r"""Context manager and decorator that uses hodiff's derivatives where torch's are wrong or missing.
 
-    Every transform of hodiff does so by itself. Use this for derivatives that torch takes: `torch.autograd.grad`,
+    Every transform of hodiff does this itself. Use `corrected` for derivatives that torch takes: `torch.autograd.grad`,
     `torch.func` transforms, training with a gradient penalty. `hodiff.corrections.table()` lists what is corrected.
 
-    It reaches calls inside modules and third-party code, `torch.func` transforms and `torch.compile`, in this thread.
-    What was computed outside keeps torch's derivatives. It nests, and one of them may be entered many times.
+    It applies to calls inside modules, third-party code, `torch.func` transforms and `torch.compile`, in this thread.
+    Results computed outside keep torch's derivatives. Contexts nest, and one context may be entered many times.
 
-    As a decorator, with parentheses or without, it takes functions, generators and coroutines, and acts while their
-    bodies run. A `with` around an `await` or a `yield` stays active for whatever runs meanwhile in this thread: there,
-    decorate.
+    As a decorator, with or without parentheses, it wraps functions, generators and coroutines, and is active while
+    their bodies run. A `with` around an `await` or a `yield` stays active for other code that runs meanwhile in this
+    thread: use the decorator there.
 
     Args:
         function: The function to decorate, if any.
 
     Returns:
-        The context manager, which also decorates functions; or the function, decorated.
+        The context manager, which also decorates functions; or the decorated function.
 
     Raises:
-        InputError: If what is decorated is a class, or nothing that can be called.
+        InputError: If the decorated object is a class, or not callable.
 
     Example:
         >>> import torch, hodiff
@@ -345,13 +342,13 @@ def corrected(function: Any = None, /) -> Any:
         ...     product(x)
         tensor([ 0.1964, -0.1800, -0.0164])
     """
-    # A compiler traces the way in and out of torch's own modes alone.
+    # A compiler traces `__enter__` and `__exit__` of torch's own modes only.
     mode = Corrections() if is_compiling() else _Corrected()
     return mode if function is None else mode(function)
 
 
 def _needs_uncompiled_code() -> bool:
-    """Whether derivatives are taken of what runs, which compiled code has of first order at most."""
+    """Whether the running code is differentiated in ways that compiled code, which has first order at most, is not."""
     modes = [mode for mode in active_function_modes() if isinstance(mode, Corrections)]
     if all(mode.runs_compiled_code for mode in modes):
         return bool(modes) and (in_transform() or in_forward_mode())

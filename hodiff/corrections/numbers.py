@@ -1,4 +1,4 @@
-"""Tensors in the place of numbers, which torch reads: forward mode would lose their tangents without a word."""
+"""Tensors passed for numbers: torch reads their values, and forward mode would silently lose the tangents."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hodiff.errors import RouteError
 from hodiff.torch_internals.autograd.differentiation import is_observed
 from hodiff.torch_internals.operators import number_places, operator_named
 
-# A place of an argument: how manieth it is, or its name; and its name.
+# Index or name of an argument, with its name.
 Places = dict[int | str, str]
 
 
 def moving_number(function: Any, correction: Correction | None, args: Any, kwargs: Any) -> str:
-    """The name of a number for which there is a tensor that forward mode differentiates by, or ""."""
+    """Return the name of a number that is given as a tensor with a tangent in forward mode, or ""."""
     places = _places(function) if correction is None else _places_of_both(function, correction.rule)
     if places:
         for place, value in chain(enumerate(args), kwargs.items()):
@@ -30,7 +30,7 @@ def moving_number(function: Any, correction: Correction | None, args: Any, kwarg
 
 
 def refused(function: Any, name: str) -> RouteError:
-    """The error of such a call, which in reverse mode is one of torch's own."""
+    """Return the error for a tensor given as a number; in reverse mode torch raises its own."""
     return RouteError(
         f"{name_of(function)}: {name}: expected a number, got a tensor without dimensions that forward mode "
         "differentiates by. Torch reads the number and drops its tangent, so that derivatives come out as 0. Write the "
@@ -41,7 +41,7 @@ def refused(function: Any, name: str) -> RouteError:
 
 @functools.cache
 def _places(function: Any) -> Places:
-    """Where a function of torch takes numbers: what it says of itself, in Python or by its operator's signatures."""
+    """Return the number arguments of a torch function, by its annotations or its operator's signatures."""
     if isinstance(function, FunctionType):
         return _annotated(function)
     operator = operator_named(getattr(function, "__name__", ""))
@@ -50,7 +50,7 @@ def _places(function: Any) -> Places:
 
 @functools.cache
 def _places_of_both(function: Any, rule: Any) -> Places:
-    """Those of the function and of the rule, less what the rule takes as a tensor."""
+    """Return the number arguments of the function and the rule, without the rule's tensor arguments."""
     parameters = _parameters(rule)
     tensors = {each.name for each in parameters if "Tensor" in str(each.annotation)}
     places = {**_places(function), **_annotated(rule)}
@@ -58,7 +58,7 @@ def _places_of_both(function: Any, rule: Any) -> Places:
 
 
 def _annotated(function: Any) -> Places:
-    """The parameters that are said to be real numbers, alone."""
+    """Return the parameters that are annotated as real numbers only."""
     places: Places = {}
     for i, each in enumerate(_parameters(function)):
         kind = each.annotation if isinstance(each.annotation, str) else inspect.formatannotation(each.annotation)

@@ -1,4 +1,4 @@
-"""The table of torch functions that hodiff has a better rule for."""
+"""Registry of hodiff's rules for torch functions."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ from hodiff.torch_internals.compilers.dynamo import at_trace_time, give_zeros_me
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 
-# What may be amiss with torch's derivatives: silently wrong, not implemented, or right and slow.
+# Faults of torch's derivatives: silently wrong, not implemented, or right and slow.
 KINDS = ("wrong", "missing", "slow")
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A rule in place of a torch function.
+    """A rule that replaces a torch function.
 
     Attributes:
         name: The torch function, as users write it.
-        rule: Takes its arguments and returns its value, or a `Declined`.
-        kind: "wrong" or "missing", which every `corrected()` mends, or "slow", which hodiff's own transforms spare
-            where it pays.
-        reason: What is amiss with torch's derivatives.
-        routes: The routes by which they are; empty for "slow".
-        reference: Where the rule comes from.
-        least_elements: Below this size of its first argument the rule pays only for many directions at once.
+        rule: Takes the function's arguments and returns its value, or a `Declined`.
+        kind: "wrong" or "missing", which every `corrected()` corrects, or "slow", which hodiff's own transforms correct
+            where the rule is faster.
+        reason: What is wrong with torch's derivatives.
+        routes: The routes with that fault; empty for "slow".
+        reference: Source of the rule.
+        least_elements: Size of the first argument below which the rule is faster only for many directions at once.
         mended: The version of torch whose own derivatives are right, or "".
-        mends: Says of which calls a "slow" one is needed, too, as torch's derivatives of them are wrong.
-        lean: A rule that is only faster, for one that is not "slow": asked first where it pays.
-        parameters: What the rule takes.
+        mends: Takes the arguments and returns whether a "slow" rule is needed, as torch's derivatives are wrong.
+        lean: A second rule that is only faster, for one that is not "slow": called first where it is faster.
+        parameters: Parameters of the rule.
     """
 
     name: str
@@ -69,16 +69,16 @@ class Correction:
         return bool(self.mended) and torch.__version__ >= self.mended
 
 
-# What the mode looks up at every call.
+# Rules in force, which the mode looks up at every call.
 CORRECTIONS: dict[Callable[..., Any], Correction] = {}
 
-# Methods that torch writes in Python, which a compiler finds in no dictionary, by the functions that they call.
+# torch's Python methods, which a compiler finds in no dictionary; they take the rules of functions that they call.
 _POWER, _POWER_IN_PLACE, _NORM = Tensor.__pow__, Tensor.__ipow__, Tensor.norm
 _REVERSED_DIFFERENCE: Any = Tensor.__rsub__
 
-# All rules entered for a torch function, the newest last; the newest that does not stand aside is in `CORRECTIONS`.
+# All rules registered for a torch function, the newest last. `CORRECTIONS` has the newest that this torch needs.
 _ENTERED: dict[Callable[..., Any], list[Correction]] = {}
-# How many of them are hodiff's own.
+# Number of hodiff's own rules for a torch function.
 _OWN: dict[Callable[..., Any], int] = {}
 
 
@@ -95,37 +95,36 @@ def register(
     mends: Callable[..., bool] | None = None,
     lean: Callable[..., Any] | None = None,
 ) -> Callable[[Rule], Rule]:
-    r"""Decorator that enters a rule in place of a torch function: the one way in, for hodiff's rules and for yours.
+    r"""Decorator that registers a rule for a torch function, as hodiff's own rules are registered.
 
     Inside `hodiff.corrected()`, and so in every transform of hodiff, a call of the torch function runs the rule. The
-    newest rule of a function is in force; `unregister` brings back the one before, such as hodiff's own. What the rule
-    calls is torch's own function, also where it calls it inside `corrected()` or by a transform of hodiff.
+    newest rule of a function is in force; `unregister` restores the rule before, such as hodiff's own. If the rule
+    itself calls the function, even inside `corrected()` or by a transform of hodiff, torch's own function runs.
 
     Args:
-        *functions: The torch function, by all the names it is called by: `torch.relu`, `torch.Tensor.relu`,
+        *functions: The torch function, under all its names: `torch.relu`, `torch.Tensor.relu`,
             `torch.nn.functional.relu`.
-        reason: What is amiss with torch's derivatives.
-        kind: "wrong" or "missing", or "slow" for a rule that is only faster: hodiff's own transforms take it where it
-            pays.
-        routes: The routes by which they are.
-        reference: Where the rule comes from.
-        covers: Takes the arguments and says whether the rule is needed for them; where not, it is not asked.
-        name: What the table calls the function; by default torch's own name of it.
-        least_elements: The size of the first argument from which on a slow one pays for a single direction.
-        mended: The version of torch from which on the derivatives are right, such as "2.15": there the rule stands
-            aside.
-        mends: Takes the arguments and says whether a "slow" rule is needed wherever corrections are on.
-        lean: A second rule that is only faster, which hodiff's own transforms ask first where it pays.
+        reason: What is wrong with torch's derivatives.
+        kind: "wrong" or "missing", or "slow" for a rule that is only faster: hodiff's own transforms use it where it is
+            faster.
+        routes: The routes with that fault.
+        reference: Source of the rule.
+        covers: Takes the arguments and returns whether the rule is needed; if not, torch's function runs.
+        name: Name of the function in the table; by default torch's own name.
+        least_elements: Size of the first argument from which a "slow" rule is faster for a single direction.
+        mended: The version of torch from which the derivatives are right, such as "2.15": the rule is not used there.
+        mends: Takes the arguments and returns whether a "slow" rule is needed wherever corrections are active.
+        lean: A second rule that is only faster, which hodiff's own transforms call first where it is faster.
 
     Returns:
-        The decorator. It returns the rule, which takes the arguments of the torch function and returns its value, made
-        of operators that torch differentiates rightly. A rule declines a call by returning a `Declined`:
+        The decorator, which returns the rule. A rule takes the arguments of the torch function and returns its value,
+        computed by operators that torch differentiates correctly. To decline a call, it returns a `Declined`:
         `hodiff.corrections.UNNEEDED` where torch is right, `hodiff.corrections.unable(because)` where it is not.
-        `NotImplemented` stands for the former.
+        `NotImplemented` means `UNNEEDED`.
 
     Raises:
-        InputError: If no function is given, one is not callable, or the kind, a route, the least size or the version is
-            not one that exists.
+        InputError: If no function is given, a function is not callable, or the kind, a route, the least size or the
+            version is invalid.
 
     Example:
         >>> import torch, hodiff
@@ -144,7 +143,7 @@ def register(
     def enter(rule: Rule) -> Rule:
         if not callable(rule):
             raise InputError(f"register: rule: expected a callable, got {type(rule).__name__}.")
-        # hodiff's own rules know what they call.
+        # hodiff's own rules do not call themselves.
         inside = _outermost(rule) if _OWN else rule
         inside = inside if covers is None else _declining(inside, covers)
         entry = Correction(title, inside, kind, reason, tuple(routes), reference, least_elements, mended, mends, lean)
@@ -157,7 +156,7 @@ def register(
 
 
 def _outermost(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule, which declines what it calls itself, by way of `corrected()` or a transform: that is torch's."""
+    """Return the rule, which declines calls from inside itself, so that torch's function runs there."""
     runs = threading.local()
 
     def outermost(*args: Any, **kwargs: Any) -> Any:
@@ -177,7 +176,7 @@ def _outermost(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _declining(rule: Callable[..., Any], covers: Callable[..., bool]) -> Callable[..., Any]:
-    """The rule, which declines what it is not needed for."""
+    """Return the rule, which declines calls that it does not cover."""
 
     def declining(*args: Any, **kwargs: Any) -> Any:
         return rule(*args, **kwargs) if covers(*args, **kwargs) else UNNEEDED
@@ -188,7 +187,6 @@ def _declining(rule: Callable[..., Any], covers: Callable[..., bool]) -> Callabl
 
 
 def _require_options(kind: Any, routes: Any, least_elements: Any, mended: Any) -> None:
-    """Refuse what would never match a route, a size or a version."""
     require_choice("register", "kind", kind, KINDS)
     if isinstance(routes, str) or not all(each in ROUTES for each in routes):
         raise InputError(f"register: routes: expected some of hodiff.ROUTES, which are {ROUTES}, got {routes!r}.")
@@ -200,7 +198,6 @@ def _require_options(kind: Any, routes: Any, least_elements: Any, mended: Any) -
 
 
 def _require_functions(caller: str, functions: Sequence[Any]) -> None:
-    """Refuse no functions at all, and what is none."""
     if not functions:
         raise InputError(f"{caller}: functions: expected at least one torch function, got none.")
     for function in functions:
@@ -212,7 +209,7 @@ def _require_functions(caller: str, functions: Sequence[Any]) -> None:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The name by which users call a torch function."""
+    """Return the name by which users call a torch function."""
     name = resolve_name(function) or function.__name__
     if name.startswith("torch."):
         return name
@@ -220,15 +217,15 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def unregister(*functions: Callable[..., Any]) -> None:
-    """Remove the newest of your rules of each function; what was in force before it is so again.
+    """Remove your newest rule for each function, and restore the rule before it.
 
-    hodiff's own rules stay: `correct=False` is the way to torch's own derivatives.
+    hodiff's own rules remain; use `correct=False` for torch's own derivatives.
 
     Args:
-        *functions: The torch functions, each by all the names that its rule was registered under.
+        *functions: The torch functions, under all names with which their rules were registered.
 
     Raises:
-        InputError: If one is not callable, or has no rule but hodiff's own. Then none is removed.
+        InputError: If a function is not callable, or has no rule but hodiff's own. No rule is removed then.
     """
     _require_functions("unregister", functions)
     functions = tuple(dict.fromkeys(functions))
@@ -246,7 +243,7 @@ def unregister(*functions: Callable[..., Any]) -> None:
 
 
 def _put_in_force(function: Callable[..., Any]) -> None:
-    """Let the mode find the newest rule that does not stand aside."""
+    """Put the newest rule that this torch needs in force."""
     entry = next((each for each in reversed(_ENTERED[function]) if not each.stands_aside), None)
     if entry is None:
         CORRECTIONS.pop(function, None)
@@ -255,12 +252,12 @@ def _put_in_force(function: Callable[..., Any]) -> None:
 
 
 def keep_as_own() -> None:
-    """Make the rules entered so far hodiff's own, which `unregister` does not remove."""
+    """Mark the rules registered so far as hodiff's own, which `unregister` does not remove."""
     _OWN.update((function, len(entries)) for function, entries in _ENTERED.items())
 
 
 def correction_of(function: Any, args: Sequence[Any]) -> Correction | None:
-    """The rule in force for a call, if there is one."""
+    """Return the rule in force for a call, or None."""
     found = CORRECTIONS.get(function)
     if found is not None:
         return found
@@ -275,17 +272,17 @@ def correction_of(function: Any, args: Sequence[Any]) -> Correction | None:
 
 @at_trace_time
 def show_private_functions() -> None:
-    """Let rules of compiled functions act in what dynamo traces, too."""
+    """Apply rules of compiled functions in dynamo's traces, too."""
     show_to_modes({each for each in CORRECTIONS if isinstance(each, BuiltinFunctionType)} - {set_recording})
     give_zeros_memory()
 
 
 def table() -> CorrectionTable:
-    """What is corrected, by which routes, why and whence.
+    """Return the table of corrections, with routes, reasons and sources.
 
     Returns:
         A list with a row for each rule in force, sorted by the torch function's name, which a notebook shows as a
-        table. One with a version in `mended` is corrected in older versions of torch only.
+        table. A row with a version in `mended` applies to older versions of torch only.
 
     Example:
         >>> import hodiff
@@ -302,7 +299,7 @@ def table() -> CorrectionTable:
 
 
 def _in_force_or_aside(entries: list[Correction]) -> Iterator[Correction]:
-    """The rule in force, and newer ones that stand aside."""
+    """Yield the newest rules that this torch does not need, then the rule in force."""
     for each in reversed(entries):
         yield each
         if not each.stands_aside:

@@ -1,4 +1,4 @@
-"""The table of corrections, as users ask for it and as notebooks show it."""
+"""The table of corrections, with its display in notebooks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TINTS = {"wrong": "error", "missing": "warning", "slow": "note"}
 
 
 class Row(NamedTuple):
-    """A line of `hodiff.corrections.table()`: see `Correction`."""
+    """A row of `hodiff.corrections.table()`; see `Correction` for the fields."""
 
     name: str
     kind: str

@@ -1,4 +1,4 @@
-"""Whether a call that no rule sees would have a wrong derivative, by the way in which it is being differentiated."""
+"""Test for wrong derivatives of calls that no rule sees, by the way in which they are differentiated."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 def is_wrong(correction: Correction, arguments: Any, *, reads_others: bool = False) -> bool:
-    """Whether torch's own derivative of a call, by its arguments or what else it reads, would be wrong in silence."""
-    # Reverse mode inside of all else is trusted, and so is a first derivative. One that is missing raises by itself.
+    """Whether torch's derivative of a call, by its arguments or other tensors it reads, would be silently wrong."""
+    # Reverse mode as the innermost pass is trusted, as is a first derivative. A missing derivative raises by itself.
     if correction.kind != "wrong" or not in_forward_mode():
         return False
     routes = ("forward-over-reverse",) if innermost_is_reverse() else FORWARD_INSIDE
     return not set(routes).isdisjoint(correction.routes) and (
-        # In forward mode something else differentiates too, or may do so later by a graph.
+        # Something else differentiates as well, or may do so later by a graph.
         differentiating_count() + in_dual_level() > 1
         or (torch.is_grad_enabled() and (reads_others or any(map(_requires_grad, _tensors(arguments)))))
     )

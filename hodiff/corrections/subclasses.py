@@ -1,4 +1,4 @@
-"""Calls with subclasses of Tensor among the arguments, whose `__torch_function__` is asked before any rule."""
+"""Calls with subclasses of Tensor among the arguments, whose `__torch_function__` runs before any rule."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from hodiff.errors import RouteError
 
 R = TypeVar("R", bound=Callable[..., Any])
 
-# Rules for calls of a function with torch's own subclasses, which these would make where no rule reaches.
+# Rules for functions called with torch's own subclasses, which would compute them where no rule applies.
 _RULES: dict[Any, list[Callable[..., Any]]] = {}
 
 
 def for_subclasses(function: Any) -> Callable[[R], R]:
-    """Enter a rule that takes a function's calls with subclasses, or returns NotImplemented for some; not compiled."""
+    """Register a rule for a function's eager calls with subclasses; it may return NotImplemented."""
 
     def entered(rule: R) -> R:
         _RULES.setdefault(function, []).append(rule)
@@ -32,7 +32,7 @@ def for_subclasses(function: Any) -> Callable[[R], R]:
 
 
 class _Seen(TorchFunctionMode):
-    """Notes whether any torch function is called where modes see it."""
+    """Mode that records whether any torch function is called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _Seen(TorchFunctionMode):
 def ask_subclasses(
     mode: TorchFunctionMode, correction: Correction | None, func: Any, types: Sequence[type], args: Any, kwargs: Any
 ) -> Any:
-    """What the subclasses make of a call, in torch's order, with a mode in force for the functions that they call."""
+    """Run a call by the subclasses' `__torch_function__`, in torch's order, with the mode active inside."""
     if any(not issubclass(each, Tensor) or getattr(each, "is_stand_in", False) for each in types):
         return func(*args, **kwargs)  # a stand-in for a tensor, such as what torch.fx traces by, or a jet
     if func in _RULES and not torch.compiler.is_compiling():
@@ -66,15 +66,15 @@ def ask_subclasses(
 
 
 def without_subclasses(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the arguments of a call that a subclass hands on as plain tensors, unless the call is in place."""
-    # A rule saves them, and its backward would ask the subclass about arithmetic that torch's backward does unasked.
+    """Return the arguments of a subclass's call as plain tensors, unless the call is in place."""
+    # A rule saves its arguments, and its backward would call the subclass where torch's backward does not.
     if getattr(func, "__name__", "").endswith("_"):
         return args, kwargs
     return pytree.tree_map_only(Tensor, as_plain, (tuple(args), kwargs))
 
 
 def _hidden(correction: Correction, subclass: type) -> RouteError:
-    """The error of a call that a subclass makes where no mode sees it."""
+    """Return the error for a call that a subclass makes where no mode sees it."""
     name = subclass.__name__
     return RouteError(
         f"{correction.name}: {name}.__torch_function__ calls it where hodiff's rules do not reach, as within "

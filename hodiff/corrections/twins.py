@@ -1,4 +1,4 @@
-"""torch's own Python functions without the offer by which they first go to a mode whole."""
+"""Copies of torch's Python functions that do not offer the whole call to a mode first."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch import Tensor
 
 from hodiff.torch_internals.operators import in_projections
 
-# How a function of torch asks whether a mode is active.
+# Functions by which torch's Python functions ask whether a mode is active.
 _OFFERS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
 @functools.cache
 def twin(function: Any) -> Callable[..., Any]:
-    """The same code, which offers itself to no mode."""
+    """Return a copy of a Python function of torch that offers itself to no mode."""
     replaced = {**dict.fromkeys(_OFFERS, _no_offer), in_projections.__name__: _projections}
     surroundings = {**function.__globals__, **replaced}
-    # Without a name, dynamo does not look the globals up in the module that they come from.
+    # Without a name, dynamo does not look up the globals in their original module.
     del surroundings["__name__"]
     code, defaults, closure = function.__code__, function.__defaults__, function.__closure__
     twin = types.FunctionType(code, surroundings, function.__name__, defaults, closure)
@@ -35,7 +35,7 @@ def _no_offer(*_: Any) -> bool:
 
 
 def _projections(q: Tensor, k: Tensor, v: Tensor, w: Tensor, b: Tensor | None = None) -> Any:
-    """As torch has it, without the method `unflatten`, which dynamo cannot trace where a mode is active."""
+    """Compute projections as torch does, without `unflatten`, which dynamo cannot trace while a mode is active."""
     if not torch.compiler.is_compiling():
         return in_projections(q, k, v, w, b)
     biases = (None,) * 3 if b is None else b.chunk(3)

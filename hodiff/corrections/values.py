@@ -1,4 +1,4 @@
-"""Torch's value beside hodiff's derivatives, where a formula with the right derivatives rounds otherwise."""
+"""Tensors with torch's value and hodiff's derivatives, for formulas that round differently from torch."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hodiff.torch_internals.autograd.recording import in_fx_trace, in_jit_trace
 from hodiff.torch_internals.autograd.transforms import in_func_vmap
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
-# Others, such as those of a compiler, may hold no numbers.
+# Tensors of other types, such as a compiler's, may hold no numbers.
 _PLAIN = {Tensor, Parameter}
 
 
 class WithValue(ElementwiseFunction):
-    """The derivatives of the first tensor and the value of the second, which is a constant. Saves nothing for them."""
+    """The derivatives of the first tensor with the value of the second, which is a constant. Saves nothing."""
 
     @staticmethod
     def forward(y: Tensor, value: Tensor) -> Tensor:
@@ -29,24 +29,24 @@ class WithValue(ElementwiseFunction):
 
     @staticmethod
     def residuals(inputs: Sequence[Any], output: Any) -> Sequence[Any]:
-        """None."""
+        """Return no residuals."""
         del inputs, output
         return ()
 
     @staticmethod
     def slope(index: int) -> float:
-        """One, as of the identity."""
+        """1 for the first tensor, 0 for the second."""
         return 1.0 - index
 
 
 def with_value_of(y: Tensor, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """The derivatives of a tensor with the value that a torch function has for constants.
+    """Return a tensor with the derivatives of y and the value of a torch function at constants.
 
     Args:
-        y: The tensor, of the same shape and dtype.
+        y: The tensor with the derivatives, of the same shape and dtype as the value.
         function: The torch function; under `vmap`, for which it may have no rule, the value stays that of y.
         *args: Its arguments.
-        **kwargs: Its arguments by keyword.
+        **kwargs: Its keyword arguments.
 
     Returns:
         The tensor.
@@ -57,13 +57,13 @@ def with_value_of(y: Tensor, function: Callable[..., Tensor], *args: Any, **kwar
 
 
 def with_value(y: Tensor, value: Tensor) -> Tensor:
-    """The derivatives of a tensor with the value of another, of the same shape and dtype."""
-    # A compiler differentiates what a Function's forward consists of, so there the value is that of the formula.
+    """Return a tensor with the derivatives of one tensor and the value of another, of the same shape and dtype."""
+    # A compiler differentiates the operators in a Function's forward, so the value is the formula's there.
     return y if torch.compiler.is_compiling() else WithValue.call(y, value.detach())
 
 
 def numbers_of(x: Tensor) -> Tensor | None:
-    """What a tensor holds below all transforms, as a constant; None where a graph is made, which is for any numbers."""
+    """Return a tensor's numbers below all transforms, detached; None while a graph is traced, or if it holds none."""
     if torch.compiler.is_compiling() or in_fx_trace() or in_jit_trace():
         return None
     plain = below_transforms(x)
@@ -71,10 +71,10 @@ def numbers_of(x: Tensor) -> Tensor | None:
 
 
 def result_dtype(a: Any, b: Any) -> torch.dtype:
-    """`torch.result_type`, also where dynamo traces, which cannot trace that."""
+    """Return `torch.result_type`, also while dynamo traces, which does not support it."""
     if not torch.compiler.is_compiling():
         return torch.result_type(a, b)
-    # Nothing uses them, so that a compiler leaves them out.
+    # Nothing uses these tensors, so a compiler removes them.
     one, other = (torch.zeros_like(each) if isinstance(each, Tensor) else each for each in (a, b))
     dtype: torch.dtype = (one + other).dtype
     return dtype
@@ -87,7 +87,7 @@ def mixes_complex_number(a: Any, b: Any) -> bool:
 
 
 def in_complex_dtype(a: Any, b: Any) -> tuple[Any, Any]:
-    """A tensor and a number, the tensor in the dtype of their result."""
+    """Return a tensor and a number, with the tensor in the dtype of their result."""
     dtype = result_dtype(a, b)
     one, other = (each.to(dtype) if isinstance(each, Tensor) else each for each in (a, b))
     return one, other

@@ -1,4 +1,4 @@
-"""Functions, generators and coroutines whose bodies run within a context, and nothing else does."""
+"""Wrappers of functions, generators and coroutines that run only their bodies within a context."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Context = AbstractContextManager[Any]
 
 
 def within(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose body runs within a context, which must be one that can be entered many times.
+    """Wrap a function so that its body runs within a context, which can be entered many times.
 
-    A generator or a coroutine leaves it while it waits, so that nothing else runs in it.
+    A generator or a coroutine leaves the context while it waits, so that nothing else runs in it.
 
     Args:
         context: The context.
-        function: A function, one that yields, or one that awaits.
+        function: A function, a generator function, or an asynchronous one.
 
     Returns:
         A function of the same kind.
 
     Raises:
-        InputError: If it is a class, or nothing that can be called.
+        InputError: If the function is a class, or not callable.
     """
     if not torch.compiler.is_compiling():
         _require_function(function)
         for is_such, wrap in _KINDS.items():
-            # An object is what its method is.
+            # An object is of the kind of its `__call__`.
             if is_such(function) or is_such(type(function).__call__):
                 return wrap(context, function)
 
@@ -110,12 +110,12 @@ _KINDS: dict[Callable[[Any], bool], Callable[[Context, Callable[..., Any]], Call
 
 @coroutine
 def _awaited(context: Context, awaitable: Awaitable[Any]) -> Generator[Any, Any, Any]:
-    """Await within a context that is left whenever what is awaited waits."""
+    """Await within a context, which is left while the awaitable waits."""
     return (yield from _driven(context, awaitable.__await__()))
 
 
 def _driven(context: Context, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """`yield from` a generator, each step of which runs within a context."""
+    """Run `yield from` with each step of the generator within a context."""
     step: Callable[[Any], Any] = generator.send
     value: Any = None
     while True:

@@ -1,4 +1,4 @@
-"""What notebooks show of results: HTML without scripts, style sheets or anything from outside."""
+"""HTML displays of results for notebooks, without scripts, style sheets or external resources."""
 
 from hodiff.displays.curves import curve as curve
 from hodiff.displays.elements import Cell as Cell

@@ -1,4 +1,4 @@
-"""A small curve, drawn in the page itself."""
+"""A small curve, drawn as inline SVG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WIDTH, HEIGHT = 360, 70  # of the picture, in pixels
 
 
 def curve(heights: Sequence[float], depth: float) -> Html:
-    """Heights at equal distances, from the highest down to so much below it."""
+    """Draw heights at equal distances, from the highest down to `depth` below it."""
     top, last = max(heights), max(len(heights) - 1, 1)
     points = [
         f"{i * WIDTH / last:.1f},{min((top - each) / depth, 1) * (HEIGHT - 2) + 1:.1f}"

@@ -1,4 +1,4 @@
-"""Elements of HTML: text is escaped where it enters, so that what they are made of may say anything."""
+"""HTML elements, in which all text is escaped."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-# Text keeps the notebook's own colour, and these tints let the background through: both read in light and in dark.
+# Text keeps the notebook's colour, and tints let the background through: both work in light and in dark themes.
 TINTS = {"error": "220, 50, 47", "warning": "203, 145, 0", "note": "38, 139, 210", "ok": "70, 150, 40"}
 SHOWN = 20  # rows of a table that may be long
 
@@ -15,14 +15,14 @@ _CELL = "padding: 0.1em 0.7em; text-align: left"
 
 
 class Html(str):
-    """Text that is HTML already; any other text is escaped where it becomes part of an element."""
+    """Text that is HTML already; any other text is escaped when it becomes part of an element."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands at one place of a table.
+    """A cell of a table.
 
     Attributes:
         content: Text or HTML.
@@ -34,33 +34,33 @@ class Cell:
 
 
 def element(name: str, *content: object, style: str = "", attributes: str = "") -> Html:
-    """An element of some content, one part after the other; the style and the attributes are ours."""
+    """Return an element with its content in order; style and attributes are not escaped."""
     given = (f' style="{style}"' if style else "") + (f" {attributes}" if attributes else "")
     return Html(f"<{name}{given}>{''.join(map(_html, content))}</{name}>")
 
 
 def page(*parts: object) -> str:
-    """All that one object shows."""
+    """Return the display of one object."""
     return element("div", *parts, style="color: inherit; line-height: 1.4")
 
 
 def badge(text: str, tint: str) -> Html:
-    """A word or two on a tinted ground."""
+    """Return a short text on a tinted background."""
     return element("span", text, style=f"background: rgba({TINTS[tint]}, 0.25); padding: 0.1em 0.5em")
 
 
 def code(text: str) -> Html:
-    """Names and numbers in a fixed pitch."""
+    """Return names or numbers in a fixed-width font."""
     return element("span", text, style=_MONO)
 
 
 def folded(summary: str, *content: object, opened: bool = False) -> Html:
-    """What unfolds by a click on its summary."""
+    """Return content that unfolds by a click on its summary."""
     return element("details", element("summary", summary), *content, attributes="open" if opened else "")
 
 
 def table(header: Sequence[object], rows: Iterable[Sequence[object]], most: int | None = None) -> Html:
-    """Rows of one header, of which the first are shown where a most is given."""
+    """Return a table of rows with a header, limited to the first `most` rows if given."""
     kept, left = list(rows), 0
     if most is not None and len(kept) > most:
         kept, left = kept[:most], len(kept) - most
@@ -71,7 +71,7 @@ def table(header: Sequence[object], rows: Iterable[Sequence[object]], most: int 
 
 
 def facts(pairs: Iterable[tuple[str, object]]) -> Html:
-    """Labels and what they stand for, without a header."""
+    """Return a table of labels and contents, without a header."""
     label = f"{_CELL}; white-space: nowrap; vertical-align: top; opacity: 0.7"
     rows = [
         element("tr", element("td", name, style=label), element("td", content, style=_CELL), style="background: none")

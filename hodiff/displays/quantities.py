@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 DIGITS = 6
-LISTED = 4  # numbers of a tensor that are told one by one
+LISTED = 4  # most numbers of a tensor that are shown individually
 
 
 def number(value: SupportsFloat, digits: int = DIGITS) -> str:
-    """A number with so many digits."""
+    """Format a number with so many digits."""
     return f"{float(value):.{digits}g}"
 
 
 def numbers(value: Tensor, digits: int = DIGITS) -> str:
-    """A tensor: its numbers where they are few, else its shape and what they lie between."""
+    """Format a tensor: its numbers if they are few, else its shape and the range of its numbers."""
     flat = value.detach().reshape(-1)
     if flat.is_complex():
         return _shape(value)

@@ -1,4 +1,4 @@
-"""Pictures: derivatives and their graphs, spectra, Hessians, sparsity and loss landscapes."""
+"""Plots of derivatives and their graphs, spectra, Hessians, sparsity and loss landscapes."""
 
 from hodiff.plot.derivatives import derivatives as derivatives
 from hodiff.plot.gradient_flow import gradient_flow as gradient_flow

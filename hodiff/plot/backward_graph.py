@@ -1,4 +1,4 @@
-"""What a drawn graph holds: boxes, arrows and a title; written for Graphviz, or drawn by matplotlib."""
+"""A graph of boxes and arrows with a title, written for Graphviz or drawn by matplotlib."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Box:
     """A node as it is drawn.
 
     Attributes:
-        lines: What it says.
-        colour: Its filling; none is white.
+        lines: Lines of its text.
+        colour: Fill colour; "" is white.
         shape: "box", "ellipse" for leaves, or "plaintext" for results.
         thick: Whether it has a thick border.
     """
@@ -38,7 +38,7 @@ class Box:
     thick: bool = False
 
     def in_dot(self) -> str:
-        """Its attributes in Graphviz's language."""
+        """Return the attributes in Graphviz's language."""
         label = r"\n".join(line.replace("\\", "\\\\").replace('"', r"\"") for line in self.lines)
         look = f'style=filled fillcolor="{self.colour}"' if self.colour else 'style=""'
         return f'label="{label}" shape={self.shape} {look} penwidth={3 if self.thick else 1}'
@@ -46,15 +46,15 @@ class Box:
 
 @dataclass
 class BackwardGraph:
-    """The nodes that backward walks, and which leads to which.
+    """Graph of the nodes that backward visits.
 
-    In a notebook it shows itself.
+    A notebook displays it as a picture.
 
     Attributes:
-        title: What is drawn.
-        boxes: By name.
-        arrows: Pairs of names, the way that backward goes.
-        colours: What a colour means.
+        title: Title of the picture.
+        boxes: Boxes by name.
+        arrows: Pairs of names, in the direction of backward.
+        colours: Colours by their meaning.
     """
 
     title: str
@@ -71,7 +71,7 @@ class BackwardGraph:
         return "\n".join(["digraph backward {", *lines, "}", ""])
 
     def draw(self, ax: Axes | None = None) -> Axes:
-        """Draw it by matplotlib.
+        """Draw the graph by matplotlib.
 
         Args:
             ax: The axes to draw in; new ones by default, large enough for all boxes.
@@ -111,7 +111,7 @@ class BackwardGraph:
         return ax
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file: `.dot` and `.gv` for Graphviz, else a picture of any kind that matplotlib writes."""
+        """Write the graph to a file: `.dot` and `.gv` for Graphviz, else any picture format of matplotlib."""
         path = Path(path)
         if path.suffix in DOT_SUFFIXES:
             path.write_text(self.source, encoding="utf-8")
@@ -126,9 +126,9 @@ class BackwardGraph:
     def _write(self, target: Path | io.StringIO, kind: str | None) -> None:
         figure: Any = self.draw().figure
         matplotlib = require_package("matplotlib", "graph", 'pip install "hodiff[plot]"')
-        # Equal graphs are equal files: without the date, and names of marks do not count on from those before.
+        # Equal graphs give equal files: without a date, and with names of marks that do not depend on earlier pictures.
         vector = kind == "svg" or (isinstance(target, Path) and target.suffix == ".svg")
         with matplotlib.rc_context({"svg.hashsalt": self.title}):
             figure.savefig(target, format=kind, metadata={"Date": None} if vector else None)
-        # A notebook would show it a second time.
+        # A notebook would show the open figure a second time.
         require_package("matplotlib.pyplot", "graph", 'pip install "hodiff[plot]"').close(figure)

@@ -1,4 +1,4 @@
-"""A function of one number with its derivatives, and SciPy's differences over them."""
+"""Plot of a function of one number with its derivatives and SciPy's finite differences."""
 
 from __future__ import annotations
 
@@ -41,12 +41,11 @@ def derivatives(
     points: int = 400,
     ax: Axes | None = None,
 ) -> Axes:
-    r"""Draw a function of one number and its derivatives, with finite differences dotted over them.
+    r"""Draw a function of one number and its derivatives, with finite differences as dots.
 
     The curves are $f, f', \dots, f^{(k)}$ by nested reverse mode. The dots over $f^{(j)}$ are SciPy's differences of
-    $f^{(j-1)}$, the curve before, so that each curve is checked by one that was checked. Dots beside their curve mean
-    that the derivative is wrong. Where differences do not settle, as at a kink, there is none, and a dotted line in the
-    place of a dot; so at each jump.
+    $f^{(j-1)}$, the curve before, which was checked itself. Dots beside their curve mean that the derivative is wrong.
+    A dotted line replaces a dot where differences do not settle, such as at a kink, and marks each jump.
 
     Args:
         f: Maps a float64 tensor of shape () to a tensor with one element.
@@ -99,7 +98,7 @@ def derivatives(
 
 
 def _tower(f: Callable[[Tensor], Tensor], points: Tensor, order: int) -> list[Tensor]:
-    """Compute f and its derivatives at each point, one by one, so that nothing is asked of f but double backward."""
+    """Compute f at each point by itself, and its derivatives, so that f needs nothing but double backward."""
     x = points.detach().requires_grad_()
     with torch.enable_grad():
         rows = [torch.stack([one_number("derivatives", f(each)) for each in x.unbind()])]
@@ -124,14 +123,14 @@ def _curve(f: Callable[[Tensor], Tensor], order: int) -> Callable[[np.ndarray], 
 def _differences(
     f: Callable[[Tensor], Tensor], order: int, dots: np.ndarray, step: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """SciPy's derivative of the one before, and its error. No point is further than a step away: they are inside."""
+    """Return SciPy's derivative of the curve before, and its error, from points at most a step away."""
     with np.errstate(all="ignore"):  # at a pole the dot is missing, which is enough
         found = derivative(_curve(f, order - 1), dots, initial_step=step)
     return np.asarray(found.df), np.asarray(found.error)
 
 
 def prime(order: int) -> str:
-    """A derivative's name."""
+    """Return the name of a derivative."""
     return f"$f{chr(39) * order}$" if order < 4 else f"$f^{{({order})}}$"
 
 
@@ -144,6 +143,6 @@ def _add_legend(ax: Axes, *, with_dots: bool) -> None:
 
 
 def require_interval(caller: str, low: float, high: float) -> None:
-    """Refuse an interval without length."""
+    """Raise unless the ends of an interval are finite and in order."""
     if not all(is_number(end) and math.isfinite(end) for end in (low, high)) or not low < high:
         raise InputError(f"{caller}: low, high: expected finite numbers with low < high, got {low!r} and {high!r}.")

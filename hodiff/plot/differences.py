@@ -1,4 +1,4 @@
-"""Derivatives of a function of one number from its values alone, and where there are none."""
+"""Derivatives and jumps of a function of one number, from its values alone."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ HALVINGS = 40  # of an interval with a jump inside
 def from_values(
     f: Callable[[np.ndarray], np.ndarray], points: np.ndarray, order: int, reach: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Derivatives of order 0 to k at points, (k + 1, n), and how far others of a smaller reach are from them."""
-    # Those of the polynomial through values at Chebyshev's points within the reach, which is right to about 1e-16 over
-    # the reach to the power of the order. The others see more of one side, so that a kink does not look alike to all.
+    """Return derivatives of order 0 to k at points, (k + 1, n), and their differences from results of smaller reach."""
+    # Derivatives of the polynomial through values at Chebyshev's points within the reach, with an error of about 1e-16
+    # over the reach to the power of the order. The other two see more of one side, so that results differ at a kink.
     wide = _derivatives(f, points, order, reach, 0.0)
     others = [_derivatives(f, points, order, reach / 2, shift) for shift in (-0.8, 0.8)]
     return wide, np.maximum(*(np.abs(each - wide) for each in others))
 
 
 def settled(found: np.ndarray, doubt: np.ndarray, scale: float) -> np.ndarray:
-    """Where differences tell a derivative: beside a jump, they grow as their reach shrinks."""
+    """Mask of points at which differences determine a derivative: beside a jump, they grow as their reach shrinks."""
     return doubt <= UNSETTLED * (np.abs(found) + scale)
 
 
@@ -42,13 +42,13 @@ def _derivatives(
 
 
 def jumps(f: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> np.ndarray:
-    """Where f jumps, between two of the points each; few values are asked where it does not."""
+    """Return the places where f jumps, halving intervals between points; smooth parts take few evaluations."""
     values = f(points)
     least = UNSETTLED * span_of([values])
     left, right, below, above = points[:-1], points[1:], values[:-1], values[1:]
     with np.errstate(invalid="ignore"):
         for _ in range(HALVINGS):
-            # A smooth function climbs less and less in a shorter interval, a jump stays as high as it is.
+            # In shorter intervals a smooth function changes less and less, while a jump keeps its height.
             high = np.abs(above - below) > least
             left, right, below, above = left[high], right[high], below[high], above[high]
             if not len(left):
@@ -59,19 +59,19 @@ def jumps(f: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> np.ndarr
             left, below = np.where(first, left, middle), np.where(first, below, there)
             right, above = np.where(first, middle, right), np.where(first, there, above)
         found = (left + right)[np.abs(above - below) > least] / 2
-    # One that is at a point, as that of the sign, is found from both of its sides.
+    # A jump at a point, such as that of the sign, is found from both sides.
     apart = np.diff(found, prepend=-np.inf) > 1e-6 * (points[-1] - points[0])
     return found[apart]
 
 
 def without_derivative(missing: np.ndarray, jumping: np.ndarray, step: float) -> np.ndarray:
-    """The jumps, and those points without a derivative that no jump explains."""
+    """Return the jumps, and the points without a derivative that no jump explains."""
     lonely = (np.abs(missing[:, None] - jumping) > 1.001 * step).all(1)
     return np.concatenate([missing[lonely], jumping])
 
 
 def keep_rounding_small(ax: Axes, scale: float) -> None:
-    """Give a curve that is flat to rounding an axis on which it looks so."""
+    """Widen the axis of a curve that is flat up to rounding, so that it looks flat."""
     low, high = ax.get_ylim()
     if high - low < 1e-6 * scale:
         middle = 0.0 if abs(low + high) < 1e-6 * scale else (low + high) / 2
@@ -79,18 +79,18 @@ def keep_rounding_small(ax: Axes, scale: float) -> None:
 
 
 def span_of(curves: list[np.ndarray]) -> float:
-    """The height of what is drawn, 1 where it is flat."""
+    """Return the height of the curves, 1 if they are flat."""
     finite = [curve[np.isfinite(curve)] for curve in curves]
     numbers = np.concatenate(finite)
     return float(np.ptp(numbers)) or 1.0 if len(numbers) else 1.0
 
 
 def height_of(values: np.ndarray) -> float:
-    """The largest finite number, without its sign."""
+    """Return the largest finite absolute value."""
     return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
 
 
 def mark_missing(ax: Axes, points: np.ndarray) -> None:
-    """Dotted lines where there is no derivative, once in the legend."""
+    """Draw dotted lines where there is no derivative, with one entry in the legend."""
     for i, point in enumerate(np.unique(points)):
         ax.axvline(point, color="gray", linestyle=":", linewidth=0.8, label="no derivative" if i == 0 else "_missing")

@@ -1,4 +1,4 @@
-"""What a function computes, node by node, and the gradient that comes back to each."""
+"""Graph of a function with the value and the gradient at each node."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hodiff.plot.graph import RAISES, Drawing, require_dependence
 from hodiff.plot.shared import one_number
 from hodiff.torch_internals.interception import DispatchMode, run_operator
 
-# The largest entry of a gradient, up to which it has which colour.
+# Labels, with the largest entry of a gradient up to which they apply, and their colours.
 SIZES = {
     "no gradient": (0.0, "#d9d9d9"),
     "gradient below 1e-6": (1e-6, "#9ecae1"),
@@ -32,7 +32,7 @@ SIZES = {
 }
 NOT_FINITE = "gradient nan or inf"
 DIGITS = 3
-OUTPUTS = 2  # of a node that are told
+OUTPUTS = 2  # most outputs of a node that are shown
 
 Numbers = dict[Any, dict[int, Tensor]]  # by node and the number of its output
 
@@ -42,14 +42,14 @@ def gradient_flow(f: Callable[..., Tensor], x: PyTree) -> BackwardGraph:
 
     The gradient at a node is $\partial f / \partial z$ of its value z, as backward computes it. Its largest entry
     decides the colour, from vanishing (blue) to exploding (orange); no gradient at all is grey, nan and inf are red.
-    Values are those of torch's functions and of custom Functions; what a torch function computes inside may have none.
+    Values are shown for torch's functions and custom Functions; nodes inside a torch function may have none.
 
     Args:
         f: Maps x to a tensor with one element.
         x: A tensor or a pytree of tensors, real and floating-point.
 
     Returns:
-        The graph, as of `hodiff.plot.graph`. Of more than four numbers the least and the largest are told.
+        The graph, like that of `hodiff.plot.graph`. For more than four numbers it shows the least and the largest.
 
     Raises:
         InputError: If x holds no differentiable tensor, or f does not return one number that depends on it.
@@ -87,7 +87,7 @@ def gradient_flow(f: Callable[..., Tensor], x: PyTree) -> BackwardGraph:
 
 
 class _Seen(DispatchMode):
-    """Keeps what operators return: autograd enters the node in the tensor itself, unless it is a view."""
+    """Mode that keeps the results of operators: autograd sets the node on the tensor itself, unless it is a view."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class _Seen(DispatchMode):
 
 
 class _SeenOutside(TorchFunctionMode):
-    """Keeps what torch's functions return, views as well."""
+    """Mode that keeps the results of torch's functions, views as well."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class _SeenOutside(TorchFunctionMode):
 
 
 def _watched(f: Callable[..., Tensor], leaves: Sequence[Tensor], spec: pytree.TreeSpec) -> tuple[Tensor, Numbers]:
-    """The value of f, and what its nodes computed."""
+    """Return the value of f, and the values that its nodes computed."""
     inside, outside = _Seen(), _SeenOutside()
     with inside, outside:
         y = f(pytree.tree_unflatten(list(leaves), spec))
@@ -127,7 +127,7 @@ def _watched(f: Callable[..., Tensor], leaves: Sequence[Tensor], spec: pytree.Tr
 
 
 def _gradients(y: Tensor) -> Numbers:
-    """What reaches each node in backward, by the number of its output."""
+    """Return the gradients that reach each node in backward, by the number of the node's output."""
     reached: Numbers = {}
     nodes = list(nodes_of(get_gradient_edge(y)))
     variables = {node: node.variable for node in nodes if hasattr(node, "variable")}
@@ -155,7 +155,7 @@ def _hooks(pairs: Iterator[tuple[Any, Callable[..., None]]]) -> Iterator[None]:
 
 
 def _size(gradients: dict[int, Tensor]) -> tuple[str, str]:
-    """How large the gradients at a node are, in words and as a colour."""
+    """Return the size of the gradients at a node, in words and as a colour."""
     largest = [each.abs().max().item() for each in gradients.values() if each.numel()]
     if not all(map(torch.isfinite, map(torch.tensor, largest))):
         return NOT_FINITE, RAISES

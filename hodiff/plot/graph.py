@@ -1,4 +1,4 @@
-"""The graph that backward walks at each order."""
+"""Graph of the backward pass at each order."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ NO_FURTHER = "no further derivative"
 
 
 def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = False) -> BackwardGraph:
-    r"""Draw the nodes that backward walks for the first, second, ... derivative of a scalar function.
+    r"""Draw the nodes that backward visits for the first, second, ... derivative of a scalar function.
 
-    Order 1 are the nodes under $f(x)$. Order k are those that appear when the derivative before, contracted with ones,
-    is computed with `create_graph=True`: $\nabla f$, then $\nabla^2 f \, 1$, and so on. Arrows point the way that
-    backward goes. Nodes are coloured by the order at which they first appear. Custom Functions have a thick border,
-    leaves are ellipses. Red nodes have no further derivative: Functions marked `once_differentiable`, and where
-    backward would raise. An order without nodes has a derivative that autograd takes for constant.
+    Order 1 has the nodes under $f(x)$. Order k has the nodes that appear when the derivative before, contracted
+    with ones, is computed with `create_graph=True`: $\nabla f$, then $\nabla^2 f \, 1$, and so on. Arrows point in the
+    direction of backward. Nodes have the colour of the order at which they first appear. Custom Functions have a thick
+    border, leaves are ellipses. Red nodes have no further derivative: Functions marked `once_differentiable`, and nodes
+    whose backward would raise. An order without nodes has a derivative that is constant to autograd.
 
     Args:
         f: Maps x to a tensor with one element.
         x: A tensor or a pytree of tensors, real and floating-point.
         order: The highest order, 1 or more.
-        saved: Whether nodes list the shapes of the tensors that they keep.
+        saved: Whether nodes list the shapes of their saved tensors.
 
     Returns:
-        The graph. Notebooks show it, `.draw(ax)` draws it, `.save("file.svg")` writes it as a picture and
-        `.save("file.dot")` for Graphviz, in whose language `.source` is. Nodes are called by what they do and a number,
-        as `MulBackward0_0`.
+        The graph. Notebooks show it, `.draw(ax)` draws it, `.save("file.svg")` writes a picture, and
+        `.save("file.dot")` writes Graphviz's language, as in `.source`. Names of nodes are their operation and a
+        number, such as `MulBackward0_0`.
 
     Raises:
         InputError: If x holds no differentiable tensor, or f does not return one number that depends on it.
@@ -82,7 +82,7 @@ def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = 
 def _roots(
     f: Callable[..., Tensor], leaves: Sequence[Tensor], spec: pytree.TreeSpec, order: int
 ) -> Iterator[list[Any] | RuntimeError]:
-    """Where backward starts at each order: under f, then under its gradient by each leaf, until there is none."""
+    """Yield the nodes where backward starts at each order: of f, then of its gradients; or the error it raises."""
     with torch.enable_grad():
         y = one_number("graph", f(pytree.tree_unflatten(list(leaves), spec)))
         require_dependence("graph", y)
@@ -102,7 +102,7 @@ def _roots(
 
 
 def require_dependence(caller: str, y: Tensor) -> None:
-    """Refuse a value without a graph."""
+    """Raise if a value has no graph."""
     if not y.requires_grad:
         raise InputError(
             f"{caller}: f: expected a function that depends on x, got a constant; look for detach, .data, .item() and "
@@ -111,7 +111,7 @@ def require_dependence(caller: str, y: Tensor) -> None:
 
 
 class Drawing:
-    """Draws nodes as they look, and keeps them alive, as their identity lasts no longer than they do."""
+    """Adds nodes to a picture and keeps them alive, as their identity is valid no longer than they live."""
 
     def __init__(self, picture: BackwardGraph, look: Callable[[Any], Box]):
         self._picture = picture
@@ -120,7 +120,7 @@ class Drawing:
         self._count: Counter[str] = Counter()
 
     def add(self, root: Any) -> str:
-        """Draw a node and all that are reached from it and not drawn yet; return its name."""
+        """Draw a node, with all nodes reached from it that are not drawn yet, and return its name."""
         waiting: list[Any] = []
 
         def visit(node: Any) -> str:
@@ -149,14 +149,14 @@ def _look(node: Any, names: dict[int, str], colour: str, saved: bool) -> Box:
     if raises_when_run(node):
         return Box(lines, RAISES)
     function = function_of(node)
-    # Where what comes back to it is a constant, no node of the next order says that there is none.
+    # If its incoming gradient is a constant, no node of the next order shows that there is no derivative.
     if function is not None and is_once_differentiable(function):
         return Box((*lines, "once_differentiable"), RAISES, thick=True)
     return Box(lines, colour, thick=isinstance(node, torch.autograd.function.BackwardCFunction))
 
 
 def _saved_shapes(node: Any) -> list[str]:
-    """What a node keeps: a Function's tensors have no names, an operator's have."""
+    """Return the names and shapes of a node's saved tensors; a Function's tensors have no names of their own."""
     if isinstance(node, torch.autograd.function.BackwardCFunction):
         kept = [("saved", tensor) for tensor in node.saved_tensors]
     else:

@@ -1,4 +1,4 @@
-"""Words on pictures: names that fit, and what an operator is of."""
+"""Labels of plots: shortened names, and titles that describe operators."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LISTED = 45  # characters of the names of a point in a title
 
 
 def shortened(names: Sequence[str], longest: int = LONGEST) -> list[str]:
-    """Names with an ellipsis in the middle, cut where they stay different from each other."""
+    """Shorten names by an ellipsis in the middle, so that different names stay different."""
     different = len(set(names))
     for length in range(longest, max(map(len, names), default=0)):
-        # What tells names apart is at the end as a rule, the parameter of a layer, but its number is before.
+        # Names mostly differ at the end, by the parameter of a layer, but the number of the layer comes before.
         for head in sorted(range(length), key=lambda head: abs(head - length // 3)):
             cut = [_cut(name, head, length) for name in names]
             if len(set(cut)) == different:
@@ -35,7 +35,7 @@ def _cut(name: str, head: int, length: int) -> str:
 
 
 def described(of: LinearOperator | str) -> str:
-    """An operator in a title: its kind, whose it is, its size, and the parameters that its point consists of."""
+    """Describe an operator for a title: its kind, its functions, its size, and the parameters of its point."""
     if not isinstance(of, LinearOperator):
         return of
     m, n = of.shape
@@ -47,14 +47,14 @@ def described(of: LinearOperator | str) -> str:
 
 
 def titled(function: str, what: str, of: LinearOperator | str | None) -> str:
-    """A title that says whose eigenvalues are drawn, as far as is known."""
+    """Return a title that names the operator of the eigenvalues, if it is known."""
     if of is not None and not isinstance(of, (LinearOperator, str)):
         raise InputError(f"{function}: of: expected an operator or words for what is drawn, got {describe(of)}.")
     return what if of is None else f"{what} of {described(of)}"
 
 
 def _listed(labels: Sequence[str]) -> str:
-    """The first labels, and how many more there are."""
+    """Return the first labels, and the number of further labels."""
     shown: list[str] = []
     for label in shortened(labels):
         if len(", ".join([*shown, label])) > LISTED:

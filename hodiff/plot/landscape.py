@@ -1,4 +1,4 @@
-"""A loss along one or two directions."""
+"""Plot of a loss along one or two directions."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def loss_landscape(
         f: Maps x to a tensor with one number.
         x: The point, a tensor or a pytree of tensors.
         directions: One or two directions: a tensor (n,) or (n, k), k = 1 or 2, a list of pytrees like x, or what
-            `hodiff.estimators.eigsh` returned for one or two eigenvectors, whose eigenvalues then stand at the axes.
-        span: How far to go, in lengths of the directions, to both sides.
+            `hodiff.estimators.eigsh` returned for one or two eigenvectors, whose eigenvalues then label the axes.
+        span: Distance to both sides, in lengths of the directions.
         points: Points of each axis, 2 or more.
         ax: The matplotlib axes to draw in; new ones by default.
         progress: Whether to show a progress bar.
@@ -109,7 +109,7 @@ def loss_landscape(
 
 
 def _axis(length: str, direction: str, eigenvalues: Sequence[float] | None, index: int) -> str:
-    """What is told at an axis: the unit, and where the direction is an eigenvector, of which eigenvalue."""
+    """Return the label of an axis: the unit and, for an eigenvector, its eigenvalue."""
     told = f"${length}$, in lengths of ${direction}$"
     if eigenvalues is None:
         return told
@@ -133,7 +133,7 @@ def _split(directions: Any) -> list[Any]:
 
 
 def _direction(direction: Any, leaves: tuple[Tensor, ...], spec: pytree.TreeSpec) -> tuple[Tensor, ...]:
-    """A flat vector cut into leaves, or a pytree as it is."""
+    """Split a flat vector into leaves, or return the leaves of a pytree."""
     sizes = [leaf.numel() for leaf in leaves]
     if isinstance(direction, Tensor) and direction.shape == (sum(sizes),):
         pieces = direction.detach().split(sizes)

@@ -1,4 +1,4 @@
-"""Where the nodes of a graph without circles go: in layers, with few arrows that cross.
+"""Layered layout of an acyclic graph, with few crossing arrows.
 
 Source: K. Sugiyama, S. Tagawa & M. Toda, "Methods for visual understanding of hierarchical system structures", IEEE
 Trans. Syst. Man Cybern. 11 (1981).
@@ -14,7 +14,7 @@ from statistics import fmean
 import networkx
 
 SWEEPS = 8
-PASSAGE = 0.4  # what an arrow takes of the width of a layer that it crosses
+PASSAGE = 0.4  # width of an arrow in a layer that it crosses
 
 Place = tuple[float, float]
 Arrow = tuple[str, str]
@@ -22,12 +22,12 @@ Arrow = tuple[str, str]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything goes, y downwards from 0.
+    """Layout of a graph, y downwards from 0.
 
     Attributes:
         places: The centre of each node.
-        ways: The points that each arrow passes.
-        size: Width and height of all.
+        ways: The points along each arrow.
+        size: Width and height of the layout.
     """
 
     places: dict[str, Place]
@@ -36,7 +36,7 @@ class Layout:
 
 
 def layered(widths: Mapping[str, float], arrows: Sequence[Arrow], height: float) -> Layout:
-    """Lay nodes of some widths out in layers, `height` apart; arrows go by passages through the layers between."""
+    """Lay out nodes of given widths in layers, `height` apart; arrows pass through the layers between."""
     graph = networkx.DiGraph(arrows)
     graph.add_nodes_from(widths)
     depth = {name: i for i, layer in enumerate(networkx.topological_generations(graph)) for name in layer}
@@ -60,7 +60,7 @@ def layered(widths: Mapping[str, float], arrows: Sequence[Arrow], height: float)
 
 
 def _ordered(graph: networkx.DiGraph) -> list[list[Hashable]]:
-    """The layers, in which each node is near the mean of those that it is tied to in the layer before, then behind."""
+    """Return layers, sorted in sweeps by the mean place of a node's neighbours in the layer before, then after."""
     layers = [sorted(layer, key=str) for layer in networkx.topological_generations(graph)]
     rank = {each: (i + 0.5) / len(layer) for layer in layers for i, each in enumerate(layer)}
     for sweep in range(SWEEPS):

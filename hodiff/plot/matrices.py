@@ -1,4 +1,4 @@
-"""A Hessian as a picture, with the parameters that its rows belong to."""
+"""Plot of a Hessian, with the parameters of its rows."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def hessian(
     *,
     scale: str = "linear",
 ) -> Axes:
-    r"""Draw a Hessian, zero in white, positive entries in red and negative ones in blue.
+    r"""Draw a Hessian, zero in white, positive entries in red and negative entries in blue.
 
-    Any operator that maps a space to itself is drawn likewise, by its `to_dense`. Rows and columns carry the names of
-    its parameters, which `A.block` takes, too; long ones have an ellipsis in the middle.
+    Any operator that maps a space to itself is drawn likewise, by its `to_dense`. Rows and columns are labelled by its
+    parameters, whose names `A.block` takes, too; long names have an ellipsis in the middle.
 
     Args:
-        A: An operator, or a matrix (n, n) as of `hodiff.hessian_matrix`.
-        parameters: What rows belong to: the pytree that was differentiated, whose leaves are named and separated by
-            lines, or n names. An operator knows them.
+        A: An operator, or a matrix (n, n) such as that of `hodiff.hessian_matrix`.
+        parameters: Parameters of the rows: the pytree that was differentiated, whose leaves are named and separated by
+            lines, or n names. An operator knows its parameters.
         ax: The matplotlib axes to draw in; new ones by default, large enough for the names.
-        scale: "linear", or "root": colours go with $\sqrt{|a_{ij}|}$, so that a few large entries do not leave the rest
-            white. The colour bar tells the entries either way.
+        scale: "linear", or "root": colours follow $\sqrt{|a_{ij}|}$, so that a few large entries do not leave the rest
+            white. The colour bar shows the entries in both cases.
 
     Returns:
         The axes.
@@ -104,7 +104,7 @@ def hessian(
 
 
 def _entries(A: Any) -> Tensor:
-    """The matrix, which is square."""
+    """Return the matrix, which must be square."""
     if not isinstance(A, (LinearOperator, Tensor)):
         raise InputError(f"hessian: A: expected an operator or a tensor (n, n), got {describe(A)}.")
     if len(A.shape) != 2 or A.shape[0] != A.shape[1] or not A.shape[0]:
@@ -116,13 +116,13 @@ def _entries(A: Any) -> Tensor:
 
 
 def _side(ax: Axes) -> float:
-    """About how many inches the matrix takes in the user's axes."""
+    """Return the approximate size of the matrix in the user's axes, in inches."""
     box = ax.get_window_extent()
     return float(min(box.width, box.height) / ax.figure.dpi)
 
 
 def _name_blocks(ax: Axes, names: list[str], sizes: list[int], inches: float) -> None:
-    """Names at the middle of their blocks, moved apart where they would lie over each other, and lines between."""
+    """Label blocks at their middle, with labels moved apart where they overlap, and draw lines between blocks."""
     n = sum(sizes)
     edges = torch.tensor([0, *sizes]).cumsum(0).tolist()
     centres = [(low + high - 1) / 2 for low, high in pairwise(edges)]
@@ -141,7 +141,7 @@ def _name_blocks(ax: Axes, names: list[str], sizes: list[int], inches: float) ->
 
 
 def _lead(ax: Axes, centres: list[float], places: list[float], n: int) -> None:
-    """Lines from the matrix to names that are not beside their blocks, in the margin."""
+    """Draw lines in the margin, from the matrix to labels that are not beside their blocks."""
     lines = importlib.import_module("matplotlib.collections").LineCollection
     left, bottom, pairs = -0.5, n - 0.5, list(zip(centres, places, strict=True))
     beside = [[(left, centre), (left - LEAD * n, place)] for centre, place in pairs]
@@ -150,7 +150,6 @@ def _lead(ax: Axes, centres: list[float], places: list[float], n: int) -> None:
 
 
 def _blocks(parameters: Any, n: int) -> tuple[list[str], list[int]]:
-    """A name and a size for each block of rows."""
     leaves = pytree.tree_leaves(parameters)
     if leaves and all(isinstance(leaf, str) for leaf in leaves):
         names, sizes = list(leaves), [1] * len(leaves)

@@ -1,4 +1,4 @@
-"""Derivatives of an elementwise function by every composition of reverse and forward passes."""
+"""Plot of an elementwise function's derivatives by every composition of reverse and forward passes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hodiff.plot.shared import require_package
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-AGREE_TO = 1e-3  # of the largest derivative: what differences of third order are good for
+AGREE_TO = 1e-3  # of the largest derivative: the accuracy of differences of third order
 WORST = 4  # orders
 
 Map = Callable[[Tensor], Tensor]
@@ -47,9 +47,9 @@ def routes(
 ) -> list[Axes]:
     r"""Draw an elementwise function and its derivatives, each by all compositions of reverse and forward passes.
 
-    A panel an order: $f^{(k)}$ by its $2^k$ routes, those that agree in one curve, and over it, dotted, differences of
-    the values of f, which know nothing of its rules. The title says how many routes the differences confirm. Dotted
-    lines stand where the function has no derivative: there differences confirm nothing.
+    One panel per order shows $f^{(k)}$ by its $2^k$ routes, with one curve for routes that agree. Dots are differences
+    of the values of f, which do not depend on its rules. The title says how many routes the differences confirm. Dotted
+    lines mark points without a derivative: there differences confirm nothing.
 
     Args:
         f: Maps a float64 tensor to one of its shape, element by element: `torch.tanh`, or `Function.apply`.
@@ -57,8 +57,8 @@ def routes(
         high: Right end of the interval.
         order: The highest order k, 0 to 4.
         points: Points of each curve, 2 or more.
-        correct: Whether within `hodiff.corrected()`, or by torch alone.
-        axes: The matplotlib axes to draw in, one an order; those of a new figure by default.
+        correct: Whether to differentiate within `hodiff.corrected()`, or by torch alone.
+        axes: The matplotlib axes to draw in, one per order; axes of a new figure by default.
 
     Returns:
         The axes; `axes[0].figure` is the figure.
@@ -90,7 +90,7 @@ def routes(
         with within:
             found = {_name(way): _derivative(f, way, grid, torch.from_numpy(dots)) for way in product("rf", repeat=k)}
         truth, doubt = truths[k], doubts[k]
-        # Of what size a derivative is that a function of this height would have on this interval.
+        # Typical size of a derivative of a function of this height on this interval.
         typical = np.abs(truth[np.isfinite(truth)])
         scale = max(np.median(typical) if typical.size else 0.0, height_of(truths[0]) / length**k)
         known = settled(truth, doubt, scale) & whole
@@ -115,7 +115,7 @@ def _draw(
     known: np.ndarray,
     tolerance: np.ndarray,
 ) -> list[str]:
-    """A curve for each group of routes that agree, and the differences; which routes those confirm."""
+    """Draw a curve for each group of routes that agree, and the differences; return the routes that they confirm."""
     groups: list[tuple[list[str], Any]] = []
     for name, each in found.items():
         if isinstance(each, Exception):
@@ -137,13 +137,13 @@ def _draw(
 
 
 def _agree(a: np.ndarray, b: np.ndarray, tolerance: np.ndarray) -> bool:
-    # Infinities of one sign, and what is NaN in one of them, tell nothing.
+    # Infinities of one sign, and NaN in one of the arrays, do not count as differences.
     with np.errstate(invalid="ignore"):
         return bool((~(np.abs(a - b) > tolerance)).all())
 
 
 def _derivative(f: Map, way: Sequence[str], *points: Tensor) -> Any:
-    """A derivative at several sets of points, as arrays, by passes of which the last is the first one taken."""
+    """Return a derivative at several sets of points, by passes from the last to the first; or the error it raises."""
     taken = f
     for each in reversed(way):
         taken = PASSES[each](taken)
@@ -165,7 +165,7 @@ PASSES: dict[str, Callable[[Map], Map]] = {"r": _reverse, "f": _forward}
 
 
 def _name(way: Sequence[str]) -> str:
-    """A route in letters, the last pass first: "fr" is forward over reverse."""
+    """Return a route in letters, the last pass first: "fr" is forward over reverse."""
     return "".join(way)
 
 
@@ -203,7 +203,7 @@ def _panels(axes: Sequence[Axes] | None, order: int) -> list[Axes]:
 
 
 def _require_elementwise(f: Map, grid: Tensor) -> None:
-    """Refuse what depends on more than the element: of every second point it would make something else."""
+    """Raise if f is not elementwise: at every second point alone, its values must be the same."""
     with torch.no_grad():
         whole, part = f(grid), f(grid[::2])
     fits = isinstance(whole, Tensor) and whole.shape == grid.shape and whole.is_floating_point()

@@ -1,4 +1,4 @@
-"""What pictures share: optional packages, axes, and the one number that a drawn function returns."""
+"""Helpers that plots share: optional packages, axes, and the one number that a drawn function returns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def require_package(module: str, function: str, remedy: str) -> Any:
-    """Import an optional package, or say how to get it."""
+    """Import an optional package, or raise an error with the way to install it."""
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -22,7 +22,7 @@ def require_package(module: str, function: str, remedy: str) -> Any:
 
 
 def axes_or_new(ax: Axes | None, function: str, size: tuple[float, float] | None = None) -> Axes:
-    """The user's axes, or those of a new figure of a size in inches."""
+    """Return the user's axes, or axes of a new figure of a size in inches."""
     if ax is not None:
         return ax
     pyplot = require_package("matplotlib.pyplot", function, 'pip install "hodiff[plot]"')
@@ -30,7 +30,7 @@ def axes_or_new(ax: Axes | None, function: str, size: tuple[float, float] | None
 
 
 def one_number(function: str, y: Any) -> Tensor:
-    """The result of a drawn function as a tensor of shape (), which must be one real floating-point number."""
+    """Return the result of a drawn function as a tensor of shape (); raise unless it is one real number."""
     if isinstance(y, Tensor) and y.numel() == 1 and y.is_floating_point():
         return y.reshape(()) if y.dim() else y
     got = f"shape {tuple(y.shape)} of {y.dtype}" if isinstance(y, Tensor) else type(y).__name__

@@ -1,4 +1,4 @@
-"""Where a sparse matrix has entries, and what they share a product with."""
+"""Plot of the entries of a sparse matrix, with the colours of a coloring."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from hodiff.sparse.coloring.patterns import Pattern, pattern_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Entries of more rows or columns than this are smaller than what a screen shows.
+# With more rows or columns than this, entries are smaller than a screen shows.
 CELLS = 500
-# Colours that are easily told apart; with more colors than that they come again.
+# A palette of distinct colours, which repeat for colorings with more colors.
 WHEEL = "tab20"
 SIDE, BAR, SMALLEST = 4.8, 1.3, 1.2  # inches of the longer side, of a bar beside it, and of the shorter side
 
@@ -30,23 +30,23 @@ def sparsity(
     *,
     cells: int = CELLS,
 ) -> Axes:
-    r"""Draw where a sparse matrix has entries; those of a coloring in the colours of their columns or rows.
+    r"""Draw the entries of a sparse matrix; with a coloring, in the colours of their columns or rows.
 
-    Columns of one colour are added up in one product. Of a "bidirectional" coloring entries have the colour of their
-    column where that is in a product, and else of their row. A matrix with more rows or columns than `cells` is shown
+    Columns of one colour are summed in one product. With a "bidirectional" coloring, entries have the colour of their
+    column if it is in a product, else that of their row. A matrix with more rows or columns than `cells` is shown
     by the density of its entries, $\text{entries} / \text{places}$ in each cell of a grid.
 
     Args:
         A: A coloring of `hodiff.sparse.color`; a pattern or matrix of SciPy or a sparse tensor, whose stored entries
             count; or a dense boolean array or tensor.
         ax: The matplotlib axes to draw in; new ones by default.
-        cells: Most rows and columns of which single entries are drawn, and most cells along a side beyond.
+        cells: Largest number of rows and columns of which single entries are drawn, and of cells along a side.
 
     Returns:
         The axes.
 
     Raises:
-        InputError: If it is nothing of these, has no rows or columns, or `cells` is no positive int.
+        InputError: If A is none of these, has no rows or columns, or `cells` is no positive int.
 
     Example:
         >>> import matplotlib as mpl, hodiff, torch
@@ -95,7 +95,6 @@ def _pattern(A: Any) -> Pattern:
 
 
 def _draw_entries(ax: Axes, pattern: Pattern, coloring: Coloring | None) -> None:
-    """A pixel for each entry."""
     colours = importlib.import_module("matplotlib.colors")
     maps = importlib.import_module("matplotlib").colormaps
     if coloring is None:
@@ -108,7 +107,7 @@ def _draw_entries(ax: Axes, pattern: Pattern, coloring: Coloring | None) -> None
 
 
 def _colors_of_entries(coloring: Coloring) -> np.ndarray:
-    """The number of each entry's column, or of its row after all columns' where that has none."""
+    """Return the color of each entry's column; if it has none, that of its row, numbered after the columns' colors."""
     pattern = coloring.pattern
     columns, rows = coloring.column_colors, coloring.row_colors
     by_rows = np.full(pattern.entries, -1) if rows is None else rows[pattern.rows] + coloring.count("columns")
@@ -117,7 +116,7 @@ def _colors_of_entries(coloring: Coloring) -> np.ndarray:
 
 
 def _draw_densities(ax: Axes, pattern: Pattern, cells: int) -> None:
-    """A pixel for each cell of a grid, as dark as it is full."""
+    """Draw a pixel for each cell of a grid, coloured by its density."""
     height, width = pattern.shape
     edges = [np.linspace(0, each, min(each, cells) + 1).round() for each in (height, width)]
     counts, _, _ = np.histogram2d(pattern.rows, pattern.columns, bins=edges)
@@ -133,7 +132,7 @@ def _draw_densities(ax: Axes, pattern: Pattern, cells: int) -> None:
 
 
 def _norm(densities: np.ndarray) -> Any:
-    """Logarithmic, so that what is rare is seen."""
+    """Return a logarithmic norm of colours, so that low densities are visible."""
     colours = importlib.import_module("matplotlib.colors")
     found = densities[densities > 0]
     low, high = (found.min(), found.max()) if len(found) else (1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Eigenvalues, one by one and as a density."""
+"""Plots of eigenvalues, one by one and as a density."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 POINTS = 1000
-DECADES = 6  # below the peak of a density, or the largest eigenvalue, that are shown
+DECADES = 6  # shown below the peak of a density, or below the largest eigenvalue
 
 
 def spectral_density(
@@ -32,12 +32,12 @@ def spectral_density(
 ) -> Axes:
     r"""Draw the density of eigenvalues that `hodiff.estimators.spectral_density` estimated.
 
-    The density axis is logarithmic: a few eigenvalues far from the bulk are what one looks for.
+    The density axis is logarithmic, so that a few eigenvalues far from the bulk are visible.
 
     Args:
         density: The estimate.
         ax: The matplotlib axes to draw in; new ones by default.
-        of: What the eigenvalues belong to, the operator or words for it, for the title.
+        of: The operator of the eigenvalues, or words for it, for the title.
         log: Whether to draw the density of $\log_{10} |\lambda|$.
         sigma: Width of the Gaussians, in units of the horizontal axis.
 
@@ -45,7 +45,7 @@ def spectral_density(
         The axes.
 
     Raises:
-        InputError: If `density` is no such estimate, `of` neither operator nor words, or `sigma` is not positive.
+        InputError: If `density` is no such estimate, `of` is neither operator nor words, or `sigma` is not positive.
 
     Example:
         >>> import matplotlib as mpl, torch
@@ -90,9 +90,9 @@ def eigenvalues(
 
     Args:
         values: Eigenvalues, (k,), as of `torch.linalg.eigvalsh`; what `hodiff.estimators.eigsh` returned, whose
-            residuals are drawn as bars; or a symmetric operator, of which all are computed, by its `to_dense`.
+            residuals are drawn as bars; or a symmetric operator, whose eigenvalues are all computed, by its `to_dense`.
         ax: The matplotlib axes to draw in; new ones by default.
-        of: What the eigenvalues belong to, the operator or words for it, for the title; an operator tells it itself.
+        of: The operator of the eigenvalues, or words for it, for the title; `values` by default if it is an operator.
 
     Returns:
         The axes.
@@ -135,7 +135,7 @@ def eigenvalues(
 
 
 def _descending(values: object) -> tuple[Tensor, Tensor | None]:
-    """Eigenvalues from the largest on, and what is known of their errors."""
+    """Return eigenvalues in descending order, with their errors if known."""
     errors = None
     if isinstance(values, LinearOperator):
         if not values.symmetric:

@@ -1,4 +1,4 @@
-"""Places on a line, moved apart no more than they have to be."""
+"""Places on a line, moved apart as little as possible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def spread(wanted: Sequence[float], gaps: Sequence[float], within: tuple[float, 
     if within is not None:
         room = within[1] - within[0]
         offsets *= room / max(offsets[-1], room) if room else 0.0
-    # Without the gaps it is a monotone fit, and one between bounds is the fit clipped.
+    # Without the gaps it is a monotone fit; with bounds, the clipped fit solves it.
     fitted = isotonic_regression(np.asarray(wanted, dtype=float) - offsets).x
     if within is not None:
         fitted = fitted.clip(within[0], within[1] - offsets[-1])

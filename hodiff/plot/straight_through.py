@@ -1,4 +1,4 @@
-"""A straight-through estimator: what goes forward, what comes back, and where descent by it leads."""
+"""Plot of a straight-through estimator: its values, its gradients, and gradient descent with it."""
 
 from __future__ import annotations
 
@@ -38,29 +38,29 @@ def straight_through(
     steps: int = 60,
     axes: Sequence[Axes] | None = None,
 ) -> list[Axes]:
-    r"""Draw what `hodiff.straight_through(forward, surrogate)` does to values, to gradients and to descent.
+    r"""Draw the values, the gradients and the descent that `hodiff.straight_through(forward, surrogate)` gives.
 
-    Three panels: the values of both functions; the derivative that backward hands out, of the surrogate, beside the
-    slope of forward between its jumps; and the loss of two weights that go through forward, with the way of gradient
+    Three panels: the values of both functions; the derivative of the surrogate, which backward returns, beside the
+    slope of forward between its jumps; and the loss of two weights that forward quantizes, with the path of gradient
     descent by the estimator.
 
     Args:
         forward: The quantizer, elementwise.
-        surrogate: What is differentiated instead, elementwise.
+        surrogate: The function that is differentiated instead, elementwise.
         low: Left end of all axes.
         high: Right end of all axes.
         loss: Maps two quantized weights, a float64 tensor (2,), to a tensor with one number, by torch's functions, as
             `torch.func.vmap` maps it; by default a quadratic one with its minimum at (0.7, -1.2).
-        start: Where descent begins.
-        rate: Its learning rate.
-        steps: How many steps it takes.
-        axes: Three matplotlib axes to draw in; those of a new figure by default.
+        start: Start of the descent.
+        rate: Learning rate of the descent.
+        steps: Number of steps of the descent.
+        axes: Three matplotlib axes to draw in; axes of a new figure by default.
 
     Returns:
         The axes.
 
     Raises:
-        InputError: If a number is out of range, or a function does not return what it should.
+        InputError: If a number is out of range, or the result of a function is invalid.
 
     Example:
         >>> import matplotlib as mpl, torch
@@ -117,7 +117,7 @@ def _descend(f: Callable[[Tensor], Tensor], start: Sequence[float], rate: float,
 
 
 def _broken(values: Tensor) -> np.ndarray:
-    """Values with a gap at each jump, which a line would climb."""
+    """Return values with a gap at each jump, so that no line is drawn across it."""
     found = values.numpy().copy()
     found[1:][_jumps(found)] = np.nan
     return found
@@ -131,14 +131,14 @@ def _slope_between_jumps(x: Tensor, values: Tensor) -> np.ndarray:
 
 
 def _jumps(values: np.ndarray) -> np.ndarray:
-    """Between which points a function jumps: steps far above the others."""
+    """Mask of the steps between points at which a function jumps: they are far above the typical step."""
     steps = np.abs(np.diff(values))
     span = np.ptp(values) or 1.0
     return steps > max(20 * float(np.median(steps)), 1e-3 * span) if len(steps) else np.zeros(0, dtype=bool)
 
 
 def _draw_surface(ax: Axes, loss: Callable[[Tensor], Tensor], quantized: Tensor, ends: tuple[float, float]) -> None:
-    """The loss where two weights are quantized, a tile for each pair of levels."""
+    """Draw the loss of two quantized weights, with a tile for each pair of levels."""
     with torch.no_grad():
         pairs = torch.cartesian_prod(quantized, quantized)
         heights = torch.func.vmap(lambda w: one_number("straight_through", loss(w)))(pairs)

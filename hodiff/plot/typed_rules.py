@@ -1,4 +1,4 @@
-"""A Function whose rules are expressions, as one types them into a notebook."""
+"""Functions whose rules are expressions, such as those typed into a notebook."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KNOWN = {"torch": torch, "F": F}
 
 
 def typed_function(forward: str, backward: str, jvp: str = "") -> type[Function]:
-    r"""Make an elementwise `torch.autograd.Function` of expressions.
+    r"""Make an elementwise `torch.autograd.Function` from expressions.
 
     The Function saves its input and its output. Expressions may use `torch`, `F` (`torch.nn.functional`) and methods of
     tensors; they run as Python, so type only what you would run.
@@ -33,7 +33,7 @@ def typed_function(forward: str, backward: str, jvp: str = "") -> type[Function]
         The Function.
 
     Raises:
-        InputError: If one is no expression, or uses another name.
+        InputError: If a rule is no expression, or uses another name.
 
     Example:
         >>> import torch
@@ -72,7 +72,7 @@ def typed_function(forward: str, backward: str, jvp: str = "") -> type[Function]
 
 
 def typed_map(argument: str, text: str) -> Callable[[Tensor], Any]:
-    """A function of `x` that an expression tells."""
+    """Return the function of `x` that an expression defines."""
     return lambda x: _compiled(argument, text, ("x",))(x=x)
 
 

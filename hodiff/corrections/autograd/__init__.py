@@ -1,1 +1,1 @@
-"""Rules for what computes, stops or checks gradients: modes, checkpoints, Functions."""
+"""Rules for gradient modes, checkpoints and custom Functions."""

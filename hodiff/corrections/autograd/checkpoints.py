@@ -1,8 +1,8 @@
-"""`torch.utils.checkpoint` where corrections are active: recomputation in the same surroundings, to every order.
+"""Replacement of `torch.utils.checkpoint` where corrections are active: recompute in the surroundings of the first run.
 
-Torch runs the function again in whatever surroundings backward has: with other rules than the first time, which it
-notices, and with the module's own parameters instead of those of `torch.func.functional_call`, which it does not. It
-is no function that a mode could see, so its calls are rerouted; where no corrections are active, torch's own runs.
+Torch recomputes the function in the surroundings of the backward pass. If the rules differ from the first run, torch
+notices. If the module's own parameters replace those of `torch.func.functional_call`, it does not. A mode cannot
+intercept `checkpoint`, so its calls are rerouted; where no corrections are active, torch's own function runs.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from hodiff.torch_internals.compilers.dynamo import run_uncompiled_where, watch_
 from hodiff.torch_internals.interception import active_function_modes, without_function_modes
 
 _NAME = "torch.utils.checkpoint"
-# What torch's function has for itself; all other arguments are those of the function that it calls.
+# Options of torch's function; all other arguments are passed to the checkpointed function.
 _OPTIONS = {"preserve_rng_state"} | {
     name for name, each in inspect.signature(torch_checkpoint).parameters.items() if each.kind is each.KEYWORD_ONLY
 }
 
 
-# Whether a derivative by torch's own rules is taken, at a point that need not be that of the modules.
+# Whether a derivative by torch's own rules is being taken, perhaps at other parameters than the modules hold.
 _OF_TORCH: ContextVar[bool] = ContextVar("of_torch", default=False)
 
 
 @contextmanager
 def uncorrected() -> Iterator[None]:
-    """Let torch's own checkpoints run again with the parameters of their call, where no corrections are wanted."""
+    """Make torch's own checkpoints recompute with the parameters of their call, without corrections."""
     watch_compiled_code()
     token = _OF_TORCH.set(True)
     try:
@@ -48,7 +48,7 @@ def uncorrected() -> Iterator[None]:
 
 
 def _checkpoint(own: Callable[[], Callable[..., Any]], /, function: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """Torch's function, or hodiff's in its place."""
+    """Run torch's checkpoint, or hodiff's where corrections are active."""
     if not callable(function):
         return own()(function, *args, **kwargs)
     if not _are_active():
@@ -64,14 +64,14 @@ def _are_active() -> bool:
 
 
 def _is_refused(options: dict[str, Any], kwargs: dict[str, Any]) -> bool:
-    """Whether torch says better what is amiss with the arguments."""
+    """Whether torch refuses the arguments, with a better message."""
     reentrant = options.get("use_reentrant", False) is True
     contexts = options.get("context_fn", noop_context_fn)
     return reentrant and bool(kwargs or contexts is not noop_context_fn or options.get("debug", False))
 
 
 def _only_saves_memory(options: dict[str, Any]) -> bool:
-    """Whether the options do not change the numbers."""
+    """Whether the options leave the computed values unchanged."""
     contexts = options.get("context_fn", noop_context_fn)
     while isinstance(contexts, partial):
         contexts = contexts.func
@@ -79,7 +79,7 @@ def _only_saves_memory(options: dict[str, Any]) -> bool:
 
 
 class _Uncorrected:
-    """A function that torch runs again where corrections may be active by then, which its record does not fit."""
+    """Checkpointed function that always runs without corrections, so that recomputation matches the first run."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function
@@ -90,7 +90,7 @@ class _Uncorrected:
 
 
 class _Again:
-    """A function that torch runs again as it ran first, where corrections may be others by then, and parameters."""
+    """Checkpointed function that recomputes with the corrections and parameters of its first run."""
 
     def __init__(self, function: Callable[..., Any]):
         self.function = function

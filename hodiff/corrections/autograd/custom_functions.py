@@ -1,4 +1,4 @@
-"""Functions of other libraries, whose rules are constants to an outer forward pass in torch."""
+"""Rule for Functions of other libraries, whose `jvp` is a constant to an outer forward pass in torch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _apply(function: type[Function], *operands: Any, **_: Any) -> Any:
 
 
 def _rules_are_differentiated(operands: Sequence[Any]) -> bool:
-    """Whether there is a pass around the one that runs the Function's rules: another transform, or a recording."""
+    """Whether an outer pass differentiates the Function's rules: another transform, or a recording."""
     count = differentiating_count()
     if count != 1 or not torch.is_grad_enabled():
         return count > 1
@@ -68,20 +68,20 @@ def _rules_are_differentiated(operands: Sequence[Any]) -> bool:
 
 
 def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
-    """A stand-in for a Function, which is left as it is: the same rules, to be differentiated by passes around."""
+    """Return a copy of a Function whose rules can be differentiated by outer passes."""
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         function.setup_context(ctx, inputs, output)
         ctx.hodiff_outside = [] if torch.compiler.is_compiling() else _numbers_outside(_tensors(inputs))
 
-    # Rules run inside the mode, which is set aside while it handles the call that they belong to. They close over the
-    # Function, where those look for it who have a node of a graph.
+    # The mode is off while it handles the call of the Function, so each rule enters it again. The rules close over the
+    # Function, so that code that has only a graph node finds it.
     def backward(ctx: Any, *cotangents: Any) -> Any:
         with Corrections():
             pulled = function.backward(ctx, *cotangents)
             if torch.compiler.is_compiling():
                 return pulled
-            # Else nobody takes the derivative of what it returns.
+            # Otherwise nothing differentiates the returned gradients.
             if carry_derivatives(ctx.hodiff_outside) or carry_derivatives(_outside(_tensors(cotangents))):
                 pull, seeded = partial(function.backward, ctx), partial(_depending_on, ctx.hodiff_outside)
                 _require_recorded(function, "backward", pull, pulled, seeded, cotangents)
@@ -114,7 +114,7 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
         "setup_context": staticmethod(setup_context),
         "backward": staticmethod(backward),
         "jvp": staticmethod(jvp),
-        # torch compares it with the one that a Function without a rule inherits.
+        # torch compares `vmap` with the inherited method to see whether a Function has a rule.
         "vmap": staticmethod(Function.vmap if function.vmap is Function.vmap else vmap),
         # Below all transforms the Function itself runs.
         "apply": staticmethod(function.apply),
@@ -122,7 +122,7 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
     return type(function.__name__, (Function,), members)
 
 
-# Behind a graph break dynamo would take up its frames one by one, in the midst of transforms.
+# After a graph break, dynamo would compile the frames inside one by one, in the middle of transforms.
 @outside_graphs
 def _require_recorded(
     function: Any,
@@ -132,13 +132,13 @@ def _require_recorded(
     seeded: Callable[[Sequence[Any]], list[Any]],
     given: Sequence[Any],
 ) -> None:
-    """Refuse a rule that loses what the tangents or cotangents that it is given depend on.
+    """Raise if the result of a rule loses the dependencies of its tangents or cotangents.
 
-    What comes out is linear in what goes in. Where it does not depend on what passes around differentiate by, the rule
-    is given the same numbers once more, which do.
+    The result is linear in the tangents or cotangents. If it does not depend on the variables of outer passes, the rule
+    runs once more, on equal numbers that do depend on them.
 
     Raises:
-        RouteError: If what comes out does not depend on them, either.
+        RouteError: If the second result does not depend on them, either.
     """
     if not any(map(_is_nonzero, _unrecorded(found))):
         return
@@ -154,7 +154,7 @@ def _require_recorded(
 
 
 def _loses_slope(function: Any, ctx: Any, operands: Sequence[Any], cotangents: Sequence[Any]) -> bool:
-    # What is no operand may have been computed of them.
+    # A saved tensor that is no operand may have been computed from operands.
     own = [below_transforms(each) for each in operands if isinstance(each, Tensor)]
     kept = [below_transforms(each) if isinstance(each, Tensor) else each for each in numbers_on(ctx)]
     if reads_elsewhere(function) or not all(any(each is other for other in own) for each in kept):
@@ -167,20 +167,20 @@ def _described(function: Any, kind: str) -> str:
 
 
 def _numbers_outside(operands: Sequence[Tensor]) -> list[Tensor]:
-    """Return one number per operand that depends on it below the innermost pass, and does not hold its memory."""
-    with torch.enable_grad(), set_tangents(True):  # which a Function's rules run without
+    """Return one number per operand that depends on it outside the innermost pass, without keeping its memory."""
+    with torch.enable_grad(), set_tangents(True):  # both are off while a Function's rules run
         return [each.reshape(-1)[:1].sum() for each in _outside(operands)]
 
 
 def _outside(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors as they are outside of the innermost pass that differentiates."""
+    """Return the wrapped tensors as seen outside the innermost differentiating pass."""
     level = innermost_differentiating_level()
     moving = [below_batches(x) for x in tensors if x.is_floating_point() and x.layout is torch.strided]
     return [below_one(x) if level_of(x) == level else x for x in moving if is_wrapped(x)]
 
 
 def _depending_on(numbers: Sequence[Tensor], cotangents: Sequence[Any]) -> list[Any]:
-    """Make cotangents depend on what some numbers depend on, without changing their values."""
+    """Make cotangents depend on the first number that carries derivatives, without changing their values."""
     anchor = next((each for each in numbers if carry_derivatives([each])), None)
     if anchor is None:
         return list(cotangents)
@@ -193,10 +193,10 @@ def _depending_on(numbers: Sequence[Tensor], cotangents: Sequence[Any]) -> list[
 
 
 def _seeded(operands: Sequence[Any], level: int, tangents: Sequence[Any]) -> list[Any]:
-    """Make tangents depend on their operands outside of a pass, without changing their values."""
+    """Make tangents depend on their operands outside a pass, without changing their values."""
     found = []
     for tangent, operand in zip(tangents, operands, strict=True):
-        # The call has come down from passes inside of this one.
+        # Unwrap the levels of passes inside this one.
         while isinstance(operand, Tensor) and is_wrapped(operand) and level_of(operand) > level:
             operand = below_one(operand)
         if isinstance(tangent, Tensor) and isinstance(operand, Tensor) and operand.shape == tangent.shape:

@@ -1,7 +1,7 @@
-"""Rules for `Tensor.data`, `detach_` and what switches derivatives off: constants to all transforms around them.
+"""Rules for `Tensor.data`, `detach_`, `no_grad` and other switches: constants to all outer transforms.
 
-Torch has a switch for forward mode, too, which Functions switch on again and views do not ask. So what comes out of any
-call meanwhile is detached besides.
+Torch also has a switch for forward mode, but Functions switch it on again and views ignore it. Results of all calls
+inside a switched-off block are therefore detached as well.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from hodiff.torch_internals.autograd.transforms import (
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_wrapped
 from hodiff.torch_internals.tensors import share_storage
 
-# Where a block keeps what it has to restore: the depth, and whether tangents were on.
+# Attribute in which a block keeps the state that it restores: the depth, and whether tangents were on.
 _BEFORE = "_hodiff_before"
-# Set on a leaf by which the function itself takes gradients.
+# Attribute of leaves by which the function itself takes gradients.
 _OWN = "_hodiff_own_leaf"
 
-# Told of each switch: how it is thrown, by which block, and whether on; as `switched_by` says. Filled by rooms above.
+# Functions called on each switch with how it is set, by which block, and whether on (see `switched_by`).
 SWITCH_WATCHERS: list[Callable[[str, Any, bool], None]] = []
 
 
@@ -49,7 +49,7 @@ SWITCH_WATCHERS: list[Callable[[str, Any, bool], None]] = []
     reference="torch.func.grad, on torch.no_grad() inside of a function",
 )
 def _set_grad_enabled(enabled: bool) -> Any:
-    # A level that torch.autograd.forward_ad opened is its user's own, who may want tangents and no graph.
+    # Inside a level of torch.autograd.forward_ad, the user may want tangents without a graph.
     if torch.compiler.is_compiling() or not (SWITCH_WATCHERS or in_func_jvp()):
         return UNNEEDED
     how, block = switched_by()
@@ -57,7 +57,7 @@ def _set_grad_enabled(enabled: bool) -> Any:
         watch(how, block, enabled)
     if not in_func_jvp():
         return UNNEEDED
-    # With two modes active, both are told of each switch. A `set_grad_enabled` restores what it found when it was made.
+    # Two active modes both see each switch: keep the first state. `set_grad_enabled` restores its state at creation.
     if block is not None and how != "leaves" and not hasattr(block, _BEFORE):
         setattr(block, _BEFORE, (CONSTANTS.depth, tangents_are_on()))
     if how == "enters" and enabled and _is_of_transform():
@@ -71,12 +71,12 @@ def _set_grad_enabled(enabled: bool) -> Any:
 
 
 def _is_of_transform() -> bool:
-    """Whether a transform inside of a block, as each does, lets its own gradients be recorded."""
+    """Whether a transform inside the block switches recording on for its own gradients."""
     return CONSTANTS.depth is not None and CONSTANTS.depth < differentiating_count()
 
 
 def _may_be_on() -> bool:
-    """Whether tangents are on, or were before something here switched them off."""
+    """Whether tangents are on, or were on before a block here switched them off."""
     return tangents_are_on() or CONSTANTS.depth is not None
 
 
@@ -95,7 +95,7 @@ def _switch(depth: int | None, tangents: bool) -> None:
 def _data(self: Tensor) -> Any:
     if torch.compiler.is_compiling() or not in_transform():
         return UNNEEDED
-    # Like torch's, its version is its own: writing to it is allowed. torch.func.vmap has no `data`.
+    # As in torch, the result has its own version counter, so it may be written to. torch.func.vmap has no `data`.
     return (self if innermost_is_vmap() else self.data).detach()
 
 
@@ -137,10 +137,10 @@ def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
             "differentiated."
         )
     if not requires_grad:
-        # Switched on again, a tensor from outside would be one of the transform's, and itself stay switched off.
+        # Leave tensors from outside unchanged: switched on again, they would become tensors of the transform.
         if is_wrapped(self):
             _require_own(self)
-            self.requires_grad = False  # torch.func lets this form of the same pass
+            self.requires_grad = False  # torch.func allows the assignment, not the method
         return self
     was_constant = not self.requires_grad
     leaf = as_leaf(self)
@@ -170,7 +170,7 @@ def _assign_data(self: Tensor, value: Any) -> Any:
     held, given = below_transforms(self), below_transforms(value)
     if share_storage(held, given) and held.dtype == given.dtype and held.shape == given.shape:
         return None
-    # Torch lets a tensor outside of the transform have one of the transform, which is of no use after it.
+    # Torch would let an outer tensor hold a tensor of the transform, which is invalid after the transform ends.
     raise RouteError(
         "Tensor.data: expected no assignment while a transform of torch.func runs, as by `module.to(...)`, got "
         f"{value.dtype} of shape {tuple(value.shape)} for {self.dtype} of shape {tuple(self.shape)}. Convert the "
@@ -197,6 +197,6 @@ def _set_requires_grad(self: Tensor, value: bool) -> Any:
 
 
 def _require_own(tensor: Tensor) -> None:
-    """Refuse to switch off what the innermost transform differentiates by, which is no leaf of the function's own."""
+    """Raise if the tensor is an input of the innermost transform, and not a leaf that the function made itself."""
     if tensor.requires_grad and tensor.is_leaf and is_wrapped(tensor) and not hasattr(tensor, _OWN):
         raise switched_off("requires_grad_")

@@ -1,4 +1,4 @@
-"""Errors in place of second derivatives that would come out as zero without a word."""
+"""Rules that raise where a Function marked once_differentiable would silently make second derivatives zero."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _grad(outputs: Tensor | Sequence[Tensor], inputs: Any, grad_outputs: Any = N
     create_graph = args[1] if len(args) > 1 else kwargs.get("create_graph", False)
     if create_graph:
         _refuse_constant_gradients(outputs, inputs)
-    # Torch's function runs once, and its errors, which may be the user's, are raised as they are.
+    # Torch's function runs once, outside the rule, so that its errors are raised unchanged.
     return UNNEEDED
 
 
@@ -48,8 +48,8 @@ def _tensor_backward(
 
 
 def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor], inputs: Any) -> None:
-    """Raise where the gradient is about to be differentiated, and a Function on the way has a constant for one."""
-    # In plain torch create_graph says so. torch.func always records, so there a transform around has to be seen.
+    """Raise if the gradient will be differentiated and a Function in the graph returns a constant gradient."""
+    # In plain torch create_graph shows it. torch.func always records, so it takes an outer transform there.
     transformed = in_transform()
     if transformed and differentiating_count() < 2:
         return
@@ -63,7 +63,7 @@ def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor], inputs: Any) 
                 "with torch operators or other Functions and remove the mark, put plain Python in the place of an "
                 "operator that takes functions, or take the gradient without create_graph."
             )
-        # In transforms the rules of Functions look for themselves.
+        # Inside transforms, the rules of Functions check this themselves.
         if found.functions and not transformed and not torch.compiler.is_compiling():
             operands = found.leaves if inputs is None else list(_tensors(inputs))
             try:

@@ -1,4 +1,4 @@
-"""Rules for absolute values and roots: the same values and derivatives, whose even powers are smooth at 0."""
+"""Rules for absolute values and roots, which keep their even powers smooth at 0."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Hypot(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor, y: Tensor) -> Tensor:
-        """Compute it without the squares."""
+        """Compute h without squares, which may overflow."""
         return torch.hypot(x, y)
 
     @staticmethod
@@ -93,7 +93,7 @@ class Hypot(ElementwiseFunction):
 
 
 class Share(ElementwiseFunction):
-    """$x / h$, or 0 where $h$ is 0, with derivatives that are products, and no differences. Saves its inputs."""
+    """$x / h$, or 0 where $h$ is 0. Its derivatives are products, without differences. Saves its inputs."""
 
     @staticmethod
     def forward(x: Tensor, y: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Arithmetic and elementwise functions of remembered tensors, $E + O n$: none where they have no rule."""
+"""Arithmetic and elementwise rules for remembered tensors $E + O n$; None where no rule applies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 def power(call: Call) -> Any:
-    """Raise to a number; even powers of a multiple of a length are powers of its square, everywhere."""
+    """Raise a tensor to a number; even powers of a multiple of a length are powers of its square."""
     exponent: Any = call.args[1] if len(call.args) == 2 else 2 if len(call.args) == 1 and not call.kwargs else None
     base = call.graded(0)
     if isinstance(exponent, Tensor) and not exponent.dim() and not carry_derivatives([exponent]):
@@ -35,14 +35,14 @@ def _times(a: Any, b: Any) -> Any:
 
 
 def _difference(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of two numbers, 0 where they cancel but for rounding."""
+    """Sum of two numbers, set to 0 where they cancel up to rounding."""
     total = a + b
     cancelled = total.detach().abs() <= 16 * torch.finfo(total.dtype).eps * (a.detach().abs() + b.detach().abs())
     return torch.where(cancelled, 0, total)
 
 
 def product(call: Call) -> Any:
-    """Multiply by anything, or by a function of the same length."""
+    """Multiply a remembered tensor by any tensor, or by a function of the same length."""
     if len(call.args) != 2 or call.kwargs:
         return None
     (x, y), first, second = call.args, call.graded(0), call.graded(1)
@@ -71,7 +71,7 @@ def product(call: Call) -> Any:
 
 
 def quotient(call: Call) -> Any:
-    """Divide by anything, or multiply by the reciprocal of a function of a length."""
+    """Divide a remembered tensor by any tensor, or multiply by the reciprocal of a remembered divisor."""
     if len(call.args) != 2 or call.kwargs:
         return None
     (x, y), first, second = call.args, call.graded(0), call.graded(1)
@@ -98,7 +98,7 @@ def reversed_quotient(call: Call) -> Any:
 
 
 def sum_of(first_sign: int, second_sign: int) -> Callable[[Call], Any]:
-    """Make the rule of a sum with these signs."""
+    """Return the rule for a sum with these signs."""
 
     def rule(call: Call) -> Any:
         if len(call.args) != 2 or set(call.kwargs) - {"alpha"}:
@@ -119,7 +119,7 @@ def sum_of(first_sign: int, second_sign: int) -> Callable[[Call], Any]:
 
 
 def negative(call: Call) -> Any:
-    """Change the sign."""
+    """Negate a remembered tensor."""
     (x,), graded = call.args, call.graded(0)
     assert graded is not None
     if graded.even is None:
@@ -131,7 +131,7 @@ def negative(call: Call) -> Any:
 
 
 def unary(call: Call, name: str) -> Any:
-    """An elementwise function, by its series at what it is of where the length is 0."""
+    """Apply an elementwise function, by its Taylor series where the length is 0."""
     if not call.args or len(list(tensors_in(call.args, call.kwargs))) != 1 or call.kwargs.get("out") is not None:
         return None
     x = call.args[0]

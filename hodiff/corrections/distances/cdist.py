@@ -18,7 +18,7 @@ from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
 
-# What torch.cdist calls its ways to a Euclidean distance, and how its kernel numbers them.
+# Compute modes of torch.cdist for Euclidean distances, with the numbers that its kernel takes.
 _COMPUTE_MODES = {
     "use_mm_for_euclid_dist_if_necessary": None,
     "use_mm_for_euclid_dist": 1,
@@ -83,7 +83,7 @@ def _pdist(input: Tensor, p: float = 2.0) -> Any:
 
 
 def _length(difference: Tensor, p: float) -> Tensor:
-    """The p-norm of the last dimension. Every derivative is 0 where it is 0, and by coordinates where that has none."""
+    """Norm of order p of the last dimension. Derivatives are 0 where the norm is 0, and at coordinates with a kink."""
     if p == 0:
         return Differs.call(difference).sum(-1)
     if p == math.inf:
@@ -94,7 +94,7 @@ def _length(difference: Tensor, p: float) -> Tensor:
 
 
 def _largest(sizes: Tensor) -> Tensor:
-    """The maximum of the last dimension; of equals, each has the derivative 1, as in torch."""
+    """Maximum of the last dimension; all tied elements have the derivative 1, as in torch."""
     if not sizes.shape[-1]:
         return sizes.sum(-1)
     fixed = sizes.detach()

@@ -1,4 +1,4 @@
-"""Rules for standard deviations, which are lengths: at equal numbers torch's second derivative is NaN by one route."""
+"""Rules for standard deviations: at equal numbers torch's second derivative is NaN by one route."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _std_mean(input: Tensor, *arguments: Any, **options: Any) -> Any:
 
 
 def _deviation(input: Tensor, variance: Tensor, *arguments: Any, **options: Any) -> Tensor:
-    """The root of the variance, in units in which no square leaves the range of the dtype."""
+    """Root of the variance, rescaled where a square would leave the range of the dtype."""
     if torch.compiler.is_compiling() or in_func_vmap() or variance.is_meta or _all(_is_in_range(variance)):
         return root(variance)
     deviation = torch.std(input.detach(), *arguments, **options)
@@ -55,7 +55,7 @@ def _deviation(input: Tensor, variance: Tensor, *arguments: Any, **options: Any)
 
 
 def _is_in_range(variance: Tensor) -> Tensor:
-    """Which variances are far from the ends of the dtype; 0 may be what is left of a small one."""
+    """Mask of variances far from the limits of the dtype; 0 is excluded, as it may be an underflow."""
     ends = torch.finfo(variance.dtype)
     return (variance.detach() > ends.tiny / ends.eps) & (variance.detach() < ends.max * ends.eps)
 

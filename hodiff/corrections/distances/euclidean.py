@@ -1,11 +1,11 @@
 r"""Euclidean distances of all pairs of rows, with derivatives of every order in the memory of the distances.
 
-Two maps carry them, of weights $G$ (P, R) and directions $u$ (P, M),
+Two maps, of weights $G$ (P, R) and of directions $u$ (P, M), give the derivatives:
 
 $$ W(G)_i = \sum_j G_{ij} (x_i - y_j), \qquad I(u)_{ij} = u_i \cdot (x_i - y_j), $$
 
-each the transpose of the other: the gradient of $d_{ij} = |x_i - y_j|$ is $W(\bar d / d)$, its derivative along $u$ is
-$I(u) / d$.
+The maps are transposes of each other. The gradient of $d_{ij} = |x_i - y_j|$ is $W(\bar d / d)$, its derivative along
+$u$ is $I(u) / d$.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.operators import distances, distances_gradient
 
-# The kernel's number of the way without a matrix product, by which equal points have the distance 0.
+# The kernel's compute mode without a matrix product, in which equal points have the distance 0.
 _EXACT = 2
-# Up to so many points torch takes that way by default.
+# Number of points up to which torch uses that mode by default.
 _FEW = 25
 
 
 class EuclideanDistances(AnyOrderFunction):
-    """$d$ of all pairs. Its derivatives divide by the exact distance, whichever way its value was computed."""
+    """Distances $d$ of all pairs. Derivatives divide by the exact distance, in every compute mode."""
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, mode: int | None) -> Tensor:
@@ -44,7 +44,7 @@ class EuclideanDistances(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        r"""$W(\bar d / d)$ of each side."""
+        r"""Return $W(\bar d / d)$ for both inputs."""
         if cotangent is None:
             return None, None, None
         x, y = ctx.saved_tensors
@@ -53,18 +53,18 @@ class EuclideanDistances(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, y_t: Tensor | None, _: None) -> Tensor:
-        """$I(u) / d$ of each side."""
+        """Return $I(u) / d$, summed over both inputs."""
         return _divided(_pushed(ctx, x_t, y_t), *ctx.saved_tensors)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, y: Tensor, mode: int | None) -> tuple[Tensor, int]:
-        """The batch is one more in front."""
+        """Move the batch to the front."""
         x, y = _in_front(info.batch_size, in_dims, (x, y))
         return EuclideanDistances.call(x, y, mode), 0
 
 
 class SquaredDistances(AnyOrderFunction):
-    r"""$d^2$ of all pairs, smooth at equal points as well: by reverse mode $W(2 \bar y)$, by forward mode $2 I(u)$."""
+    r"""Squared distances $d^2$ of all pairs, smooth at equal points: gradient $W(2 \bar y)$, tangent $2 I(u)$."""
 
     @staticmethod
     def forward(x: Tensor, y: Tensor, mode: int | None) -> Tensor:
@@ -75,24 +75,24 @@ class SquaredDistances(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        r"""$W(2 \bar y)$ of each side."""
+        r"""Return $W(2 \bar y)$ for both inputs."""
         return (None, None, None) if cotangent is None else _pulled(ctx, 2 * cotangent)
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_t: Tensor | None, y_t: Tensor | None, _: None) -> Tensor:
-        """$2 I(u)$ of each side."""
+        """Return $2 I(u)$, summed over both inputs."""
         return 2 * _pushed(ctx, x_t, y_t)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, y: Tensor, mode: int | None) -> tuple[Tensor, int]:
-        """The batch is one more in front."""
+        """Move the batch to the front."""
         x, y = _in_front(info.batch_size, in_dims, (x, y))
         return SquaredDistances.call(x, y, mode), 0
 
 
 def _pulled(ctx: Any, weights: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-    """The map $W$ of each side."""
+    """Apply the map $W$ for both inputs."""
     x, y = ctx.saved_tensors
     needs_x, needs_y, _ = ctx.needs_input_grad
     by = _weighted_by_products if _takes_products(ctx.mode, x, y) else WeightedDifferences.call
@@ -100,7 +100,7 @@ def _pulled(ctx: Any, weights: Tensor) -> tuple[Tensor | None, Tensor | None, No
 
 
 def _pushed(ctx: Any, x_t: Tensor | None, y_t: Tensor | None) -> Tensor:
-    """The map $I$ of each side, in sum."""
+    """Apply the map $I$ for both inputs, and sum."""
     x, y = ctx.saved_tensors
     terms = []
     if x_t is not None:
@@ -111,11 +111,11 @@ def _pushed(ctx: Any, x_t: Tensor | None, y_t: Tensor | None) -> Tensor:
 
 
 class WeightedDifferences(AnyOrderFunction):
-    """The map $W$. Its kernel, made for the gradient of distances, subtracts before it sums."""
+    """The map $W$, by torch's kernel for the gradient of distances, which subtracts before it sums."""
 
     @staticmethod
     def forward(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """Sum (..., P, M) with weights (..., P, R) of the differences of x (..., P, M) and y (..., R, M)."""
+        """Sum (..., P, M) of the differences of x (..., P, M) and y (..., R, M), with weights (..., P, R)."""
         weights, x, y = weights.contiguous(), x.contiguous(), y.contiguous()
         return distances_gradient(weights, x, y, 2.0, torch.ones_like(weights))
 
@@ -129,7 +129,7 @@ class WeightedDifferences(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """The map $I$ by the weights."""
+        """Gradients of the weights, by the map $I$, and of x and y."""
         if cotangent is None:
             return None, None, None
         weights, x, y = ctx.saved_tensors
@@ -156,18 +156,18 @@ class WeightedDifferences(AnyOrderFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], weights: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, int]:
-        """The batch is one more in front."""
+        """Move the batch to the front."""
         return WeightedDifferences.call(*_in_front(info.batch_size, in_dims, (weights, x, y))), 0
 
 
 def _projections(u: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The map $I$, by a matrix product. Around the centre of y it loses no digits to a common offset."""
+    """The map $I$, by a matrix product around the centre of y, so that a common offset costs no digits."""
     centre = y.detach().mean(-2, keepdim=True)
     return (u * (x - centre)).sum(-1, keepdim=True) - u @ (y - centre).mT
 
 
 def _weighted_by_products(weights: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The map $W$, by a matrix product: of many points ten times faster than the kernel."""
+    """The map $W$, by a matrix product; ten times faster than the kernel for many points."""
     centre = y.detach().mean(-2, keepdim=True)
     return weights.sum(-1, keepdim=True) * (x - centre) - weights @ (y - centre)
 
@@ -178,14 +178,14 @@ def _takes_products(mode: int | None, x: Tensor, y: Tensor) -> bool:
 
 
 def _divided(numerator: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """The quotient by the distances, 0 where they are 0."""
+    """Divide by the distances; 0 where a distance is 0."""
     distances = EuclideanDistances.call(x, y, _EXACT)
     zero = distances == 0
     return torch.where(zero, 0, numerator / torch.where(zero, 1, distances))
 
 
 def _in_front(size: int, in_dims: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """All tensors with the batch as their first dimension."""
+    """Return the tensors with the batch as first dimension."""
     return tuple(
         each.expand(size, *each.shape) if dim is None else each.movedim(dim, 0)
         for each, dim in zip(tensors, in_dims, strict=False)

@@ -1,4 +1,4 @@
-r"""Elementwise functions of $E + O\, n$, where n is a length that is 0, and what other functions do with it."""
+r"""Elementwise functions of $E + O\, n$ at zeros of the length n, and a classification of other functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hodiff.rules.elementwise import ElementwiseFunction
 
-# Functions of one tensor, and numbers, that are smooth wherever they are finite.
+# Functions of one tensor, and numbers, that are smooth wherever they are finite, except for KINKED_AT_ZERO.
 _UNARY = """
     exp exp2 expm1 log log1p log2 log10 sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh sigmoid erf erfc
     sqrt rsqrt reciprocal square pow __pow__ float_power sinc softplus silu gelu elu mish logsigmoid tanhshrink lgamma
@@ -20,7 +20,7 @@ _UNARY = """
     special_i0 special_i0e special_i1 special_i1e special_bessel_j0 special_bessel_j1 special_ndtr
 """
 UNARY = frozenset(_UNARY.split())
-# Of these, functions that take no side at 0.
+# Functions in UNARY with a kink at 0.
 KINKED_AT_ZERO = frozenset(("relu", "abs", "__abs__", "absolute"))
 # Functions that move elements.
 _STRUCTURAL = """
@@ -31,7 +31,7 @@ _STRUCTURAL = """
     atleast_1d atleast_2d atleast_3d split chunk unbind tensor_split cpu cuda
 """
 STRUCTURAL = frozenset(_STRUCTURAL.split())
-# Functions that are linear, or choose among elements; what is not linear in a sum of lengths has no truth at 0.
+# Functions that are linear, or select elements; nonlinear functions of a sum of lengths have no derivative at 0.
 _LINEAR = """
     sum mean nansum nanmean cumsum trace dropout add sub rsub __radd__ __rsub__ __add__ __sub__ subtract
     mul multiply __mul__ __rmul__ div divide true_divide __truediv__ neg negative __neg__ conj resolve_conj real
@@ -44,7 +44,7 @@ _MULTILINEAR = """
     __matmul__ __rmatmul__ conv1d conv2d conv3d chain_matmul linalg_multi_dot
 """
 MULTILINEAR = frozenset(_MULTILINEAR.split())
-# Where the series of an elementwise function is cut off; from the second order after it on derivatives are NaN.
+# Order at which the series of an elementwise function is cut off. Derivatives from two orders above it are NaN.
 _ORDER = 4
 
 
@@ -68,7 +68,7 @@ def _alternating(value: Tensor, other: Tensor, sign: int, other_sign: int) -> li
     return [s * (other if k % 2 else value) / math.factorial(k) for k, s in enumerate(signs)]
 
 
-# Taylor coefficients at any x in closed form; others are of nested forward mode, which takes longer.
+# Taylor coefficients at any x in closed form. Other functions use nested forward mode, which is slower.
 _SERIES: dict[str, Callable[[Tensor], list[Any]]] = {
     "exp": _of_exponential,
     "expm1": lambda x: [torch.expm1(x), *_of_exponential(x)[1:]],
@@ -86,7 +86,7 @@ _SERIES: dict[str, Callable[[Tensor], list[Any]]] = {
 
 
 def _coefficients(name: str, function: Callable[[Tensor], Tensor], x: Tensor, numbers: Sequence[Any]) -> list[Any]:
-    """The Taylor coefficients of an elementwise function at x."""
+    """Return the Taylor coefficients of an elementwise function at x."""
     if name in ("pow", "__pow__") and len(numbers) == 1 and isinstance(numbers[0], (int, float)):
         return _of_power(x, float(numbers[0]))
     if name in _SERIES and not numbers:
@@ -106,18 +106,18 @@ def elementwise_parts(
     square: Tensor,
     zero: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    r"""The parts of φ(E + O n) by its series in $O^2 s$, where s is 0: $E' = \sum_k \varphi_{2k} O^{2k} s^k$ and so on.
+    r"""Parts of φ(E + O n), by its series in $O^2 s$ where s is 0: $E' = \sum_k \varphi_{2k} O^{2k} s^k$, and so on.
 
     Args:
-        name: What torch calls it.
+        name: Name of the function in torch.
         function: φ.
-        numbers: What it takes besides, as an exponent.
+        numbers: Further arguments of the function, such as an exponent.
         parts: E and O.
-        square: s, and 0 where it is not 0.
-        zero: Where it is 0.
+        square: s at its zeros, and the constant 0 elsewhere.
+        zero: Mask of the zeros of s.
 
     Returns:
-        The even part, and the odd one less its factor n.
+        The even part, and the odd part without its factor n.
     """
     even, odd = parts
     f0, f1, f2, f3, f4 = _coefficients(name, function, even, numbers)
@@ -135,16 +135,16 @@ def _derivative(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tens
 
 
 class NotKnown(ElementwiseFunction):
-    """0, with so many derivatives that are 0; the one after is NaN at some elements."""
+    """The constant 0, with `known` derivatives that are 0; the next derivative is NaN at the elements `at`."""
 
     @staticmethod
     def forward(x: Tensor, at: Tensor, known: int) -> Tensor:
-        """Make zeros."""
+        """Return zeros."""
         return torch.zeros_like(x)
 
     @staticmethod
     def slope(index: int, x: Tensor, at: Tensor, known: int) -> Tensor | float:
-        """One derivative less."""
+        """Return zeros with one known derivative less, or NaN after the last."""
         if index:
             return 0.0
         return NotKnown.call(x, at, known - 1) if known else torch.where(at, torch.nan, 0.0).to(x.dtype)

@@ -1,4 +1,4 @@
-"""A call of a function of torch with remembered tensors, $E + O n$, among its arguments."""
+"""Calls of torch functions with remembered tensors, $E + O n$, among their arguments."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 class _Notice(threading.local):
-    """Whether functions of remembered tensors are noticed; rules switch that off for what they compute."""
+    """Switch for the interception of calls on remembered tensors; rules turn it off for their own computations."""
 
     on = True
 
@@ -30,7 +30,7 @@ NOTICE = _Notice()
 
 @contextmanager
 def noticed(on: bool) -> Iterator[None]:
-    """Switch on or off whether functions of remembered tensors are noticed."""
+    """Switch the interception of calls on remembered tensors on or off."""
     before, NOTICE.on = NOTICE.on, on
     try:
         yield
@@ -51,14 +51,14 @@ def tensors_in(*arguments: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function of torch with remembered tensors among its arguments.
+    """Call of a torch function with remembered tensors among its arguments.
 
     Attributes:
         func: The function.
         args: Its arguments.
         kwargs: Its arguments by keyword.
-        found: What is known of the remembered ones, by their identity.
-        mode: In which functions have hodiff's rules.
+        found: Parity of the remembered tensors, by their id.
+        mode: The mode that applies hodiff's rules.
     """
 
     func: Any
@@ -68,11 +68,11 @@ class Call:
     mode: Any
 
     def graded(self, place: int) -> Graded | None:
-        """Return the parity that is known of an argument."""
+        """Return the known parity of an argument, or None."""
         return self.found.get(id(self.args[place])) if place < len(self.args) else None
 
     def value(self, change: Callable[[Tensor], Tensor] = lambda x: x) -> Any:
-        """The function of other tensors in the place of the remembered ones, of which it knows nothing."""
+        """Return the value of the call after changing its remembered tensors, without recording its parity."""
 
         def changed(x: Tensor) -> Tensor:
             return change(x) if id(x) in self.found else x
@@ -82,21 +82,21 @@ class Call:
             return self.func(*args, **kwargs)
 
     def again(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The same by other functions, of the remembered tensors."""
+        """Compute the call by another function, with the rules for remembered tensors."""
         with self.mode, noticed(True):
             return function(*args, **kwargs)
 
     def length(self, x: Tensor) -> Tensor:
-        """The length that a remembered tensor is made of."""
+        """Return the length n of a remembered tensor."""
         length = self.found[id(x)].length
         return x if length is None else length
 
     def zeros(self, x: Tensor) -> Tensor | None:
-        """Return a mask of the zeros of its length; None if there are none."""
+        """Return a mask of the zeros of the length of x; None if there are none."""
         return self.found[id(x)].root.zeros(self.length(x))
 
     def parts(self, x: Any) -> tuple[Any, Any]:
-        """E and O of an argument where its length is 0; its value, as a constant, and 0 elsewhere."""
+        """Return E and O of an argument where its length is 0; elsewhere its value as a constant, and 0."""
         graded = self.found.get(id(x))
         if graded is None:
             return x, None
@@ -105,7 +105,7 @@ class Call:
         return even, torch.where(zero, 1 if graded.odd is None else graded.odd, torch.zeros_like(x.detach()))
 
     def kinks(self, x: Tensor) -> Tensor | None:
-        """Return a mask of its kinks; None if there are none, or if that is unknown."""
+        """Return a mask of the kinks of x; None if there are none, or if that is unknown."""
         zero = self.zeros(x)
         if zero is None or self.found[id(x)].root.kind != "length":
             return None
@@ -113,12 +113,12 @@ class Call:
         return at if bool(below_transforms(at).any()) else None
 
     def multiple(self, result: Any, graded: Graded, odd: Any, x: Tensor, *others: Any) -> Any:
-        """The result as a multiple of a length."""
+        """Remember the result as a multiple of a length."""
         held = (*(each for each, _ in graded.held), *(each for each in others if isinstance(each, Tensor)))
         return remember(result, graded.root, None, odd, self.length(x), held)
 
     def mixed(self, x: Tensor, even: Tensor, odd: Any) -> Any:
-        """The value of the call, at zeros of the length of x with the derivatives of E + O n."""
+        """Return the value of the call, with the derivatives of E + O n at zeros of the length of x."""
         graded, length = self.found[id(x)], self.length(x)
         zero: Any = self.zeros(x)
         value = self.value()
@@ -147,7 +147,7 @@ def refused(call: Call) -> Any:
 
     def kinked(x: Tensor) -> Tensor:
         at = call.kinks(x)
-        # By the square, since no derivative goes through a length that is 0.
+        # Use the square, since no derivative passes through a length that is 0.
         return x.view_as(x) if at is None else x + NotKnown.call(call.found[id(x)].root.square(), at, 1).to(x.dtype)
 
     return call.value(kinked)

@@ -1,4 +1,4 @@
-r"""Lengths of vectors: p-norms of some dimensions, all of whose derivatives are 0 where the vector is."""
+r"""Lengths (p-norms) of vectors, with all derivatives 0 where the vector is 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hodiff.corrections.distances.squares import remembered, squared
 
 
 def root(square: Tensor, dtype: torch.dtype | None = None, *, of: Tensor | None = None, how: Any = None) -> Tensor:
-    """The root, of which every derivative at 0 is 0; what it is the root of, and of what length, is remembered."""
+    """Return the square root, with all derivatives 0 at 0, and remember the square for functions of the root."""
     zero = square == 0
     length = torch.where(zero, 0, torch.where(zero, 1, square).sqrt())
     if dtype is None or dtype == length.dtype:
@@ -22,13 +22,13 @@ def root(square: Tensor, dtype: torch.dtype | None = None, *, of: Tensor | None 
 
 
 def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tensor:
-    """The p-norm with 1 < p < ∞.
+    """Return the p-norm of some dimensions, for 1 < p < ∞.
 
     Args:
         x: Numbers, perhaps complex.
         p: The order.
         dims: The dimensions of the vectors; None for all.
-        keepdim: Whether these remain, of size 1.
+        keepdim: Whether the reduced dimensions remain, of size 1.
 
     Returns:
         The norms.
@@ -56,10 +56,10 @@ def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tens
 
 
 def rows_norm(x: Tensor, p: float) -> Tensor:
-    """The p-norm of the last dimension of real numbers; derivatives at 0 are 0."""
+    """Return the p-norm of the last dimension of a real tensor; derivatives at 0 are 0."""
     if p == 2:
         return root(x.square().sum(-1))
-    # Powers of large and of small numbers, and their derivatives, would leave the range of the dtype.
+    # Powers of large and small numbers, and their derivatives, would leave the range of the dtype.
     unit = _magnitude(x.detach())
     x = x / unit[..., None]
     zero = x == 0
@@ -69,7 +69,7 @@ def rows_norm(x: Tensor, p: float) -> Tensor:
 
 
 def _magnitude(rows: Tensor) -> Tensor:
-    """The largest number of each row, between the smallest and the largest of its dtype."""
+    """Largest absolute value of each row, clamped to the range of the dtype."""
     if not rows.shape[-1]:
         return rows.new_ones(rows.shape[:-1])
     numbers = torch.finfo(rows.dtype)
@@ -77,5 +77,5 @@ def _magnitude(rows: Tensor) -> Tensor:
 
 
 def is_smooth(p: float) -> bool:
-    """Whether the rules here are for this order: others are sums, maxima and numbers of elements."""
+    """Whether the p-norm has a rule here: other orders are sums, maxima or counts of elements."""
     return 1 < p < math.inf

@@ -1,4 +1,4 @@
-"""Rules for norms: at 0 torch has NaN for their higher derivatives by some routes, and 0 by others."""
+"""Rules for norms, whose higher derivatives at 0 are NaN in torch by some routes, and 0 by others."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _vector_norm(
 
 
 def _dims(dim: Any) -> list[int] | None:
-    """One dimension or several."""
+    """Return a list of dimensions, given one dimension or several."""
     if dim is None:
         return None
     try:
@@ -54,7 +54,7 @@ def _dims(dim: Any) -> list[int] | None:
 
 
 def _fit(dims: Sequence[int], n: int) -> bool:
-    """Whether there are such dimensions, each named once."""
+    """Whether all dimensions exist and none is repeated."""
     return all(-n <= dim < n for dim in dims) and len({dim % n for dim in dims}) == len(dims)
 
 
@@ -72,7 +72,7 @@ def _norm(
     return _vector_norm(input, 2 if p in ("fro", None) else p, dim, keepdim, dtype=dtype)
 
 
-# Of torch's own functions that are written in Python, and of exported programs.
+# Called by torch's own Python functions, and by exported programs.
 @_not_finite(
     torch.ops.aten.norm,
     *(
@@ -146,10 +146,10 @@ def _renorm(input: Tensor, p: float | str, dim: int, maxnorm: float) -> Any:
     if input.dim() < 2 or not isinstance(p, (int, float)) or maxnorm < 0:
         return INVALID
     if maxnorm == 0:
-        return input * 0  # also where it is 0, where torch leaves it, and its derivative, as it is
+        return input * 0  # also at zeros, where torch keeps the input and its derivative
     if not is_smooth(p):
         return UNNEEDED
     others = [each for each in range(input.dim()) if each != dim % input.dim()]
     length = norm(input, p, others, True)
-    # The addend is torch's.
+    # Torch adds the same 1e-7.
     return torch.where(length > maxnorm, input * (maxnorm / (length + 1e-7)), input)

@@ -1,4 +1,4 @@
-"""Functions of remembered tensors, $E + O n$, by their rules; and of those that have none."""
+"""Rules for functions of remembered tensors $E + O n$, and a fallback for functions without a rule."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 
 def of_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
-    """A function of remembered tensors where hodiff knows it; None elsewhere.
+    """Compute a function of remembered tensors by hodiff's rules; None where torch's own function is right.
 
     Args:
-        func: A function of torch.
-        args: Its arguments.
-        kwargs: Its arguments by keyword.
-        mode: In which functions have hodiff's rules.
+        func: A torch function.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        mode: The mode that applies hodiff's rules.
 
     Returns:
-        Its value, or None.
+        The value, or None.
     """
     if not NOTICE.on:
         return None
@@ -64,7 +64,7 @@ def _of_remembered(call: Call) -> Any:
 
 
 def _moved(call: Call) -> Any:
-    """Elements in other places, or in another dtype; some may be of other tensors."""
+    """Move or convert the elements of remembered tensors, perhaps together with other tensors."""
     leaves = [each for each in tensors_in(call.args, call.kwargs) if each.is_floating_point()]
     x = next((each for each in leaves if id(each) in call.found), None)
     if x is None or call.kwargs.get("out") is not None:
@@ -72,7 +72,7 @@ def _moved(call: Call) -> Any:
     graded = call.found[id(x)]
     if len(leaves) == 1 and graded.even is None:
         result = call.value()
-        # Equal moves of one length are of one length.
+        # Equal moves of one length have equal keys.
         key = (*graded.root.key, call.func, repr(call.args[1:]), repr(call.kwargs)) if graded.odd is None else ()
         root = Root(lambda: call.value(lambda _: even_power(graded, 2)), key, graded.root.kind)
         held = tuple(each for each, _ in graded.held)
@@ -115,7 +115,7 @@ def _moved_parts(call: Call, leaves: list[Tensor]) -> Any:
 
 
 def _where(call: Call) -> Any:
-    """A choice, in which numbers are tensors."""
+    """Apply `torch.where`, with numbers converted to tensors."""
     if len(call.args) != 3 or call.kwargs:
         return None
     condition, *given = call.args
@@ -202,7 +202,7 @@ def _loss(power: Callable[[Tensor], Tensor]) -> Callable[[Call], Any]:
 def _in_place(call: Call, function: Callable[..., Any]) -> Any:
     """Compute the value out of place, write it, and record its parity for the tensor written to."""
     x = call.args[0]
-    # What is written over may be a factor in the parity, and a graph may keep it.
+    # The overwritten value may be a factor in the parity, and a graph may keep it.
     before = call.again(torch.clone, x)
     args, kwargs = pytree.tree_map_only(Tensor, lambda each: before if each is x else each, (call.args, call.kwargs))
     value = call.again(function, *args, **kwargs)
@@ -215,7 +215,7 @@ def _in_place(call: Call, function: Callable[..., Any]) -> Any:
 
 
 def _reduced(call: Call) -> Any:
-    """A sum of one element is a part of the tensor."""
+    """Treat a sum or mean of one element as a reshaped tensor."""
     x, result = call.args[0], call.value()
     if not isinstance(result, Tensor) or result.numel() != x.numel() or call.graded(0) is None or x.is_complex():
         return result
@@ -224,7 +224,7 @@ def _reduced(call: Call) -> Any:
 
 
 def _computes(func: Any, name: str) -> bool:
-    """Whether a function does nothing but compute a value: no hook, property or change in place."""
+    """Whether a function only computes a value: no hook, property or in-place change."""
     if name.startswith(("linalg_", "special_")) or name in ("__matmul__", "__rmatmul__"):
         return True
     if name.startswith("_"):
@@ -234,7 +234,7 @@ def _computes(func: Any, name: str) -> bool:
 
 
 def _unknown(call: Call, name: str) -> Any:
-    """None where no length has a kink, or nothing is computed of it; else the value, with NaN as second derivatives."""
+    """Return None where torch's function is right; at kinks the value, with NaN as second derivatives."""
     if name in _KNOW_LENGTHS or not _computes(call.func, name):
         return None
     if all(call.kinks(x) is None for x in tensors_in(call.args, call.kwargs) if id(x) in call.found):
@@ -245,7 +245,7 @@ def _unknown(call: Call, name: str) -> Any:
     return refused(call)
 
 
-# Functions whose rules ask for squares of lengths.
+# Functions whose rules use the squares of lengths.
 _KNOW_LENGTHS = frozenset(("norm", "linalg_vector_norm", "linalg_norm", "linalg_matrix_norm"))
 _SUM, _DIFFERENCE, _REVERSED = arithmetic.sum_of(1, 1), arithmetic.sum_of(1, -1), arithmetic.sum_of(-1, 1)
 _RULES: dict[str, Callable[[Call], Any]] = {

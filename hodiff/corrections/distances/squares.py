@@ -1,12 +1,12 @@
 r"""Functions of lengths that are smooth where the length is 0.
 
-At 0 a length $n = \sqrt s$ has no derivative, and 0 stands for it; the chain rule would then lose what is even in $n$,
-such as $n^2 = s$. Therefore tensors made of a length are remembered, for as long as they live, as
+At 0 a length $n = \sqrt s$ has no derivative, and hodiff takes 0. The chain rule would then lose terms that are even in
+$n$, such as $n^2 = s$. Tensors computed from a length are therefore remembered, while they live, as
 
 $$ T = E + O\, n, \qquad (E_1 + O_1 n)(E_2 + O_2 n) = E_1 E_2 + O_1 O_2\, s + (E_1 O_2 + O_1 E_2)\, n, $$
 
-with smooth $E$ and $O$. A multiple of a length ($E = 0$) is so everywhere. Other functions are so at the zeros alone,
-where they are differentiated as $E + O\, n$: smooth functions rightly, others by their part that is even in $n$.
+with smooth $E$ and $O$. A multiple of a length ($E = 0$) has this form everywhere. Other functions have it at the zeros
+only, where they are differentiated as $E + O\, n$: exactly if they are smooth, else by their part that is even in $n$.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hodiff.torch_internals.tensors import version_of
 
 
 class Root:
-    """A length with the square that it is the root of. Equal keys are of equal lengths.
+    """A length and its square s. Lengths with equal keys are equal.
 
     Attributes:
-        square: Gives s.
-        key: Which length it is, and how its elements were moved.
-        kind: Of a "length", functions without a rule get second derivatives that are NaN at a kink; of an "absolute"
-            value torch's, as at other kinks. A "root" has derivatives that are not finite at 0.
+        square: Returns s.
+        key: Identifies the length, and how its elements were moved.
+        kind: For a "length", functions without a rule have NaN as second derivatives at a kink; for an "absolute" value
+            they keep torch's, as at other kinks. A "root" has derivatives that are not finite at 0.
     """
 
     def __init__(self, square: Callable[[], Tensor], key: tuple[Any, ...] = (), kind: str = "length"):
@@ -55,13 +55,13 @@ class Graded:
     """Parity of a tensor $E + O n$ in a length $n$.
 
     Attributes:
-        itself: A weak reference to it.
-        version: How often it had been written into.
-        root: Of n.
+        itself: A weak reference to the tensor.
+        version: Version counter of the tensor when it was remembered.
+        root: The length n with its square.
         even: E, which holds where n is 0; None for 0, everywhere.
         odd: O; None for 1.
-        length: n; None where it is the tensor itself.
-        held: Tensors that all of that is made of, with their versions.
+        length: n; None if the tensor itself is n.
+        held: Tensors from which the parity is computed, with their versions.
     """
 
     itself: weakref.ref[Tensor]
@@ -73,7 +73,7 @@ class Graded:
     held: tuple[tuple[Tensor, int], ...]
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether this is of that tensor, and nothing was written into since."""
+        """Whether the parity is that of the tensor, and no tensor was written to since."""
         return (
             self.itself() is tensor
             and self.version == _version(tensor)
@@ -81,7 +81,7 @@ class Graded:
         )
 
 
-# By the identity of the tensor.
+# Parity of the remembered tensors, by their id.
 LENGTHS: dict[int, Graded] = {}
 
 
@@ -94,15 +94,15 @@ def remembered(
     how: Any = None,
     kind: str = "length",
 ) -> Tensor:
-    """A length, of which is remembered what it is the root of where derivatives go through it.
+    """Remember the square of a length where derivatives pass through it, and return the length.
 
     Args:
         length: The length.
-        square: Gives what the root is of.
-        held: Tensors that the square is made of.
+        square: Returns the square of the length.
+        held: Tensors from which the square is computed.
         of: The tensor whose length it is.
-        how: What else the length depends on: lengths of one tensor for which that is equal are equal.
-        kind: "length", "absolute" or "root", as of a `Root`.
+        how: Other options of the length: lengths of one tensor with equal options are equal.
+        kind: "length", "absolute" or "root"; see `Root`.
 
     Returns:
         The length.
@@ -115,12 +115,12 @@ def remembered(
 
 
 def remember(tensor: Any, root: Root, even: Any, odd: Any, length: Any, held: tuple[Tensor, ...]) -> Any:
-    """Remember what a tensor is made of where derivatives go through it."""
+    """Record the parity of a tensor where derivatives pass through it, and return the tensor."""
     if torch.compiler.is_compiling() or not (tensor.requires_grad or is_wrapped(tensor)):
         return tensor
     key = id(tensor)
 
-    # LENGTHS is bound now, as the interpreter clears modules before the last tensors go.
+    # LENGTHS is a default argument, because the interpreter clears modules before it frees the last tensors.
     def forget(_: Any, lengths: dict[int, Graded] = LENGTHS) -> None:
         lengths.pop(key, None)
 
@@ -131,12 +131,12 @@ def remember(tensor: Any, root: Root, even: Any, odd: Any, length: Any, held: tu
 
 
 def _version(tensor: Tensor) -> int:
-    # A wrapper of vmap does not count.
+    # A vmap wrapper does not count writes.
     return version_of(below_transforms(tensor))
 
 
 def find(argument: Any) -> Graded | None:
-    """Return what is known of a tensor, if anything."""
+    """Return the parity of a remembered tensor, or None."""
     found = LENGTHS.get(id(argument))
     return found if found is not None and found.holds(argument) else None
 
@@ -149,7 +149,7 @@ def even_power(length: Graded, exponent: int) -> Tensor:
 
 
 def squared(x: Tensor) -> Tensor:
-    """The square of a tensor, which may be a length."""
+    """Square a tensor; a multiple of a length by the square of the length."""
     found = find(x)
     if found is None or found.even is not None:
         return x.square()

@@ -28,7 +28,7 @@ from hodiff.torch_internals.operators import glu, hardsigmoid
 def _relu(input: Tensor, inplace: bool = False) -> Any:
     if inplace or not input.is_floating_point():
         return UNNEEDED
-    # The same values, in one operator that torch differentiates in its first argument alone: the mask is a constant.
+    # One operator with the same values. Torch differentiates it in the first argument alone: the mask is a constant.
     return torch.ops.aten.threshold_backward.default(input, input.detach(), 0)
 
 
@@ -57,7 +57,7 @@ class HardSigmoid(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compute it by torch's kernel, which has no second derivative for a compiler to trace."""
+        """Use torch's kernel, or a formula under a compiler, as the kernel has no second derivative to trace."""
         if torch.compiler.is_compiling():
             return torch.where(_sloped(x), x + 3, (x.detach() + 3).clamp(0, 6)) / 6
         return F.hardsigmoid(x)

@@ -1,7 +1,7 @@
 r"""The rule for atan2, whose derivatives torch divides by $x^2 + y^2$, which overflows long before the numbers do.
 
-Of whole numbers torch takes the square in their own dtype: that of 100 in int8 is 16. The angle does not depend on a
-common factor, so that both are scaled by a constant first.
+Torch squares integers in their own dtype: the square of 100 in int8 is 16. The angle does not depend on a common
+factor, so both arguments are divided by a constant first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules for operators on lists of tensors, by which torch's optimizers and clipping of gradients compute."""
+"""Rules for operators on lists of tensors, which torch's optimizers and gradient clipping use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINKS = "as `torch.clamp`"
 _TAILS = "derivatives round to zero where the value rounds to its limit"
 _UNSEEN = "torch.func does not see that it changes what a graph keeps"
 
-# What torch calls that which the tensors are taken with.
+# Keyword names of the other operands in torch.
 _OTHERS = ("other", "exponent", "src", "tensor1", "tensors1", "tensor2", "weight", "weights", "scalar", "scalars")
 
 
@@ -43,7 +43,7 @@ def _with_numbers(function: Callable[..., Tensor], x: Tensor, a: Tensor, b: Tens
     return function(x, a, b, value=value)
 
 
-# The functions of one tensor that are none of torch's by that name.
+# Single-tensor functions that torch does not have under that name.
 _ONE: dict[str, Callable[..., Tensor]] = {
     "addcdiv_": partial(_with_numbers, Tensor.addcdiv_),
     "addcmul_": partial(_with_numbers, Tensor.addcmul_),
@@ -53,7 +53,7 @@ _ONE: dict[str, Callable[..., Tensor]] = {
     "minimum_": lambda x, other: x.copy_(_minimum(x.clone(), other)),
     "norm": _norm,
 }
-# What is amiss with those that are not in place.
+# Faults of the operators that are not in place.
 _REASONS = {
     "add": _LOST,
     "maximum": _OTHER_SIDE,
@@ -72,9 +72,9 @@ _MISSING = {"mul", "div", "norm", "pow"}
 
 
 def _each(one: Callable[..., Tensor], self: Sequence[Tensor], *others: Any, **options: Any) -> Any:
-    """One by one, with the rules that there are for one."""
+    """Apply a single-tensor function to every tensor of a list, with hodiff's rules."""
     others = (*others, *(options.pop(name) for name in _OTHERS if name in options))
-    # Beside two lists, a tensor is a row of numbers; as tensors they are refused where they move.
+    # After two lists, a tensor is a row of numbers, which are refused if they carry derivatives.
     others = tuple(each.unbind() if i == 2 and isinstance(each, Tensor) else each for i, each in enumerate(others))
     lists = [each for each in others if isinstance(each, (list, tuple))]
     if not self or any(len(each) != len(self) for each in lists):
@@ -87,25 +87,24 @@ def _each(one: Callable[..., Tensor], self: Sequence[Tensor], *others: Any, **op
 
 
 def _each_in_place(one: Callable[..., Tensor], self: Sequence[Tensor], *others: Any, **options: Any) -> Any:
-    """One by one; what comes back is the list itself."""
+    """Apply an in-place function to every tensor of a list, and return the list."""
     result = _each(one, self, *others, **options)
     return self if isinstance(result, tuple) else result
 
 
 def _at(i: int, others: Sequence[Any]) -> list[Any]:
-    """What goes with one tensor: its own, or what all have in common."""
+    """Return the operands of the tensor at index i: the element of a list, or an operand that all tensors share."""
     return [other[i] if isinstance(other, (list, tuple)) else other for other in others]
 
 
 def _pow(self: Sequence[Tensor] | float, exponent: Any) -> Any:
-    """By one number or many; or of a number, where the exponents are the list."""
+    """Raise a list to one or many exponents, or a number to a list of exponents."""
     if isinstance(self, (list, tuple)):
         return _each(torch.pow, self, exponent)
     return _each(lambda x, base: torch.pow(base, x), exponent, self)
 
 
 def _rule(name: str) -> Callable[..., Any]:
-    """The rule for all tensors of a list."""
     if name == "pow":
         return _pow
     one = _ONE.get(name) or getattr(Tensor, name)

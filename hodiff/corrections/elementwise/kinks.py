@@ -1,4 +1,4 @@
-"""Rules for functions with a kink, whose slope there torch has one way in reverse mode and another in forward mode."""
+"""Rules for functions with a kink, where torch's reverse and forward mode have different slopes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _clamp(input: Tensor, min: Any = None, max: Any = None) -> Any:
         return UNNEEDED
     if not all(isinstance(each, Tensor) for each in bounds):
         return INVALID
-    # A comparison with NaN is false, and NaN wins wherever it stands.
+    # Comparisons with NaN are false, so NaN is tested separately: it wins in either argument.
     if min is not None:
         input = torch.where((input < min) | (min != min), min, input)
     return input if max is None else torch.where((input > max) | (max != max), max, input)
@@ -85,7 +85,7 @@ def _copysign(input: Tensor, other: Any) -> Any:
     if not input.is_floating_point():
         return UNNEEDED
     other = other if isinstance(other, Tensor) else torch.tensor(other, dtype=input.dtype, device=input.device)
-    # The sign function, whose derivative is zero, keeps the other in the graph; of zeros and NaN it is another sign.
+    # `sign`, whose derivative is zero, keeps `other` in the graph. For zeros and NaN, `copysign` gives the sign.
     sign = torch.where(other.abs() > 0, other.sign(), torch.copysign(torch.ones_like(other), other.detach()))
     return input.abs() * sign
 

@@ -1,4 +1,4 @@
-"""The rule for products with powers of two."""
+"""Rule for `ldexp`: products with powers of two."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hodiff.rules.elementwise import ElementwiseFunction
 
 
 class PowerOfTwoTimes(ElementwiseFunction):
-    r"""$2^e x$ of whole numbers e, linear in x. Saves e alone."""
+    r"""$2^e x$ for integers e, linear in x. Saves e alone."""
 
     @staticmethod
     def forward(x: Tensor, exponent: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.ldexp(x, exponent)
 
     @staticmethod
     def residuals(inputs: Any, output: Any) -> Any:
-        """Only the exponents."""
+        """Return the exponents alone."""
         return (inputs[1],)
 
     @staticmethod
     def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """The same of the vector."""
+        """Return $2^e$ times the vector."""
         (exponent,) = residuals
         return PowerOfTwoTimes.call(vector, exponent)
 

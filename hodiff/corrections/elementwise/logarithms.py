@@ -21,34 +21,34 @@ class LogAddExp(ElementwiseFunction):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.logaddexp(a, b)
 
     @staticmethod
     def slope(index: int, a: Tensor, b: Tensor) -> Tensor:
-        """The share of one term."""
+        r"""$\sigma(a - b)$ or $\sigma(b - a)$."""
         # Two equal infinities have no difference; as the limit of equal numbers they share the derivative.
         difference = torch.where((a == b) & a.isinf(), 0, a - b)
         return Logistic.call(difference if index == 0 else -difference)
 
 
 class LogAddExp2(ElementwiseFunction):
-    r"""$\log_2(2^a + 2^b)$, whose derivatives are those of `LogAddExp` in another unit. Saves its inputs."""
+    r"""$\log_2(2^a + 2^b)$, with the slopes of `LogAddExp` at inputs in units of $\log 2$. Saves its inputs."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.logaddexp2(a, b)
 
     @staticmethod
     def slope(index: int, a: Tensor, b: Tensor) -> Tensor:
-        """The share of one term."""
+        """Slope of `LogAddExp` at the scaled inputs."""
         unit = math.log(2)
         return LogAddExp.slope(index, unit * a, unit * b)
 
 
 def _is_new(*_: Any, out: Any = None, **__: Any) -> bool:
-    """Whether a call allocates its result: torch differentiates no other."""
+    """Whether a call allocates its result; torch does not differentiate calls with `out`."""
     return out is None
 
 
@@ -116,5 +116,5 @@ def _logcumsumexp(input: Tensor, dim: int) -> Any:
         y = torch.cat([y[..., :step], _added(y[..., step:], y[..., :-step])], -1)
         step *= 2
     y = (y.clone() if y.shape[-1] < 2 else y).movedim(-1, dim)
-    # The imaginary part may differ by a turn.
+    # The imaginary part may differ by a multiple of 2π.
     return with_value(y, input.detach().logcumsumexp(dim)) if input.is_complex() else y

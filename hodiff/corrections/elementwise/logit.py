@@ -1,4 +1,4 @@
-"""The rule for logit with a bound, whose second derivative torch divides by x (1 - x) also outside of the bounds."""
+"""Rule for logit with bounds: torch divides its second derivative by x (1 - x) outside the bounds, too."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _logit(input: Tensor, eps: float | None = None) -> Any:
         return UNNEEDED
     if eps is None:
         return Logit.call(input)  # whose derivatives overflow to infinities, not to NaN
-    inside = ~((input < eps) | (input > 1 - eps))  # and what is no number
-    # The middle stands in for what is outside, where the value is a constant.
+    inside = ~((input < eps) | (input > 1 - eps))  # true for NaN as well
+    # The value is constant outside the bounds, so 0.5 replaces the input there.
     bounded = torch.where(inside, input, 0.5).logit()
     return torch.where(inside, bounded, input.detach().logit(eps))

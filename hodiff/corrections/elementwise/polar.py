@@ -1,4 +1,4 @@
-"""The rule for complex numbers by modulus and angle, whose derivative torch makes of the sign of the result: 0 at 0."""
+"""Rule for `polar`: torch computes its derivative from the sign of the result, which is 0 at 0."""
 
 from __future__ import annotations
 

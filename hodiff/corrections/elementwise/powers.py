@@ -1,4 +1,4 @@
-r"""Rules for powers with a tensor as exponent, whose derivatives by exponent and base torch mixes up at a base of 0.
+r"""Rules for powers with a tensor as exponent, whose derivatives are wrong in torch at a base or exponent of 0.
 
 All derivatives are sums of $x^e \log^k x$,
 
@@ -26,9 +26,9 @@ from hodiff.torch_internals.autograd.transforms import in_transform
 
 
 class PowerTimesLogarithms(ElementwiseFunction):
-    r"""$x^e \log^k x$ of a whole number k. Saves its inputs.
+    r"""$x^e \log^k x$ for an integer k. Saves its inputs.
 
-    At 0 a factor of 0 counts for more than a pole, and logarithms are 0 where the power has no pole, as in torch.
+    At x = 0, a factor of 0 wins over a pole, and logarithms count as 0 where the power has no pole, as in torch.
     """
 
     @staticmethod
@@ -41,10 +41,10 @@ class PowerTimesLogarithms(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor, exponent: Tensor, k: int) -> Tensor:
-        """By the base, or by the exponent."""
+        """Derivative by the base (index 0) or by the exponent (index 1)."""
         if index == 1:
             return PowerTimesLogarithms.call(x, exponent, k + 1)
-        # At 0 to the power of 0 the factor is 0, and its derivative by the exponent has none.
+        # At 0 to the power of 0 the slope is the constant 0, without a derivative by the exponent.
         constant = (x == 0) & (exponent == 0)
         x = torch.where(constant, 1, x)
         slope = torch.where(constant, 0, exponent * PowerTimesLogarithms.call(x, exponent - 1, k))
@@ -59,7 +59,7 @@ def _complex_power(x: Tensor, exponent: Tensor) -> Tensor:
 _LOSES_TRANSFORMS = torch.__version__ < "2.13"
 
 
-# Dynamo would differentiate the forward of the Function, and so by torch's rule: it has to stop here.
+# Dynamo would differentiate the Function's forward by torch's rule, so the graph breaks here.
 @outside_graphs
 def _in_eager_code(x: Tensor, exponent: Tensor) -> Tensor:
     power: Tensor = PowerTimesLogarithms.call(x, exponent, 0)
@@ -67,7 +67,7 @@ def _in_eager_code(x: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _real_power(x: Tensor, exponent: Tensor) -> Tensor:
-    # Older compilers lose what a transform has recorded where they stop inside of it, without a word.
+    # Older compilers silently lose a transform's recording when a graph breaks inside the transform.
     if _LOSES_TRANSFORMS and torch.compiler.is_compiling() and in_transform():
         raise RouteError(
             "pow: with a tensor as exponent, torch before 2.13 compiles derivatives of it to zeros. Take the "
@@ -87,7 +87,7 @@ _with_tensors = partial(
 )
 
 
-# The mode asks for these rules for the operators ** and **= as well.
+# The mode also uses these rules for the operators ** and **=.
 @_with_tensors(torch.pow, Tensor.pow, name="torch.pow")
 def _pow(input: Any, exponent: Any) -> Any:
     if mixes_complex_number(input, exponent):

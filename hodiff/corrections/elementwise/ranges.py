@@ -1,4 +1,4 @@
-"""Rules for rows of numbers between two ends, whose ends torch takes for constants where they are tensors."""
+"""Rules for `linspace` and `logspace`: torch treats ends that are tensors as constants."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _REASON = "ends that are tensors are constants to reverse mode, and raise in for
 
 
 def _between(start: Any, end: Any, steps: int) -> Tensor:
-    """The numbers by their weights of the two ends; one number is the start."""
+    """Return evenly spaced numbers between the ends; for one step, the start."""
     ends = [each for each in (start, end) if isinstance(each, Tensor)]
     dtype = result_dtype(*ends) if len(ends) > 1 else ends[0].dtype
     weights = torch.linspace(0, 1, steps, dtype=dtype, device=ends[0].device)

@@ -1,4 +1,4 @@
-"""Rules for activations, recorded so that products at one point take no exponentials; see the Functions."""
+"""Rules for activations that record derivatives, so that products at one point take no exponentials."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.functions.activations.recorded import record
 
-# A single product gains nothing, at any size: what it spares it has spent on recording.
+# A single product gains nothing at any size: recording costs what the product saves.
 LEAST_ELEMENTS = 2**62
 
 
 def recorded(name: str, **options: Any) -> Callable[..., Any]:
-    """The rule of an activation, for these options alone."""
+    """Return the rule for an activation, which applies with these options only."""
 
     def rule(input: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**options, **dict(zip(options, args, strict=False)), **kwargs}
@@ -35,6 +35,6 @@ def _is_recorded(input: Any) -> bool:
 
 
 def recorded_gelu(input: Tensor, approximate: str = "none") -> Any:
-    """The rule of both forms of GELU."""
+    """Rule for both forms of GELU."""
     names = {"none": "gelu", "tanh": "gelu_tanh"}
     return record(input, names[approximate]) if approximate in names and _is_recorded(input) else UNNEEDED

@@ -1,4 +1,4 @@
-r"""The rule for sinc, whose derivatives torch computes by a quotient that is 0 / 0 at 0.
+r"""Rule for sinc, whose derivatives torch computes by a quotient that is 0 / 0 at 0.
 
 With $u = \pi x$ and $s(u) = \sin(u) / u$, all derivatives follow from those of $u \, s(u) = \sin(u)$,
 
@@ -33,13 +33,13 @@ class SincDerivative(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor, order: int) -> Tensor:
-        """The next derivative."""
+        """Return the next derivative."""
         return SincDerivative.call(x, order + 1)
 
 
 def _derivative(x: Tensor, order: int) -> Tensor:
     u = torch.pi * x
-    # Where the recurrence multiplies errors by n! / uⁿ, which is at most about one beyond this radius.
+    # The recurrence multiplies errors by n! / uⁿ, which is at most about 1 beyond this radius.
     radius = max(1.5, order)
     near = u.abs() < radius
     far = _by_recurrence(torch.where(near, radius, u), order)
@@ -67,7 +67,7 @@ def _by_series(u: Tensor, order: int, radius: float) -> Tensor:
 
 
 def _length(radius: float) -> int:
-    """How many terms of the series count within a radius, and of its derivatives where a compiler takes them."""
+    """Number of series terms that count within a radius; four more serve derivatives taken by a compiler."""
     k, term = 0, 1.0
     while term > 1e-20:
         k += 1

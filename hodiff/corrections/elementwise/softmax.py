@@ -1,4 +1,4 @@
-"""Rules for softmax and its logarithm where one probability rounds to 1, as torch's derivatives are made of it."""
+"""Rules for softmax and its logarithm where one probability rounds to 1 and torch's derivatives lose digits."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hodiff.corrections.elementwise.tails import LIMIT, loses_tails, range_of, s
 from hodiff.corrections.values import with_value
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
-# The part of the others below which 1 less the largest probability has lost more than a few bits.
+# Sum of the other probabilities below which 1 - p of the largest loses more than a few bits.
 _REST = math.exp(-LIMIT)
 
 
 class _Split(NamedTuple):
-    """Return the place of the largest, the distances to it, and the sum of the exponentials of all others."""
+    """Place and value of the largest term, differences to it, and the sum of the exponentials of all other terms."""
 
     is_largest: Tensor
     largest: Tensor
@@ -28,7 +28,7 @@ class _Split(NamedTuple):
 
 
 def _split(x: Tensor, dim: Any) -> _Split | None:
-    """The parts of a sum of exponentials, where one term is nearly all of it."""
+    """Split a sum of exponentials in which one term is nearly the whole sum; None for other sums."""
     plain = seen(x) if isinstance(dim, int) and x.dim() else None
     if plain is None:
         return None
@@ -47,7 +47,7 @@ def _split(x: Tensor, dim: Any) -> _Split | None:
 
 
 def log_softmax(x: Tensor, dim: int) -> Tensor | None:
-    """`torch.log_softmax` with derivatives that keep their digits; None where torch's keep them."""
+    """`torch.log_softmax` with derivatives that keep their digits; None where torch's derivatives keep them."""
     split = _split(x, dim)
     return None if split is None else with_value(_logarithms(split), torch.log_softmax(x.detach(), dim))
 

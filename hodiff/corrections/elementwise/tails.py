@@ -1,8 +1,8 @@
-r"""Rules for functions that approach a limit, whose derivatives torch makes of the rounded value.
+r"""Rules for functions that approach a limit, whose derivatives torch computes from the rounded value.
 
-$\sigma'(40) = 4 \cdot 10^{-18}$ is $y (1 - y)$ of a y that rounds to 1. Torch's own derivatives of what networks are
-made of serve wherever they keep all but a few bits, and so no route is called wrong. Asking for that is a pass over the
-numbers, on a CPU alone, as others would have to wait; compilers see torch's own functions.
+$\sigma'(40) = 4 \cdot 10^{-18}$ is $y (1 - y)$ with a y that rounds to 1. Torch's own derivatives of common activations
+are used where they lose only a few bits, so no route is marked as wrong. The check reads all numbers, on a CPU only, as
+other devices would have to synchronize. Compilers see torch's own functions.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ loses_tails = partial(
 )
 
 
-# Here $1 - \sigma(x)$ of a rounded value has lost some eight bits, of which the rounding of x excuses two.
+# At this limit, $1 - \sigma(x)$ of a rounded value has lost about eight bits, two of them to the rounding of x.
 LIMIT = 6.0
-# Of tanh and GELU it has lost more, as networks go beyond a few units often, and would pay for the digits.
+# tanh and GELU lose more bits at their limit: networks often exceed a few units, and the digits cost time.
 _COMMON_LIMIT = 5.0
 
 
 def seen(x: Tensor) -> Tensor | None:
-    """The numbers, where derivatives may be asked for and one can look at them, and without waiting."""
+    """Return the numbers of a CPU tensor that may be differentiated; None if they are not wanted or not readable."""
     if not (x.is_cpu and x.is_floating_point() and may_be_differentiated((x,))):
         return None
     return numbers_of(x)
 
 
 def range_of(plain: Tensor) -> tuple[float, float]:
-    """The least and the largest number."""
+    """Return the least and the largest number."""
     low, high = plain.aminmax()
     return low.item(), high.item()
 
@@ -65,12 +65,12 @@ def _exceeds_either_way(x: Tensor, limit: float) -> bool:
 
 
 def saturates(x: Tensor) -> bool:
-    """Whether the logistic function rounds to its limit so far that torch's derivatives lose digits."""
+    """Whether the logistic function rounds so close to its limit that torch's derivatives lose digits."""
     return _exceed(x, LIMIT)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    """The logistic function with derivatives that keep their digits."""
+    """Logistic function with derivatives that keep their digits."""
     y: Tensor = Logistic.call(x) if saturates(x) else torch.sigmoid(x)
     return y
 
@@ -125,7 +125,7 @@ def _softplus(input: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Any:
 )
 def _silu(input: Tensor, inplace: bool = False) -> Any:
     if input.is_complex():
-        # Forward mode through torch's own is wrong.
+        # Forward mode through torch's SiLU of complex numbers is wrong.
         return _in_place_if(inplace, input, lambda x: x * torch.sigmoid(x))
     return _in_place_if(inplace, input, SiLU.call) if saturates(input) else UNNEEDED
 
@@ -148,7 +148,7 @@ def _mish(input: Tensor, inplace: bool = False) -> Any:
     reference="$x \\Phi(x)$ by erfc; the tanh form as $x \\sigma(v(x))$",
 )
 def _gelu(input: Tensor, approximate: str = "none") -> Any:
-    # Of both forms the value cancels on the left; on the right, v is a cubic.
+    # The value cancels on the left in both forms; the tanh form is also corrected on the right, where v is a cubic.
     if approximate == "tanh":
         return GELUTanh.call(_without_end(input)) if _exceeds_either_way(input, LIMIT / 2) else UNNEEDED
     plain = seen(input) if approximate == "none" else None
@@ -165,22 +165,22 @@ def _in_place_if(inplace: bool, input: Tensor, function: Callable[[Tensor], Tens
 
 
 class InverseRoot(ElementwiseFunction):
-    r"""$(x^2 + s)^{-1/2}$ for s of 1 and -1, whose square may overflow. Saves its inputs."""
+    r"""$(x^2 + s)^{-1/2}$ for s = 1 or -1, without the square, which may overflow. Saves its inputs."""
 
     @staticmethod
     def forward(x: Tensor, sign: int) -> Tensor:
-        """Compute it without the square."""
+        """Compute the root without the square."""
         return torch.hypot(x, torch.ones_like(x)).reciprocal() if sign > 0 else (x - 1).rsqrt() * (x + 1).rsqrt()
 
     @staticmethod
     def slope(index: int, x: Tensor, sign: int) -> Tensor:
-        """$-x r^3$ by factors that neither overflow nor vanish before it does."""
+        """$-x r^3$, by factors that neither overflow nor underflow before the product does."""
         r = InverseRoot.call(x, sign)
         return -(x * r) * (r * r)
 
 
 def _elementwise(value: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
-    """The rule that takes torch's value of real numbers, and a derivative."""
+    """Return a rule for real tensors with the given value and derivative."""
 
     class Elementwise(ElementwiseFunction):
         @staticmethod

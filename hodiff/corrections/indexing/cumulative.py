@@ -17,7 +17,7 @@ from hodiff.torch_internals.autograd.differentiation import may_be_differentiate
 
 
 def _has_derivatives(*args: Any, out: Any = None, **kwargs: Any) -> bool:
-    """Integers have exact kernels and no derivatives."""
+    """Whether the result has derivatives: integers have exact kernels and none."""
     input = kwargs.get("input", args[0] if args else None)
     dtype = kwargs.get("dtype") or (input.dtype if isinstance(input, Tensor) else torch.int64)
     return out is None and (dtype.is_floating_point or dtype.is_complex)
@@ -37,7 +37,7 @@ def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> An
     x = input if dtype is None else input.to(dtype)
     if x.dim() == 0 or not may_be_differentiated((x,)):
         return UNNEEDED
-    # Kernels for 16 bits accumulate in more.
+    # 16-bit kernels accumulate in float32.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     result = scan_of_products(wide.movedim(dim, -1)).movedim(-1, dim).contiguous().to(x.dtype)
     return with_value(result, x.detach().cumprod(dim))

@@ -1,4 +1,4 @@
-"""Rules for embeddings and bags of them."""
+"""Rules for embeddings and embedding bags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
 from hodiff.torch_internals.autograd.wrapped_tensors import is_batched
 
-# How torch.embedding_bag numbers them.
+# Modes in the order of torch.embedding_bag's numbers.
 _MODES = ("sum", "mean", "max")
 _REASON = "no forward rule, and no second derivative with weights of samples or of the maximum"
 _REFERENCE = "sums and maxima of rows are linear in them"
@@ -24,7 +24,7 @@ _SCALED = unable("gradients that scale_grad_by_freq scales are no derivatives, w
 
 
 def _declined(weight: Tensor, max_norm: Any, scale_grad_by_freq: Any, sparse: Any, padding_idx: Any) -> Declined | None:
-    """What no rule for rows of a weight knows."""
+    """Return the reason to decline options that no rule for rows of a weight supports, or None."""
     if not weight.is_floating_point() or weight.dim() != 2:
         return INVALID
     if padding_idx is not None and not -weight.shape[0] <= padding_idx < weight.shape[0]:
@@ -71,7 +71,7 @@ def _embedding_bag(
         if not _divide(offsets, input.shape[0], include_last_offset):
             return INVALID
         bags = offsets.shape[0] - bool(include_last_offset)
-        # Of equal offsets the last one counts: the bags before are empty.
+        # For equal offsets the last one counts: the earlier bags are empty.
         every = torch.arange(input.shape[0], device=input.device)
         places = torch.bucketize(every, offsets.to(torch.long), right=True) - 1
     weights = None if per_sample_weights is None else per_sample_weights.flatten()
@@ -111,7 +111,7 @@ def _embedding_bag_by_number(
 
 
 def _divide(offsets: Tensor, end: int, include_last: bool) -> bool:
-    """Whether offsets go up from 0 to the end, where asking is cheap; torch makes of others what the mode says."""
+    """Whether offsets rise from 0 to the end, checked on a CPU only; torch's result for others depends on the mode."""
     if offsets.dim() != 1 or not offsets.shape[0]:
         return False
     if torch.compiler.is_compiling() or offsets.device.type != "cpu" or is_batched(offsets):
@@ -129,7 +129,7 @@ def _bagged(
     per_sample_weights: Tensor | None,
     padding_idx: int | None,
 ) -> Tensor:
-    """Reduce the rows `indices` of the weight, each into the bag in its place."""
+    """Reduce the rows `indices` of the weight, each into its bag in `places`."""
     counted = places < bags
     if padding_idx is not None:
         counted = counted & (indices != padding_idx % weight.shape[0])
@@ -150,7 +150,7 @@ def _bagged(
 
 
 def _maximum(rows: Tensor, places: Tensor, counted: Tensor, bags: int) -> Tensor:
-    """The first largest element of each bag, gathered; 0 of an empty bag."""
+    """First largest element of each bag, gathered; 0 for an empty bag."""
     fixed = torch.where(counted.unsqueeze(-1), rows.detach(), -math.inf)
     spread = places.unsqueeze(-1).expand(fixed.shape)
     top = fixed.new_full((bags, fixed.shape[1]), -math.inf).scatter_reduce(0, spread, fixed, "amax")

@@ -1,6 +1,6 @@
-"""Rules for writes at repeated indices: a value that another one overwrites has no derivative.
+"""Rules for writes at repeated indices: an overwritten value has no derivative.
 
-PyTorch's backward reads the cotangent at every index: an overwritten value gets the gradient of the one that stays.
+PyTorch's backward reads the cotangent at every index: an overwritten value gets the gradient of the value that stays.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def overwrite(target: Tensor, values: Tensor, write: Callable[[Tensor, Tensor], 
     """Compute a write as a gather: each place takes the value that the same write leaves there.
 
     Args:
-        target: The tensor that is written over.
-        values: The values, of any shape that the write takes.
+        target: The tensor to write to.
+        values: The values, of any shape that the write accepts.
         write: Writes values into a tensor, and returns the result unless it is in place.
-        in_place: Whether it changes the tensor.
+        in_place: Whether the write changes the tensor.
 
     Returns:
         The result, which is the target where the write is in place.
@@ -48,7 +48,7 @@ def overwrite(target: Tensor, values: Tensor, write: Callable[[Tensor, Tensor], 
 
 
 def scatter_repeats(input: Tensor, dim: int, index: Tensor) -> bool:
-    """Whether `scatter` may write twice to some place."""
+    """Whether `scatter` may write to an element twice."""
     numbers = _numbers(index)
     if numbers is None:
         return index.numel() > 1
@@ -57,12 +57,12 @@ def scatter_repeats(input: Tensor, dim: int, index: Tensor) -> bool:
 
 
 def _numbers(index: Tensor) -> Tensor | None:
-    """The index below all transforms; None where it differs between the examples of a batch, or is not known yet."""
+    """Return the numbers of an index below all transforms; None if they differ within a batch or are not known yet."""
     return None if torch.compiler.is_compiling() or is_batched_by_any(index) else numbers_of(index)
 
 
 def _repeats(indices: Sequence[Any]) -> bool:
-    """Whether index tensors, one for each dimension, may name some place twice."""
+    """Whether index tensors, one for each dimension, may name an element twice."""
     tensors = [torch.as_tensor(each) for each in indices]
     numbers = [each for each in tensors if each.dtype not in (torch.bool, torch.uint8)]
     if all(each.numel() <= 1 for each in numbers):
@@ -97,14 +97,14 @@ def _enter(function: Any, in_place: bool) -> None:
 
     def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
         if not index.dim() and in_transform():
-            # Under vmap, torch takes the dimension of the batch for the one that is indexed.
+            # Under vmap, torch indexes the batch dimension instead.
             return function(input, dim, index.view(1), source if source.dim() else source.view(1))
         return _written(function, in_place, input, source, [index], dim, index)
 
     def index_put(
         input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False, unsafe: bool = False
     ) -> Any:
-        del unsafe  # of an operator alone
+        del unsafe  # a parameter of the operator only
         present = [each for each in indices if each is not None]
         return UNNEEDED if accumulate else _written(function, in_place, input, values, present, indices)
 

@@ -1,4 +1,4 @@
-"""Rules for products of all elements and for powers in a row, where torch's rules divide by the factors."""
+"""Rules for `prod` and `vander`, where torch's rules divide by the factors."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _prod(input: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype
     x = input if dtype is None else input.to(dtype)
     if not (x.is_floating_point() or x.is_complex()) or not x.numel() or not may_be_differentiated((x,)):
         return UNNEEDED
-    # Kernels for 16 bits accumulate in more.
+    # 16-bit kernels accumulate in float32.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    # A number has dimensions 0 and -1 for torch.
+    # torch accepts dimensions 0 and -1 for a scalar.
     result = product(wide.flatten() if dim is None or not x.dim() else wide.movedim(dim, -1)).to(x.dtype)
     if dim is None:
         return with_value_of(result, torch.prod, x)
@@ -52,7 +52,7 @@ def _linalg_vander(x: Tensor, *, N: int | None = None) -> Any:
     columns = x.shape[-1] if N is None and x.dim() else N
     if columns is None or columns < 2:
         return INVALID
-    # Torch takes a number for a vector of one.
+    # Torch treats a scalar as a vector of one element.
     return _powers(torch.atleast_1d(x), columns)
 
 
@@ -72,7 +72,7 @@ def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Any:
 
 
 def _powers(x: Tensor, columns: int) -> Tensor:
-    """The powers 0, 1, ... of each number."""
+    """Return the powers 0, 1, ... of each element."""
     x = x.unsqueeze(-1)
     powers = torch.ones_like(x)
     if columns > 1:

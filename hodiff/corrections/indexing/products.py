@@ -1,6 +1,6 @@
-r"""Products of what comes before, and of what shares an index, by which no derivative divides.
+r"""Cumulative products, and products by index, without division in any derivative.
 
-A scan in $\log_2 n$ steps of multiplications, so that every derivative is made of products, as it should be.
+A scan takes $\log_2 n$ steps of multiplications, so that every derivative is a sum of products.
 Hillis & Steele, Data parallel algorithms (1986).
 """
 
@@ -16,11 +16,11 @@ from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 
 def scan_of_products(x: Tensor, segments: Tensor | None = None) -> Tensor:
-    """Cumulative products along the last dimension, begun anew with every segment (sorted numbers, shaped as x)."""
-    # Powers of 2 are kept apart where a partial product may leave the range of the dtype.
+    """Cumulative products along the last dimension, restarted at every segment (sorted numbers, shaped as x)."""
+    # Powers of 2 are stored separately where a partial product may leave the range of the dtype.
     exponents = None
     if _may_overflow(x):
-        # A tangent, and the product of four, has to stay in the range when its number is made larger.
+        # Small numbers are not scaled up further, so that tangents, and products of four, stay in the range.
         exponents, zeros = _exponents(x).clamp(min=-_range(x) // 4), (x == 0).to(torch.int32)
         x = _shifted(x, -exponents)
     n, step = x.shape[-1], 1
@@ -36,19 +36,19 @@ def scan_of_products(x: Tensor, segments: Tensor | None = None) -> Tensor:
         step *= 2
     if exponents is None:
         return x
-    # The derivatives of a product with two zeros are 0, and would be 0 times the infinite power.
+    # Derivatives of a product with two zeros are 0; without the clamp they would be 0 times an infinite power.
     return _shifted(x, torch.where(zeros < 2, exponents, exponents.clamp(max=_range(x))))
 
 
 def _with_earlier(sums: Tensor, step: int, same: Tensor | None) -> Tensor:
-    """Whole numbers, added up as the factors are multiplied."""
+    """Add integers of the factors that one step of the scan multiplies."""
     earlier = sums[..., :-step]
     return torch.cat([sums[..., :step], sums[..., step:] + (earlier if same is None else earlier.where(same, 0))], -1)
 
 
 def product(x: Tensor) -> Tensor:
-    """The product of the last dimension, half by half, or as the last of the cumulative ones where halves overflow."""
-    if x.shape[-1] < 2:  # what is changed in place afterwards must not be the input
+    """Product along the last dimension, by halves, or by the scan where a product of halves may overflow."""
+    if x.shape[-1] < 2:  # a new tensor, because callers may change the result in place
         return x.sum(-1) if x.shape[-1] else x.new_ones(x.shape[:-1])
     if _may_overflow(x):
         return scan_of_products(x)[..., -1]
@@ -60,19 +60,19 @@ def product(x: Tensor) -> Tensor:
 
 
 def products_by_index(x: Tensor, index: Tensor, target: Tensor, *, include_target: bool) -> Tensor:
-    """Multiply what shares an index along the last dimension into a target, or put the products in its places."""
+    """Multiply elements with equal index along the last dimension into a target, or replace its elements."""
     places, order = index.sort(dim=-1, stable=True)
     products = scan_of_products(x.gather(-1, order), places)
     last = torch.cat([places[..., 1:] != places[..., :-1], places.new_ones(*places.shape[:-1], 1).bool()], -1)
     empty = torch.zeros_like(target)
-    # One product is left for each place, and nothing is added to it.
+    # Each place receives one product, so nothing is summed.
     result = empty.scatter_add(-1, places, products.where(last, 0))
     present = torch.zeros_like(target, dtype=torch.int64).scatter_add(-1, places, last.to(torch.int64)) > 0
     return (target * result if include_target else result).where(present, target)
 
 
 def _may_overflow(x: Tensor) -> bool:
-    """Whether a product of neighbours may leave the range of the dtype; a graph, without numbers, is trusted."""
+    """Whether a partial product may leave the range of the dtype; False if the numbers are unknown, as in a graph."""
     numbers = numbers_of(x)
     if numbers is None:
         return False
@@ -82,18 +82,18 @@ def _may_overflow(x: Tensor) -> bool:
 
 
 def _range(x: Tensor) -> int:
-    """The largest power of 2 of a dtype, less some for a product of two."""
+    """Largest exponent of 2 of a dtype, less a margin for a product of two."""
     return int(math.log2(torch.finfo(x.dtype).max)) - 8
 
 
 def _exponents(x: Tensor) -> Tensor:
-    """Such that a number is a half to one times 2 to this power; 0 of what is infinite, or no number."""
+    """Exponents of 2 that scale the numbers to [1/2, 1); 0 for infinities and NaN."""
     size = x.detach().abs()
     return torch.frexp(size).exponent.where(size.isfinite(), 0)
 
 
 def _shifted(x: Tensor, exponents: Tensor) -> Tensor:
-    """The numbers times powers of 2, by two factors of which neither overflows."""
+    """Multiply by powers of 2, in two factors that do not overflow."""
     exponents = exponents.clamp(-2 * _range(x), 2 * _range(x))
     half = exponents // 2
     dtype = x.dtype.to_real()

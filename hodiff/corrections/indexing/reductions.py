@@ -47,7 +47,7 @@ def _scatter_reduce(
 def _reduced_by_index(
     input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, include_self: bool
 ) -> Tensor:
-    """As scatter_reduce, of a source with the shape of its index."""
+    """Compute `scatter_reduce` for a source with the shape of its index."""
     if reduce != "prod":
         return torch.scatter_reduce(input, dim, index, source, reduce, include_self=include_self)
     if input.dim() == 0:
@@ -62,7 +62,7 @@ def _reduced_by_index(
 
 
 def _fits(input: Tensor, dim: int, index: Tensor, src: Tensor) -> bool:
-    """What does not is torch's to refuse."""
+    """Whether shapes, dtypes and dimension are valid; torch refuses other arguments."""
     return (
         input.dim() == index.dim() == src.dim()
         and all(k <= n for k, n in zip(index.shape, src.shape, strict=True))
@@ -158,7 +158,7 @@ def _segment_reduce(
     places = _segments(offsets, data.shape[axis]).movedim(-1, axis)
     places = places.reshape(*places.shape, *(1,) * (data.dim() - places.dim())).expand(data.shape)
     x, places = data.movedim(axis, -1), places.movedim(axis, -1)
-    # One place more, for what belongs to no segment.
+    # An extra place takes the elements outside all segments.
     result = _SEGMENT_REDUCTIONS[reduce](x, places, count + 1, initial)
     return result[..., :count].movedim(-1, axis).contiguous()
 
@@ -169,7 +169,7 @@ def _is_hidden(tensor: Tensor) -> bool:
 
 
 def _segments(offsets: Tensor, n: int) -> Tensor:
-    """The number of the segment of each of n elements, and one more for those outside."""
+    """Segment number of each of n elements; the number of segments for elements outside."""
     positions = torch.arange(n, dtype=offsets.dtype, device=offsets.device).expand(*offsets.shape[:-1], n).contiguous()
     segments = torch.searchsorted(offsets[..., 1:].contiguous(), positions, right=True)
     return segments.where(positions >= offsets[..., :1], offsets.shape[-1] - 1)
@@ -193,7 +193,7 @@ def _segment_products(x: Tensor, places: Tensor, count: int, initial: float | No
 def _maxima(x: Tensor, places: Tensor, count: int, initial: float | None) -> Tensor:
     least = x.new_full((*x.shape[:-1], count), -torch.inf)
     result = least.scatter_reduce(-1, places, x, "amax", include_self=False)
-    # At a tie the gradient is the data's.
+    # At a tie the gradient goes to the data.
     return result if initial is None else result.where(result >= initial, initial)
 
 

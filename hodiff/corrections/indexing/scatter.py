@@ -17,7 +17,7 @@ from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 
 
 def within(index: Tensor, source: Tensor) -> Tensor:
-    """What of a source at least as large as its index is scattered."""
+    """Return the part of a source that is scattered: the shape of its index."""
     return source[tuple(slice(k) for k in index.shape)]
 
 
@@ -31,7 +31,7 @@ _adding = partial(
 
 
 def _from_part(function: Callable[..., Tensor], *, overwrites: bool = False, in_place: bool = False) -> Any:
-    """The same function of the part of its source that is scattered."""
+    """Return a rule that calls the function with the part of its source that is scattered."""
 
     def rule(input: Tensor, dim: int, index: Tensor, src: Any = None, **options: Any) -> Any:
         if not isinstance(src, Tensor):

@@ -1,4 +1,4 @@
-"""The rule for splitting at indices that are a tensor."""
+"""Rule for `tensor_split` at indices given as a tensor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _is_by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, *
 )
 def _tensor_split(input: Tensor, tensor_indices_or_sections: Tensor, dim: int = 0) -> Any:
     places = below_derivatives(tensor_indices_or_sections)
-    # Indices that differ within a batch are torch's to refuse, as is all but integers.
+    # Torch refuses indices that differ within a batch, and other dtypes.
     if is_wrapped(places) or places.dtype != torch.int64 or places.dim() > 1:
         return INVALID
     return torch.tensor_split(input, places.tolist(), dim)

@@ -1,4 +1,4 @@
-"""The rule for scattering by strides."""
+"""Rule for `as_strided_scatter`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _each_of(input: Tensor, places: Tensor, src: Tensor) -> Tensor:
 
 
 def _last_of(input: Tensor, places: Tensor, src: Tensor) -> Tensor:
-    """Of what is written to one place the last stays, and nothing of what is written beside the input."""
+    """Scatter where places repeat or lie outside: the last value at a place stays, values outside are dropped."""
     if not input.numel() or not src.numel():
         return input.clone()
     order = torch.arange(src.numel(), device=input.device)
@@ -53,7 +53,7 @@ def _last_of(input: Tensor, places: Tensor, src: Tensor) -> Tensor:
 
 
 def _meet(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether two indices may name one place."""
+    """Whether two indices may address the same place."""
     reach = 0
     for step, n in sorted((step, n) for n, step in zip(size, stride, strict=True) if n > 1):
         if step <= reach:
@@ -63,5 +63,5 @@ def _meet(size: Sequence[int], stride: Sequence[int]) -> bool:
 
 
 def _coincide(size: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether all of a dimension names one place."""
+    """Whether all indices of a dimension address the same place."""
     return any(step == 0 and n > 1 for n, step in zip(size, stride, strict=True))

@@ -47,25 +47,25 @@ def _scaled_dot_product_attention(
         return strided_attention(
             query, key, value, attn_mask, dropout_p, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    # On a CPU torch has no fused kernel with dropout, and draws the weights among operators that have all derivatives,
-    # but for rows that a mask hides.
+    # On a CPU torch has no fused kernel with dropout: it composes operators that have all derivatives, except for rows
+    # that a mask hides.
     if dropout_p and query.is_cpu and attn_mask is None:
         return UNNEEDED
-    # On a GPU the rule draws other weights than torch's kernels, and always the same for a seed.
+    # On a GPU with dropout the rule always runs: it draws other weights than torch's kernels, the same for a seed.
     if not dropout_p and not may_be_differentiated((query, key, value, attn_mask)):
         return UNNEEDED
     if attn_mask is not None:
         if is_causal:
             return unable("a mask is given beside is_causal, which only some kernels take")
         if attn_mask.device != query.device:
-            # Torch itself may return what happens to be in memory.
+            # Torch itself may return uninitialized memory.
             raise RouteError(
                 f"torch.nn.functional.scaled_dot_product_attention: attn_mask: expected a tensor on {query.device} as "
                 f"query is, got one on {attn_mask.device}; Tensor.to moves it."
             )
         if attn_mask.dim() < 2:
             attn_mask = attn_mask[(None,) * (2 - attn_mask.dim())]
-        # hodiff's attention takes more than torch's.
+        # hodiff's attention accepts more masks than torch's.
         if attn_mask.dtype not in {torch.bool, torch.float32, query.dtype} or not _fits(attn_mask, query, key):
             return INVALID
     if dropout_p and query.is_cpu:
@@ -79,7 +79,7 @@ def _scaled_dot_product_attention(
 def _dropped(
     query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout_p: float, scale: float | None, enable_gqa: bool
 ) -> Tensor:
-    """As torch composes it, by the same draw."""
+    """Compute attention with dropout as torch composes it, with the same random draw."""
     if enable_gqa:
         key, value = (each.repeat_interleave(query.shape[-3] // max(each.shape[-3], 1), -3) for each in (key, value))
     root = abs(scale if scale is not None else query.shape[-1] ** -0.5) ** 0.5
@@ -103,7 +103,7 @@ def _safe_softmax(input: Tensor, dim: int, dtype: torch.dtype | None = None) -> 
 
 
 def _fits(mask: Tensor, query: Tensor, key: Tensor) -> bool:
-    """Whether the mask has no batch dimensions that the scores do not have."""
+    """Whether the mask broadcasts to the batch dimensions of the scores."""
     batch = query.shape[:-2] if query.dim() >= key.dim() else key.shape[:-2]
     extra = mask.dim() - 2
     return extra <= len(batch) and all(

@@ -31,7 +31,7 @@ _missing = partial(
 
 
 @_missing(torch_flex_attention, name="torch.nn.attention.flex_attention.flex_attention")
-@outside_graphs  # a compiled function that a transform runs in Python lets dynamo at what it calls
+@outside_graphs  # dynamo compiles the callees of a compiled function that a transform runs in Python
 def _flex_attention(
     query: Tensor,
     key: Tensor,
@@ -45,14 +45,14 @@ def _flex_attention(
     *,
     return_aux: Any = None,
 ) -> Any:
-    del kernel_options  # how torch's kernels are run
+    del kernel_options  # options of torch's kernels
     if not may_be_differentiated():
         return UNNEEDED
     if query.is_nested or key.is_nested or value.is_nested:
         return unable("tensors are nested")
     if return_lse and return_aux is not None:
         return INVALID
-    # Torch takes keys and values in fewer bits.
+    # Torch accepts keys and values of lower precision.
     key, value = (each.to(query.dtype) for each in (key, value))
     statistics = return_lse or return_aux is not None
     try:
@@ -60,7 +60,7 @@ def _flex_attention(
             query, key, value, score_mod, None, block_mask, scale, enable_gqa, statistics=statistics
         )
     except InputError as error:
-        # Torch itself would first say that it has no gradient on a CPU.
+        # Torch itself would first report that it has no gradient on a CPU.
         raise RouteError(f"torch.nn.attention.flex_attention: hodiff's rule does not take the call: {error}") from error
     if return_aux is not None:
         chosen = {"lse": lse if return_aux.lse else None, "max_scores": greatest if return_aux.max_scores else None}
@@ -80,7 +80,7 @@ def _operator(
     score_mod_other_buffers: tuple[Any, ...] = (),
     mask_mod_other_buffers: tuple[Any, ...] = (),
 ) -> Any:
-    """The operator as dynamo meets it, or an exported program: its functions may take what they close over."""
+    """Rule for the operator in graphs of dynamo and exported programs, whose functions take captured tensors."""
     del kernel_options
     *tables, rows, columns, mask_mod = block_mask
     lists = [each for each in tables[:6] if not isinstance(each, (int, torch.SymInt))]
@@ -97,7 +97,7 @@ def _operator(
     output, lse, greatest = attend_in_blocks(query, key, value, scores, (seen, None), blocks, scale, statistics=True)
     assert lse is not None
     assert greatest is not None
-    return output, lse / math.log(2), greatest / math.log(2)  # its kernels compute by powers of 2
+    return output, lse / math.log(2), greatest / math.log(2)  # torch's kernels compute in powers of 2
 
 
 offer_flex_attention_to(Corrections)

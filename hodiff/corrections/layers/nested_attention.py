@@ -1,4 +1,4 @@
-"""Attention of nested tensors: each sequence by itself, from the values that stand one behind the other."""
+"""Attention of nested tensors, sequence by sequence, from their packed values."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from hodiff.torch_internals.autograd.differentiation import may_be_differentiate
 
 
 class _Jagged(Function):
-    """Sequences one behind the other as a nested tensor; torch's own view of them has no second derivative."""
+    """Conversion of packed values to a nested tensor; torch's own view has no second derivative."""
 
     @staticmethod
     def forward(values: Tensor, offsets: Tensor) -> Tensor:
-        """A nested tensor of its own memory, as a view would be torch's."""
+        """Return a nested tensor with its own memory, because torch's rule would apply to a view."""
         return torch.nested.nested_tensor_from_jagged(values.clone(), offsets)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        """Nothing is kept."""
+        pass
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Any:
-        """The values of the cotangent, whose derivatives torch has."""
+        """Return the values of the cotangent, which torch differentiates."""
         return cotangent.values(), None
 
 
@@ -46,7 +46,7 @@ def _jagged_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Of (B, H, j, E), as torch has them after `transpose(1, 2)` of a jagged (B, j, H, E)."""
+    """Attention of jagged tensors (B, H, j, E), which are `transpose(1, 2)` of jagged tensors (B, j, H, E)."""
     given = (query, key, value)
     if attn_mask is not None or dropout_p or not may_be_differentiated(given):
         return NotImplemented
@@ -66,7 +66,7 @@ def _jagged_attention(
 def strided_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout_p: float, is_causal: bool, **options: Any
 ) -> Tensor | Declined:
-    """Of nested tensors (B, H, *, E) of torch's first layout."""
+    """Attention of strided nested tensors (B, H, *, E)."""
     given = (query, key, value)
     if mask is not None or dropout_p or not all(each.is_nested for each in given):
         return unable("a nested tensor has a mask, dropout or a dense one beside it")

@@ -49,7 +49,7 @@ def _layer_norm(
 ) -> Any:
     del cudnn_enable
     if isinstance(normalized_shape, int):
-        return INVALID  # torch takes no number
+        return INVALID  # torch accepts no integer
     return functions.layer_norm(input, normalized_shape, weight, bias, eps)
 
 
@@ -67,7 +67,7 @@ def _native_layer_norm(
 def _statistics(
     input: Tensor, dims: Sequence[int], eps: float, parameter: Tensor | None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Mean and reciprocal deviation, which are constants in torch, in the dtype of a parameter."""
+    """Return mean and reciprocal standard deviation, which are constants in torch, in the dtype of a parameter."""
     variance, mean = torch.var_mean(wide(input), list(dims), correction=0, keepdim=keepdim)
     dtype = parameter.dtype if parameter is not None else input.dtype if input.is_cpu else mean.dtype
     return mean.to(dtype), torch.rsqrt(variance + eps).to(dtype)
@@ -110,7 +110,7 @@ def _group_norm(
 def _native_group_norm(
     input: Tensor, weight: Tensor | None, bias: Tensor | None, N: int, C: int, HxW: int, group: int, eps: float
 ) -> Any:
-    # Torch's kernel takes the memory of weight and bias for contiguous.
+    # Torch's kernel assumes that weight and bias are contiguous.
     strided = any(each is not None and not each.is_contiguous() for each in (weight, bias))
     if not input.numel() or not (strided or carry_derivatives((input,))):
         return UNNEEDED
@@ -157,7 +157,7 @@ def _by_channels(
     momentum: float,
     eps: float,
 ) -> Any:
-    """The value of hodiff's function, for arguments that torch's takes as well."""
+    """Call hodiff's function with arguments that torch accepts as well, and decline other arguments."""
     running = [each for each in (running_mean, running_var) if each is not None]
     dtypes = {input.dtype} if wide(input) is input else {input.dtype, torch.float32}
     if len(running) == 1 or not isinstance(momentum, (int, float)):
@@ -203,7 +203,7 @@ def _instance_norm(
 
 
 def _counts(self: Any, other: Any, *_: Any, **__: Any) -> bool:
-    """Whether an integer goes up inside a transform that it is no part of, as BatchNorm's count of batches does."""
+    """Whether a captured integer tensor is increased inside a transform, as BatchNorm's count of batches is."""
     return (
         isinstance(self, Tensor)
         and isinstance(other, int)
@@ -276,7 +276,7 @@ def _native_batch_norm(
     eps: float,
 ) -> Any:
     if not training:
-        return UNNEEDED  # right, and the kernel alone knows which statistics it returns
+        return UNNEEDED  # torch is right, and only its kernel knows which statistics it returns
     y = _batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps)
     if isinstance(y, Declined):
         return y

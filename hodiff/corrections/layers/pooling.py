@@ -14,7 +14,7 @@ from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.autograd.transforms import in_func_vmap
 
-# Below this number of channels, which are what the kernel's vectors run along, the other layout gains nothing.
+# With fewer channels, along which the kernel vectorises, the channels-last layout gains nothing.
 _CHANNELS = 16
 
 
@@ -41,8 +41,8 @@ def _gains(input: Any, *arguments: Any, return_indices: bool = False, **_: Any) 
 )
 def _max_pool2d(input: Tensor, *arguments: Any, return_indices: bool = False, **options: Any) -> Tensor:
     del return_indices
-    # The maximum is one of the inputs: a gather, which is linear once the kernel has said where. That kernel takes a
-    # third to two thirds of its time, copy included, where channels are the innermost dimension.
+    # The maximum is a gather from the input, which is linear once the kernel has found the places. With channels
+    # innermost, the kernel takes a third to two thirds of its time, copy included.
     with torch.no_grad():
         inner = input.detach().contiguous(memory_format=torch.channels_last)
         _, places = torch.ops.aten.max_pool2d_with_indices(inner, *_integers(*arguments, **options))
@@ -53,7 +53,7 @@ def _max_pool2d(input: Tensor, *arguments: Any, return_indices: bool = False, **
 def _integers(
     kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
 ) -> tuple[Any, ...]:
-    """The arguments as the operator takes them, which knows no single numbers."""
+    """Return the arguments for the operator, which accepts lists only."""
     kernel, step, margin, spread = (
         [each] * 2 if isinstance(each, int) else list(each)
         for each in (kernel_size, () if stride is None else stride, padding, dilation)
@@ -62,7 +62,7 @@ def _integers(
 
 
 def _unpooling(function: Any, dims: int) -> Any:
-    """The rule that asks torch's kernel of each place which number, counted from 1, it keeps there."""
+    """Return a rule that runs torch's kernel on the numbers 1, 2, ... to find the element kept at each place."""
 
     def unpool(
         input: Tensor,
@@ -87,7 +87,7 @@ def _unpooling(function: Any, dims: int) -> Any:
 
 
 def _layout(input: Tensor, dims: int) -> torch.memory_format:
-    """How torch lays out the result: of images as the input; a vmap does not say how that is."""
+    """Return the memory format of torch's result: for images that of the input, if it is known."""
     if dims != 2 or input.dim() != 4 or torch.compiler.is_compiling() or in_func_vmap():
         return torch.contiguous_format
     by_channels = input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()

@@ -1,4 +1,4 @@
-"""Attention of DTensors, whose operators would be torch's fused ones."""
+"""Attention of DTensors by hodiff's operators instead of torch's fused kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for weight normalization, whose fused kernel takes the norms for constants."""
+"""Rules for weight normalization, whose fused kernel treats the norms as constants."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.functions.normalization.formulas import wide
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.operators import weight_norm, weight_norm_kernel
 
-# Torch's number for the norm of all entries together.
+# Torch's `dim` for the norm of all entries.
 _ALL = -1
 _REFERENCE = "Salimans & Kingma (2016), eq. 2"
 
@@ -25,18 +25,18 @@ def _is_real(v: Any, *_: Any, **__: Any) -> bool:
 
 
 def _has_kernel(v: Tensor, dim: int) -> bool:
-    """Whether torch runs its kernel, which reads the norms wanted as numbers in a row, of whatever shape."""
+    """Whether torch runs its kernel, which reads the norms g as a row of numbers, whatever their shape."""
     return dim in (0, v.dim() - 1) and v.dtype != torch.float16
 
 
 def _norms(v: Tensor, dim: int) -> Tensor:
-    """The norm of each slice along a dimension, with as many dimensions as v, or of all of v, with none."""
-    # Not by torch.linalg.vector_norm, whose forward rule changes in place what a third derivative needs.
+    """Norm of each slice along a dimension, with as many dimensions as v; for `_ALL` the norm of v, a scalar."""
+    # torch.linalg.vector_norm's forward rule changes in place what a third derivative needs.
     squares = v * v
     if dim == _ALL:
         return squares.sum().sqrt()
     others = [i for i in range(v.dim()) if i != dim % v.dim()]
-    # Without dimensions to reduce, torch would reduce all.
+    # With an empty list of dimensions, torch would reduce all.
     return squares.sum(others, keepdim=True).sqrt() if others else v.abs()
 
 
@@ -57,7 +57,7 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Any:
         if v.dtype != g.dtype:
             return INVALID
         if g.numel() != norms.numel():
-            # Not declined, as torch's kernel would read past the end of g, or end the process.
+            # Not declined, as torch's kernel would read past the end of g, or crash the process.
             raise HodiffError(
                 f"weight_norm: g: expected one number for each of the {norms.numel()} slices of v along dimension "
                 f"{dim}, got {g.numel()}; pass torch.norm_except_dim(v, 2, {dim}) or numbers of its shape."
@@ -93,4 +93,4 @@ def _norm_except_dim(v: Tensor, pow: int = 2, dim: int = 0) -> Any:
         return UNNEEDED
     squares = (v * v).sum()
     positive = squares > 0
-    return torch.where(positive, squares, 1).sqrt() * positive  # its derivative at 0 is 0, as torch has it
+    return torch.where(positive, squares, 1).sqrt() * positive  # its derivative at 0 is 0, as in torch

@@ -28,7 +28,7 @@ _determinant = partial(
 
 
 def _parity(pivots: Tensor) -> Tensor:
-    """The sign of the permutation: +1 or -1."""
+    """Return the sign of the permutation: +1 or -1."""
     places = torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype, device=pivots.device)
     return 1 - 2 * ((pivots != places).sum(-1) % 2)
 
@@ -39,7 +39,7 @@ def _inverse_adjoint(matrix: Tensor, pair: Tensor, pivots: Tensor) -> Tensor:
 
 
 def _relative_slope(matrix_t: Tensor, matrix: Tensor, pair: Tensor, pivots: Tensor) -> Tensor:
-    """The derivative of the logarithm: the trace of the solution."""
+    """Derivative of the logarithm: the trace of a solve."""
     return FactoredSolve.call(matrix, matrix_t, pair, pivots, False).diagonal(dim1=-2, dim2=-1).sum(-1)
 
 
@@ -69,7 +69,7 @@ class LogDeterminant(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, y_bar: Tensor | None) -> Any:
-        """The inverse's adjoint."""
+        r"""Return $\bar y A^{-H}$."""
         if y_bar is None:
             return None, None, None
         return y_bar[..., None, None] * _inverse_adjoint(*ctx.saved_tensors), None, None
@@ -77,7 +77,7 @@ class LogDeterminant(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, matrix_t: Tensor, *_: None) -> Tensor:
-        """The trace of a solve."""
+        """Return the trace of a solve."""
         return _relative_slope(matrix_t, *ctx.saved_tensors)
 
     @staticmethod
@@ -109,7 +109,7 @@ class Determinant(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, y_bar: Tensor | None) -> Any:
-        """The cofactors."""
+        """Return the cofactors times the cotangent."""
         if y_bar is None:
             return None, None, None
         scale = y_bar * Determinant.call(*ctx.saved_tensors).conj()
@@ -118,7 +118,7 @@ class Determinant(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, matrix_t: Tensor, *_: None) -> Tensor:
-        """The determinant times the trace of a solve."""
+        """Return the determinant times the trace of a solve."""
         return Determinant.call(*ctx.saved_tensors) * _relative_slope(matrix_t, *ctx.saved_tensors)
 
     @staticmethod
@@ -128,7 +128,7 @@ class Determinant(AnyOrderFunction):
         return Determinant.call(*in_front(in_dims, tensors, (2, 2, 1))), 0
 
 
-# torch 2.15 differentiates this rightly only where the matrix is far from singular.
+# torch 2.15 differentiates this correctly only where the matrix is far from singular.
 @_determinant(
     torch.det,
     torch.Tensor.det,

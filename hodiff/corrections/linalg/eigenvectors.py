@@ -1,4 +1,4 @@
-"""The rules for eigenvalues and eigenvectors of general matrices."""
+"""Rules for eigenvalues and eigenvectors of general matrices."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from hodiff.torch_internals.autograd.differentiation import may_be_differentiate
 
 
 def _without_growth(vectors: Tensor, change: Tensor) -> Tensor:
-    """Take out what would change the length of eigenvectors: an orthogonal projection, and so its own adjoint."""
+    """Remove the change in length of eigenvectors: an orthogonal projection, which is its own adjoint."""
     growth = diagonal(vectors.mH @ change).real
     return change - vectors * growth.unsqueeze(-2)
 
 
 class GeneralEigen(AnyOrderFunction):
-    r"""Eigenvalues and eigenvectors of unit length. Saves the matrix, and them.
+    r"""Eigenvalues and eigenvectors of unit length. Saves the matrix and the result.
 
     $$ \dot \lambda = \operatorname{diag} E, \quad \dot V = \Pi \, V (E \circ G), \quad
        \bar A = V^{-H} (\operatorname{diag} \bar \lambda + (V^H \Pi \bar V) \circ \overline G) V^H, \quad
        E = V^{-1} \dot A V, \quad G_{ij} = 1 / (\lambda_j - \lambda_i), $$
 
-    where $\Pi$ keeps the lengths.
+    where $\Pi$ removes the change in length.
     """
 
     @staticmethod
     def forward(matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """By LAPACK."""
+        """Compute eigenvalues and eigenvectors by LAPACK."""
         eigenvalues, eigenvectors = torch.linalg.eig(matrix)
         return eigenvalues, eigenvectors
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Save the result for backward: only what reaches it in one sum knows no phases."""
+        """Save the result for backward, as only the sum of all its gradients is independent of phases."""
         ctx.save_for_backward(*output)
         ctx.save_for_forward(*inputs)
         ctx.is_real = not inputs[0].is_complex()
@@ -54,7 +54,7 @@ class GeneralEigen(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, values_bar: Tensor | None, vectors_bar: Tensor | None) -> Any:
-        """Back in the basis of eigenvectors."""
+        """Compute the gradient in the basis of eigenvectors."""
         if values_bar is None and vectors_bar is None:
             return None
         eigenvalues, vectors = ctx.saved_tensors
@@ -73,7 +73,7 @@ class GeneralEigen(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, matrix_t: Tensor) -> tuple[Tensor, Tensor]:
-        """First-order perturbation theory, which its own derivatives continue."""
+        """Compute the tangents by first-order perturbation theory."""
         (matrix,) = ctx.saved_tensors
         eigenvalues, vectors = GeneralEigen.call(matrix)
         if are_differentiated_again(matrix):

@@ -1,4 +1,4 @@
-r"""Determinants of matrices that may be singular, by formulas that never divide by what vanishes there."""
+r"""Determinants of matrices that may be singular, by formulas without division by vanishing terms."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from torch import Tensor
 
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
-# A determinant's k-th derivative by solves loses 1 / distance to the power k - 1: at this one the third is still good.
+# Largest matrix size to eliminate. By solves, a determinant's k-th derivative loses 1 / distance to the power k - 1:
+# at the distance below, the third derivative is still good.
 _LARGEST = 64
 
 
 def is_nearly_singular(pair: Tensor) -> bool:
-    """Whether a matrix (L and U in one) of a batch is too singular for solves, and small enough to eliminate."""
-    # A compiler sees no values: there, solves give a determinant that is not finite, or inaccurate.
+    """Whether any matrix of a batch (L and U in one) is too singular for solves, and small enough to eliminate."""
+    # A compiler sees no values: its solves give a determinant that is inaccurate or not finite.
     if torch.compiler.is_compiling() or pair.shape[-1] > _LARGEST or pair.device.type == "meta":
         return False
     pivots = below_transforms(pair).detach().diagonal(dim1=-2, dim2=-1).abs()
@@ -22,7 +23,7 @@ def is_nearly_singular(pair: Tensor) -> bool:
 
 
 def determinant_of_few(matrix: Tensor) -> Tensor:
-    """The determinant of matrices (..., n, n) of up to three rows, as a polynomial."""
+    """Determinant of matrices (..., n, n) with up to three rows, as a polynomial."""
     rows = [row.unbind(-1) for row in matrix.unbind(-2)]
     return _expanded(rows) if rows else matrix.new_ones(matrix.shape[:-2])
 
@@ -40,9 +41,9 @@ def _expanded(rows: list[tuple[Tensor, ...]]) -> Tensor:
 
 
 def determinant_by_elimination(matrix: Tensor) -> Tensor:
-    """The determinant of matrices (..., n, n) by complete pivoting down to four rows, which are expanded."""
-    # Where the pivots end, the matrix has lost five ranks or more, and no derivative below the fifth is left: what the
-    # quotients are there does not matter, as long as they are finite.
+    """Determinant of matrices (..., n, n), by complete pivoting down to four rows, which are expanded."""
+    # Where a pivot is 0, the matrix has lost five ranks or more, and derivatives below the fifth are 0. The quotients
+    # do not matter there, as long as they are finite.
     result = None
     while matrix.shape[-1] > 4:
         matrix, sign = _largest_first(matrix)
@@ -55,7 +56,7 @@ def determinant_by_elimination(matrix: Tensor) -> Tensor:
 
 
 def _largest_first(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """Bring the largest element to the corner, and say by which sign the determinant changed."""
+    """Move the largest element to the corner, and return the matrix with the sign change of the determinant."""
     n = matrix.shape[-1]
     place = matrix.detach().abs().flatten(-2).argmax(-1, keepdim=True)
     row, column = place // n, place % n
@@ -64,6 +65,6 @@ def _largest_first(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _swap(n: int, place: Tensor) -> Tensor:
-    """The permutation of n places that exchanges the first with another."""
+    """Return the permutation of n places that swaps the first with another."""
     places = torch.arange(n, device=place.device)
     return torch.where(places == 0, place, torch.where(places == place, 0, places))

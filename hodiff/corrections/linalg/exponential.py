@@ -1,11 +1,11 @@
-r"""The rule for the exponential of a matrix, whose derivatives torch rounds by the size of what comes in.
+r"""Rule for the matrix exponential, whose derivatives lose digits in torch for large tangents and gradients.
 
-A derivative is a corner of the exponential of a block matrix, which is scaled and squared by its norm:
+A derivative is a corner of the exponential of a block matrix, which is scaled by its norm and squared:
 
 $$ \exp \begin{pmatrix} A & E \\ 0 & A \end{pmatrix} =
    \begin{pmatrix} e^A & L(A, E) \\ 0 & e^A \end{pmatrix}. $$
 
-An E of norm $10^{20}$ is halved some sixty times, and A with it, until A has no digits left: E is divided by its size.
+For an E of norm $10^{20}$, A is halved with it some sixty times and loses all digits. E is divided by its size.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class MatrixExponential(AnyOrderFunction):
 
     @staticmethod
     def forward(matrix: Tensor) -> Tensor:
-        """Compute it by torch's scaling and squaring."""
-        return torch.linalg.matrix_exp(matrix.contiguous())  # of others it makes views that it cannot have
+        """Compute the exponential by torch's scaling and squaring."""
+        return torch.linalg.matrix_exp(matrix.contiguous())  # torch calls `view`, which other layouts do not allow
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -63,7 +63,7 @@ def _along(matrix: Tensor, direction: Tensor) -> Tensor:
     """L(A, E), which is linear in E at every size."""
     if not direction.numel():
         return direction.clone()
-    # Batches of `is_grads_batched` cannot be detached; what a moving size adds cancels.
+    # Batches of `is_grads_batched` cannot be detached; the derivatives of the size cancel.
     constant = direction if is_legacy_batched(direction) else direction.detach()
     size = constant.abs().amax((-2, -1), keepdim=True)
     size = torch.where((size > 0) & size.isfinite(), size, 1)

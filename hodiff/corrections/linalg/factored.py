@@ -1,7 +1,7 @@
-r"""One solve with a factored matrix, of which the derivatives of solves and determinants are made.
+r"""Solves with a factored matrix, from which the derivatives of solves and determinants are composed.
 
-torch's forward rules solve with the factors of the first pass, as constants. Here the factors serve the values alone,
-at every order, while the derivatives belong to the matrix: $\dot X = A^{-1} (\dot B - \dot A X)$.
+torch's forward rules use the factors of the first pass as constants. Here the factors compute values only, at every
+order, while derivatives pass through the matrix: $\dot X = A^{-1} (\dot B - \dot A X)$.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ DTYPES = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def for_lapack(*args: Any, out: Any = None, **kwargs: Any) -> bool:
-    """Whether a call allocates its result, of tensors that LAPACK has routines for."""
+    """Whether a call allocates its result, and all its tensors have dtypes that LAPACK supports."""
     tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
     return out is None and bool(tensors) and all(each.dtype in DTYPES for each in tensors)
 
 
 def named(kind: str, values: Sequence[Tensor]) -> Any:
-    """The named tuple of `torch.return_types` that a torch function returns, which no stub declares."""
+    """Return the named tuple of `torch.return_types` of a torch function, which no stub declares."""
     return getattr(torch.return_types, kind)(values)
 
 
 def factors(matrix: Tensor, *, check_errors: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """L and U in one matrix, the pivots, and LAPACK's info; constants, as a Function brings the derivatives."""
-    # A compiler differentiates what a Function's forward consists of, so there they are not.
+    """Return L and U in one matrix, the pivots, and LAPACK's info, as constants: Functions add the derivatives."""
+    # A compiler differentiates the operators in a Function's forward, so the factors are not constants there.
     traced = torch.compiler.is_compiling() and in_transform()
     pair, pivots, info = torch.linalg.lu_factor_ex(matrix if traced else matrix.detach(), check_errors=check_errors)
     return pair, pivots, info
 
 
 def in_front(in_dims: Sequence[int | None], tensors: Sequence[Tensor], cores: Sequence[int]) -> list[Tensor]:
-    """Batch dimensions moved to the front and padded after, so that all but the `cores` trailing ones broadcast."""
+    """Move batch dimensions to the front and pad after them, so that all but the last `cores` dimensions broadcast."""
     leading = [t.dim() - c - (d is not None) for t, d, c in zip(tensors, in_dims, cores, strict=True)]
     moved = []
     for tensor, dim, own in zip(tensors, in_dims, leading, strict=True):
@@ -67,11 +67,11 @@ class FactoredSolve(AnyOrderFunction):
         def in_one(tensor: Tensor, core: int) -> Tensor:
             return tensor.expand(*batch, *tensor.shape[-core:]).reshape(count, *tensor.shape[-core:])
 
-        # The kernel goes from matrix to matrix by the stride of the last batch dimension, in silence also where that
-        # has one element, so that its stride means nothing.
+        # The kernel steps through the matrices by the stride of the last batch dimension, even where that dimension has
+        # one element and its stride means nothing.
         solution = torch.linalg.lu_solve(in_one(pair, 2), in_one(pivots, 1), in_one(right, 2), adjoint=adjoint)
         solution = solution.reshape(*batch, *right.shape[-2:])
-        # A compiler's tangents of tangents have to be laid out by rows.
+        # A compiler's nested tangents must be contiguous.
         return solution.contiguous() if torch.compiler.is_compiling() else solution
 
     @staticmethod
@@ -85,7 +85,7 @@ class FactoredSolve(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, solution_bar: Tensor | None) -> Any:
-        """A solve with the adjoint, and an outer product."""
+        """Gradients by a solve with the adjoint, and an outer product."""
         if solution_bar is None:
             return (None,) * 5
         matrix, right, pair, pivots = ctx.saved_tensors
@@ -100,7 +100,7 @@ class FactoredSolve(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, matrix_t: Tensor | None, right_t: Tensor | None, *_: None) -> Tensor:
-        """A solve with the same matrix."""
+        """Tangent by a solve with the same matrix."""
         matrix, right, pair, pivots = ctx.saved_tensors
         change = right_t
         if matrix_t is not None:
@@ -118,7 +118,7 @@ class FactoredSolve(AnyOrderFunction):
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """Solve with a matrix, which is factored once for all derivatives; a singular one gives no finite numbers.
+    """Solve A X = B with one factorization for all derivatives; a singular A gives non-finite numbers.
 
     Args:
         matrix: A, (..., n, n).

@@ -1,6 +1,6 @@
-r"""Products of matrices in groups, as mixtures of experts take them: $Y_g = A_g B_g$.
+r"""Products of matrices in groups, as in mixtures of experts: $Y_g = A_g B_g$.
 
-Where a matrix holds all groups, `offs` says where each ends; that is a product of slices, which is differentiated so.
+If one matrix holds all groups, `offs` gives their ends. The rule differentiates products of slices.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _product(a: Tensor, b: Tensor, ends: list[int]) -> Tensor:
         return torch.stack([a[:, group] @ b[group] for group in groups])
     if a.dim() == 2:
         rows = [a[group] @ matrix for group, matrix in zip(groups, b.unbind(), strict=True)]
-        # What lies behind the last group belongs to none.
+        # Rows after the last group belong to no group.
         return torch.cat([*rows, a.new_zeros(len(a) - ends[-1], b.shape[-1])])
     columns = [matrix @ b[:, group] for group, matrix in zip(groups, a.unbind(), strict=True)]
     return torch.cat([*columns, b.new_zeros(a.shape[1], b.shape[1] - ends[-1])], dim=1)

@@ -1,7 +1,7 @@
 r"""Rules for products of Householder reflectors, in their compact form.
 
 $H_1 \cdots H_k = I - V T V^H$ with the reflectors as columns of V and $T = (I + D S)^{-1} D$, where D has the
-coefficients $\tau$ on its diagonal and S is the part of $V^H V$ above its own.
+coefficients $\tau$ on its diagonal and S is the strict upper triangle of $V^H V$.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _SOURCE = "Schreiber & Van Loan (1989); Joffrain et al. (2006), UT transform"
 
 
 def _compact(input: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
-    """V and T."""
+    """Return V and T."""
     k = tau.shape[-1]
     columns = input[..., :, :k]
     reflectors = columns.tril(-1) + torch.eye(*columns.shape[-2:], dtype=input.dtype, device=input.device)
     coefficients = tau.diag_embed()
-    # Only what lies above the diagonal is read, for a triangular matrix with ones there.
+    # The solve reads the strict upper triangle only, and takes the diagonal as ones.
     system = tau.unsqueeze(-1) * (reflectors.mH @ reflectors)
     triangle = torch.linalg.solve_triangular(system, coefficients, upper=True, unitriangular=True)
     return reflectors, triangle
@@ -80,7 +80,7 @@ def _ormqr(input: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpo
 
 
 def _fits(input: Tensor, tau: Tensor) -> bool:
-    """What does not is torch's to refuse."""
+    """Whether shapes and dtypes are valid; torch refuses other arguments."""
     return (
         input.dim() >= 2
         and input.dtype == tau.dtype

@@ -26,7 +26,7 @@ _solves = partial(
 )
 
 
-# torch 2.15 differentiates solves rightly, yet refuses some that broadcast in a `vmap`.
+# torch 2.15 differentiates solves correctly, but refuses some that broadcast in a `vmap`.
 @_solves(torch.linalg.solve)
 def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
     result = _solve_ex(A, B, left=left, check_errors=True)
@@ -36,7 +36,7 @@ def _solve(A: Tensor, B: Tensor, *, left: bool = True) -> Any:
 @_solves(torch.linalg.solve_ex)
 def _solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False) -> Any:
     vector = B.dim() == 1 or (B.dim() == A.dim() - 1 and B.shape == A.shape[:-1])
-    # torch alone checks what does not fit.
+    # torch raises the errors for invalid arguments.
     if A.dim() < 2 or A.dtype != B.dtype or A.shape[-1] != A.shape[-2] or (vector and not left):
         return INVALID
     pair, pivots, info = factors(A, check_errors=check_errors)
@@ -50,7 +50,7 @@ def _solve_ex(A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = F
 
 
 def _adjoint(matrix: Tensor) -> Tensor:
-    # Lazy conjugates, which views by real numbers do not know, are no results.
+    # Lazy conjugates are no results, as views as real numbers do not support them.
     return matrix.mT.conj_physical() if matrix.is_complex() else matrix.mT
 
 

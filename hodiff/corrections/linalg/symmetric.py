@@ -1,4 +1,4 @@
-"""Rules for eigenvalues and eigenvectors of symmetric matrices, and for Cholesky's factor under its old name."""
+"""Rules for eigenvalues and eigenvectors of symmetric matrices, and for `torch.cholesky`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hodiff.torch_internals.autograd.differentiation import carry_derivatives, m
 from hodiff.torch_internals.autograd.legacy_batching import is_legacy_batched
 from hodiff.torch_internals.autograd.wrapped_tensors import below_one, is_wrapped
 
-# torch 2.14 has removed it.
+# torch 2.14 removed torch.cholesky.
 if torch.__version__ < "2.14":
 
     @register(
@@ -39,14 +39,14 @@ if torch.__version__ < "2.14":
 
 def inverse_gaps(eigenvalues: Tensor) -> Tensor:
     """1 / (l_j - l_i), (..., n, n), with zeros on the diagonal; infinite where eigenvalues are repeated."""
-    # By way of no infinity on the diagonal, whose derivative would be NaN.
+    # Avoid infinities on the diagonal, whose derivatives would be NaN.
     same = torch.eye(eigenvalues.shape[-1], dtype=torch.bool, device=eigenvalues.device)
     differences = eigenvalues.unsqueeze(-2) - eigenvalues.unsqueeze(-1)
     return (1 / differences.where(~same, 1)).where(~same, 0)
 
 
 def are_nearly_equal(eigenvalues: Tensor) -> bool:
-    r"""Whether some differ by less than $\sqrt\varepsilon$ of the largest: mostly by rounding."""
+    r"""Whether some eigenvalues differ by less than $\sqrt\varepsilon$ of the largest, mostly by rounding."""
     numbers = numbers_of(eigenvalues)
     if numbers is None or numbers.shape[-1] < 2:
         return False
@@ -56,7 +56,7 @@ def are_nearly_equal(eigenvalues: Tensor) -> bool:
 
 
 def warn_of_equal(eigenvalues: Tensor) -> None:
-    """Warn where derivatives divide by a difference of eigenvalues that is mostly rounding."""
+    """Warn if derivatives divide by a difference of eigenvalues that is mostly rounding."""
     if are_nearly_equal(eigenvalues):
         warnings.warn(
             "eigenvalues: got some that are equal, or differ by less than "
@@ -70,19 +70,19 @@ def warn_of_equal(eigenvalues: Tensor) -> None:
 
 
 def are_differentiated_again(tensor: Tensor) -> bool:
-    """Whether a derivative goes through a tensor of a rule that is running, beside the derivative of the rule."""
+    """Whether another derivative passes through a tensor of a rule while the rule runs."""
     return torch.is_grad_enabled() and carry_derivatives((below_one(tensor) if is_wrapped(tensor) else tensor,))
 
 
 def refuse_phases(eigenvectors: Tensor, vectors_bar: Tensor) -> None:
-    """Raise where a loss depends on the phases of complex eigenvectors, as torch does, and where torch does.
+    """Raise if a loss depends on the phases of complex eigenvectors, in the cases in which torch raises.
 
     Args:
         eigenvectors: V.
-        vectors_bar: Its cotangent.
+        vectors_bar: Cotangent of V.
 
     Raises:
-        RouteError: If it turns eigenvectors by a phase.
+        RouteError: If the cotangent turns eigenvectors by a phase.
     """
     if (
         not eigenvectors.is_complex()
@@ -92,7 +92,7 @@ def refuse_phases(eigenvectors: Tensor, vectors_bar: Tensor) -> None:
     ):
         return
     turning = diagonal(eigenvectors.mH @ vectors_bar).imag
-    # Relative to gradients that are large: they round to more than torch's bound.
+    # The tolerance is relative for large gradients, whose rounding exceeds torch's bound.
     size = float(vectors_bar.detach().abs().max()) if vectors_bar.numel() else 0.0
     if not torch.allclose(turning, torch.zeros_like(turning), atol=1e-2 * max(size, 1.0), rtol=1e-2):
         raise RouteError(
@@ -102,12 +102,12 @@ def refuse_phases(eigenvectors: Tensor, vectors_bar: Tensor) -> None:
 
 
 def diagonal(matrix: Tensor) -> Tensor:
-    """The diagonal of the last two dimensions."""
+    """Return the diagonal of the last two dimensions."""
     return matrix.diagonal(dim1=-2, dim2=-1)
 
 
 class SymmetricEigen(AnyOrderFunction):
-    r"""Eigenvalues and eigenvectors of a symmetric or Hermitian matrix. Saves it, and them.
+    r"""Eigenvalues and eigenvectors of a symmetric or Hermitian matrix. Saves the matrix and the result.
 
     $$ \dot \lambda = \operatorname{Re} \operatorname{diag} E, \quad \dot V = V (E \circ G), \quad
        \bar A = V (\operatorname{diag} \bar \lambda + (V^H \bar V) \circ G) V^H, \quad
@@ -116,7 +116,7 @@ class SymmetricEigen(AnyOrderFunction):
 
     @staticmethod
     def forward(matrix: Tensor, triangle: str) -> tuple[Tensor, Tensor]:
-        """By LAPACK."""
+        """Compute eigenvalues and eigenvectors by LAPACK; compiled code refines them for its derivatives."""
         if torch.compiler.is_compiling():
             return _refined(matrix, triangle)
         eigenvalues, eigenvectors = torch.linalg.eigh(matrix, triangle)
@@ -124,7 +124,7 @@ class SymmetricEigen(AnyOrderFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Save the result for backward: only what reaches it in one sum knows no signs or phases."""
+        """Save the result for backward, as only the sum of all its gradients is independent of signs and phases."""
         matrix, ctx.triangle = inputs
         ctx.save_for_backward(*output)
         ctx.save_for_forward(matrix)
@@ -132,11 +132,11 @@ class SymmetricEigen(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, values_bar: Tensor | None, vectors_bar: Tensor | None) -> Any:
-        """Back in the basis of eigenvectors."""
+        """Compute the gradient in the basis of eigenvectors."""
         if values_bar is None and vectors_bar is None:
             return None, None
         eigenvalues, eigenvectors = ctx.saved_tensors
-        # Without a cotangent of the eigenvectors repeated eigenvalues do no harm, to first order.
+        # To first order, repeated eigenvalues do no harm without a cotangent of the eigenvectors.
         if vectors_bar is not None or are_differentiated_again(eigenvectors):
             warn_of_equal(eigenvalues)
         inner: Any = None if values_bar is None else values_bar.diag_embed()
@@ -149,7 +149,7 @@ class SymmetricEigen(AnyOrderFunction):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, matrix_t: Tensor, _: None) -> tuple[Tensor, Tensor]:
-        """First-order perturbation theory, which its own derivatives continue."""
+        """Compute the tangents by first-order perturbation theory."""
         (matrix,) = ctx.saved_tensors
         eigenvalues, eigenvectors = SymmetricEigen.call(matrix, ctx.triangle)
         if are_differentiated_again(matrix):
@@ -166,8 +166,8 @@ class SymmetricEigen(AnyOrderFunction):
 
 
 def _refined(matrix: Tensor, triangle: str, steps: int = 3) -> tuple[Tensor, Tensor]:
-    """The same values by operators that a compiler differentiates rightly, to the seventh derivative."""
-    # Eigenvectors that are constants, then improved: each step doubles how many derivatives are right. Ogita & Aishima,
+    """Compute the decomposition by operators that a compiler differentiates correctly up to seven times."""
+    # Start from constant eigenvectors. Each step doubles the number of correct derivatives. Ogita & Aishima,
     # Iterative refinement for symmetric eigenvalue decomposition (2018), alg. 1.
     _, vectors = torch.linalg.eigh(matrix.detach(), triangle)
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)

@@ -1,4 +1,4 @@
-r"""Rules for losses by whose weights one differentiates; torch takes them for constants in forward mode, in silence.
+r"""Rules for losses with differentiable weights, which torch's forward mode silently treats as constants.
 
 $$ \ell = -\frac{\sum_n w_{y_n} \log p_{n, y_n}}{\sum_n w_{y_n}} $$
 """
@@ -19,7 +19,7 @@ from hodiff.corrections.values import with_value, with_value_of
 from hodiff.routes import FORWARD_INSIDE
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives, may_be_differentiated
 
-# What torch divides by at a probability of 0 or 1.
+# torch's divisor at a probability of 0 or 1.
 _LEAST = 1e-12
 
 _constant_weights = partial(
@@ -30,7 +30,7 @@ _constant_weights = partial(
 def weighted_cross_entropy(
     log_probs: Tensor, target: Tensor, weight: Tensor, ignore_index: int, reduction: str, smoothing: float
 ) -> Any:
-    """Cross-entropy of log-probabilities by elementary operators, of class indices or of probabilities."""
+    """Cross-entropy by elementary operators, given log-probabilities and class indices or probabilities."""
     classes = class_dimension(log_probs)
     if not target.is_floating_point():
         return _of_indices(log_probs, target, weight, ignore_index, reduction, smoothing)
@@ -60,12 +60,12 @@ def _of_indices(
 
 
 def class_dimension(logits: Tensor) -> int:
-    """The dimension of the classes."""
+    """Return the dimension of the classes."""
     return 1 if logits.dim() > 1 else 0
 
 
 def _along(weight: Tensor, x: Tensor, dim: int) -> Tensor:
-    """One weight for each index of a dimension."""
+    """Reshape weights to broadcast along a dimension of x."""
     return weight.reshape([-1 if each == dim else 1 for each in range(x.dim())])
 
 
@@ -115,5 +115,5 @@ def _binary_cross_entropy(
 
 
 def _bounded_logarithm(p: Tensor) -> Tensor:
-    """The logarithm of a probability; of 0, where it is -100 in torch, with the slope that it has there."""
+    """Logarithm of a probability, with torch's slope at 0."""
     return torch.where(p.detach() == 0, p + _LEAST, p).log()

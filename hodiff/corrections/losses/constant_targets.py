@@ -24,7 +24,7 @@ from hodiff.torch_internals.autograd.transforms import in_transform
 def _declined(
     input: Tensor, target: Tensor, size_average: Any, reduce: Any, reduction: str, needed: bool = False
 ) -> Declined | None:
-    """What the rules do not know, or are not needed for: without a tangent torch is right."""
+    """Return the reason to decline a call, or None; without a tangent torch is right."""
     if not (needed or in_transform() or in_forward_mode()):
         return UNNEEDED
     if not input.is_floating_point() or target.is_complex() or reduction not in REDUCE:
@@ -50,7 +50,7 @@ def _mse_loss(
     weight: Tensor | None = None,
 ) -> Any:
     if weight is not None:
-        return UNNEEDED  # torch has operators of its own for that
+        return UNNEEDED  # torch has other operators for weighted losses
     declined = _declined(input, target, size_average, reduce, reduction)
     if declined is not None:
         return declined
@@ -78,7 +78,7 @@ def _smooth_l1_loss(
 
 
 def _floating(target: Tensor, input: Tensor) -> Tensor:
-    """A target of whole numbers in the input's dtype."""
+    """Convert a target of integers to the input's dtype."""
     return target if target.is_floating_point() else target.to(input.dtype)
 
 
@@ -106,6 +106,6 @@ def _binary_cross_entropy_with_logits(
     hits = target * log_sigmoid(input)
     loss = (target - 1) * log_sigmoid(-input) - (hits if pos_weight is None else pos_weight * hits)
     loss = REDUCE[reduction](loss if weight is None else loss * weight)
-    # Of targets that are infinite, torch's formula has other numbers.
+    # For infinite targets, torch's formula gives other values.
     options = {"weight": weight, "reduction": reduction, "pos_weight": pos_weight}
     return with_value_of(loss, F.binary_cross_entropy_with_logits, input, target, **options)

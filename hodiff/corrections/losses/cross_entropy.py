@@ -30,7 +30,7 @@ def _has_lean_rule(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> bool:
-    # The deprecated arguments mean what only torch remembers, and only class indices have the lean rule.
+    # Only torch knows what the deprecated arguments mean, and only class indices have the lean rule.
     del ignore_index, reduction
     return (
         isinstance(input, Tensor)
@@ -47,18 +47,18 @@ def _has_lean_rule(
 
 
 def _moves_weights(input: Any, target: Any, weight: Any = None, *_: Any, **__: Any) -> bool:
-    """Whether a derivative goes through the weights, which torch takes for constants in forward mode."""
+    """Whether a derivative passes through the weights, which torch's forward mode treats as constants."""
     del input, target
     return isinstance(weight, Tensor) and not is_compiling() and carry_derivatives([weight])
 
 
 def _loses_digits(input: Any, target: Any, weight: Any = None, *_: Any, **__: Any) -> bool:
-    """Whether torch's derivatives are wrong, or made of a probability that rounds to 1."""
+    """Whether torch's derivatives are wrong, or computed from a probability that rounds to 1."""
     return _moves_weights(input, target, weight) or _logarithms(input) is not None
 
 
 def _logarithms(input: Any) -> Tensor | None:
-    """The logarithms of the probabilities, of few logits of which torch's derivatives lose their digits."""
+    """Return log-probabilities if torch's derivatives lose digits and the logits are few; None otherwise."""
     if not isinstance(input, Tensor) or input.numel() >= _MANY:
         return None
     return log_softmax(input, class_dimension(input))
@@ -92,11 +92,11 @@ def _cross_entropy(
         return unable(DEPRECATED)
     logs = _logarithms(input)
     if logs is None and not _moves_weights(input, target, weight):
-        # Asked for as it is faster.
+        # The rule was chosen because it is faster.
         return functions.cross_entropy(
             input, target, ignore_index=ignore_index, reduction=reduction, label_smoothing=label_smoothing
         )
-    # Torch's errors as well.
+    # torch's function gives the value, and raises its own errors.
     constant = None if weight is None else weight.detach()
     value = F.cross_entropy(
         input.detach(), target.detach(), constant, None, ignore_index, None, reduction, label_smoothing
@@ -153,7 +153,7 @@ def _is_chunked(
     reduction: str,
     label_smoothing: float,
 ) -> bool:
-    """Whether torch's kernel and hodiff's function both take the call; errors are left to torch's own."""
+    """Whether torch's kernel and hodiff's function both support the call; torch raises the errors."""
     classes = linear_weight.shape[:1]
     tensors = [each for each in (input, linear_weight, linear_bias) if each is not None]
     return (

@@ -1,4 +1,4 @@
-"""The rule for connectionist temporal classification: its forward recursion, in logarithms."""
+"""Rule for the connectionist temporal classification (CTC) loss: its forward recursion, in logarithms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hodiff.functions.losses.losses import REDUCTIONS
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.wrapped_tensors import is_batched
 
-# The logarithm of 0, finite so that sums of nothing but it have derivatives.
+# Logarithm of 0, finite so that sums of impossible terms alone have derivatives.
 _IMPOSSIBLE = -1e30
 
 
@@ -54,7 +54,7 @@ def _ctc_loss(
     if zero_infinity:
         losses = torch.where(infinite, 0, losses)
     else:
-        # An infinite loss has no derivative: NaN, as in torch, by way of the square root of nothing.
+        # The derivative of an infinite loss is NaN, as in torch: that of the square root at 0, times 0.
         losses = losses + (
             torch.where(infinite, 0 * log_probs.exp().sum((0, 2)), 1).sqrt() - (~infinite).to(losses.dtype)
         )
@@ -88,7 +88,7 @@ def _ctc_loss_by_number(
 
 
 def _fits(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, blank: Any) -> bool:
-    """Whether the arguments are what they should be, as far as is known without waiting for a device."""
+    """Whether the arguments are valid, as far as is known without waiting for a device."""
     if not isinstance(log_probs, Tensor) or not isinstance(targets, Tensor) or not log_probs.is_floating_point():
         return False
     if log_probs.dim() not in (2, 3) or not log_probs.shape[0] or targets.dim() not in (1, 2):
@@ -114,7 +114,7 @@ def _fits(log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any,
 
 
 def _known(lengths: Any) -> list[int] | None:
-    """Lengths as numbers, unless that takes a wait or they are batched or traced."""
+    """Return lengths as numbers; None if they are on a device, batched or traced."""
     if not isinstance(lengths, Tensor):
         return [lengths] if isinstance(lengths, int) else list(lengths)
     if torch.compiler.is_compiling() or lengths.device.type != "cpu" or is_batched(lengths):
@@ -123,7 +123,7 @@ def _known(lengths: Any) -> list[int] | None:
 
 
 def _padded(targets: Tensor, target_lengths: Any, lengths: Tensor) -> Tensor:
-    """Concatenated targets as rows; the longest may be all of them where lengths are not known."""
+    """Split concatenated targets into rows; with unknown lengths, a row may be as long as all targets."""
     known = _known(target_lengths)
     longest = targets.shape[0] if known is None else max(known, default=0)
     if not longest:
@@ -137,14 +137,14 @@ def _log_likelihood(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int
 ) -> Tensor:
     """Log p(targets) of each sample, by the probabilities of all prefixes with blanks between labels."""
-    # What follows a target's end flows into no state that counts, if only it is a class.
+    # Labels after a target's end reach no state that counts, but must be valid classes.
     inside = torch.arange(targets.shape[1], device=targets.device) < target_lengths.unsqueeze(-1)
     targets = torch.where(inside, targets, blank)
     blanks = torch.full_like(targets, blank)
     labels = torch.cat([torch.stack([blanks, targets], -1).flatten(-2), blanks.new_full((len(blanks), 1), blank)], -1)
     states = labels.shape[-1]
     emitted = log_probs.gather(-1, labels.expand(log_probs.shape[0], *labels.shape))
-    # A blank may be passed over between different labels.
+    # A blank may be skipped between different labels.
     skips = (labels != blank) & (labels != labels.roll(2, -1)) & (torch.arange(states, device=labels.device) > 1)
     emitted = emitted.clamp(min=_IMPOSSIBLE)
     barred = torch.where(skips, 0.0, _IMPOSSIBLE).to(emitted.dtype)

@@ -1,4 +1,4 @@
-"""Rules for piecewise losses, whose derivatives torch has to the first order or without forward mode."""
+"""Rules for piecewise losses, which torch differentiates only once, or without forward mode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hodiff.routes import ROUTES
 _first_order = partial(
     register, kind="missing", routes=ROUTES, reason="neither a forward rule nor a second derivative is implemented"
 )
-# Over a forward pass, the outermost one included.
+# Routes with forward mode as the outermost pass.
 _no_forward = partial(
     register, kind="missing", routes=ROUTES[1::2], reason="the derivative of its backward has no forward rule"
 )
@@ -32,14 +32,14 @@ def _reduced(losses: Tensor, reduction: str) -> Tensor:
 
 
 def _declined(input: Tensor, target: Tensor, reduction: str) -> Declined | None:
-    """What no rule for a target of numbers knows."""
+    """Return the reason to decline a call, or None."""
     if not input.is_floating_point() or target.is_complex() or reduction not in REDUCTIONS:
         return INVALID
     return None
 
 
 def _common(input: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the dtype in which torch's kernels compute, which then cast to that of the input."""
+    """Convert both to the dtype in which torch's kernels compute, before they cast to that of the input."""
     dtype = torch.promote_types(input.dtype, target.dtype)
     return input.to(dtype), target.to(dtype)
 
@@ -69,7 +69,7 @@ def _soft_margin_loss(
         return declined
     x, t = _common(input, target)
     if size_average is not None or reduce is not None:
-        # Only torch remembers what these mean. Its backward negates the target, of unsigned numbers too.
+        # Only torch knows what these mean. Its backward negates the target, even one of unsigned integers, so pass t.
         return F.soft_margin_loss(input, t, size_average, reduce, reduction)
     return _reduced(-LogSigmoid.call(t * x).to(input.dtype), reduction)
 
@@ -102,7 +102,7 @@ def _multi_margin_loss(
     classes = input.shape[-1]
     own = target.reshape(*input.shape[:-1], 1)
     excess = margin - input.gather(-1, own) + input
-    # A difference that is no number counts for nothing, as in torch.
+    # A difference that is NaN does not count, as in torch.
     counted = (excess > 0) & (torch.arange(classes, device=input.device) != own)
     excess = torch.where(counted, excess, 0)
     excess = excess if p == 1 else excess * excess
@@ -134,6 +134,6 @@ def _multilabel_margin_loss(
     labels = torch.where(listed, target, 0)
     is_label = (listed.unsqueeze(-1) & (labels.unsqueeze(-1) == torch.arange(classes, device=input.device))).any(-2)
     excess = 1 - input.gather(-1, labels).unsqueeze(-1) + input.unsqueeze(-2)
-    # A difference that is no number counts for nothing, as in torch.
+    # A difference that is NaN does not count, as in torch.
     counted = listed.unsqueeze(-1) & ~is_label.unsqueeze(-2) & (excess > 0)
     return _reduced(torch.where(counted, excess, 0).sum((-2, -1)) / classes, reduction)

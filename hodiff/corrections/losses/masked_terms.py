@@ -1,4 +1,4 @@
-"""Rules for losses with terms that a mask takes out, of which torch's derivatives keep what is NaN or overwritten."""
+"""Rules for losses with masked terms, whose derivatives in torch include NaN or overwritten terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How losses are reduced, by the names that torch gives and by the numbers of its compiled functions."""
+"""Reductions of losses, by torch's names and by the numbers of its compiled functions."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from torch import Tensor
 REDUCE: dict[Any, Callable[[Tensor], Tensor]] = {"none": lambda each: each, "mean": torch.mean, "sum": torch.sum}
 REDUCE |= dict(enumerate(REDUCE.values()))
 
-# Why a rule declines a call that has them.
+# Reason to decline a call with deprecated arguments.
 DEPRECATED = "size_average and reduce are deprecated, and only torch remembers what they mean"

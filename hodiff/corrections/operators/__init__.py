@@ -1,1 +1,1 @@
-"""Rules for the operators in `torch.ops.aten`, by which captured graphs call what users call by functions."""
+"""Rules for the operators in `torch.ops.aten` that captured graphs call instead of functions."""

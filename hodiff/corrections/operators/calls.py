@@ -1,4 +1,4 @@
-"""How an operator's call becomes one of the function that has the rule."""
+"""Registration of rules for the operators that correspond to functions with a rule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Rule = Callable[..., Any]
 
 
 def rule_of(function: Callable[..., Any]) -> Rule:
-    """The rule in force for a torch function, which is asked anew at each call."""
+    """Return a rule that looks up the current rule of a torch function at each call."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         entry = CORRECTIONS.get(function)
@@ -37,12 +37,12 @@ def rule_of(function: Callable[..., Any]) -> Rule:
     return rule
 
 
-# The function whose rule an operator's takes, names in `torch.ops.aten`, and the operator's rule.
+# Function whose table entry the operators share, names in `torch.ops.aten`, and the rule of the operators.
 _NAMED: list[tuple[Callable[..., Any], tuple[str, ...], Rule]] = []
 
 
 def calls(function: Callable[..., Any], *names: str) -> Callable[[Rule], Rule]:
-    """Decorator that names the operators of a rule, which calls the one of a function."""
+    """Return a decorator that names the operators of a rule, which share the table entry of a function."""
 
     def enter(rule: Rule) -> Rule:
         _NAMED.append((function, names, rule))
@@ -52,22 +52,22 @@ def calls(function: Callable[..., Any], *names: str) -> Callable[[Rule], Rule]:
 
 
 def enter_operators() -> None:
-    """Enter a rule for each operator of a function that has one; it shares that one's line of the table.
+    """Register a rule for each operator of a function that has a rule, with the same table entry.
 
-    To be called once all functions have theirs.
+    Call it after all functions have their rules.
     """
     for function, entry in list(CORRECTIONS.items()):
         # A function written in Python has other arguments than an operator of its name.
         if entry.kind != "slow" and not isinstance(function, (FunctionType, OpOverload)):
             _enter(entry, function.__name__.removeprefix("aten."), rule_of(function))
     for function, names, rule in _NAMED:
-        if function in CORRECTIONS:  # a later torch may need none
+        if function in CORRECTIONS:  # a later torch may need no rule
             for name in names:
                 _enter(CORRECTIONS[function], name, rule)
 
 
 def _enter(entry: Correction, name: str, rule: Rule) -> None:
-    """Enter a rule for all operators of a name, if this torch has any, and for compiled functions that are the same."""
+    """Register a rule for all operators of a name in this torch, and for equivalent compiled functions."""
     packet = operator_named(name)
     if packet is None:
         return
@@ -87,7 +87,7 @@ def _enter(entry: Correction, name: str, rule: Rule) -> None:
 
 
 def _by_position(rule: Rule, overloads: Sequence[Any]) -> Rule:
-    """The rule, with what an operator takes by position handed over so, whatever its names."""
+    """Return a rule that receives the operator's positional parameters by position, whatever their names."""
     places = [places_of(each) for each in overloads]
 
     @functools.wraps(rule)
@@ -98,7 +98,7 @@ def _by_position(rule: Rule, overloads: Sequence[Any]) -> Rule:
             args, kwargs = _placed(places, args, kwargs)
         return rule(*args, **kwargs)
 
-    # What the mode may hand over by name.
+    # Parameters that the mode may pass by name.
     names = dict.fromkeys(name for each in overloads for name in names_of(each))
     parameter = inspect.Parameter
     run.__signature__ = inspect.Signature([  # type: ignore[attr-defined]
@@ -109,14 +109,14 @@ def _by_position(rule: Rule, overloads: Sequence[Any]) -> Rule:
 
 
 def _is_recorded() -> bool:
-    """Whether anything may differentiate what is computed here; not the kernels that a Function calls."""
+    """Whether the computation may be differentiated, unlike the kernels that a Function calls."""
     return torch.is_grad_enabled() or in_transform() or (in_forward_mode() and tangents_are_on())
 
 
 def _placed(
     overloads: Sequence[Mapping[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments by keyword in the places of the first overload that they fit, with defaults for those in between."""
+    """Move keyword arguments to their positions in the first overload that fits, with defaults in between."""
     for places in overloads:
         names = list(places)
         end = max((names.index(name) + 1 for name in kwargs if name in places), default=0)
@@ -128,7 +128,7 @@ def _placed(
 
 
 def with_others(value: Any, operator: str, *args: Any, **kwargs: Any) -> Any:
-    """A rule's value, and the other results of the operator, which are constants."""
+    """Return a rule's value with the other results of the operator, which are constants."""
     if isinstance(value, Declined):
         return value
     positional = [_constant(each) for each in args]

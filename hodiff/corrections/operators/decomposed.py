@@ -1,4 +1,4 @@
-"""Operators that decompositions leave, with results beside the value that are constants to a derivative."""
+"""Rules for operators in decomposed graphs, whose further results are constants to a derivative."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _ctc_loss(
     found = with_others(losses, "_ctc_loss", log_probs, *arguments, zero_infinity)
     if isinstance(found, Declined) or not zero_infinity:
         return found
-    # The operator leaves it to its caller to put a zero there.
+    # The operator returns infinite losses; its caller replaces them by zero.
     value = operator_named("_ctc_loss")(log_probs.detach(), *arguments, zero_infinity)[0]
     return torch.where(value.isinf(), value, found[0]), *found[1:]
 

@@ -1,4 +1,4 @@
-"""Operators that compute gradients, as captured graphs of gradients call them, and further derivatives of those."""
+"""Rules for operators that compute gradients in captured graphs, for further derivatives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hodiff.functions.normalization.formulas import StatisticsLayout, wide
 def _of_normalization(
     cotangent: Tensor, x: Tensor, weight: Tensor | None, layout: StatisticsLayout, wanted: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients by input, weight and bias; None where none is wanted."""
+    """Return gradients with respect to input, weight and bias; None if not wanted."""
     found = iter(formulas.gradient(cotangent, x, weight, layout, tuple(wanted)))
     return tuple(next(found) if want else None for want in wanted)
 
@@ -39,7 +39,7 @@ def _native_layer_norm_backward(
     if not input.is_floating_point() or not input.numel():
         return UNNEEDED
     dims = tuple(range(-len(normalized_shape), 0))
-    # The operator is not told epsilon, yet has it in the statistics.
+    # The operator does not receive epsilon, but the statistics contain it.
     eps: Any = (rstd.pow(-2) - wide(input).var(dims, correction=0, keepdim=True)).detach()
     dtype = input.dtype if weight is None else weight.dtype
     return _of_normalization(

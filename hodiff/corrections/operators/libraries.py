@@ -1,7 +1,7 @@
-"""Operators that a library has defined: a rule for every transform from the formula that `torch.library` has.
+"""Rules for operators that libraries define, for every transform, from their formulas in `torch.library`.
 
-Torch knows the formula in its own reverse mode alone: forward mode takes such an operator for a constant, in silence,
-and `torch.func.grad` refuses it.
+Torch uses the formula in its own reverse mode only. Forward mode silently treats such an operator as a constant, and
+`torch.func.grad` refuses it.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ from hodiff.torch_internals.custom_operators import (
 )
 from hodiff.torch_internals.operators import arguments_of
 
-_function_of = cache(function_of)  # by its formula, too, which a user may register anew
+_function_of = cache(function_of)  # keyed by the formula, too, which a user may register again
 
 
 def rule_for_call(operator: Any, args: Sequence[Any], kwargs: Any) -> Callable[[], Any] | None:
-    """The call of a library's operator by its formula; None where nothing that torch overlooks differentiates it."""
+    """Return the call of a library's operator by its formula; None if it has none, or torch needs no help."""
     operator = operator_in(operator)
     if operator is None or not (in_transform() or in_forward_mode()) or not are_differentiated(_tensors(args, kwargs)):
         return None
     formula = formula_of(operator)
     if formula is None:
         if is_defined_in_python(operator) and in_transform() and carry_derivatives(_tensors(args, kwargs)):
-            raise _missing(operator, "transforms")  # where torch speaks of the Function that it has made
+            raise _missing(operator, "transforms")  # torch's error would name an internal Function
         return None
     placed = placed_arguments(operator, args, kwargs)
     return lambda: _function_of(operator, formula)(*placed)
 
 
 def require_derivatives(operator: Any, arguments: Any, result: Any) -> None:
-    """Refuse what a transform has made of a library's operator without a rule for it: a constant, in silence."""
+    """Raise if a transform silently treated a library's operator without a rule as a constant."""
     operator, tensors = operator_in(operator), _tensors(arguments)
     outputs = [each for each in _tensors(result) if each.is_floating_point()]
     if operator is None or not outputs:
@@ -63,9 +63,9 @@ def require_derivatives(operator: Any, arguments: Any, result: Any) -> None:
 
 
 def require_no_writes(operator: Any, args: Sequence[Any], kwargs: Any) -> None:
-    """Refuse a library's operator that writes into what is differentiated, and warn of one that reads it and writes.
+    """Raise if a library's operator writes into differentiated tensors; warn if it reads them and writes elsewhere.
 
-    Torch has no derivative of what an operator writes, and takes the tensor for what it was before, or for a constant.
+    Torch has no derivative of what an operator writes: it uses the tensor's former value, or a constant.
     """
     operator = operator_in(operator)
     if operator is None or not is_mutable(operator):

@@ -1,4 +1,4 @@
-"""Operators whose arguments differ from those of the function that has the rule."""
+"""Rules for operators whose arguments differ from the arguments of the function with the rule."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.operators.calls import calls, rule_of
 
-# How operators number them.
+# Names in the order of the operators' numbers.
 REDUCTIONS = ("none", "mean", "sum")
 _COMPUTE_MODES = (
     "use_mm_for_euclid_dist_if_necessary",

@@ -1,1 +1,1 @@
-"""Rules for what runs other code: compiled scripts, operators that take functions, torch's own Python."""
+"""Rules for code that runs other code: compiled scripts, operators that take functions, torch's own Python."""

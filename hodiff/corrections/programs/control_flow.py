@@ -1,4 +1,4 @@
-"""Operators that take functions: what they say in plain Python, which every transform differentiates."""
+"""Rules for operators that take functions, in plain Python, which every transform differentiates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _plainly = partial(
 
 
 def _cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any] = ()) -> Any:
-    """The branch that is taken; in a batch both, and of each row the one."""
+    """Run the branch that is taken; in a batch run both, and select by row."""
     if not _varies(pred):
         return true_fn(*operands) if pred else false_fn(*operands)
     taken, spec = pytree.tree_flatten(true_fn(*operands))
@@ -38,7 +38,7 @@ def _cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], 
 
 
 def _varies(pred: Any) -> bool:
-    """Whether each row of a batch has its own answer."""
+    """Whether the condition differs between the rows of a batch."""
     return isinstance(pred, Tensor) and is_batched(below_derivatives(pred))
 
 
@@ -49,7 +49,7 @@ def _while_loop(
     additional_inputs: Sequence[Any] = (),
     **_: Any,
 ) -> Any:
-    """A loop; its number of steps is one for all rows of a batch."""
+    """Run a while loop, with the same number of steps for all rows of a batch."""
     result: Any = tuple(carried_inputs)
     flat: Sequence[Any] = carried_inputs
     while _goes_on(cond_fn(*flat, *additional_inputs)):
@@ -70,7 +70,7 @@ def _goes_on(condition: Any) -> bool:
 def _scan(
     combine_fn: Callable[..., Any], init: Sequence[Tensor], xs: Sequence[Tensor], additional_inputs: Sequence[Any] = ()
 ) -> Any:
-    """A loop over the first dimension, which carries a state and stacks what comes out."""
+    """Loop over the first dimension, carry a state and stack the outputs."""
 
     def advanced(carry: Any, row: Sequence[Tensor]) -> Any:
         result = combine_fn(*pytree.tree_leaves(carry), *row, *additional_inputs)
@@ -84,7 +84,7 @@ def _scan(
     if rows:
         stacked = _stacked(rows)
     else:
-        # Of no steps, as torch 2.15 takes them, one tells the form of what comes out.
+        # torch 2.15 accepts zero steps; a step on zeros then gives the structure of the outputs.
         form, row = advanced(init, [each.new_zeros(each.shape[1:]) for each in xs])
         carry = pytree.tree_unflatten(list(init), pytree.tree_structure(form))
         stacked = pytree.tree_map(lambda leaf: None if leaf is None else leaf[:0], _stacked([row]))
@@ -92,20 +92,20 @@ def _scan(
 
 
 def _is_of_user(combine_fn: Any) -> bool:
-    """Whether a function gives trees, as the user's in torch's wrapper does, and not leaves as an exported one."""
+    """Whether a function returns trees, as a user's in torch's wrapper, and not leaves, as an exported one."""
     return isinstance(combine_fn, partial)
 
 
 def _map(
     f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any] = (), mutated_arg_indices: str = ""
 ) -> Any:
-    """A loop over the first dimension, whose results are stacked."""
+    """Loop over the first dimension and stack the results."""
     del mutated_arg_indices  # what f writes to, new in torch 2.15; a loop writes to it as well
     return _stacked([f(*(each[step] for each in xs), *pos_args) for step in range(xs[0].shape[0])])
 
 
 def _associative_scan(combine_fn: Any, xs: Sequence[Tensor], additional_inputs: Sequence[Any] = ()) -> Any:
-    """What comes before, combined with each element in turn."""
+    """Combine the elements along the first dimension cumulatively, one after the other."""
     first = [each[0] if len(each) else each for each in xs]
     rows = [pytree.tree_unflatten(first, combine_fn.keywords["spec"]) if _is_of_user(combine_fn) else first]
     if not len(xs[0]):
@@ -116,12 +116,11 @@ def _associative_scan(combine_fn: Any, xs: Sequence[Tensor], additional_inputs: 
 
 
 def _stacked(trees: Sequence[Any]) -> Any:
-    """Trees of the same form as one, their leaves stacked."""
     return pytree.tree_map(lambda *leaves: None if leaves[0] is None else torch.stack(leaves), *trees)
 
 
 def _in_the_mode(run: Callable[..., Any]) -> Callable[..., Any]:
-    """The rule of an operator met outside of torch's wrapper, as in an exported program."""
+    """Return the rule for an operator called outside torch's wrapper, as in an exported program."""
 
     def rule(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
@@ -132,7 +131,7 @@ def _in_the_mode(run: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
-# By the names of torch's operators: how users call them, and what they say.
+# Names of torch's operators, with the names that users call, and the rules.
 _OPERATORS: dict[str, tuple[str, Callable[..., Any]]] = {
     "cond": ("torch.cond", _cond),
     "while_loop": ("torch.ops.higher_order.while_loop", _while_loop),

@@ -1,7 +1,7 @@
-"""torch's own Python functions, run so that corrections reach the calls inside them.
+"""Rules for torch's own Python functions, so that corrections apply to the calls inside them.
 
-A function of torch written in Python offers itself to the mode first, and then runs with the mode set aside. Its twin,
-the same code without that offer, runs in the mode again.
+A torch function written in Python first calls the mode, and then runs with the mode off. Its twin, the same code
+without that call, runs inside the mode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hodiff.corrections.registry import register
 from hodiff.corrections.twins import twin
 from hodiff.routes import ROUTES
 
-# Each calls functions that have a rule, and makes none of its own mistakes.
+# Functions whose only faults are those of the functions that they call, which have rules.
 COMPOSITES: dict[Callable[..., Any], str] = {
     F.multi_head_attention_forward: "it calls scaled_dot_product_attention, whose fused kernels have no second one",
     torch.pca_lowrank: "of a sparse matrix, it makes another of means, whose gradient is a constant",

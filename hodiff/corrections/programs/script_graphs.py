@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hodiff.torch_internals.compilers.scripts import nodes_of_script, operator_of_script
 
-# What is not an operator, as functions of the node and its inputs that return what the node does, always in a list.
+# Nodes that are no operators, as functions of the node and its inputs that return a list of the node's outputs.
 _SIMPLE: dict[str, Callable[..., list[Any]]] = {
     "prim::Constant": lambda node: [_constant(node)],
     "prim::GetAttr": lambda node, owner: [owner.getattr(node.s("name"))],
@@ -43,7 +43,7 @@ _NAMED_TUPLES = "prim::TupleConstruct"
 
 @functools.lru_cache(maxsize=16)
 def unknown_node(graph: Any) -> str | None:
-    """The kind of a node that `run_graph` cannot run, if there is one."""
+    """Return the kind of a node that `run_graph` cannot run, or None."""
     return next((node.kind() for node in nodes_of_script(graph) if not _is_known(node)), None)
 
 
@@ -54,7 +54,7 @@ def _is_known(node: Any) -> bool:
     if kind in _SIMPLE or kind in _CONTROL:
         return True
     operator, arguments = operator_of_script(node)
-    # A list that an operator changes would be a copy.
+    # An operator that changes a list would change a copy.
     return operator is not None and not any(
         each.alias_info is not None and each.alias_info.is_write and "Tensor" not in str(each.type)
         for each in arguments
@@ -62,13 +62,13 @@ def _is_known(node: Any) -> bool:
 
 
 def run_graph(graph: Any, operands: Sequence[Any]) -> Any:
-    """The value of a graph without unknown nodes."""
+    """Compute the value of a graph without unknown nodes."""
     found = _run_block(graph, operands, {})
     return found[0] if len(found) == 1 else tuple(found)
 
 
 def _run_block(block: Any, operands: Sequence[Any], values: dict[str, Any]) -> list[Any]:
-    """The results of a graph or a part of one, given the values that were computed before it."""
+    """Return the results of a graph or of a part of it, given the values computed before."""
     values = dict(values)
     values.update(zip((each.debugName() for each in block.inputs()), operands, strict=True))
     for node in block.nodes():
@@ -102,5 +102,5 @@ def _run_node(node: Any, inputs: list[Any], values: dict[str, Any]) -> Sequence[
 
 
 def _constant(node: Any) -> Any:
-    """What a constant is; a function among them is one that was inlined."""
+    """Return the value of a constant; None for a function, which was inlined."""
     return None if node.output().type().kind() == "FunctionType" else node.output().toIValue()

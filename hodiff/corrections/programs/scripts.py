@@ -51,18 +51,16 @@ def _script(script: Any, *args: Any, **kwargs: Any) -> Any:
     for entry in entries:
         if is_wrong(entry, operands, reads_others=True):
             raise _unreachable(entry, script, unknown)
-    # What torch records of it for reverse mode is right.
+    # torch's recording for reverse mode is right.
     return without_optimizations(graph)(*operands) if in_transform() or in_forward_mode() else UNNEEDED
 
 
 @functools.lru_cache(maxsize=16)
 def _operators(graph: Any) -> tuple[Any, ...]:
-    """What a graph calls."""
     return tuple({operator_of_script(node)[0]: None for node in nodes_of_script(graph)})
 
 
 def _unreachable(entry: Correction, script: Any, unknown: str | None) -> RouteError:
-    """The error of a graph with an operator that needs a rule, and a node that stands in the way."""
     return RouteError(
         f"{entry.name}, in the graph that torch.jit made of {script.name!r}: hodiff's rules do not reach it there, as "
         f"the graph also has {unknown}, and torch's own derivative is {entry.kind} by {', '.join(entry.routes)}: "

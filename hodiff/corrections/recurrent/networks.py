@@ -1,4 +1,4 @@
-"""Rules for recurrent networks, of padded and of packed sequences."""
+"""Rules for recurrent networks, on padded and packed sequences."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _NETWORKS: dict[Callable[..., Any], tuple[Cell, str]] = {
 
 
 def _network(cell: Cell, *args: Any, **kwargs: Any) -> Any:
-    """A call of either kind: torch has one name for both."""
-    # A packed sequence has its batch sizes where the other has its state, which for an LSTM is no tensor.
+    """Run a padded or a packed call: torch has one name for both."""
+    # The argument at this place is a tensor in packed calls only: batch sizes for an LSTM, else the state.
     place = 1 if cell is LSTM else 2
     is_packed = "data" in kwargs or (len(args) > place and isinstance(args[place], Tensor))
     return (_packed if is_packed else _padded)(cell, *args, **kwargs)
@@ -86,7 +86,7 @@ def _differentiable(
     if not stack.fits(sequence.shape[-1], batch, state, params) or not sequence.shape[0]:
         return INVALID
     if sequence.device.type != "cpu" or (stack.cell is LSTM and sizes is None and len({s.shape for s in state}) == 1):
-        # The kernel is one operator to autocast; elsewhere that lowers only the products inside.
+        # Autocast treats the kernel as one operator; elsewhere it lowers only the products inside.
         sequence, *lowered = autocast_like_torch(sequence, *state, *params)
         state, params = tuple(lowered[: len(state)]), lowered[len(state) :]
     output, final = stack.run(sequence, sizes, state, params)

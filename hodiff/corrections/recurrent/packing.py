@@ -1,4 +1,4 @@
-"""Rules for packing sequences and for padding them again."""
+"""Rules for packing and padding sequences."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _packing = partial(
 def _pack(input: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     if input.dim() < 2 or not input.numel():
         return INVALID
-    # The kernel checks the lengths and counts the sequences that have each step, here for a tensor without tangent.
+    # The kernel checks the lengths and counts the sequences at each step, here on a tensor without tangent.
     _, sizes = pack_padded_sequence(torch.empty((*input.shape[:2], 1)), lengths, batch_first)
     steps = (input.transpose(0, 1) if batch_first else input).unbind(0)
     rows = [step if step.shape[0] == size else step[:size] for step, size in zip(steps, sizes.tolist(), strict=False)]

@@ -1,4 +1,4 @@
-"""Recurrent networks step by step in primitives, for sequences of one length or packed ones."""
+"""Recurrent networks computed step by step, for padded or packed sequences."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 State = tuple[Tensor, ...]
-# The input's part of the gates, the state, weight and bias of the state's part; the new state, output first.
+# From the input's part of the gates, the state, weight and bias of the state's part: the new state, output first.
 Step = Callable[[Tensor, State, Tensor, "Tensor | None"], State]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One kind of network.
+    """A kind of recurrent cell.
 
     Attributes:
-        gates: Rows of the weights for one number of the hidden state.
-        states: How many tensors a state has.
+        gates: Rows of the weights per element of the hidden state.
+        states: Number of tensors in a state.
         step: The recurrence.
     """
 
@@ -43,14 +43,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Stack:
-    """Layers upon layers.
+    """A stack of recurrent layers.
 
     Attributes:
-        cell: Their kind.
-        with_biases: Whether they have biases.
-        layers: Their number.
+        cell: Kind of the layers.
+        with_biases: Whether the layers have biases.
+        layers: Number of layers.
         dropout: Probability that an output is dropped between two layers.
-        directions: 2 where each layer also runs from the end, else 1.
+        directions: 2 if each layer also runs backwards, else 1.
     """
 
     cell: Cell
@@ -60,7 +60,7 @@ class Stack:
     directions: int
 
     def fits(self, features: int, batch: int, state: State, parameters: Sequence[Tensor]) -> bool:
-        """Whether numbers and shapes are those of this stack; steps would take some others for these."""
+        """Whether the numbers and shapes match this stack; the steps would accept some that do not."""
         each = 4 if self.with_biases else 2
         count = self.layers * self.directions
         if len(state) != self.cell.states or len(parameters) not in {count * each, count * (each + 1)}:
@@ -71,7 +71,7 @@ class Stack:
         return [tuple(s.shape) for s in state] == shapes and parameters[0].shape[1] == features
 
     def unpack(self, parameters: Sequence[Tensor]) -> list[Layer]:
-        """The flat list by layers, directions of a layer one after the other."""
+        """Return the flat list of parameters as layers, with the directions of a layer one after the other."""
         each = len(parameters) // (self.layers * self.directions)
         remaining = iter(parameters)
         found = []
@@ -85,13 +85,13 @@ class Stack:
     def run(
         self, sequence: Tensor, sizes: list[int] | None, state: State, parameters: Sequence[Tensor]
     ) -> tuple[Tensor, State]:
-        """Outputs of the last layer and final states of all.
+        """Return the outputs of the last layer and the final states of all layers.
 
         Args:
             sequence: Tensor (steps, batch, features), or (rows, features) of a packed sequence.
-            sizes: How many sequences of a packed one have each step, or None.
+            sizes: Number of sequences at each step of a packed sequence, or None.
             state: Initial states (layers * directions, batch, size).
-            parameters: As torch lists them.
+            parameters: Parameters in torch's order.
 
         Returns:
             The outputs, like the sequence, and the final states, like the initial ones.
@@ -115,7 +115,7 @@ class Stack:
 def _run_layer(
     cell: Cell, layer: Layer, sequence: Tensor, sizes: list[int] | None, state: State, backwards: bool
 ) -> tuple[Tensor, State]:
-    # One product for all steps; only the state's part must wait.
+    # One product for all steps; only the state's part is sequential.
     projected = F.linear(sequence, layer.by_input, layer.input_bias)
     steps = list(projected.unbind(0) if sizes is None else projected.split(sizes))
     outputs: list[Tensor] = []

@@ -38,12 +38,12 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
     return dropped if isinstance(dropped, Declined) else dropped[0]
 
 
-# Minus the value that SELU tends to, and that dropped elements get; as in torch.
+# Minus the limit of SELU, which dropped elements take, as in torch.
 _SATURATION = 1.7580993408473766
 
 
 def _alpha_dropped(input: Tensor, p: float, train: bool, shape: Any) -> Any:
-    """As torch computes it, by the same draw, with nothing written in place."""
+    """Compute alpha dropout as torch does, by the same random draw, but not in place."""
     if not train or p in (0, 1) or not input.is_floating_point() or not input.numel():
         return UNNEEDED
     if not 0 < p < 1:

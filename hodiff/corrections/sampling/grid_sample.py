@@ -30,7 +30,7 @@ _no_forward = partial(
 
 
 def _fit(input: Tensor, grid: Tensor) -> bool:
-    """Whether torch takes an image or a volume with such points."""
+    """Whether torch accepts the shapes and dtypes of an image or volume and its grid."""
     return (
         input.is_floating_point()
         and input.dtype == grid.dtype
@@ -49,9 +49,9 @@ def _sampled(input: Tensor, grid: Tensor, mode: str, padding_mode: str, align_co
     if not half and not may_be_differentiated((input, grid)):
         return UNNEEDED
     y = sample(input, grid, mode, padding_mode, align_corners)
-    if half:  # of which the formula loses fewer digits
+    if half:  # for which the formula loses fewer digits
         return y
-    # What the kernel makes of coordinates that are not finite depends on its vectors.
+    # The kernel's result at non-finite coordinates depends on its vectors.
     numbers = MODES.index(mode), PADDINGS.index(padding_mode)
     return with_value_of(y, torch.grid_sampler, input, grid, *numbers, align_corners)
 

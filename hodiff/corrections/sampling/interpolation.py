@@ -1,4 +1,4 @@
-"""Sampling an image or a volume between its points, by operators that torch differentiates rightly."""
+"""Sampling of an image or a volume between its points, by operators that torch differentiates correctly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PADDINGS = ("zeros", "border", "reflection")
 
 # Torch's choice of Keys' free parameter.
 _KEYS = -0.75
-# Beyond it nothing lies, and no integer is exact in float32.
+# Coordinates beyond it lie outside, where integers are not exact in float32.
 _FAR = 2.0**30
 
 
@@ -66,13 +66,13 @@ def _unnormalized(x: Tensor, size: int, align_corners: bool) -> Tensor:
 
 
 def _padded(x: Tensor, size: int, padding: str, align_corners: bool) -> Tensor:
-    """Where a coordinate is looked up; as in torch, the derivative is 0 at the border."""
+    """Map a coordinate into the image by the padding; as in torch, the derivative is 0 at the border."""
     if padding == "reflection":
         x = _reflected(x, size, align_corners)
     if padding != "zeros":
         within = (x > 0) & (x < size - 1)
         x = torch.where(within, x, x.detach().clamp(0, size - 1))
-    # Whatever is no number or no integer lies outside.
+    # NaN, and numbers that are too large for exact integers, lie outside.
     return torch.where(x.detach().abs() < _FAR, x, -100)
 
 
@@ -97,7 +97,7 @@ def _bilinear(x: Tensor, size: int, padding: str, align_corners: bool) -> Taps:
 
 def _nearest(x: Tensor, size: int, padding: str, align_corners: bool) -> Taps:
     x = _padded(x, size, padding, align_corners)
-    # One, as a function of x whose derivative is zero.
+    # The constant 1, as a function of x with derivative zero.
     one = torch.where(torch.zeros_like(x, dtype=torch.bool), x, 1)
     return [(x.detach().round().long(), one)]
 

@@ -1,1 +1,1 @@
-"""Sparse tensors, made of values that are differentiated."""
+"""Rules for sparse tensors with differentiable values."""

@@ -1,4 +1,4 @@
-"""Sparse tensors made of values, and values taken from them."""
+"""Rules for constructing sparse tensors and for reading their values."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _sparse_coo_tensor(indices: Any, values: Any = None, size: Any = None, **opt
 
 
 def _compressed(constructor: Callable[..., Tensor], *args: Any, **options: Any) -> Any:
-    """The same tensor by way of one of coordinates."""
+    """Construct a compressed sparse tensor by way of a COO tensor."""
     values: Any = args[2] if len(args) > 2 else options.get("values")
     if not _are_differentiated(values, options):
         return UNNEEDED

@@ -1,4 +1,4 @@
-"""A sparse tensor of its values, and its values back: linear maps, each the other's adjoint."""
+"""Conversion of values to a sparse tensor and back: linear maps, adjoint to each other."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def _refuse_forward_mode() -> NoReturn:
 
 
 class FromValues(AnyOrderFunction):
-    """A sparse tensor with given values at given indices, where repeated ones add up: linear in the values."""
+    """A sparse tensor with given values at given indices, where repeated indices add up: linear in the values."""
 
     @staticmethod
     def forward(values: Tensor, indices: Tensor, size: Any, options: dict[str, Any]) -> Tensor:
-        """By torch's constructor."""
+        """Construct the tensor by torch's constructor."""
         return torch.sparse_coo_tensor(indices, values, size, **options)
 
     @staticmethod
@@ -40,16 +40,15 @@ class FromValues(AnyOrderFunction):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Torch has no rules for what sparse tensors go into."""
+        """Raise: torch has no forward rules for functions of sparse tensors."""
         _refuse_forward_mode()
 
 
 class _ValuesAt(AnyOrderFunction):
-    """The values of a sparse tensor at indices of any order; zero where it has none."""
+    """Values of a sparse tensor at indices of any order; zero where it has none."""
 
     @staticmethod
     def forward(sparse: Tensor, indices: Tensor) -> Tensor:
-        """Look each index up."""
         if sparse.layout != torch.sparse_coo:
             sparse = sparse.to_sparse()
         sparse = sparse.coalesce()
@@ -64,7 +63,6 @@ class _ValuesAt(AnyOrderFunction):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep the indices, and what the tensor was like."""
         sparse, indices = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(indices)
@@ -72,22 +70,20 @@ class _ValuesAt(AnyOrderFunction):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """Put the cotangent in their places."""
+        """Return a tensor of the same form, with the cotangent as values."""
         (indices,) = ctx.saved_tensors
         return None if cotangent is None else made_of(cotangent, indices, ctx.form), None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """As of `FromValues`."""
         _refuse_forward_mode()
 
 
 class _Linear(AnyOrderFunction):
-    """What reads the values of one sparse tensor: its gradient is sparse, with values in the same places."""
+    """Base of functions that read the values of one sparse tensor: the gradient has values in the same places."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Keep the indices, and what the tensor was like."""
         (sparse,) = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(indices_of(sparse))
@@ -95,7 +91,6 @@ class _Linear(AnyOrderFunction):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        """As of `FromValues`."""
         _refuse_forward_mode()
 
 
@@ -104,33 +99,33 @@ class Values(_Linear):
 
     @staticmethod
     def forward(sparse: Tensor) -> Tensor:
-        """In the memory of the tensor, as torch's."""
+        """Return the values, which share the memory of the tensor, as torch's do."""
         return sparse.values()
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """Put the cotangent in their places."""
+        """Return a tensor of the same form, with the cotangent as values."""
         (indices,) = ctx.saved_tensors
         return None if cotangent is None else made_of(cotangent, indices, ctx.form)
 
 
 class ToDense(_Linear):
-    """A sparse tensor as a dense one."""
+    """Conversion of a sparse tensor to a dense one."""
 
     @staticmethod
     def forward(sparse: Tensor) -> Tensor:
-        """By torch."""
+        """Convert by torch's method."""
         return sparse.to_dense()
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
-        """The cotangent where the tensor has values."""
+        """Return the cotangent at the places of the values, as a sparse tensor."""
         (indices,) = ctx.saved_tensors
         return None if cotangent is None else made_of(values_at(cotangent, indices), indices, ctx.form)
 
 
 class Form(NamedTuple):
-    """What a sparse tensor is like, apart from its values and where they are."""
+    """Size, layout and block size of a sparse tensor."""
 
     size: torch.Size
     layout: torch.layout
@@ -138,13 +133,13 @@ class Form(NamedTuple):
 
 
 def form_of(sparse: Tensor) -> Form:
-    """The form of a sparse tensor."""
+    """Return the form of a sparse tensor."""
     blocks = sparse.layout in (torch.sparse_bsr, torch.sparse_bsc)
     return Form(sparse.shape, sparse.layout, tuple(sparse.values().shape[1:3]) if blocks else None)
 
 
 def is_one_matrix(sparse: Tensor) -> bool:
-    """Whether the rules here know a sparse tensor: of coordinates, or a compressed matrix of numbers or blocks."""
+    """Whether the rules support a sparse tensor: COO, or one compressed matrix of numbers or blocks."""
     if sparse.layout == torch.sparse_coo:
         return True
     blocks = sparse.layout in (torch.sparse_bsr, torch.sparse_bsc)
@@ -152,7 +147,7 @@ def is_one_matrix(sparse: Tensor) -> bool:
 
 
 def made_of(values: Tensor, indices: Tensor, form: Form, **options: Any) -> Tensor:
-    """A sparse tensor of values, one for each index."""
+    """Construct a sparse tensor of a form from values, one for each index."""
     if form.blocksize is not None:
         values = values.flatten()
     coo: Tensor = FromValues.call(values, indices, form.size, options)
@@ -160,7 +155,7 @@ def made_of(values: Tensor, indices: Tensor, form: Form, **options: Any) -> Tens
 
 
 def values_at(tensor: Tensor, indices: Tensor) -> Tensor:
-    """The elements of a dense or a sparse tensor at indices (d, k)."""
+    """Return the elements of a dense or a sparse tensor at indices (d, k)."""
     if tensor.layout == torch.strided:
         return tensor[tuple(indices)]
     values: Tensor = _ValuesAt.call(tensor, indices)
@@ -168,7 +163,7 @@ def values_at(tensor: Tensor, indices: Tensor) -> Tensor:
 
 
 def indices_of(sparse: Tensor) -> Tensor:
-    """The indices (d, k) of the values of a sparse tensor, in their order; of each element of its blocks."""
+    """Return the indices (d, k) of a sparse tensor's values, in their order; of all elements of its blocks."""
     if sparse.layout == torch.sparse_coo:
         return sparse.indices()
     by_rows = sparse.layout in (torch.sparse_csr, torch.sparse_bsr)
@@ -187,7 +182,7 @@ def indices_of(sparse: Tensor) -> Tensor:
 
 
 def _numbers(indices: Tensor, size: torch.Size) -> Tensor:
-    """Each index (d, k) as one number, in the order of rows."""
+    """Convert indices (d, k) to row-major numbers."""
     sizes = size[1 : indices.shape[0]]
     steps = [*accumulate(reversed(sizes), initial=1, func=mul)][::-1]
     return (indices * torch.tensor(steps, device=indices.device)[:, None]).sum(0)

@@ -1,7 +1,7 @@
 r"""Rules for the Airy function and the spherical Bessel function $j_0 = \sin(x) / x$.
 
-Leibniz' rule gives the derivatives of Ai from $Ai'' = x\,Ai$, and those of $j_0$ from $x\,j_0 = \sin x$. torch's
-kernel of Ai, whose value stays, is off by up to 3e-6, and there is none of Ai'.
+Leibniz' rule gives the derivatives of Ai from $Ai'' = x\,Ai$, and the derivatives of $j_0$ from $x\,j_0 = \sin x$.
+torch's kernel for Ai, which still gives the value, is off by up to 3e-6; torch has no kernel for Ai'.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hodiff.corrections.special.towers import enter, horner
 
-# Taylor series about whole numbers serve between these, an integral to the right and expansions to the left.
+# Between these bounds: Taylor series about integers. To the right: an integral. To the left: expansions.
 LEAST, GREATEST = -9, 1
 TERMS = 24
 STEP, STEPS = 0.125, 52
@@ -29,7 +29,7 @@ def _airy(x: Tensor, m: int) -> Tensor:
 
 def _value_and_slope(x: Tensor) -> tuple[Tensor, Tensor]:
     left, middle, right = x < LEAST, x.clamp(LEAST, GREATEST), x > GREATEST
-    # Most expansions are of no use beyond their part of the axis, and finite there.
+    # Arguments are clamped, as most expansions are inaccurate outside their part of the axis.
     parts = zip(_oscillating(-x.clamp(max=LEAST)), _expanded(middle), _decaying(x.clamp(min=GREATEST)), strict=True)
     value, slope = (torch.where(left, a, torch.where(right, c, b)) for a, b, c in parts)
     return value, slope
@@ -61,7 +61,7 @@ def _expanded(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _taylor() -> list[list[float]]:
-    """Coefficients about each whole number, from those about its neighbour nearer to 0."""
+    """Taylor coefficients about each integer, from the series about its neighbour nearer to 0."""
     at_zero = (3 ** (-2 / 3) / math.gamma(2 / 3), -(3 ** (-1 / 3)) / math.gamma(1 / 3))
     rows = {0: _coefficients(0, *at_zero)}
     for c in (*range(1, GREATEST + 1), *range(-1, LEAST - 1, -1)):
@@ -74,7 +74,7 @@ def _taylor() -> list[list[float]]:
 
 
 def _coefficients(c: int, value: float, slope: float, count: int = TERMS) -> list[float]:
-    """The solution of $y'' = x y$ about c."""
+    """Taylor coefficients about c of the solution of $y'' = x y$."""
     terms = [value, slope]
     for k in range(count - 2):
         terms.append((c * terms[k] + (terms[k - 1] if k else 0)) / ((k + 1) * (k + 2)))

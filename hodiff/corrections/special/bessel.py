@@ -2,8 +2,8 @@ r"""Rules for the Bessel functions J and Y, whose derivatives are Bessel functio
 
 $$ C_n^{(m)} = 2^{-m} \sum_i (-1)^i \binom{m}{i} C_{n-m+2i}, \qquad C_{-k} = (-1)^k C_k. $$
 
-Orders 0 and 1 are integrals over a period, for which the trapezoidal rule converges faster than any power, and from
-`FAR` on Hankel's expansions. torch's kernels, whose values stay, are off by up to 1e-6 beyond 5.
+Orders 0 and 1 are integrals over a period, for which the trapezoidal rule converges faster than any power; from
+`FAR` on, Hankel's expansions. torch's kernels, which still give the values, are off by up to 1e-6 beyond 5.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from hodiff.corrections.special.towers import enter, horner
 
-# From here on the terms of Hankel's expansions fall below the rounding of float64; up to here so does what the
-# trapezoidal rules leave out.
+# Beyond FAR the terms of Hankel's expansions fall below the rounding of float64; up to FAR the errors of the
+# trapezoidal rules do.
 FAR = 25.0
 TERMS = 12
 EULER = 0.5772156649015329
@@ -77,7 +77,7 @@ def _neumann(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _weights(count: int) -> list[tuple[float, float]]:
-    r"""$\cos θ_j$ and $w_j$ such that the sum of $(-1)^k J_{2k}(x) / k$ is that of $w_j \cos(x \cos θ_j)$."""
+    r"""$\cos θ_j$ and $w_j$ with $\sum_k (-1)^k J_{2k}(x) / k = \sum_j w_j \cos(x \cos θ_j)$."""
     angles = [(j + 0.5) * math.pi / (2 * count) for j in range(count)]
     return [
         (math.cos(angle), math.fsum(math.cos(2 * k * angle) / k for k in range(1, count + 1)) / count)

@@ -1,6 +1,6 @@
-r"""Rules for the incomplete gamma functions and Hurwitz's zeta function, by their argument.
+r"""Rules for derivatives of the incomplete gamma functions and Hurwitz's zeta function by their argument.
 
-By their order a or s they have no derivative in closed form: torch's own error says so, wherever one is asked for.
+Derivatives by the order a or s have no closed form: the rules raise torch's own error for them.
 
 $$ \frac{d}{dx} P(a, x) = g(a, x) = \frac{x^{a-1} e^{-x}}{Γ(a)}, \qquad \frac{dg}{dx} = g(a-1, x) - g(a, x), \qquad
    \frac{d}{dx} ζ(s, x) = -s\,ζ(s+1, x). $$
@@ -27,7 +27,7 @@ class GammaDensity(ElementwiseFunction):
 
     @staticmethod
     def forward(a: Tensor, x: Tensor) -> Tensor:
-        """Compute it by logarithms, as factors overflow before it does; 0 at the poles of Γ."""
+        """Compute the density by logarithms, as its factors overflow earlier; 0 at the poles of Γ."""
         scale = torch.lgamma(a)
         size = torch.exp(torch.xlogy(a - 1, x) - x - scale)
         odd = (a < 0) & (torch.remainder(a.floor(), 2) == 1)
@@ -35,7 +35,7 @@ class GammaDensity(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, a: Tensor, x: Tensor) -> Tensor:
-        """By x the difference of two; by a the logarithm of x less the digamma function, times it."""
+        r"""$g(a-1, x) - g(a, x)$ by x; $g(a, x) (\log x - ψ(a))$ by a."""
         here = GammaDensity.call(a, x)
         if index:
             return GammaDensity.call(a - 1, x) - here
@@ -47,12 +47,12 @@ class LowerGamma(ElementwiseFunction):
 
     @staticmethod
     def forward(a: Tensor, x: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.special.gammainc(a, x)
 
     @staticmethod
     def slope(index: int, a: Tensor, x: Tensor) -> Tensor | float:
-        """The density; the derivative by a is refused elsewhere."""
+        """The density by x; `_with_refusal` raises for the derivative by a."""
         return GammaDensity.call(a, x) if index else 0.0
 
 
@@ -61,12 +61,12 @@ class UpperGamma(ElementwiseFunction):
 
     @staticmethod
     def forward(a: Tensor, x: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.special.gammaincc(a, x)
 
     @staticmethod
     def slope(index: int, a: Tensor, x: Tensor) -> Tensor | float:
-        """Less the density; the derivative by a is refused elsewhere."""
+        """Minus the density by x; `_with_refusal` raises for the derivative by a."""
         return -GammaDensity.call(a, x) if index else 0.0
 
 
@@ -75,12 +75,12 @@ class HurwitzZeta(ElementwiseFunction):
 
     @staticmethod
     def forward(s: Any, x: Tensor) -> Tensor:
-        """Compute it by torch's kernel."""
+        """Compute the value by torch's kernel."""
         return torch.special.zeta(s, x)
 
     @staticmethod
     def slope(index: int, s: Any, x: Tensor) -> Tensor | float:
-        """By x; the derivative by s is refused elsewhere."""
+        r"""$-s\,ζ(s+1, x)$ by x; `_with_refusal` raises for the derivative by s."""
         return -s * _hurwitz(s + 1, x) if index else 0.0
 
 
@@ -93,7 +93,7 @@ def _with_refusal(value: Tensor, kernel: Callable[..., Tensor], order: Any, x: T
 
 
 def _is_new(*_: Any, out: Any = None, **__: Any) -> bool:
-    """Whether a call allocates its result: torch differentiates no other."""
+    """Whether a call allocates its result; torch does not differentiate calls with `out`."""
     return out is None
 
 
@@ -154,7 +154,7 @@ def _hurwitz(s: Any, x: Tensor) -> Tensor:
 
 
 def _log_gamma(x: Tensor, m: int) -> Tensor:
-    """Compute digamma, then Hurwitz zeta; below -100, where zeta is slow, torch's trigamma (nine digits)."""
+    """Derivative of order m: digamma, then Hurwitz zeta; below -100, where zeta is slow, trigamma (nine digits)."""
     if m == 1:
         return torch.digamma(x)
     if m > 2:

@@ -1,13 +1,13 @@
-r"""Rules for the modified Bessel functions I and K, and for those scaled by $e^{-|x|}$ and $e^x$.
+r"""Rules for the modified Bessel functions I and K, also scaled by $e^{-|x|}$ and $e^x$.
 
 Derivatives are sums of terms of one sign, $I_n^{(m)} = 2^{-m} \sum_i \binom{m}{i} I_{n-m+2i}$ and $(-1)^m$ times the
-same of K; those of the scaled ones are integrals of one sign:
+same sum for K. Derivatives of the scaled functions are integrals of one sign:
 
 $$ \frac{d^m}{dx^m} \frac{e^{-x} I_n}{x^n} = \frac{(-1)^m}{2^n \sqrt\pi\,\Gamma(n + 1/2)}
    \int_0^\pi (1 - \cos θ)^m e^{-x (1 - \cos θ)} \sin^{2n} θ\,dθ, \qquad
    \frac{d^m}{dx^m} e^x K_n = (-1)^m \int_0^\infty (\cosh t - 1)^m e^{-x (\cosh t - 1)} \cosh nt\,dt. $$
 
-So no digits cancel, where torch's rules divide by x, or take differences of nearly equal numbers.
+So no digits cancel, while torch's rules divide by x, or take differences of nearly equal numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from hodiff.corrections.special.bessel import coefficients, nodes
 from hodiff.corrections.special.towers import enter, horner
 
-# From here on the expansions in 1/x, whose first terms have one sign with their derivatives.
+# Bound from which expansions in 1/x are used, whose first terms and their derivatives have one sign.
 FAR = 50.0
 TERMS = 24
 # Steps and range of the trapezoidal rule for K.
@@ -36,7 +36,7 @@ def _damped(x: Tensor, n: int, m: int) -> Tensor:
     total = torch.zeros_like(size)
     for cosine, sine in nodes(count):
         weight = sine ** (2 * n)
-        # Of 1 - cos θ, computed without a difference, and of its mirror image.
+        # 1 - cos θ, computed without a difference, and its mirror image.
         lesser, greater = sine * sine / (1 + cosine), 1 + cosine
         total = total + (lesser**m * weight) * torch.exp(-near * lesser)
         total = total + (greater**m * weight) * torch.exp(-near * greater)
@@ -53,7 +53,7 @@ def _expanded(terms: list[float], x: Tensor, n: int, m: int) -> Tensor:
 
 def _first_kind(x: Tensor, top: int) -> list[Tensor]:
     """I of orders 0 to `top`."""
-    # In two factors, as one overflows before the product does.
+    # Two factors, as a single exponential overflows before the product does.
     half = torch.exp(x.abs() / 2)
     return [x**n * (_damped(x, n, 0) * half) * half for n in range(top + 1)]
 
@@ -79,7 +79,7 @@ def _derivative(orders: Callable[[Tensor, int], list[Tensor]], n: int, sign: int
 
 def _scaled_first_kind(n: int) -> Callable[[Tensor, int], Tensor]:
     def derivative(x: Tensor, m: int) -> Tensor:
-        # Both are even or odd. The derivatives that jump at 0 are 0 there.
+        # Both functions are even or odd. Derivatives that jump at 0 are 0 there.
         value = _damped(x, n, m)
         if n:
             value = x.abs() * value - m * _damped(x, n, m - 1)
@@ -104,7 +104,7 @@ def _scaled_second_kind(n: int) -> Callable[[Tensor, int], Tensor]:
 
 
 def _scaled_near(x: Tensor, n: int, m: int) -> Tensor:
-    """By the rule of Leibniz, which cancels nothing where K grows steeply."""
+    """Derivative by Leibniz' rule, which cancels nothing where K grows steeply."""
     terms = [math.comb(m, j) * _derivative(_second_kind, n, -1)(x, j) for j in range(m + 1)]
     return torch.exp(x) * torch.stack(terms).sum(0)
 

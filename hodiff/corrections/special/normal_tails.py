@@ -1,4 +1,4 @@
-r"""Rules for functions of the normal distribution's tail, whose derivatives torch takes as differences of equals.
+r"""Rules for functions of the normal distribution's tail, whose derivatives in torch subtract nearly equal numbers.
 
 Mills' ratio is a continued fraction. With $ρ_n = 1 / (2x + 2(n+1)ρ_{n+1})$,
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hodiff.corrections.special.towers import enter
 
-# From here on the fraction, of so many levels.
+# Bound from which the fraction is used, and its number of levels.
 FAR = 3.0
 LEVELS = 80
 
@@ -37,7 +37,7 @@ def _mills(x: Tensor, n: int, m: int) -> Tensor:
 
 
 def _erfcx(x: Tensor, m: int) -> Tensor:
-    r"""By $y' = 2xy - 2/\sqrt\pi$ and its derivatives $y^{(k+1)} = 2 x y^{(k)} + 2 k y^{(k-1)}$, or the fraction."""
+    r"""Derivative by $y' = 2xy - 2/\sqrt\pi$, $y^{(k+1)} = 2 x y^{(k)} + 2 k y^{(k-1)}$, or by the fraction."""
     near = x.clamp(max=FAR)
     values = [torch.special.erfcx(near)]
     for k in range(m):
@@ -46,7 +46,7 @@ def _erfcx(x: Tensor, m: int) -> Tensor:
 
 
 def _log_ndtr(x: Tensor, m: int) -> Tensor:
-    r"""By $r = φ/Φ$ with $r' = -r (x + r)$ and its derivatives, or the fraction."""
+    r"""Derivative by $r = φ/Φ$ with $r' = -r (x + r)$ and its derivatives, or by the fraction."""
     limit = -FAR * math.sqrt(2)
     near, far = x.clamp(min=limit), x.clamp(max=limit)
     ratios = [torch.exp(-0.5 * near * near - torch.special.log_ndtr(near)) / math.sqrt(2 * math.pi)]

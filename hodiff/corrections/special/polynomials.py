@@ -48,9 +48,9 @@ FAMILIES: dict[str, tuple[float, float, Step]] = {
 
 
 def _derivative(x: Tensor, name: str, degree: Any, order: int) -> Tensor:
-    """The derivative of an order of the polynomials of one degree, or of one for each element."""
+    """Derivative of the polynomials of one degree, or of a degree for each element."""
     slope, constant, step = FAMILIES[name]
-    # torch's kernels cut degrees off to whole numbers, and take the polynomials of negative ones for zero.
+    # torch's kernels truncate degrees to integers, and return 0 for negative degrees.
     degrees = degree.trunc() if isinstance(degree, Tensor) and degree.is_floating_point() else degree
     top = _greatest(degrees)
     zeros = [torch.zeros_like(x) for _ in range(order + 1)]
@@ -85,22 +85,22 @@ def _greatest(degrees: Any) -> int:
 
 
 class OrthogonalPolynomial(ElementwiseFunction):
-    """The derivative of an order of a polynomial in `FAMILIES`; order 0 is torch's value. Saves its inputs."""
+    """Derivative of a given order of a polynomial in `FAMILIES`; order 0 is torch's value. Saves its inputs."""
 
     @staticmethod
     def forward(x: Tensor, degree: Any, name: str, order: int) -> Tensor:
-        """Compute it by torch's kernel or by the recurrence."""
+        """Compute the value by torch's kernel, and derivatives by the recurrence."""
         if order:
             return in_double(_derivative, x, name, degree, order)
         refuse_compiled_transforms(name)
         kernel: Callable[..., Tensor] = getattr(torch.special, name)
         value = kernel(x, degree)
-        # Of no number torch returns what was in memory, beyond the first degree.
+        # For NaN, torch's kernels return uninitialized memory beyond degree 1.
         return value.masked_fill(x.isnan().logical_and(torch.as_tensor(degree) > 1), torch.nan)
 
     @staticmethod
     def slope(index: int, x: Tensor, degree: Any, name: str, order: int) -> Tensor:
-        """The derivative of the next order."""
+        """Return the derivative of the next order."""
         if index:
             raise RouteError(
                 f"torch.special.{name}: n: a polynomial has no derivative by its degree, which counts in whole "

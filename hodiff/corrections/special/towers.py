@@ -1,4 +1,4 @@
-"""Functions of one tensor whose derivative of each order is known: the slope of one is the next."""
+"""Functions of one tensor with known derivatives of every order; the slope of an order is the next order."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from hodiff.torch_internals.autograd.transforms import in_transform
 
 
 class Tower(NamedTuple):
-    """torch's kernel of a function, its derivative of an order from 1 on, and whether torch takes it for a constant."""
+    """torch's kernel, its derivatives of order 1 and higher, and whether torch treats the kernel as a constant."""
 
     kernel: Callable[[Tensor], Tensor]
     derivative: Callable[[Tensor, int], Tensor]
     constant: bool
 
 
-# By the name in `torch.special`.
+# Towers by their name in `torch.special`.
 TOWERS: dict[str, Tower] = {}
 
 
 class SpecialFunction(ElementwiseFunction):
-    """The derivative of an order of a function in `TOWERS`, in float64; order 0 is torch's value. Saves its input."""
+    """Derivative of a given order of a function in `TOWERS`, in float64; order 0 is torch's value. Saves its input."""
 
     @staticmethod
     def forward(x: Tensor, name: str, order: int) -> Tensor:
-        """Compute it by torch's kernel or by the formula."""
+        """Compute the value by torch's kernel, and derivatives by the formula."""
         kernel, derivative, constant = TOWERS[name]
         if order:
             return in_double(derivative, x, order)
@@ -43,7 +43,7 @@ class SpecialFunction(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor, name: str, order: int) -> Tensor:
-        """The derivative of the next order."""
+        """Return the derivative of the next order."""
         return SpecialFunction.call(x, name, order + 1)
 
 
@@ -58,12 +58,12 @@ def enter(
     """Register the rule of `torch.special.name`.
 
     Args:
-        name: Its name.
+        name: Name of the function.
         derivative: Computes its derivative of an order from 1 on, for float64.
         *others: Its other names in torch.
-        reason: What is amiss with torch's derivatives.
-        reference: Where the formula comes from.
-        constant: Whether torch takes its kernel for a constant, so that compiled transforms have to be refused.
+        reason: What is wrong with torch's derivatives.
+        reference: Source of the formula.
+        constant: Whether torch treats its kernel as a constant, so that compiled transforms have to be refused.
     """
     kernel = getattr(torch.special, name)
     TOWERS[name] = Tower(kernel, derivative, constant)
@@ -74,7 +74,7 @@ def enter(
 
 
 def refuse_compiled_transforms(name: str) -> None:
-    """Raise where torch would differentiate the kernel itself: transforms within compiled code see no Function."""
+    """Raise if torch would differentiate the kernel itself: transforms within compiled code see no Function."""
     if torch.compiler.is_compiling() and in_transform():
         raise RouteError(
             f"torch.special.{name}: inside a torch.func transform a compiler does not know its derivatives, which "
@@ -83,12 +83,12 @@ def refuse_compiled_transforms(name: str) -> None:
 
 
 def in_double(formula: Callable[..., Tensor], x: Tensor, *options: Any) -> Tensor:
-    """A formula in float64, where the device has it: sums over nodes lose digits in float32."""
+    """Compute a formula in float64, except on MPS: sums over nodes lose digits in float32."""
     return formula(x if x.device.type == "mps" else x.double(), *options).to(x.dtype)
 
 
 def horner(coefficients: Sequence[float | Tensor], x: Tensor) -> Tensor:
-    """The polynomial with these coefficients, the constant first."""
+    """Evaluate the polynomial with these coefficients, the constant first."""
     total = torch.zeros_like(x)
     for each in reversed(coefficients):
         total = total * x + each

@@ -1,4 +1,4 @@
-"""Type the rules of a Function, and see what every route makes of them."""
+"""Widget to type the rules of a Function and see its derivatives by every route."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hodiff.plot.routes import routes
 from hodiff.plot.typed_rules import typed_function
 from hodiff.plot.widgets.panel import Panel, ipywidgets, line
 
-# What may be picked: forward, backward and jvp, empty for that of backward.
+# Choices of forward, backward and jvp; an empty jvp follows from backward.
 PICKS = {
     "sine": ("x.sin()", "g * x.cos()", ""),
     "swish": ("x * x.sigmoid()", "g * x.sigmoid() * (1 + x * (1 - x.sigmoid()))", ""),
@@ -21,9 +21,9 @@ FIRST = "sine whose graph is cut"
 
 
 class FunctionBuilder(Panel):
-    """Pick or type a forward and a backward; value, derivatives, every route and differences are drawn as one types.
+    """Widget that draws value, derivatives by every route and differences of a Function, picked or typed.
 
-    The picture is that of `hodiff.plot.routes`, of the Function that `hodiff.plot.typed_function` makes. The controls
+    The picture is that of `hodiff.plot.routes`, for the Function that `hodiff.plot.typed_function` makes. The controls
     are "pick", "forward", "backward", "jvp", "interval" and "order".
 
     Example:

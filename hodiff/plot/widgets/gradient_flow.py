@@ -1,4 +1,4 @@
-"""Type a function, and see what its nodes compute and what comes back to them."""
+"""Widget to type a function and see the values and gradients of its nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST = "a small network"
 
 
 class GradientFlow(Panel):
-    """Pick or type a function of a vector and a point; values and gradients are drawn at each node of its graph.
+    """Widget that draws the values and gradients at the nodes of a function of a vector, picked or typed.
 
     The picture is that of `hodiff.plot.gradient_flow`. The controls are "pick", "f" and "x".
 

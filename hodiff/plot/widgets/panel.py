@@ -1,4 +1,4 @@
-"""What the interactive pictures share: controls, a picture that follows them, and a line for what is wrong."""
+"""Base of the interactive plots: controls, a picture that follows them, and a line for errors."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ pyplot = require_package("matplotlib.pyplot", "hodiff.plot.widgets", REMEDY)
 
 DPI = 75
 _VBox: Any = ipywidgets.VBox
-# What a half-typed expression may raise; anything else is a defect of ours.
+# Errors that a half-typed expression may raise; any other error is a bug of hodiff.
 WHILE_TYPING = (HodiffError, RuntimeError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError)
 
 
 class Panel(_VBox):
-    """Controls above a picture that is drawn anew whenever one of them changes.
+    """Controls above a picture that is redrawn whenever a control changes.
 
-    Where drawing fails, the last picture stays and `message` says why.
+    If drawing fails, the last picture stays and `message` gives the reason.
 
     Args:
-        draw: Makes a figure of the controls' values.
-        controls: By name.
+        draw: Makes a figure from the controls' values.
+        controls: Controls by name.
 
     Attributes:
-        controls: By name; setting the `value` of one redraws.
+        controls: Controls by name; setting the `value` of a control redraws.
         picture: The PNG, in `picture.value`.
-        message: What is wrong, in `message.value`; empty if nothing.
+        message: The error, in `message.value`; empty if there is none.
     """
 
     def __init__(self, draw: Callable[..., Any], controls: Mapping[str, Any]):
@@ -69,12 +69,12 @@ class Panel(_VBox):
             return
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=DPI)
-        # A notebook would show it a second time.
+        # A notebook would show the open figure a second time.
         pyplot.close(figure)
         self.picture.value, self.message.value = buffer.getvalue(), ""
 
 
 def line(description: str, value: str) -> Any:
-    """A line of text that is read as it is typed."""
+    """Return a text field that is read as it is typed."""
     layout = ipywidgets.Layout(width="60%")
     return ipywidgets.Text(value=value, description=description, continuous_update=True, layout=layout)

@@ -1,4 +1,4 @@
-"""Choose a quantizer and a surrogate, and see where descent leads."""
+"""Widget to choose a quantizer and a surrogate and see the path of descent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SURROGATES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class StraightThroughDemo(Panel):
-    """Choose a quantizer, a surrogate and how descent goes; values, slopes and the loss surface follow.
+    """Widget that draws values, slopes and descent for a quantizer, a surrogate and a learning rate.
 
     The picture is that of `hodiff.plot.straight_through`. The controls are "quantizer", "surrogate", "rate", "steps",
     "w1" and "w2", where descent begins.
