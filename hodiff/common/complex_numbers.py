@@ -27,5 +27,6 @@ def as_complex(tensor: Tensor, joined: bool) -> Tensor:
 
 
 def equal_with_nan(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors are equal after `nan_to_num`, by which NaN equals NaN."""
-    return torch.equal(as_real(a.detach()).nan_to_num(), as_real(b.detach()).nan_to_num())
+    """Whether two tensors have the same shape, dtype and elements, where NaN equals NaN."""
+    a, b = as_real(a.detach()), as_real(b.detach())
+    return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
