@@ -550,6 +550,26 @@ class Exponential(KeptExponential):
         return g * (z.exp() + 3 * z**2).conj()
 
 
+class Shifted(torch.autograd.Function):
+    """((x + 1e8) - 1e8)², whose gradient is rounded to multiples of 3e-8, as long as the steps of differences."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return ((x + 1e8) - 1e8) ** 2
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * ((x + 1e8) - 1e8) * g
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_digits_that_cancel_in_backward_are_no_lost_slope(seed: int) -> None:
+    x = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    assert hodiff.hvp(lambda x: Shifted.apply(x).sum(), x, torch.ones_like(x)).tolist() == [2, 2, 2]
+
+
 def test_complex_functions() -> None:
     z, v = torch.complex(X, X.flip(0)), torch.complex(X.flip(0), X)
     with pytest.raises(RouteError, match=r"KeptExponential\.backward"):
