@@ -13,7 +13,7 @@ BATCH = 3
 
 
 def behaviour(function: type[torch.autograd.Function], inputs: tuple[Any, ...]) -> dict[str, Any]:
-    """Compute values, gradients, tangents, batches and remaining arguments: lists of tensors, or an exception's name."""
+    """Compute values, gradients, tangents, batches and arguments: lists of tensors, or an exception's name."""
     places = [i for i, each in enumerate(inputs) if isinstance(each, Tensor)]
     point = [inputs[i].clone() for i in places]
     generator = torch.Generator().manual_seed(1)
