@@ -129,7 +129,7 @@ def test_errors_has_each_message_that_hodiff_recognises():
 
 
 def test_readme_says_what_the_audit_says():
-    """Rows of the README's table repeat the audit's verdicts by the four routes for torch alone."""
+    """Rows of the README's table repeat the audit's verdicts for torch alone, by the four routes."""
     pattern = re.compile(r"^\| `([\w.]+)` \| (.+) \|$", re.MULTILINE)
     page = text_of(ROOT / "docs" / "reference" / "audit.md")
     audit = dict(pattern.findall(page.split("## Not right everywhere")[1].split("\n## ")[0]))

@@ -45,7 +45,7 @@ def test_import_takes_no_compiler_along() -> None:
 
 @pytest.mark.slow
 def test_torch_itself_takes_none_of_it_along() -> None:
-    """If torch imported these modules itself, the other tests would blame hodiff."""
+    """The other tests would blame hodiff if torch imported these modules itself."""
     assert HEAVY & {name.partition(".")[0] for name in modules_after("import torch")} == set()
 
 

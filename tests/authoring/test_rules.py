@@ -1,4 +1,4 @@
-"""What rules may return, what they receive, and the error messages for what they may not do."""
+"""Values that rules may return and receive, and the error messages for misuse."""
 
 import pytest
 import torch

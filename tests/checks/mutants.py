@@ -59,7 +59,7 @@ def mutants(function: type[torch.autograd.Function], rules: tuple[str, ...]) -> 
 
 
 def again(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
-    """Return the unchanged Function, executed in the same way as a mutant."""
+    """Return the unchanged Function, executed like a mutant."""
     return _execute(function, _tree(function))
 
 

@@ -354,5 +354,5 @@ FAMILIES_ELSEWHERE = (
 
 
 def name_of(function):
-    """Name that is the same in every process, unlike what Python prints."""
+    """Name of a function that is equal in every process, unlike what Python prints."""
     return resolve_name(function) or function.__name__

@@ -68,7 +68,7 @@ def by_primitives(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_products_agree_with_primitives(name, monkeypatch):
-    """Both sides use the same rules for everything but attention."""
+    """Only the rules of attention differ between both sides."""
     model = MODELS[name]()
     x = {key: each.detach() for key, each in model.named_parameters()}
     generator = torch.Generator().manual_seed(2)

@@ -1,4 +1,4 @@
-"""Distances: torch's values and first derivatives, right in every route, and torch's conventions at equal points."""
+"""Distances: torch's values and first derivatives, every route right, and torch's conventions at equal points."""
 
 import math
 

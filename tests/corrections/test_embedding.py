@@ -188,7 +188,7 @@ def test_errors_are_those_of_torch(name):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_the_padding_row_is_a_constant(route):
-    """With torch alone, the row has a tangent and no gradient."""
+    """Torch alone gives the row a tangent and no gradient."""
     weight = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
     indices = torch.tensor([0, 2, 0, 3])
 

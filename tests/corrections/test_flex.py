@@ -170,7 +170,7 @@ def test_refusals(change, message):
 
 
 def test_the_operator_itself():
-    """The operator takes closed-over tensors as arguments, as in an exported program."""
+    """An exported program passes closed-over tensors to the operator as arguments."""
     q, k, v = drawn()
     mask = blocks(causal)
 

@@ -260,7 +260,7 @@ def test_third_derivatives_of_cosines():
 
 
 def test_margins_at_their_kinks():
-    """If the margin is just kept, the derivative is zero, as in torch."""
+    """The derivative is zero if the margin is just kept, as in torch."""
     x = torch.tensor([1.0, 0.0, 0.5], dtype=D, requires_grad=True)
     calls = (
         lambda: F.multi_margin_loss(x, torch.tensor(0)),

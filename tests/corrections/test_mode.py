@@ -233,7 +233,7 @@ def test_what_needs_no_rule_is_left_to_torch(answer, strict, enter_hypot):
     ],
 )
 def test_what_no_rule_mends_is_decided_in_one_place(answer, because, strict, enter_hypot):
-    """Without a derivative torch's own function runs; `declined` receives the reason."""
+    """Torch's own function runs if nothing is differentiated; `declined` receives the reason."""
     enter_hypot(answer)
     with hodiff.corrected():
         assert torch.equal(torch.hypot(ONES, ONES), ONES * 2**0.5)

@@ -457,7 +457,7 @@ def test_preflight_remarks_on_lengths_at_zero():
 
 @pytest.mark.parametrize("route", list(itertools.product("rf", repeat=3)))
 def test_third_derivatives_of_the_norm_in_closed_form(route):
-    """Along a line at the distance h from 0 the norm is (h^2 + t^2)^(1/2), with the third derivative -3 h^2 t / n^5."""
+    """The norm along a line at the distance h from 0 is (h^2 + t^2)^(1/2), with the third derivative -3 h^2 t / n^5."""
     h, t = 0.5, torch.tensor(0.7, dtype=D)
 
     def along(t):

@@ -1,4 +1,4 @@
-"""Sampling from grids, and dropout: torch's values, gradients, random numbers and errors, and every route right."""
+"""Sampling from grids, and dropout: torch's values, gradients, random numbers and errors, by every route."""
 
 import itertools
 import warnings

@@ -1,4 +1,4 @@
-"""Weight normalization and other parametrizations, by torch's operators and by its modules, against plain formulas."""
+"""Weight normalization and other parametrizations, by torch's operators and modules, against plain formulas."""
 
 import warnings
 

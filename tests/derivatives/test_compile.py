@@ -77,7 +77,7 @@ def test_dense(name: str) -> None:
 
 @pytest.mark.slow
 def test_dense_of_other_sizes() -> None:
-    """At the second size, the compiler replaces sizes by symbols."""
+    """The compiler replaces sizes by symbols at the second size."""
 
     def f(x: dict[str, Tensor]) -> Tensor:
         return (x["a"].sin().sum() * x["b"].exp().sum()).tanh()

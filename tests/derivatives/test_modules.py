@@ -147,7 +147,7 @@ def draw_mask(seed: int) -> Tensor:
 
 @pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
 def test_dropout_is_one_draw(route: str) -> None:
-    """With a seed, every transform differentiates the function with this one mask."""
+    """Every transform differentiates the function of the one mask that the seed gives."""
     model = classifier(drop=nn.Dropout(0.5))
     mask = draw_mask(7)
     assert 0 < mask.count_nonzero() < mask.numel()
@@ -209,7 +209,7 @@ def kept_cubes(x: Tensor) -> tuple[Tensor, Tensor]:
 @EVERY_ROUTE
 @pytest.mark.parametrize("chunk_size", [None, 3])
 def test_aux_belongs_to_the_draw_of_the_derivative(chunk_size: int | None, route: str) -> None:
-    """With y = m ⊙ x the Hessian of Σy³ is diag(6 y m²), so aux shows which draw was differentiated."""
+    """Aux shows which draw was differentiated: with y = m ⊙ x the Hessian of Σy³ is diag(6 y m²)."""
     x = draw(20)
     options = {"route": route, "chunk_size": chunk_size, "randomness": "same", "has_aux": True}
     product, kept = hvp(kept_cubes, x, torch.ones_like(x), route=route, has_aux=True)

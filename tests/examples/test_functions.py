@@ -338,7 +338,7 @@ def derivatives(f, x, order):
 
 
 def test_sigmoid_keeps_its_digits():
-    """For large x all derivatives are those of -exp(-x), to a relative error of exp(-x)."""
+    """All derivatives for large x are those of -exp(-x), to a relative error of exp(-x)."""
     x = torch.tensor(40.0, dtype=torch.float64)
     signs = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
     got = derivatives(load("06_sigmoid").Sigmoid.apply, x, 3)[1:]

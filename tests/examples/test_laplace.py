@@ -34,7 +34,7 @@ def test_likelier_and_less_sure(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_evidence_of_a_linear_model() -> None:
-    """With a linear network and normal targets, Laplace and K-FAC are exact."""
+    """Laplace and K-FAC are exact for a linear network and normal targets."""
     torch.manual_seed(0)
     inputs, targets = torch.randn(12, 3, dtype=torch.float64), torch.randn(12, 1, dtype=torch.float64)
     precision = 0.7

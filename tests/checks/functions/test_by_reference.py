@@ -129,7 +129,7 @@ def test_nan_where_the_reference_has_a_slope():
 
 
 def test_large_arguments_by_the_reference():
-    """log(1 + exp x) overflows in float32 beyond 88; the reference does not."""
+    """log(1 + exp x) overflows in float32 beyond 88, and the reference does not."""
 
     def naive(x):
         assert x.dtype == torch.float32

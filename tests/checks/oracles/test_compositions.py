@@ -12,7 +12,7 @@ X = torch.tensor([0.3, -0.8, 1.2], dtype=torch.float64)
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_every_route_gives_the_closed_form(order):
-    """For f = exp(a·x), the derivative along directions d is exp(a·x) Π(a·d) a."""
+    """The derivative of f = exp(a·x) along directions d is exp(a·x) Π(a·d) a."""
     a = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
     directions = torch.randn(order - 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(order))
     expected = (a @ X).exp() * (directions @ a).prod() * a
