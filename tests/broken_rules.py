@@ -1,8 +1,8 @@
-"""Break one line of one rule at a time, and see a test of its family fail.
+"""Break one line of one rule at a time, and check that a test of its family fails.
 
 python tests/broken_rules.py [words of a row ...]
 
-Works on a copy of the repository; prints a row for each rule and exits with 1 if one of them was not noticed.
+Works on a copy of the repository, prints a row for each rule, and exits with 1 if no test noticed some rule.
 """
 
 import os
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("hodiff", "kernels", "tests", "docs", "examples", "benchmarks", "papers", "pyproject.toml", "README.md")
 FUNCTIONS = "tests/functions/test_contract.py"
 
-# What is broken; a line as it stands in one file of hodiff/, and what takes its place; the tests that have to notice
+# What is broken; the line in one file of hodiff/; its replacement; the tests that must fail
 BROKEN = [
     (
         "activations: third derivative of SiLU",
@@ -289,12 +289,12 @@ BROKEN = [
 
 
 def texts_of(root: Path) -> dict[Path, str]:
-    """All files of hodiff."""
+    """Text of every Python file in hodiff."""
     return {path: path.read_text(encoding="utf-8") for path in sorted((root / "hodiff").rglob("*.py"))}
 
 
 def file_of(line: str, texts: dict[Path, str]) -> Path:
-    """The one file that has a line."""
+    """Return the only file that contains the line."""
     found = [path for path, text in texts.items() if line in text]
     if len(found) != 1:
         names = [str(path) for path in found]
@@ -305,7 +305,7 @@ def file_of(line: str, texts: dict[Path, str]) -> Path:
 
 
 def noticed(root: Path, line: str, wrong: str, tests: tuple[str, ...]) -> str:
-    """The test that failed first, or nothing."""
+    """Break the line, and return the first test that fails, or an empty string."""
     path = file_of(line, texts_of(root))
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace(line, wrong, 1), encoding="utf-8")
@@ -316,7 +316,7 @@ def noticed(root: Path, line: str, wrong: str, tests: tuple[str, ...]) -> str:
 
 
 def first_failure(root: Path, marks: str, tests: tuple[str, ...]) -> str:
-    """The first of the tests with these marks that fails, or nothing."""
+    """Return the first failing test among those with the marks, or an empty string."""
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "-m", marks, "-p", "no:cacheprovider", *tests],
         cwd=root,
@@ -326,14 +326,13 @@ def first_failure(root: Path, marks: str, tests: tuple[str, ...]) -> str:
         check=False,
     )
     failed = [row.split()[1] for row in run.stdout.splitlines() if row.startswith("FAILED ")]
-    # Broken at import: nothing is known of the rule. Where a file has no test of these marks, none was selected.
+    # An import error says nothing about the rule. A file without tests of these marks selects no tests.
     if bool(run.returncode) != bool(failed) and run.returncode != pytest.ExitCode.NO_TESTS_COLLECTED:
         raise SystemExit(run.stdout[-2000:] + run.stderr)
     return failed[0] if failed else ""
 
 
 def main(words: list[str]) -> int:
-    """Break each rule in turn."""
     missed = 0
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)

@@ -1,8 +1,8 @@
-"""The functions that the tests share, with what is known of their derivatives from outside torch.
+"""Functions that the tests share, with their derivatives as known from outside torch.
 
-A case says how to draw its inputs and, where a textbook does, what its gradient and Hessian are. Closed forms
-are written in NumPy, so that they share no code with what they judge. The Hessian is that of the leaves of
-`x`, flattened in pytree order.
+A case draws its inputs and, where a textbook has them, gives its gradient and Hessian. Closed forms are written in
+NumPy, so that they share no code with the code under test. The Hessian is by the leaves of `x`, flattened in
+pytree order.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ FORWARD_OVER_REVERSE = "forward-over-reverse"
 REVERSE_OVER_FORWARD = "reverse-over-forward"
 FORWARD_OVER_FORWARD = "forward-over-forward"
 OVER_FORWARD = (REVERSE_OVER_FORWARD, FORWARD_OVER_FORWARD)
-# What torch.func.hessian does: a derivative of a reverse pass that vmap runs for a batch of cotangents.
+# torch.func.hessian differentiates a reverse pass that vmap runs for a batch of cotangents.
 OVER_BATCHED_REVERSE = "over-batched-reverse"
 THIRD_ORDER = "reverse-over-reverse-over-reverse"
 
@@ -31,7 +31,7 @@ Inputs = tuple[Any, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Case:
-    """A scalar function of a pytree, its inputs and what is known of it.
+    """A scalar function of a pytree, its inputs and its known derivatives.
 
     `wrong_in_torch` and `missing_in_torch` record the routes by which plain torch returns a wrong product or
     raises; a test confirms both lists, so that they cannot go stale.
@@ -47,7 +47,7 @@ class Case:
     missing_in_torch: tuple[str, ...] = ()
 
     def inputs(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Inputs:
-        """Inputs whose values depend on the seed alone (rounded to `dtype`)."""
+        """Inputs whose values depend only on the seed (rounded to `dtype`)."""
         return self.make_inputs(dtype, torch.Generator().manual_seed(seed))
 
     def vector(self, dtype: torch.dtype = torch.float64, seed: int = 1) -> Any:
@@ -62,7 +62,7 @@ class Case:
 
 
 def normal(shape: Any, dtype: torch.dtype, generator: torch.Generator, scale: float = 1.0) -> Tensor:
-    """Normal numbers, drawn in float64 whatever the dtype."""
+    """Normal random numbers, drawn in float64 whatever the dtype."""
     return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
 
 
@@ -88,7 +88,7 @@ def array(tensor: Tensor) -> np.ndarray:
     return tensor.detach().to(torch.float64).numpy()
 
 
-# Functions with a closed form.
+# Functions with a closed form
 
 
 def rosenbrock(x: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ def softmax_gradient(W: Tensor, args: tuple[Any, ...]) -> np.ndarray:
 
 
 def softmax_hessian(W: Tensor, args: tuple[Any, ...]) -> np.ndarray:
-    """The mean over the data of (x xᵀ) ⊗ (diag p - p pᵀ); Böhning (1992)."""
+    """Mean over the data of (x xᵀ) ⊗ (diag p - p pᵀ); Böhning (1992)."""
     X = array(args[0])
     p = special.softmax(X @ array(W), axis=1)
     blocks = np.einsum("ma,ab->mab", p, np.eye(W.shape[1])) - np.einsum("ma,mb->mab", p, p)
@@ -221,7 +221,7 @@ def squared_relu(x: Tensor) -> Tensor:
     return (torch.relu(x) ** 2).sum()
 
 
-# Functions without one; `oracles.py` differentiates their values.
+# Functions without a closed form; `oracles.py` differentiates their values
 
 
 def nested(x: dict[str, Any]) -> Tensor:
@@ -286,7 +286,7 @@ class EmbeddingClassifier(nn.Module):
 
 
 class TiedLanguageModel(nn.Module):
-    """One matrix embeds the tokens and scores them."""
+    """A model whose embedding and output layer share one matrix."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -300,7 +300,7 @@ class TiedLanguageModel(nn.Module):
 
 
 def on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    """A module without numbers: a case supplies every parameter, and one that got lost raises."""
+    """Build a module without numbers: a case supplies every parameter, and a missing parameter raises."""
     with torch.device("meta"):
         return build()
 
@@ -311,7 +311,7 @@ def module_case(
     make_data: Callable[[torch.dtype, torch.Generator], tuple[Tensor, Tensor]],
     **known: Any,
 ) -> Case:
-    """The cross-entropy of a module in its parameter dict, which `functional_call` takes."""
+    """The cross-entropy of a module as a function of its parameter dict."""
     module = on_meta(build)
 
     def function(parameters: dict[str, Tensor], inputs: Tensor, labels: Tensor) -> Tensor:
@@ -534,5 +534,4 @@ CASES: tuple[Case, ...] = (
 
 
 def case(name: str) -> Case:
-    """The case of that name."""
     return next(each for each in CASES if each.name == name)

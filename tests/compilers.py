@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine, where there is one: what the tests of the kernels and of the wheel ask first."""
+"""Whether this machine has a C++ compiler, which tests of the kernels and of the wheel need."""
 
 import os
 import shlex
@@ -18,7 +18,7 @@ extern "C" int count(int n) {
 
 
 def compiler_works(folder: Path) -> bool:
-    """Whether the compiler that an installation would use makes a shared library with OpenMP."""
+    """Whether the compiler that an installation would use can build a shared library with OpenMP."""
     (folder / "trivial.cpp").write_text(TRIVIAL)
     command = shlex.split(os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++")
     if shutil.which(command[0]) is None:

@@ -1,4 +1,4 @@
-"""What every test runs under: one thread a worker, seeded generators, reproducible property tests."""
+"""Settings for all tests: one thread per worker, seeded generators, reproducible property tests."""
 
 import gc
 import os
@@ -13,10 +13,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-# Until all tests are collected nothing is garbage, and the many times that it would be looked for take seconds.
+# Collecting tests creates no garbage, and garbage collections during it take seconds.
 gc.disable()
 
-# Without a GPU, Triton's kernels run in its interpreter, which it has to know before it is imported.
+# Without a GPU, Triton's kernels run in its interpreter, which must be chosen before Triton is imported.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -28,7 +28,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     torch.func.jvp(torch.sin, (torch.ones(()),), (torch.ones(()),))
 
-# Seconds since 1970 after which no test is begun; without it all tests run.
+# Time in seconds since 1970 after which no test begins; 0 runs all tests.
 TESTS_END = int(os.environ.get("HODIFF_TESTS_END", "0"))
 
 settings.register_profile(
@@ -37,10 +37,10 @@ settings.register_profile(
     derandomize=True,
     max_examples=25,
     database=None,
-    # The first examples compile nothing but import a lot; that is no sign of a slow strategy.
+    # The first examples import many modules, which does not mean that the strategy is slow.
     suppress_health_check=[HealthCheck.too_slow],
 )
-# Other examples at each seed, and many of them: `make test-explore`.
+# `make test-explore` tries many examples, which differ from seed to seed.
 settings.register_profile(
     "explore", settings.get_profile("hodiff"), derandomize=False, max_examples=300, print_blob=True
 )
@@ -49,7 +49,7 @@ settings.load_profile(os.environ.get("HODIFF_HYPOTHESIS_PROFILE", "hodiff"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of the cases of a test marked `one_in(k)` every k-th stays among the quick tests."""
+    """Mark as slow all but every k-th case of each quick test marked `one_in(k)`."""
     quick = [item for item in items if not item.get_closest_marker("slow")]
     cases: dict[tuple[Path, str], int] = {}
     for item in quick:
@@ -59,20 +59,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if cases[test] % marker.args[0]:
                 item.add_marker(pytest.mark.slow)
     if TESTS_END and items:
-        # Where not all tests may be reached, each run begins with another file.
+        # If time may run out, begin each run with a different file.
         first = random.Random(TESTS_END).choice(items).path
         start = next(place for place, item in enumerate(items) if item.path == first)
         items[:] = items[start:] + items[:start]
 
 
 def pytest_runtest_setup() -> None:
-    """Skip the tests that a slow machine cannot begin before `.ci/run` has to end; the summary counts them."""
+    """Skip tests that a slow machine cannot begin before `.ci/run` must end; the summary counts them."""
     if TESTS_END and time.time() > TESTS_END:
         pytest.skip("not begun: HODIFF_TESTS_END, which .ci/run sets for slow machines, has passed")
 
 
 def pytest_collection_finish() -> None:
-    """What was imported and collected stays: a garbage collection, of which tests ask for many, may pass it over."""
+    """Exempt imported modules and collected tests from later garbage collections, which tests often request."""
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -80,11 +80,11 @@ def pytest_collection_finish() -> None:
 
 def pytest_unconfigure() -> None:
     gc.unfreeze()
-    gc.enable()  # also where the collection failed
+    gc.enable()  # collection may have failed before
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Beside pytest's list of the longest tests, the files that take most: many short tests cost minutes."""
+    """List the files that take longest, beside pytest's longest tests: many short tests add up to minutes."""
     shown = terminalreporter.config.getoption("durations")
     reports = [each for kind in terminalreporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
     if not shown or not reports:
@@ -99,7 +99,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    # `torch.manual_seed` notes a whole traceback for each accelerator that is not there: a millisecond a test.
+    # `torch.manual_seed` records a traceback for each missing accelerator, which takes a millisecond per test.
     torch.default_generator.manual_seed(0)
     if torch.cuda.is_available():
         torch.cuda.manual_seed_all(0)
@@ -107,7 +107,7 @@ def _seeded() -> None:
 
 @pytest.fixture(autouse=True)
 def _global_state_is_left_alone() -> Iterator[None]:
-    """A transform that forgets to restore a mode of torch would change every later test."""
+    """Fail if a test changes a global mode of torch, which would affect every later test."""
     before = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype())
     yield
     after = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype())

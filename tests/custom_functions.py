@@ -1,11 +1,11 @@
-"""Custom Functions that several tests share: a right one, and one whose gradient is a constant by its own word."""
+"""Custom Functions that several tests share: a right one, and one that is marked once_differentiable."""
 
 import torch
 from torch.autograd.function import once_differentiable
 
 
 class Cube(torch.autograd.Function):
-    """A backward that nobody may differentiate, by its own word."""
+    """x³, whose backward is marked once_differentiable."""
 
     generate_vmap_rule = True
 
@@ -29,7 +29,7 @@ class Cube(torch.autograd.Function):
 
 
 class Square(torch.autograd.Function):
-    """A right one."""
+    """x², right by every route."""
 
     generate_vmap_rule = True
 

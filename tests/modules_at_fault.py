@@ -29,7 +29,7 @@ class Square(torch.autograd.Function):
 
 
 class CutSquare(Square):
-    """A constant to a second derivative in reverse mode."""
+    """x², whose gradient is a constant to a second derivative in reverse mode."""
 
     @staticmethod
     def backward(ctx, g):
@@ -43,7 +43,7 @@ class DoubledTangent(Square):
 
 
 class Applied(nn.Module):
-    """A Function as a module."""
+    """A module that applies a Function."""
 
     def __init__(self, function):
         super().__init__()
@@ -54,7 +54,7 @@ class Applied(nn.Module):
 
 
 class Gate(nn.Module):
-    """Its own forward is at fault; its submodule is not."""
+    """A module whose own forward is wrong, with a right submodule."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ class Gate(nn.Module):
 
 
 class Language(nn.Module):
-    """Integer tokens, tied weights, a ModuleList, a dict with other things than tensors, a mask of -inf."""
+    """A model with integer tokens, tied weights, a ModuleList, a mask of -inf and outputs that are not tensors."""
 
     def __init__(self, norm=nn.Identity):
         super().__init__()
@@ -85,7 +85,7 @@ class Language(nn.Module):
 
 
 class Twice(nn.Module):
-    """The same submodule under two names; two outputs."""
+    """A module with one submodule under two names, and two outputs."""
 
     def __init__(self, shared):
         super().__init__()
@@ -98,7 +98,7 @@ class Twice(nn.Module):
 
 
 class Counter(nn.Module):
-    """Writes into an input that is a constant."""
+    """A module that writes into a constant input."""
 
     def forward(self, x, count):
         count += 1

@@ -1,4 +1,4 @@
-"""Curves, and the derivatives of functions along them by routes that share no code with series."""
+"""Taylor coefficients of functions along curves, by routes that share no code with series."""
 
 import math
 
@@ -9,16 +9,16 @@ D = torch.float64
 
 
 def mpmath_series(f, curve, order, digits=60):
-    """Taylor coefficients of f along a polynomial, by mpmath's differences at many digits."""
+    """Compute Taylor coefficients of f along a polynomial, by mpmath's differences with many digits."""
     with mpmath.workdps(digits):
         terms = [mpmath.mpf(each) for each in curve]
-        # Coefficients from the highest down, as mpmath.polyval takes them.
+        # mpmath.polyval takes coefficients from the highest down.
         found = mpmath.taylor(lambda t: f(mpmath.polyval(terms[::-1], t)), 0, order)
         return [float(each.real) for each in found]
 
 
 def derivatives(coefficients):
-    """Derivatives from Taylor coefficients."""
+    """Convert Taylor coefficients to derivatives."""
     return [each * math.factorial(k) for k, each in enumerate(coefficients)]
 
 

@@ -1,6 +1,6 @@
-"""Torch's `gradgradcheck` and SciPy's Hessian of values, for everything public that has derivatives.
+"""Torch's `gradgradcheck` and SciPy's Hessian of values, for all public names that have derivatives.
 
-Each room lists its names in a table of rows (`tests/*/test_second_order.py`); a name that is in none fails its test.
+Each folder lists its names in a table of rows (`tests/*/test_second_order.py`); a missing name fails its test.
 """
 
 import inspect
@@ -17,27 +17,27 @@ from torch.utils import _pytree as pytree
 
 from hodiff.checks import scipy_hessian
 
-# SciPy asks for values on a grid for each pair of directions; a few directions see every element of a Hessian.
+# SciPy evaluates a grid for each pair of directions; two directions involve every element of a Hessian.
 DIRECTIONS = 2
 AGREES_TO = 1e-6
-# gradgradcheck builds the whole Jacobian, inputs by outputs; from this size on it projects it instead.
+# gradgradcheck builds the whole Jacobian, inputs by outputs; above this size it checks a projection.
 DENSE = 30
 
 
 @dataclass(frozen=True)
 class Row:
-    """Something public as a function of tensors, at a point where its second derivative is not zero.
+    """A public name as a function of tensors, at a point where its second derivative is not zero.
 
     Attributes:
         name: The public name.
-        function: Of the tensors; may return a pytree.
+        function: A function of the tensors; may return a pytree.
         inputs: Tensors in float64.
-        variant: What tells rows of one name apart.
+        variant: Text that distinguishes rows of one name.
         duals: Whether it runs inside `torch.autograd.forward_ad`, where torch refuses `torch.func.jvp`.
         transforms: Whether it runs inside `torch.func` transforms.
         slow: Whether it takes seconds.
         step: SciPy's first step, which must not leave the function's domain.
-        atol: What `gradgradcheck` allows its own differences.
+        atol: Absolute tolerance of `gradgradcheck`'s own differences.
     """
 
     name: str
@@ -69,13 +69,12 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
 
 
 def assert_second_order(row: Row) -> None:
-    """All of it."""
     assert_gradgradcheck(row)
     assert_scipy_hessian(row)
 
 
 def assert_gradgradcheck(row: Row) -> None:
-    """First and second derivatives of a graph, forward over reverse too, against torch's differences."""
+    """Check first and second derivatives, also forward over reverse, against torch's differences."""
     leaves = tuple(each.clone().requires_grad_() for each in row.inputs)
     fast = sum(map(Tensor.numel, leaves)) * sum(map(Tensor.numel, row.outputs(*leaves))) > DENSE
     assert gradcheck(row.outputs, leaves, check_forward_ad=row.duals, fast_mode=fast)
@@ -83,7 +82,7 @@ def assert_gradgradcheck(row: Row) -> None:
 
 
 def assert_scipy_hessian(row: Row) -> None:
-    """Second derivatives by nested transforms, and by nested graphs, against SciPy's differences of values."""
+    """Compare second derivatives by nested transforms and by nested graphs with SciPy's differences of values."""
     along = along_directions(row)
     origin = torch.zeros(DIRECTIONS, dtype=torch.float64)
     estimate = scipy_hessian(along, origin, initial_step=row.step, order=4, maxiter=2)
@@ -99,7 +98,7 @@ def assert_scipy_hessian(row: Row) -> None:
 
 
 def along_directions(row: Row) -> Callable[[Tensor], Tensor]:
-    """A curved contraction of the outputs, along a few directions of all inputs."""
+    """Return a curved contraction of the outputs, as a function of steps along a few directions of all inputs."""
     sizes = [each.numel() for each in row.inputs]
     directions = torch.linalg.qr(draw(max(sum(sizes), DIRECTIONS), DIRECTIONS, seed=7))[0][: sum(sizes)]
 
@@ -116,7 +115,7 @@ def along_directions(row: Row) -> Callable[[Tensor], Tensor]:
 
 
 def public(module: ModuleType) -> set[str]:
-    """What a room offers: its names, but for modules, exceptions and what it only imports from elsewhere for types."""
+    """Names of a module's public API, without modules, exceptions and what it imports only for types."""
     names = {name for name in dir(module) if not name.startswith("_")}
     return {name for name in names if not _left_out(getattr(module, name))}
 
@@ -128,7 +127,7 @@ def _left_out(value: Any) -> bool:
 
 
 def assert_listed(names: Collection[str], rows: Iterable[Row], without: Mapping[str, str]) -> None:
-    """Each name is in a row or has a reason not to be, and no list speaks of names that are no more."""
+    """Check that each name has either a row or a reason for none, and that no list has outdated names."""
     checked = {row.name for row in rows}
     assert set(names) - checked - set(without) == set(), "add a row, or a reason why there is none"
     assert (checked | set(without)) - set(names) == set(), "no longer public"

@@ -1,4 +1,4 @@
-"""The table of rules to break by hand names lines that are there."""
+"""Every line in the table of rules to break exists in hodiff."""
 
 from functools import cache
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Buffers of modules in training mode: a derivative moves them once, as a forward pass does, an operator not at all."""
+"""Buffers in training mode: a derivative updates them once, like a forward pass; an operator does not update them."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Models and functions that somebody passed through torch.compile: hodiff differentiates what went into it.
+"""Models and functions compiled by torch.compile: hodiff differentiates the original function.
 
-The backend raises when it is asked to compile, so that a derivative proves that no compiled code ran in it.
+The backend raises if it is asked to compile, so a derivative proves that no compiled code ran in it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import hodiff
 from hodiff.optim import AdaHessian, HessianFree, LayerwiseGaussNewton, NewtonCG, SophiaG, SophiaH, minimize
 from hodiff.torch_internals.compilers.dynamo import compiled_code
 
-# Optimizers of other tests, which nobody has collected, may wait for losses.
+# Optimizers of other tests that are not yet garbage collected may warn here.
 pytestmark = pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")
 D = torch.float64
 X, V = torch.tensor([0.3, -0.8, 1.2], dtype=D), torch.tensor([1.0, 2.0, -1.0], dtype=D)
@@ -60,7 +60,7 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(8, 3, dtype=D, generator=generator), torch.randn(8, 2, dtype=D, generator=generator)
 
 
-# Of a function of three numbers.
+# Derivatives of a function of three numbers
 OF_SCALARS: dict[str, Callable[[Any], Any]] = {
     **{f"hvp {route}": lambda f, route=route: hodiff.hvp(f, X, V, route=route) for route in hodiff.ROUTES},
     "hvp without corrections": lambda f: hodiff.hvp(f, X, V, correct=False),
@@ -137,7 +137,7 @@ MODELS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class _Called:
-    """A module as a function of its parameters."""
+    """A module as a function of its parameters and input."""
 
     def __init__(self, module: nn.Module):
         self.module = module
@@ -173,7 +173,7 @@ def test_kfac_operator():
     torch.testing.assert_close(found, expected)
 
 
-# Where curvature is due at each step, none of them may run compiled.
+# Optimizers that need curvature at each step never run compiled code.
 EACH_STEP: dict[str, Callable[[Any], Any]] = {
     "SophiaH": lambda p: SophiaH(p, lr=0.01, update_every=1),
     "SophiaG": lambda p: SophiaG(p, lr=0.01, update_every=1),
@@ -274,7 +274,7 @@ def test_elsewhere_compiled_code_runs_compiled():
     assert len(counted) == 1
 
     def meanwhile(x: Tensor) -> Tensor:
-        # What another thread calls during a derivative has nothing to do with it.
+        # A call in another thread is not affected by this thread's derivative.
         thread = threading.Thread(target=f, args=(X[:2],), name="other")
         thread.start()
         thread.join()
@@ -307,7 +307,7 @@ def test_operators_that_torch_compiles_itself():
         return torch.cond(x.sum() > 0, lambda x: x.sin() * weight, lambda x: x.cos() * weight, (x,)).pow(2).sum()
 
     torch.testing.assert_close(hodiff.jacobian(compiled(f))(X), 8 * X.sin() * X.cos())
-    # Where torch's own form runs, it compiles the operator first, or the gradient by what a branch closes over is lost.
+    # Torch must compile the operator first, or it loses the gradient by tensors that a branch closes over.
     weight.requires_grad_()
     with compiled_code(runs=False):
         f(X).backward()
@@ -366,5 +366,5 @@ def test_graphs_of_compiled_functions():
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("f", [lambda x: x.pow(3), torch.sin])
 def test_check_by_inductor(f):
-    # Its kernels read zeros of forward mode, which torch keeps without memory, and the process died.
+    # Inductor's kernels read zeros that forward mode keeps without memory, which crashed the process.
     assert hodiff.check(f, X[:2], compile=True, vmap=False, scipy=False).ok

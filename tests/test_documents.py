@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING and the pages of docs name what exists: files, functions, codes of findings, links, verdicts."""
+"""README, CONTRIBUTING and docs name only files, functions, codes of findings, links and verdicts that exist."""
 
 import importlib
 import re
@@ -27,7 +27,7 @@ def missing_paths(text):
 
 
 def missing_names(text):
-    """Dotted names of hodiff that are neither a module nor an attribute of one."""
+    """Return dotted names of hodiff that are neither a module nor an attribute of a module."""
     return [name for name in re.findall(r"(?<![\w./])hodiff(?:\.[A-Za-z]\w*)+(?![\w/])", text) if not resolves(name)]
 
 
@@ -53,7 +53,7 @@ def missing_links(page, text):
 
 
 def missing_sections(page, text):
-    """Links to headings that are not there, by GitHub's way of naming them."""
+    """Return links to missing headings, by GitHub's rule for anchors."""
     return [
         f"{file}#{section}"
         for file, section in re.findall(r"\]\(([\w./-]*)#([^)]+)\)", text)
@@ -100,7 +100,7 @@ def test_what_does_not_exist_is_seen():
 
 
 def test_architecture_names_files_and_functions_as_they_are():
-    """In its walks through the code: short names of files, and classes, functions and tables in backquotes."""
+    """The walks through the code use short file names, and names in backquotes that the code defines."""
     walks = "".join(text_of(ROOT / "docs" / "project" / "architecture.md").split("\n## The way of one ")[1:])
     files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "hodiff").rglob("*.py")}
     code = "".join(files.values())
@@ -121,7 +121,7 @@ def test_every_section_on_an_error_names_its_finding():
 
 
 def test_errors_has_each_message_that_hodiff_recognises():
-    """Those about derivatives; messages about devices and torch's notes on itself are no second-order matter."""
+    """Messages about devices, and torch's notes about itself, do not concern derivatives and need no entry."""
     others = {Wording.OTHER_DEVICE, Wording.NO_NUMBERS_TO_COPY, Wording.OUTPUT_RESIZED, *OF_TORCH_ITSELF}
     page = text_of(ROOT / "docs" / "reference" / "errors.md")
     for wording in Wording:
@@ -129,7 +129,7 @@ def test_errors_has_each_message_that_hodiff_recognises():
 
 
 def test_readme_says_what_the_audit_says():
-    """A row of the README's table has the audit's verdicts by the four routes for torch alone."""
+    """Rows of the README's table repeat the audit's verdicts for torch alone, by the four routes."""
     pattern = re.compile(r"^\| `([\w.]+)` \| (.+) \|$", re.MULTILINE)
     page = text_of(ROOT / "docs" / "reference" / "audit.md")
     audit = dict(pattern.findall(page.split("## Not right everywhere")[1].split("\n## ")[0]))

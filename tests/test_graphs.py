@@ -1,4 +1,4 @@
-"""What the walk over a graph finds in Functions written in less common ways."""
+"""Inspection of graphs with Functions written in less common ways."""
 
 import functools
 from typing import Any
@@ -48,7 +48,7 @@ def test_once_differentiable_by_its_other_name() -> None:
 
 
 class Holder:
-    """A class, whose attributes nobody looks for."""
+    """A class whose attributes are not searched."""
 
     weight = torch.tensor(2.0, requires_grad=True)
 

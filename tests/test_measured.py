@@ -1,4 +1,4 @@
-"""Figures in documents are those of the results on file, from which they were taken."""
+"""Figures in documents agree with the saved results."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def rows_of(workload: str, problem: str) -> dict[str, Any]:
 
 
 def gradients(workload: str, problem: str, name: str) -> float:
-    """The time in gradients; of the fastest right way of torch where that is asked for."""
+    """Time in units of gradients; "fastest torch" is the fastest right way of torch."""
     rows = rows_of(workload, problem)
     if name == "fastest torch":
         return min(row["gradients"] for row in rows.values() if row["group"] == "torch" and row["gradients"])
@@ -44,25 +44,25 @@ def milliseconds(workload: str, problem: str, name: str) -> float:
 
 
 def table_after(page: str, mark: str) -> list[list[str]]:
-    """The cells of the first table behind some words of a page, without its header."""
+    """Cells of the first table after the mark in a page, without its header."""
     after = text_of(page).split(mark, 1)[1]
     lines = after[after.index("\n|") + 1 :].split("\n\n")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
 def numbers(cells: list[str]) -> list[str]:
-    """Those in some cells, in turn: `1.65 / 1.40` and `94 (64)` have two."""
+    """Numbers in the cells, in order: `1.65 / 1.40` and `94 (64)` contain two."""
     return re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", " ".join(cells))
 
 
 def says(shown: str, measured: float) -> bool:
-    """Whether a number is another, rounded to the digits that it has."""
+    """Whether the number shown is the measured number, rounded to the digits shown."""
     plain = shown.replace(",", "")
     mantissa, _, exponent = plain.partition("e")
     _, _, decimals = mantissa.partition(".")
     unit = 10.0 ** (int(exponent or 0) - len(decimals))
     if len(mantissa) > 3 and not decimals:
-        unit = 10.0 ** (len(mantissa) - 3)  # of thousands three digits are told
+        unit = 10.0 ** (len(mantissa) - 3)  # thousands are rounded to three digits
     return abs(float(plain) - measured) <= 0.501 * unit
 
 
@@ -128,7 +128,7 @@ def checking_times() -> Iterator[tuple[str, float]]:
 
 
 def zoo_counts() -> Iterator[tuple[str, float]]:
-    """In the README and the guide, as the page of the zoo counts them."""
+    """Counts in the README and the guide, against the page of the zoo."""
     line = re.findall(r"^\| \*\*all\*\* .*", text_of("docs/reference/zoo.md"), re.MULTILINE)[0]
     (plain, count), (switches, _), _, (ours, _) = [
         tuple(map(float, each)) for each in re.findall(r"(\d+) of (\d+)", line)
@@ -157,7 +157,7 @@ def batched_parts() -> Iterator[tuple[str, float]]:
         r"took a (\d+)th \(least squares\) to a (\d+)th \(`\"bfgs\"`\)", text_of("docs/guides/optimizers.md")
     )[0]
     for each, problem in zip(shown, ("peaks", "rosenbrock bfgs"), strict=True):
-        # The loop is over a fiftieth of the problems.
+        # The loop solves a fiftieth of the problems only.
         yield each, float(f"{50 / gradients('batched', problem, 'all at once, batched=True'):.2g}")
 
 
@@ -199,7 +199,7 @@ def footprints_of_inner_loops() -> Iterator[tuple[str, float]]:
 
 
 def attention_errors() -> Iterator[tuple[str, float]]:
-    """Those of 8,192 positions, in the order in which the guide has them."""
+    """Errors at 8,192 positions, in the order of the guide."""
     parts = on_file("attention_precision")["parts"]["8,192 queries and keys"]
     shown = re.findall(r"\d\.\de-\d", text_of("docs/guides/attention.md").split("## Precision")[1])
     ours, math, flash = (
@@ -212,7 +212,7 @@ def attention_errors() -> Iterator[tuple[str, float]]:
 
 
 def training_losses() -> Iterator[tuple[str, float]]:
-    """Medians of the last losses; an optimizer that is not trained on a task has an empty cell."""
+    """Medians of the last losses; the cell is empty if an optimizer is not trained on a task."""
     parts = list(on_file("training")["parts"].values())
     for name, *cells in table_after("docs/guides/optimizers.md", "### How they fare in training"):
         full = f"{name} 0.9" if name.endswith("momentum") else name
@@ -222,7 +222,7 @@ def training_losses() -> Iterator[tuple[str, float]]:
 
 
 def standard_problems() -> Iterator[tuple[str, float]]:
-    """Rows of the guide's table in the summary of the results."""
+    """Rows of the guide's table, against the summary of the results."""
     page = (RESULTS / "standard_problems.md").read_text(encoding="utf-8").split("\n## ")[1]
     summary = dict(re.findall(r"^\| ([\w-]+) +\| +(\d+ of 41 .*)\|$", page, re.MULTILINE))
     for name, *cells in table_after("docs/guides/optimizers.md", "## How they fare on standard problems"):

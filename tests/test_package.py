@@ -1,4 +1,4 @@
-"""The package as a user meets it: what an import costs, what is documented, what is installed."""
+"""The package as users see it: cost of imports, documentation and metadata."""
 
 import importlib
 import importlib.metadata
@@ -25,27 +25,27 @@ CLASSES = [name for name in PUBLIC if inspect.isclass(getattr(hodiff, name))]
 
 
 def modules_after(statement: str) -> set[str]:
-    """Names of the modules that a fresh interpreter holds after a statement."""
+    """Names of the modules that a fresh interpreter has loaded after the statement."""
     script = f"{statement}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 
-@pytest.mark.slow  # the next one sees more
+@pytest.mark.slow  # the next test covers more
 def test_import_takes_nothing_heavy_along() -> None:
     assert HEAVY & {name.partition(".")[0] for name in modules_after("import hodiff")} == set()
 
 
 @pytest.mark.slow
 def test_import_takes_no_compiler_along() -> None:
-    """Dynamo takes longer to import than torch."""
+    """Importing hodiff does not import Dynamo, which takes longer than torch."""
     assert "torch._dynamo" not in modules_after("import torch")
     assert "torch._dynamo" not in modules_after("import hodiff, hodiff.functions, hodiff.operators")
 
 
 @pytest.mark.slow
 def test_torch_itself_takes_none_of_it_along() -> None:
-    """Else the tests around this one would blame the wrong package."""
+    """The other tests would blame hodiff if torch imported these modules itself."""
     assert HEAVY & {name.partition(".")[0] for name in modules_after("import torch")} == set()
 
 
@@ -61,7 +61,7 @@ def test_a_product_takes_nothing_heavy_along() -> None:
 
 @pytest.mark.slow
 def test_first_used_in_compiled_code() -> None:
-    """What stands in front of torch's transforms is there before a compiler reads them."""
+    """hodiff's wrappers of torch's transforms are installed before a compiler reads them."""
     statement = (
         "import torch, hodiff\n"
         "def slope(x): return torch.func.grad(lambda y: hodiff.laplacian(lambda z: (z**4).sum())(y))(x)\n"
@@ -71,7 +71,7 @@ def test_first_used_in_compiled_code() -> None:
     assert done.stdout == "[24.0, 24.0]\n"
 
 
-@pytest.mark.slow  # what routes print is looked at below
+@pytest.mark.slow  # output of routes is tested below
 def test_import_prints_and_warns_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "import hodiff"], capture_output=True, text=True, check=False
@@ -82,14 +82,14 @@ def test_import_prints_and_warns_nothing() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "route",
-    # Each takes a process of its own; forward mode imports TorchScript's decompositions there, for seconds.
+    # Each route takes a process; forward mode imports TorchScript's decompositions there, which takes seconds.
     [
         route if route == "reverse-over-reverse" else pytest.param(route, marks=pytest.mark.slow)
         for route in hodiff.ROUTES
     ],
 )
 def test_routes_run_where_warnings_are_errors(route: str) -> None:
-    """A user's test suite may make errors of warnings; torch's own about TorchScript must not break a route."""
+    """Users may turn warnings into errors; torch's own warnings about TorchScript must not break a route."""
     statement = (
         "import torch, hodiff\n"
         f"x = torch.ones(2); print(hodiff.hvp(lambda y: (y**3).sum(), x, x, route={route!r}).tolist())"
@@ -99,7 +99,7 @@ def test_routes_run_where_warnings_are_errors(route: str) -> None:
 
 
 def test_public_names() -> None:
-    """What the tests and the guides use is there, and the tables above are not empty."""
+    """Names that tests and guides use exist, and the tables above are not empty."""
     derivatives = {
         "hvp", "hessian", "hessian_matrix", "hessian_diagonal", "jacobian", "directional_derivatives",
     }  # fmt: skip
@@ -139,7 +139,7 @@ def test_version_is_that_of_the_metadata() -> None:
 
 
 def test_citation_is_of_this_version() -> None:
-    """With all that a Citation File Format 1.2.0 must have."""
+    """The citation has all fields that Citation File Format 1.2.0 requires."""
     citation = (Path(__file__).parents[1] / "CITATION.cff").read_text(encoding="utf-8")
     said = dict(re.findall(r"^([a-z-]+): *(.*)$", citation, re.MULTILINE))
     assert {"cff-version", "message", "title", "authors"} <= set(said)

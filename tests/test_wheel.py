@@ -1,6 +1,6 @@
-"""The packages that `make wheel` builds: complete, the same from the tree and from the sdist, working when installed.
+"""Packages that `make wheel` builds: complete, the same from the tree and from the sdist, working when installed.
 
-They are installed into an environment with nothing else in it, which finds torch, NumPy, SciPy and tqdm in this one.
+They are installed into an empty environment, which finds torch, NumPy, SciPy and tqdm in the current environment.
 """
 
 import email
@@ -61,7 +61,7 @@ print(json.dumps({
 
 
 def build(tree: Path, goal: Path, *options: str, **environment: str) -> Path:
-    """Build with the setuptools that is here, so that nothing is downloaded."""
+    """Build with the installed setuptools, so that nothing is downloaded."""
     command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(goal), str(tree)]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
@@ -70,7 +70,7 @@ def build(tree: Path, goal: Path, *options: str, **environment: str) -> Path:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """The sources as they are here, without what was ever built from them."""
+    """Copy the sources without files built from them."""
     tree = tmp_path_factory.mktemp("tree")
     for name in SOURCES:
         shutil.copytree(ROOT / name, tree / name, ignore=MADE)
@@ -81,7 +81,7 @@ def tree(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def dist(tree, tmp_path_factory):
-    """The sdist, and the wheel that is built from it, as `make wheel` makes them."""
+    """Build the sdist, and the wheel from it, as `make wheel` does."""
     return build(tree, tmp_path_factory.mktemp("dist"))
 
 
@@ -100,13 +100,13 @@ def wheel_without_compiler(tree, tmp_path_factory):
 
 
 def contents(wheel: Path) -> dict[str, int]:
-    """The checksum of each file of a wheel."""
+    """Checksum of each file in a wheel."""
     with zipfile.ZipFile(wheel) as archive:
         return {each.filename: each.CRC for each in archive.infolist()}
 
 
 def installed(wheel: Path, folder: Path) -> dict:
-    """What the program above says in an environment where nothing but the wheel is installed."""
+    """Output of PROGRAM in an environment in which only the wheel is installed."""
     environment, elsewhere = folder / "environment", folder / "empty"
     elsewhere.mkdir()
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
@@ -114,7 +114,7 @@ def installed(wheel: Path, folder: Path) -> dict:
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
     subprocess.run([*pip, str(wheel)], check=True)
     (site_packages,) = environment.glob("lib/python*/site-packages")
-    # Of these packages only: hodiff's own place in this environment is found by a .pth file, which is not read there.
+    # Only these packages are borrowed. A .pth file leads to hodiff here, and .pth files in these folders are not read.
     places = {str(Path(package.__file__).parents[1]) for package in (torch, numpy, scipy, tqdm)}
     (site_packages / "borrowed.pth").write_text("\n".join(sorted(places)))
     command = [str(python), "-I", "-c", PROGRAM]
@@ -139,7 +139,7 @@ def test_wheel_at_work_where_no_compiler_was(wheel_without_compiler, tmp_path):
 
 
 def test_wheel_has_all_that_the_packages_hold(wheel):
-    """Discovered, not listed: every file of the two folders, under the name that it is installed by."""
+    """The wheel has every file of the two folders under its installed name, except C++ sources and builds."""
     held = {
         f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
         for folder, package in (("hodiff", "hodiff"), ("kernels", "hodiff/kernels"))

@@ -1,4 +1,4 @@
-"""The same call in several threads at once, often enough that what they share without a lock goes wrong."""
+"""One call in several threads at once, often enough that unlocked shared state fails."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +10,7 @@ THREADS = 4
 
 
 def in_threads(call: Callable[[Any], Any], arguments: Sequence[Any], times: int) -> list[Any]:
-    """What a call returns for each argument in turn, or the error that it raises, from several threads."""
+    """Call the function in several threads, for each argument in turn; return results and exceptions."""
 
     def attempt(argument: Any) -> Any:
         try:
@@ -24,7 +24,7 @@ def in_threads(call: Callable[[Any], Any], arguments: Sequence[Any], times: int)
 
 @contextmanager
 def _hasty() -> Iterator[None]:
-    """Let Python change threads a hundred times as often."""
+    """Make Python switch threads a hundred times as often."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(before / 100)
     try:

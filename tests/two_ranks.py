@@ -1,4 +1,4 @@
-"""Run a script as two gloo ranks, and read what both say."""
+"""Run a script as two gloo ranks, and read the output of both."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def assert_two_ranks_agree(script: Path, folder: Path) -> None:
-    """Each rank gets its number and a file to meet at, and has to say that both agree."""
+    """Run both ranks with their number and a file for rendezvous; both must print that they agree."""
     ranks = [
         subprocess.Popen(
             [sys.executable, script, str(rank), folder / "rendezvous"],

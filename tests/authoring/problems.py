@@ -1,4 +1,4 @@
-"""JAX's documented examples of custom rules, and the closed forms that they follow."""
+"""JAX's documented examples of custom rules, with the closed forms that their derivatives must match."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ def _log1pexp_rule(primals, tangents):
 
 @custom_jvp
 def sqrt_ratio(x):
-    """x / (1 + √x): its derivative at 0 is 1 by convention, where the formula's own is NaN."""
+    """x / (1 + √x), whose derivative at 0 is 1 by convention; the formula's own derivative there is NaN."""
     return x / (1 + torch.sqrt(x))
 
 
@@ -67,7 +67,7 @@ def sine_product(x, y):
 
 
 def _sine_product_forward(x, y):
-    # Two of the residuals are neither arguments nor outputs: second derivatives go through them.
+    # Two residuals are neither arguments nor outputs: second derivatives depend on them as well.
     return sine_product(x, y), {"cos": torch.cos(x), "sin": torch.sin(x), "y": y}
 
 
@@ -102,7 +102,7 @@ def _fixed_point_forward(step, a, start):
 
 def _fixed_point_backward(step, residuals, cotangent):
     a, found = residuals
-    # The adjoint is a fixed point itself, so that it has derivatives of every order in turn.
+    # The adjoint is itself a fixed point, so it has derivatives of every order.
     adjoint = fixed_point(_adjoint_step(step), (a, found, cotangent), torch.zeros_like(cotangent))
     (a_bar,) = torch.func.vjp(lambda a: step(a, found), a)[1](adjoint)
     return a_bar, None
@@ -120,7 +120,7 @@ fixed_point.defvjp(_fixed_point_forward, _fixed_point_backward)
 
 
 def newton_step(a, x):
-    """Heron's: its fixed point is √a."""
+    """Heron's step, whose fixed point is √a."""
     return 0.5 * (x + a / x)
 
 
@@ -201,7 +201,7 @@ PROBLEMS = [
         lambda a: fixed_point(newton_step, a, torch.ones_like(a)),
         torch.sqrt,
         draw(2, positive=True),
-        # The iteration takes its time; third order is compared with the closed form.
+        # The iteration is slow, so third order is compared with the closed form only.
         {"scipy": False, "order": 2},
     ),
     Problem("tanh", tanh, torch.tanh, draw(3)),

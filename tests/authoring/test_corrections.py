@@ -1,4 +1,4 @@
-"""Rules made of torch functions whose own derivatives have to be corrected, against elementary operators."""
+"""Rules built from torch functions whose own derivatives need corrections, against elementary operators."""
 
 from itertools import product
 
@@ -47,7 +47,7 @@ def scalar(f, batched=False):
 
 
 def passed(f, modes):
-    """The derivative along V by passes, the innermost first."""
+    """Derivative along V by the named passes, the innermost first."""
     for mode in modes:
         f = _along(f) if mode == "forward" else _against(f)
     return f(X)

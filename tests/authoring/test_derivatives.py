@@ -1,4 +1,4 @@
-"""Every maker of functions against closed forms: all routes to third order, batching, compilation."""
+"""Functions with custom rules against closed forms: all routes to third order, batching, compilation."""
 
 import itertools
 
@@ -64,7 +64,7 @@ def test_compiled_without_graph_breaks(problem):
 @pytest.mark.one_in(12)
 @each
 def test_compiled_for_training(problem):
-    """Parameters that require a gradient from outside, where torch refuses Functions with a jvp of their own."""
+    """Compiled functions are differentiated from outside, where torch refuses Functions with a jvp of their own."""
 
     def gradients(function):
         inputs = [x.clone().requires_grad_() for x in problem.inputs]
@@ -110,7 +110,7 @@ def test_vmap_over_any_arguments_in_any_dimension(problem):
     ],
 )
 def test_vmap_inside_autograd(problem, shared):
-    """Also with an argument that all elements of the batch share, whose gradient is a sum."""
+    """Batched derivatives are right, also for an argument that the batch shares, whose gradient is a sum."""
     in_dims = tuple(None if i == shared else -1 for i in range(len(problem.inputs)))
     batch = [
         (x.clone() if dim is None else torch.stack([x, x + 0.25], dim=-1)).requires_grad_()
@@ -132,7 +132,7 @@ def test_vmap_inside_autograd(problem, shared):
 
 @each
 def test_forward_mode_without_transforms_over_and_under_autograd(problem):
-    """`torch.autograd.forward_ad` with a recorded graph: the product by both mixed routes."""
+    """`torch.autograd.forward_ad` and a recorded graph compute the product by both mixed routes."""
     forward_ad = torch.autograd.forward_ad
     theirs, point = contracted(problem.truth, problem.inputs)
     ours, _ = contracted(problem.function, problem.inputs)

@@ -1,4 +1,4 @@
-"""Operators of torch.library by every route, against the same formulas of torch operators."""
+"""Operators of torch.library by every route, against the same formulas in torch operators."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ def sine(x: Tensor) -> Tensor:
     return x.sin()
 
 
-# An intermediate, which torch takes for a constant at second order.
+# The saved cosine is an intermediate, which torch treats as a constant at second order.
 sine.register_autograd(
     lambda ctx, g: g * ctx.saved_tensors[0],
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(inputs[0].cos()),
@@ -104,7 +104,7 @@ def test_all_derivatives_are_those_of_the_formula(name):
     torch.testing.assert_close(third(X), expected(X))
 
 
-# From torch 2.15 on it says that an operator without register_vmap is called for each of a batch.
+# Since torch 2.15, an operator without register_vmap warns that it is called once per batch element.
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_batches_and_compiled_code():
     torch.testing.assert_close(torch.func.vmap(CUBE)(torch.stack([X, 2 * X])), torch.stack([X, 2 * X]) ** 3)
@@ -145,10 +145,10 @@ def test_the_rule_is_checked_under_its_name():
     assert "from_custom_op" in report.findings[1].remedy
     doubtful.register_autograd(lambda ctx, g: 2 * g * ctx.saved_tensors[0].detach(), setup_context=keep_inputs)
     assert hodiff.check(doubtful, X, scipy=False, vmap=False).codes == ("HD104", "HD412", "HD410")
-    # Corrections give an operator of any form that is right every route.
+    # Corrections give every route to an operator whose formula is right, whatever its form.
     for f in (products, joined, torch.ops.hodiff_tests_of_library.cube):
         given = ([X, 2 * X],) if f is joined else (X, X.sin())[: 1 + (f is products)]
-        # A formula that was registered for an operator of others is not found without a call.
+        # The formula that another library registered for its operator is not found without a call.
         expected = ["HD406", "HD412"] if isinstance(f, torch._ops.OpOverloadPacket) else []
         assert [each.code for each in hodiff.check(f, given, scipy=False, vmap=False).errors] == expected, f
 

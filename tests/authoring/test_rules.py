@@ -1,4 +1,4 @@
-"""What rules may return, what they are given, and what is refused with which words."""
+"""Values that rules may return and receive, and the error messages for misuse."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_convention_at_the_edge_of_a_domain():
 @pytest.mark.parametrize("app", [app_jvp, app_vjp], ids=["jvp", "vjp"])
 def test_static_arguments_come_first_and_the_rule_decides(app):
     (x,) = draw(3)
-    # The rule doubles the derivative of sin, at every order and by every route.
+    # The rule doubles the derivative of sin at every order, by every route.
     for order in (1, 2, 3):
         directions = [torch.ones_like(x)] * (order - 1)
         expected = derivative(lambda x: 2 * x.sin().sum(), "-over-".join(["reverse"] * order))(x, *directions)
@@ -157,7 +157,7 @@ def test_functions_that_return_views_of_their_argument(view):
     g = vjp_of(lambda x: (view(x), x), lambda x, c: (3 * torch.func.vjp(view, x)[1](c)[0],), view)
     (x,) = draw((2, 2))
     for each in (f, g):
-        # The rules triple the derivative on purpose: differences disagree, routes do not.
+        # The rules triple the derivative on purpose: finite differences disagree, but the routes agree.
         hodiff.assert_differentiable(lambda x, each=each: each(x).sin(), x, vmap=False, scipy=False, approximate=True)
         torch.testing.assert_close(
             torch.func.grad(lambda x, each=each: each(x).sum())(x), 3 * torch.func.grad(lambda x: view(x).sum())(x)
@@ -303,7 +303,7 @@ def test_wrong_uses_are_named(call, message):
 
 
 def capturing(kind, w):
-    """Functions of x that close over w, whose gradient would be lost."""
+    """Return a function of x that closes over w, whose gradient would be lost."""
     if kind == "jvp":
         return jvp_of(lambda p, t: (p[0] * 2, t[0] * 2), lambda x: x * w)
     if kind == "vjp":
@@ -313,7 +313,7 @@ def capturing(kind, w):
     if kind == "static":
         return lambda x: app_jvp(lambda y: w * y, x)
     if kind == "hidden":
-        # Not in the closure of the function itself, nor of anything near.
+        # The closure of the function and its neighbours does not contain w itself.
         holder = type("Holder", (), {"w": w})()
         return jvp_of(lambda p, t: (p[0] * 2, t[0] * 2), lambda x: x * holder.w)
     raise AssertionError(kind)

@@ -1,4 +1,4 @@
-"""Functions from one rule, by gradgradcheck and SciPy's Hessian."""
+"""Functions made from one rule, by gradgradcheck and SciPy's Hessian."""
 
 import torch
 from second_order import Row, assert_listed, assert_second_order, draw, each, public
@@ -41,7 +41,7 @@ ROWS = [
     Row("custom_vjp", cubes_times, (X, Y)),
     Row("elementwise", authoring.elementwise(torch.tanh, derivative=lambda x, y: 1 - y**2), (X,)),
     Row("from_custom_op", authoring.from_custom_op(SINE), (X,)),
-    # The derivative of a surrogate is its own where it is what it stands for.
+    # The derivatives agree because the surrogate is the function itself.
     Row("straight_through", authoring.straight_through(torch.tanh, torch.tanh), (X,)),
 ]
 

@@ -1,4 +1,4 @@
-"""The benchmark of meta-gradients: its reference, and that wrong answers are seen."""
+"""The benchmark of meta-gradients: its reference, and that wrong answers are detected."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def episode(request: Any) -> meta.Episode:
 
 
 def meta_loss(episode: meta.Episode) -> float:
-    """By `torch.optim` and modules alone."""
+    """Meta loss by `torch.optim` and modules alone."""
     start = {name: each.detach().clone() for name, each in episode.network.state_dict().items()}
     values = []
     for support_x, support_y, query_x, query_y in zip(*episode.tasks, strict=True):
@@ -75,7 +75,7 @@ def test_quick_problem_refuses_first_order_gradients() -> None:
 @pytest.mark.skipif(not meta_memory.STATUS.exists(), reason="the system does not tell")
 @pytest.mark.slow
 def test_memory_of_long_inner_loops() -> None:
-    """Twice the steps: so much more memory, unless few are kept."""
+    """Memory grows with the number of steps, unless checkpointing keeps only a few."""
     few, many = (meta_memory.peak_of(f"T={steps}", "hodiff MAML") for steps in (50, 100))
     assert many > 1.6 * few
     assert meta_memory.peak_of("T=100", "hodiff MAML, checkpoint") < many / 2

@@ -1,4 +1,4 @@
-"""The benchmarks of sparse Hessians: potentials in closed form, targets, and that wrong answers are seen."""
+"""The benchmarks of sparse Hessians: potentials in closed form, targets, and that wrong answers are detected."""
 
 import json
 import sys
@@ -18,7 +18,7 @@ from hodiff.checks.torch_warnings import silence_torch_warnings
 
 
 def test_silicon_has_minus_one_a_bond() -> None:
-    """At the distance of least energy, and with the angles of a tetrahedron, whose cosine is -1/3."""
+    """The energy is -1 a bond at the bond length of least energy and tetrahedral angles (cosine -1/3)."""
     found = stillinger_weber(60)
     chosen = found.energy.keywords
     x = diamond(60)

@@ -1,4 +1,4 @@
-"""The benchmarks of Taylor mode: what they compare with, the targets, and that wrong answers are seen."""
+"""The benchmarks of Taylor mode: references, targets, and that wrong answers are detected."""
 
 import json
 import math
@@ -29,7 +29,7 @@ from benchmarks.workloads import (
 
 
 def problem(first: float, *, targets: tuple[Target, ...] = ()) -> Problem:
-    """Two contestants that return a number, of which 1 is right."""
+    """Return a problem whose two contestants return numbers; the right one is 1."""
     contestants = [
         Contestant("first", "hodiff", lambda: first),
         Contestant("second", "torch", lambda: sum(range(10**4))),
@@ -153,7 +153,7 @@ def test_ways_in_many_dimensions_find_the_same() -> None:
     assert full["value"] == pytest.approx(expected, rel=1e-4)
     assert dense["value"] == pytest.approx(expected, rel=1e-4)
     assert 0 < abs(estimate["value"] - expected) < 5 * estimate["standard error"]
-    # The means of two draws, whose product is the square without bias, are different.
+    # The product of two independent draws estimates the square without bias, so the draws must differ.
     first, second, _ = taylor_dimensions.by_the_estimate(net.float(), x, torch.Generator().manual_seed(0))
     assert not torch.equal(first, second)
 

@@ -1,4 +1,4 @@
-"""Optimizers on small networks: every one learns every task that it can train, and the table by hand."""
+"""Optimizers on small networks: each learns every task that it can train; the table is checked by hand."""
 
 import importlib
 import json
@@ -41,7 +41,7 @@ def test_every_optimizer_learns(tmp_path: Path, capsys: pytest.CaptureFixture[st
         for name, run in found.items():
             (course,) = run["courses"]
             assert course["steps"] == sorted(set(course["steps"]))
-            # One rate does not suit all, some of which make a single step.
+            # No single rate suits every optimizer, and some optimizers make a single step.
             assert min(course["losses"]) < untrained, (task.title, name)
         begin = page.index(f"## {task.title}")
         rows = re.findall(r"^\| (`.+?`.*?) \| (0.03) \|", page[begin:].split("\n## ")[0], re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What a Function does, as numbers: with `torch.autograd` and `torch.func` alone, sharing nothing with check."""
+"""Numerical behaviour of a Function by `torch.autograd` and `torch.func` alone; shares no code with check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BATCH = 3
 
 
 def behaviour(function: type[torch.autograd.Function], inputs: tuple[Any, ...]) -> dict[str, Any]:
-    """Values, gradients, tangents, batches and what is left of the arguments, each a list of tensors or why not."""
+    """Compute values, gradients, tangents, batches and arguments: lists of tensors, or an exception's name."""
     places = [i for i, each in enumerate(inputs) if isinstance(each, Tensor)]
     point = [inputs[i].clone() for i in places]
     generator = torch.Generator().manual_seed(1)
@@ -30,7 +30,7 @@ def behaviour(function: type[torch.autograd.Function], inputs: tuple[Any, ...]) 
     originals = [each.clone() for each in given]
 
     def attempt(part: Callable[[], list[Tensor]]) -> Any:
-        """Tensors and what is left of the arguments, which the next part gets anew; or the exception's name."""
+        """Return the part's tensors and all arguments, or the exception's name; then restore the arguments."""
         try:
             return [each.detach().clone() for each in (*part(), *given)]
         except Exception as error:
@@ -50,7 +50,7 @@ def behaviour(function: type[torch.autograd.Function], inputs: tuple[Any, ...]) 
         return (weights * y + 0.5 * weights.roll(1) * y * y).sum()
 
     def bent(*tensors: Tensor) -> Tensor:
-        """What comes in depends on the inputs in a curved way, so that tangents do, too."""
+        """Evaluate the loss at curved functions of the inputs, so that tangents depend on the inputs."""
         return loss(*(x + 0.1 * (x - start) ** 2 for x, start in zip(tensors, point, strict=True)))
 
     def bent_pushed(*tensors: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ def _only(call: Callable[..., Tensor], point: list[Tensor], i: int) -> Callable[
 
 
 def _left_over(call: Callable[..., Tensor], point: list[Tensor], weights: Tensor) -> list[Tensor]:
-    """Plain reverse mode twice, for all inputs and for each alone, and what it leaves of all that it was given."""
+    """Run reverse mode twice, for all inputs and for each input alone; return gradients and all tensors involved."""
     found = []
     for chosen in [tuple(range(len(point))), *((i,) for i in range(len(point)) if len(point) > 1)]:
         leaves = [x.clone().requires_grad_(i in chosen) for i, x in enumerate(point)]
@@ -101,7 +101,7 @@ def _left_over(call: Callable[..., Tensor], point: list[Tensor], weights: Tensor
 
 
 def _batches(call: Callable[..., Tensor], point: list[Tensor]) -> list[Tensor]:
-    """All in front, all at the end, and each alone."""
+    """Compute batches along the first and the last dimension, and with one batched argument at a time."""
     generator = torch.Generator().manual_seed(2)
     batches = [
         torch.stack([x * (1 + 0.01 * torch.randn(x.shape, generator=generator, dtype=x.dtype)) for _ in range(BATCH)])

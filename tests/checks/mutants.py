@@ -1,6 +1,6 @@
-"""Functions with one rule changed mechanically, and whether the change makes a difference.
+"""Functions with one mechanical change in one rule, and whether the change makes a difference.
 
-A mutant is the class of a Function, executed anew from a syntax tree in which one node of one rule is another.
+A mutant is the class of a Function, executed from a syntax tree in which one node of one rule is replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import torch
 
-# What reaches a rule from outside, and is no tensor.
+# Names in a rule that are not tensors
 _NO_TENSORS = {"ctx", "info", "index", "in_dims", "dim", "dims", "_"}
 _OPPOSITE = {
     ast.Add: ast.Sub,
@@ -31,20 +31,20 @@ _OPPOSITE = {
     ast.NotEq: ast.Eq,
 }
 _IN_PLACE = {ast.Add: "add_", ast.Sub: "sub_", ast.Mult: "mul_", ast.Div: "div_"}
-# Methods without which the tensor is of the right kind, and wrong.
+# Methods whose removal leaves a tensor of the right kind with wrong values
 _DROPPED = {"sum_to_size", "sum", "sign", "abs", "clamp", "detach", "square", "logical_not", "expand", "unsqueeze"}
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """A Function whose rule was changed in one place, and where."""
+    """A Function with one change in one rule, and a name that says which."""
 
     name: str
     function: type[torch.autograd.Function]
 
 
 def mutants(function: type[torch.autograd.Function], rules: tuple[str, ...]) -> Iterator[Mutant]:
-    """All changes of all rules, one at a time; those that Python does not compile are left out."""
+    """Yield every change of every rule, one change a mutant."""
     tree = _tree(function)
     for rule in rules:
         names = _tensor_names(_definition(tree, rule))
@@ -59,7 +59,7 @@ def mutants(function: type[torch.autograd.Function], rules: tuple[str, ...]) -> 
 
 
 def again(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
-    """The Function itself, by the way that mutants take."""
+    """Return the unchanged Function, executed like a mutant."""
     return _execute(function, _tree(function))
 
 
@@ -85,7 +85,7 @@ def _nodes(tree: ast.Module, rule: str) -> Iterator[ast.AST]:
 
 
 def _tensor_names(definition: ast.FunctionDef) -> list[str]:
-    """What a rule is given or assigns, in the order in which it appears."""
+    """Names of the tensors that a rule receives or assigns."""
     given = [each.arg for each in definition.args.args]
     stored = [
         each.id for each in ast.walk(definition) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
@@ -94,10 +94,10 @@ def _tensor_names(definition: ast.FunctionDef) -> list[str]:
 
 
 def _execute(function: type[torch.autograd.Function], tree: ast.Module) -> type[torch.autograd.Function]:
-    """The class sees itself under its name, and its module's names otherwise."""
+    """Execute the class in its module's namespace, where its own name refers to the new class."""
     ast.fix_missing_locations(tree)
     module = vars(sys.modules[function.__module__])
-    # Not the library's own name: what is the library's is trusted.
+    # hodiff trusts its own modules, so the mutant must not carry the name of one.
     namespace = {**module, "__name__": "mutants"}
     exec(compile(tree, f"<{function.__name__}>", "exec"), namespace)
     return namespace[function.__name__]
@@ -118,7 +118,7 @@ def _changes(node: ast.AST, names: list[str]) -> Iterator[tuple[str, ast.AST]]:
 
 
 def _of_return(node: ast.Return, names: list[str]) -> Iterator[tuple[str, ast.AST]]:
-    """Sign, factor, zero and None, for each element of what is returned."""
+    """Change the sign or the factor of one returned element, or replace it by zero or None."""
     parts = node.value.elts if isinstance(node.value, ast.Tuple) else [node.value]
     for i, part in enumerate(parts):
         if part is None or isinstance(part, (ast.Constant, ast.Starred)):
@@ -139,7 +139,7 @@ def _of_return(node: ast.Return, names: list[str]) -> Iterator[tuple[str, ast.AS
 
 
 def _of_binary(node: ast.BinOp, names: list[str]) -> Iterator[tuple[str, ast.AST]]:
-    """A term or factor dropped, operands swapped, the operator exchanged, in place."""
+    """Drop or swap operands, replace the operator, or compute in place."""
     yield "dropped right", node.left
     yield "dropped left", node.right
     if isinstance(node.op, (ast.Sub, ast.Div, ast.Pow, ast.MatMult)):
@@ -156,7 +156,7 @@ def _of_unary(node: ast.UnaryOp, names: list[str]) -> Iterator[tuple[str, ast.AS
 
 
 def _of_constant(node: ast.Constant, names: list[str]) -> Iterator[tuple[str, ast.AST]]:
-    """A number or dimension too large, a flag flipped."""
+    """Increase a number or dimension, or flip a flag."""
     if isinstance(node.value, bool):
         yield "flag", ast.Constant(not node.value)
     elif isinstance(node.value, (int, float)):
@@ -164,7 +164,7 @@ def _of_constant(node: ast.Constant, names: list[str]) -> Iterator[tuple[str, as
 
 
 def _of_name(node: ast.Name, names: list[str]) -> Iterator[tuple[str, ast.AST]]:
-    """Detached, transposed, or another tensor."""
+    """Detach or transpose the tensor, or use another tensor."""
     if not isinstance(node.ctx, ast.Load) or node.id not in names:
         return
     yield "detach", _expression(f"{node.id}.detach()")
@@ -181,7 +181,7 @@ def _of_compare(node: ast.Compare, names: list[str]) -> Iterator[tuple[str, ast.
 
 
 def _of_call(node: ast.Call, names: list[str]) -> Iterator[tuple[str, ast.AST]]:
-    """A method dropped, the branches of where swapped, a function replaced by its argument."""
+    """Drop a method, swap the branches of where, or replace a function by its argument."""
     if not isinstance(node.func, ast.Attribute):
         return
     if node.func.attr in _DROPPED:
@@ -216,7 +216,7 @@ _OPERATORS: tuple[tuple[type[ast.AST], Callable[..., Iterator[tuple[str, ast.AST
 
 
 def equivalent(one: dict[str, object], other: dict[str, object]) -> bool:
-    """Whether two Functions behave alike, to rounding."""
+    """Whether two recorded behaviours agree to rounding."""
     return all(_alike(one[key], other.get(key, "nothing")) for key in one)
 
 

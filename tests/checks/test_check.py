@@ -1,4 +1,4 @@
-"""What `check` says of ordinary functions, at smooth and at other points."""
+"""Results of `check` for ordinary functions, at smooth and at other points."""
 
 import math
 import warnings
@@ -62,7 +62,7 @@ def test_right(name):
 
 @pytest.mark.slow
 def test_forward_mode_inside():
-    """Of torch.func, which nests; gradcheck pushes tangents by torch.autograd.forward_ad, which does not."""
+    """torch.func's forward mode nests inside a function; gradcheck's torch.autograd.forward_ad does not."""
 
     def curvature(x):
         return torch.func.jvp(torch.func.grad(lambda y: (y**4).sum()), (x,), (torch.ones_like(x),))[1]
@@ -109,7 +109,7 @@ def test_what_torch_alone_gets_wrong_is_a_warning():
 
 @pytest.mark.slow
 def test_memory_that_was_never_written_says_nothing_of_torch(monkeypatch):
-    """It holds other numbers in each call, so that torch alone may fail where corrections did not."""
+    """Unwritten memory holds other numbers in each call, so torch alone may fail where corrections did not."""
     monkeypatch.setattr(by_routes, "torch_alone", lambda *_: pytest.fail("numbers that mean nothing were compared"))
     assert "HD308" in check(EmptyInBackward, normal(3)).codes
 
@@ -147,7 +147,7 @@ def test_nan_never_agrees():
 
 
 def test_imprecise_in_float32():
-    """1 - cos(x) cancels in float32 near zero, and 1/(...) makes every digit of it count."""
+    """1 - cos(x) cancels in float32 near zero, and 1/(...) amplifies the error."""
     report = check(lambda x: 1 / (1 - torch.cos(x)), torch.tensor([2e-3]))
     assert {finding.kind for finding in report.findings} == {"imprecise"}, str(report)
 
@@ -345,7 +345,7 @@ def test_a_check_without_gradients_around_it():
 
 
 def test_a_function_that_takes_a_gradient_of_its_own():
-    """Reverse mode is right, and the report says of forward mode what torch raises."""
+    """Reverse mode is right, and the report quotes torch's error for forward mode."""
 
     def squared_slope(x):
         (slope,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
@@ -390,7 +390,7 @@ def test_sparse_inputs_are_refused():
 
 
 def test_a_warning_at_each_point_is_shown_once():
-    """The numbers in it differ from point to point."""
+    """The numbers in the warning differ from point to point."""
 
     def f(x):
         warnings.warn(f"not solved: {float(x.sum()):.3e}", hodiff.HodiffWarning, stacklevel=2)
@@ -406,7 +406,7 @@ POINT = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
 
 
 class Complex(torch.autograd.Function):
-    """The product of complex numbers."""
+    """Product of complex numbers."""
 
     generate_vmap_rule = True
 
@@ -436,7 +436,7 @@ def product_of_complex(a, b, c, d):
 
 
 class Overwriting(torch.autograd.Function):
-    """Triples its input in place, and says so."""
+    """Triples its input in place, and marks it as changed."""
 
     @staticmethod
     def forward(x):
@@ -456,7 +456,7 @@ class Overwriting(torch.autograd.Function):
 
 
 class Recomputing(torch.autograd.Function):
-    """Keeps its slope for first derivatives, and computes it again for further ones, as HD103 advises."""
+    """Keeps its slope for first derivatives, and recomputes it for higher ones, as HD103 advises."""
 
     generate_vmap_rule = True
 
@@ -483,7 +483,7 @@ class Recomputing(torch.autograd.Function):
 
 
 def seeded(x):
-    """Draws the same numbers in each call."""
+    """Return x² times the same random numbers in each call."""
     noise = torch.rand(x.shape, generator=torch.Generator(x.device.type).manual_seed(3), dtype=x.dtype)
     return x**2 * noise
 
@@ -515,7 +515,7 @@ def test_tensors_without_numbers_are_refused(inputs):
 
 
 class Lowered(torch.autograd.Function):
-    """Right, but for the factor where autocast has lowered the product."""
+    """x @ w, whose gradient by x is wrong by a factor where autocast lowers the product."""
 
     generate_vmap_rule = True
     factor = 2.0

@@ -1,4 +1,4 @@
-"""Inputs of a million and of a millionth: no false alarm, wrong rules seen, and formulas that break named."""
+"""Inputs of a million and of a millionth: no false alarms, wrong rules detected, unstable formulas named."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_smooth_functions_are_right(name):
 
 
 class WrongSine(torch.autograd.Function):
-    """With a second derivative that is a thousandth off."""
+    """Sine whose second derivative is off by 0.001."""
 
     @staticmethod
     def forward(x):
@@ -61,8 +61,8 @@ def naive_softplus(x):
 @pytest.mark.parametrize(
     ("f", "x", "code"),
     [
-        (naive_softplus, (1000.0, 0.5), "HD111"),  # exp(x) is infinite
-        (naive_softplus, (500.0, 0.5), "HD111"),  # exp(x)^-2, of which the second derivative is made, is zero
+        (naive_softplus, (1000.0, 0.5), "HD111"),  # exp(x) overflows
+        (naive_softplus, (500.0, 0.5), "HD111"),  # exp(x)^-2, a factor of the second derivative, underflows
         (lambda x: torch.sqrt(x**2 + 1) - x.abs(), (1e6,), "HD118"),
     ],
 )

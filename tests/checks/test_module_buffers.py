@@ -1,4 +1,4 @@
-"""Running statistics after calls at infinity, against those before."""
+"""Running statistics after calls at infinity, against the statistics before."""
 
 import torch
 from torch import nn

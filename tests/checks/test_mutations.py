@@ -22,7 +22,7 @@ from hodiff.functions.activations.slopes import SiLUCurvature
 
 BACKWARD_JVP_VMAP = ("backward", "jvp", "vmap")
 EVERY = 20
-# Of all of them, which take ten minutes, every fourth.
+# All mutants take ten minutes, so only every fourth is tried.
 FOURTH = 4
 
 
@@ -34,7 +34,7 @@ X = numbers(0.5, -1.2, 2.0, 0.3, shape=(2, 2))
 Y = numbers(1.5, 0.4, 0.7, 1.1, shape=(2, 2))
 ROW = numbers(0.8, -0.4, shape=(2,))
 
-# A Function, its rules, the point
+# Function, rules, point
 FUNCTIONS = [
     (SiLUCurvature, ("slope",), (X,)),
     (SoftThreshold, ("slope",), (X, numbers(0.4, 0.9, shape=(2,)))),
@@ -51,7 +51,7 @@ IDS = [function.__name__ for function, _, _ in FUNCTIONS]
 
 
 def caught(function, inputs):
-    """A Function without a value is refused at the boundary. Third order takes long, and is rarely needed."""
+    """Whether a check of second or, rarely needed, third order fails, or refuses a Function without a value."""
     try:
         return any(not check(function, inputs, order=order, scipy=False).ok for order in (2, 3))
     except InputError:
@@ -59,7 +59,7 @@ def caught(function, inputs):
 
 
 def survivors(function, rules, inputs, every=1):
-    """The names of mutants that make a difference and are not found, and how many make one."""
+    """Return the names of mutants that make a difference and are not found, and the number that make one."""
     expected = behaviour(function, inputs)
     missed, count = [], 0
     for mutant in list(mutants(function, rules))[::every]:

@@ -1,4 +1,4 @@
-"""What a check says of itself on a terminal, and that it says nothing elsewhere."""
+"""Progress messages of a check: shown on a terminal, and nowhere else."""
 
 import io
 import sys

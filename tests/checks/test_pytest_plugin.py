@@ -1,4 +1,4 @@
-"""The plugin, in pytest processes of its own."""
+"""The pytest plugin, in separate pytest processes."""
 
 import os
 import re
@@ -41,8 +41,8 @@ class Doubled(torch.autograd.Function):
         return 4 * ctx.saved_tensors[0] * g
 """
 
-# In place of hodiff, which takes seconds to import: a check that finds nothing but a warning, and says in its title how
-# it was called.
+# Replaces hodiff, whose import takes seconds. This check finds a warning only, and its title says how it was
+# called.
 STUB = """
 import sys
 from types import ModuleType, SimpleNamespace
@@ -60,7 +60,7 @@ sys.modules["hodiff.checks.assertions"].assert_differentiable = stub
 
 @pytest.fixture
 def run(pytester, monkeypatch):
-    """Run pytest with this plugin, and no other unless it is named, on files."""
+    """Return a function that runs pytest on files with this plugin, and with other plugins only if named."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("COLUMNS", "200")
@@ -105,7 +105,7 @@ def test_no_inputs(hodiff_check):
     assert len(re.findall(r"(?m)^E +order  route ", text)) >= 2
     assert re.search(r"(?m)^FAILED test_functions.py::test_wrong - hodiff\S+CheckError: check of Doubled", text)
     assert "InputError: check: inputs: expected at least one floating-point tensor" in text
-    # The test's own line is the last one of each traceback.
+    # Tracebacks show lines of the test file only.
     places = re.findall(r"(?m)^(\S+\.py):\d+: ", text)
     assert set(places) == {"test_functions.py"}
 
@@ -184,7 +184,7 @@ def test_no_warning_no_section(run):
 
 @pytest.mark.slow
 def test_the_entry_point_loads_it_and_nothing_heavy(pytester, monkeypatch):
-    """From a distribution made of what pyproject.toml declares."""
+    """The distribution is built from the declarations in pyproject.toml."""
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     ((name, module),) = project["project"]["entry-points"]["pytest11"].items()
@@ -236,7 +236,7 @@ def test_checks_are_importable_without_pytest():
 
 @pytest.mark.slow
 def test_the_guide(run):
-    """Its tests pass under its ini file."""
+    """The tests in the guide pass with its ini file."""
     text = (ROOT / "docs" / "guides" / "checking.md").read_text()
     (ini,) = re.findall(r"(?s)```ini\n(.*?)```", text)
     files = [block for block in re.findall(r"(?s)```python\n(.*?)```", text) if "def test_" in block]

@@ -1,4 +1,4 @@
-"""Places in the source, against lines that are known."""
+"""Places in the source code, against known lines."""
 
 import sys
 

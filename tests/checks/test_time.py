@@ -1,4 +1,4 @@
-"""How often a check calls what it checks: what a solver inside makes dear must not be asked for twice."""
+"""Number of calls in a check: a function with an expensive solver must not be called repeatedly."""
 
 from contextlib import nullcontext
 
@@ -30,7 +30,7 @@ class OldSine(Function):
 
 
 class Mute(Function):
-    """Has no derivative at all."""
+    """A sine whose derivatives raise."""
 
     generate_vmap_rule = True
 
@@ -52,7 +52,7 @@ class Mute(Function):
 
 
 class Off(Function):
-    """Wrong by every route."""
+    """A sine whose derivatives are one percent too large."""
 
     generate_vmap_rule = True
 
@@ -100,7 +100,7 @@ def test_what_raises_by_every_route_is_compared_once():
     report, count = calls_of(Counted(Mute.apply))
     assert not report.ok
     assert "no slope" in str(report)
-    # Differences of differences were thousands of calls.
+    # Nested differences would take thousands of calls.
     assert count < 200
 
 
@@ -124,7 +124,7 @@ def test_torch_functions_are_not_searched_for_what_torch_says_of_a_custom_one(mo
 @pytest.mark.slow
 def test_the_function_that_raises_is_found_among_those_that_do_not():
     def step(x):
-        # Torch has no derivative of it by its first argument.
+        # Torch has no derivative of igamma by its first argument.
         return torch.igamma(x.abs(), x.exp()) * torch.exp(x)
 
     found = list(culprits(lambda: lambda: step(X), nullcontext, 2, 0, raising=True))
@@ -159,9 +159,9 @@ def test_a_refusal_is_remembered():
 
     gradient = derivative(f, "reverse")
     expected = X.cos()
-    for count in (2, 3, 4):  # the first call is refused, and made again
+    for count in (2, 3, 4):  # the first call is refused and repeated
         torch.testing.assert_close(gradient(X), expected)
         assert len(calls) == count
-    # A transform around it takes what torch.func says.
+    # Inside a transform, the error of torch.func is raised.
     with pytest.raises(RuntimeError):
         torch.func.jvp(gradient, (X,), (X,))

@@ -1,4 +1,4 @@
-"""Each Function is wrong in one way, and each must come out as a finding on the right row."""
+"""Each Function is wrong in one way, and must give a finding on the right row."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ X = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
 
 
 class Cube(Function):
-    """Right in every route."""
+    """Right by every route."""
 
     generate_vmap_rule = True
 
@@ -83,7 +83,7 @@ class SavedIntermediate(Cube):
 
 
 class DetachedCotangent(Cube):
-    """Right under a constant incoming gradient, so that only a curved loss shows it by the routes."""
+    """Right for a constant incoming gradient, so that routes show the defect for a curved loss only."""
 
     @staticmethod
     def backward(ctx, g):
@@ -144,7 +144,7 @@ class WrongBatching(Cube):
 
 
 class WrongAxis(Cube):
-    """Right only if the batch comes first."""
+    """Right only if the batch dimension comes first."""
 
     generate_vmap_rule = False
 
@@ -196,7 +196,7 @@ def test_finding(function, order, codes, words):
 
 @pytest.mark.slow
 def test_forward_mode_that_does_not_nest():
-    """hodiff's transforms mend it; torch alone has it wrong."""
+    """hodiff's transforms correct it; torch alone is wrong."""
     report = check(PlainTangent, X)
     assert (report.ok, report.codes) == (True, ("HD410",)), str(report)
     assert any("PlainTangent" in text for text in report.findings[0].evidence)
@@ -249,7 +249,7 @@ def test_gradcheck_switches_are_separate():
 
 @pytest.mark.slow
 def test_compiled_code_that_ignores_a_jvp():
-    """The tangent that torch.compile makes is not the one that the Function states."""
+    """torch.compile makes a tangent of its own, and ignores the Function's jvp."""
     report = check(DoubledTangent, X, compile="aot_eager", vmap=False, scipy=False)
     failed = {entry.quantity for entry in report.entries if entry.route == "compile" and entry.failed}
     assert failed == {"forward", "reverse-over-forward"}, str(report)

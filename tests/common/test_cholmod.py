@@ -1,4 +1,4 @@
-"""Solutions by CHOLMOD: by scikit-sparse if it is installed, and by stand-ins for the doors of both of its versions."""
+"""CHOLMOD solutions through scikit-sparse, if installed, and through stand-ins for its 0.4 and 0.5 interfaces."""
 
 import sys
 import warnings
@@ -34,7 +34,7 @@ def solved(lower, b):
 
 
 class Factor4:
-    """What `cholesky` of versions 0.4 returns."""
+    """Stand-in for the result of `cholesky` in scikit-sparse 0.4."""
 
     def __init__(self, lower):
         self._lower = lower
@@ -47,7 +47,7 @@ class Factor4:
 
 
 class Factor5:
-    """What `cho_factor` of versions 0.5 returns."""
+    """Stand-in for the result of `cho_factor` in scikit-sparse 0.5."""
 
     def __init__(self, lower):
         self._lower = lower
@@ -86,7 +86,7 @@ UNITS = np.logspace(-9, 9, 25)
 
 
 def grid(side):
-    """Laplace's five-point matrix and a little of the identity."""
+    """Five-point Laplacian plus 0.01 times the identity."""
     line = scipy.sparse.diags_array([-np.ones(side - 1), 2 * np.ones(side), -np.ones(side - 1)], offsets=[-1, 0, 1])
     return scipy.sparse.csc_array(scipy.sparse.kronsum(line, line) + 0.01 * scipy.sparse.eye_array(side**2))
 

@@ -1,4 +1,4 @@
-"""Options that a function hands on are refused in its own name, when it is called."""
+"""A function that forwards options refuses unknown ones under its own name, at the call."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Buffers during and after a run that changes them, against copies made before."""
+"""Buffers during and after a run that changes them, against copies made before the run."""
 
 import pytest
 import torch

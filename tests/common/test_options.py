@@ -1,4 +1,4 @@
-"""Options at the boundary: what each validator takes, and the words in which it refuses the rest."""
+"""Option validators: the values that they accept, and their messages for other values."""
 
 import math
 

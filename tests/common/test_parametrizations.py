@@ -1,4 +1,4 @@
-"""Products with parameters of their own while torch keeps parametrized weights of other ones."""
+"""Products at given parameters, while torch caches parametrized weights of other parameters."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def test_weights_kept_of_another_point_are_not_used(name, module):
 
 
 def test_learners(module):
-    """The tasks of a learner see the parameters that they adapted."""
+    """The tasks of a learner use their adapted parameters, not the cached weights."""
     maml = hodiff.meta.MAML(module, nn.functional.mse_loss, 0.1, 2)
     tasks = tuple(torch.randn(2, 5, 3, dtype=D) for _ in range(4))
     expected = maml(tasks)

@@ -1,4 +1,4 @@
-"""States of random number generators: draws are compared with those of the same seed, made apart."""
+"""States of random number generators, against draws of separate generators with equal seeds."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""One rank of two: attention of DTensors against the formula of whole tensors; run by test_sharded_attention.py."""
+"""One of two ranks: attention of DTensors against the formula on whole tensors; run by test_sharded_attention.py."""
 
 import sys
 from datetime import timedelta
@@ -29,7 +29,7 @@ def drawn(*shape: int) -> Tensor:
 
 
 def second(f: Any, leaves: list[Any], directions: list[Any]) -> list[Tensor]:
-    """Value, gradient and product."""
+    """Return value, gradient and Hessian-vector product."""
     y = f(*leaves)
     gradients = torch.autograd.grad(y.sin().sum(), leaves, create_graph=True)
     slope = sum((a * b).sum() for a, b in zip(gradients, directions, strict=True))
@@ -65,14 +65,14 @@ def main(rank: int, path: str) -> None:
             def reference(q: Tensor, k: Tensor, v: Tensor, causal: bool = causal) -> Tensor:
                 return plain_attention(q, k, v, causal)
 
-            # A batch of 3 is cut unevenly, and a sequence is gathered.
+            # A batch of 3 is split unevenly, and a sequence is gathered.
             for placement in (Shard(1), Shard(0), Shard(2), Shard(3), Replicate()):
                 y, *rest = compare(mesh, [placement], f, reference, tensors)
                 kept = placement if placement in (Shard(0), Shard(1)) else Replicate()
                 assert y.placements == (kept,)
                 assert all(each.placements == (placement,) for each in rest)
 
-    # Heads that share keys: cut where both are cut evenly, gathered where not.
+    # Heads that share keys: sharded if both counts divide evenly, gathered otherwise.
     for heads, shared, kept in ((4, 2, Shard(1)), (6, 3, Replicate())):
         grouped = [drawn(1, heads, 5, 3), drawn(1, shared, 5, 3), drawn(1, shared, 5, 3)]
 
@@ -82,7 +82,7 @@ def main(rank: int, path: str) -> None:
         y, *_ = compare(mesh, [Shard(1)], lambda *x: attention(*x, enable_gqa=True), of_groups, grouped)
         assert y.placements == (kept,)
 
-    # Masks with a number for each head, or one for all.
+    # Masks with one value per head, or one for all heads.
     for heads in (4, 1):
         seen = torch.rand(heads, 6, 6, generator=GENERATOR) < 0.7
         seen |= torch.eye(6, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""A call of every function that has a correction, all arguments given, which a test writes in torch's other forms."""
+"""A call of every function that has a correction, with all arguments; tests write it in torch's other forms."""
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +51,7 @@ LOG_PROBS, TARGETS = randn(6, 2, 4).log_softmax(-1), torch.tensor([[1, 2], [3, 1
 LENGTHS = torch.tensor([6, 5]), torch.tensor([2, 1])
 RUNNING = torch.zeros(3, dtype=D), torch.ones(3, dtype=D)
 WEIGHT = VECTOR.exp()
-# By which torch has no derivative.
+# Torch has no derivative by these.
 NUMBERS = torch.rand((3, 4), generator=GENERATOR, dtype=D) * 2 + 0.3
 LARGE = NUMBERS + 1
 CONSTANTS = (*RUNNING, WEIGHT, NUMBERS, LARGE)
@@ -65,7 +65,7 @@ def network(kind):
     return randn(4, 2, 2), hidden, parameters, True, 1, 0.0, True, False, False
 
 
-# The function, its arguments, and those that it takes by keyword alone; tensors first that are differentiated.
+# The function, its arguments with differentiated tensors first, and its keyword-only arguments
 CALLS = [
     (torch.relu, (X,), {}),
     (torch.Tensor.relu, (X,), {}),
@@ -319,7 +319,7 @@ CALLS += [
 ]
 CALLS += [(F.softmin, (X,), {"dim": -1}), (F.l1_loss, (X, Y), {"reduction": "none"}), (torch.rsub, (X, 2.0), {})]
 
-# What is random, what takes its gradient from elsewhere, and what has forms in tests of its own.
+# Random functions, functions with a gradient from elsewhere, and functions whose forms have tests of their own
 ELSEWHERE = {
     torch.native_dropout,
     F.dropout,
@@ -342,7 +342,7 @@ ELSEWHERE = {
     torch.ops.aten.sub.Scalar,
     torch.ops.aten.rsub.Scalar,
 }
-# Sparse tensors, lists of them, and what takes functions, have tests of their own.
+# Sparse tensors, lists of tensors, and functions of functions have tests of their own.
 FAMILIES_ELSEWHERE = (
     "torch._foreach_",
     "torch.sparse",
@@ -354,5 +354,5 @@ FAMILIES_ELSEWHERE = (
 
 
 def name_of(function):
-    """The same in every process, as what Python prints of a function is not."""
+    """Name of a function that is equal in every process, unlike what Python prints."""
     return resolve_name(function) or function.__name__

@@ -1,4 +1,4 @@
-"""Elementwise functions and losses where digits are easily lost, with mpmath's: tails, saturation, poles, zeros."""
+"""Elementwise functions and losses, with mpmath's, where digits are lost: tails, saturation, poles, zeros."""
 
 import json
 import math
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from taylor.hard_points import HARD, logistic, softplus
 
-# All of float32 as well; larger and smaller ones are of float64 alone.
+# The first sizes are for float32 and float64, the other sizes for float64 only.
 SIZES = (
     *(
         2.0**-100,
@@ -36,7 +36,7 @@ SIZES = (
 )
 EVERYWHERE = (-mp.inf, mp.inf)
 POSITIVE, UNIT, OPEN = (0.0, mp.inf), (0.0, 1.0), (-1.0, 1.0)
-# Where functions of the table of jets are defined, or hold a few digits in mpmath at all; elsewhere everywhere.
+# Domains in which functions of the table of jets are defined and mpmath keeps a few digits; the default is everywhere.
 DOMAINS = {
     **dict.fromkeys(("log", "log2", "log10", "special.entr", "sqrt", "rsqrt", "x**2.5"), POSITIVE),
     **dict.fromkeys(("asin", "acos", "atanh", "erfinv"), OPEN),
@@ -47,7 +47,7 @@ DOMAINS = {
     "polygamma(2)": POSITIVE,
     "lgamma": POSITIVE,
     "digamma": POSITIVE,
-    # Beyond it torch is the identity.
+    # Beyond 50 torch's softplus is the identity.
     "softplus": (-mp.inf, 50.0),
     **dict.fromkeys(("erf", "erfc", "special.ndtr", "gelu"), (-35.0, 35.0)),
 }
@@ -150,19 +150,19 @@ MORE = {
         EVERYWHERE,
     ),
 }
-# The torch function, mpmath's, and its domain.
+# Name: the torch function, mpmath's function, and the domain
 TAILS = {name: (f, exact, DOMAINS.get(name, EVERYWHERE)) for name, (f, exact, _) in HARD.items()} | MORE
 
 
-# Beyond two powers of the smallest number, zeta is zero in torch.
+# Beyond these numbers torch's zeta is zero.
 LARGEST = {"lgamma": 2.0**200, "digamma": 2.0**200}
 
 
 def points(name):
-    """Where the function is asked for."""
+    """Points at which the function is tested."""
     low, high = TAILS[name][2]
     high = min(high, LARGEST.get(name, high))
-    # Where 0 is a pole, or a root.
+    # The smallest sizes matter only where 0 is a pole or a root.
     sizes = SIZES if low == 0.0 else [size for size in SIZES if size > 1e-200]
     return [p for size in sizes for p in (size, -size) if low < p < high]
 
@@ -172,7 +172,7 @@ ORDERS = (1, 2, 3)
 
 
 def exact(name, point):
-    """Derivatives of orders 0 to 4 by differences with a hundred times the digits of float64, to twenty."""
+    """Derivatives of orders 0 to 4 by differences with hundreds of digits, as text with 20 digits."""
     f = TAILS[name][1]
     found = []
     for order in range(5):
@@ -185,21 +185,21 @@ def exact(name, point):
 
 @cache
 def truths():
-    """Derivatives by function and point; `python tests/corrections/write_tails.py` writes them."""
+    """Derivatives by function and point, as saved by `python tests/corrections/write_tails.py`."""
     return json.loads(TRUTHS.read_text(encoding="utf-8"))
 
 
 def of_middling_size(name, point):
-    """Whether neither the point nor a derivative is so large that float32 or a product of several would overflow."""
+    """Whether the point and its derivatives are so small that products of several of them fit float32."""
     return abs(point) < 1e30 and all(abs(mp.mpf(each)) < 1e30 for each in truths()[name][repr(point)])
 
 
 def ulps(name, point, order, got, dtype):
-    """The error in units of rounding the derivative, or its argument, whichever moves it more."""
+    """Error in units of rounding the derivative, or of rounding its argument if that changes it more."""
     values = [mp.mpf(each) for each in truths()[name][repr(point)]]
     info = torch.finfo(dtype)
     true, change = values[order], values[order + 1]
-    # What overflows may be no number.
+    # A result that overflows may be infinite or NaN.
     if abs(true) > info.max:
         return math.inf if abs(got) <= info.max / 4 else 0.0
     if not math.isfinite(got):

@@ -30,7 +30,7 @@ def test_every_route(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 def test_third_order_batched_and_compiled(name):
-    # torch.overrides lists the hard sigmoid among what no mode may see, and dynamo abides by it.
+    # torch.overrides hides the hard sigmoid from modes, and dynamo follows it.
     backend = backend_of(name, [each for each in CALLS if "glu" in each.lower()])
     hodiff.assert_differentiable(corrected(CALLS[name]), X, order=3, compile=backend)
 
@@ -59,7 +59,7 @@ def test_hard_sigmoid_at_its_kinks_and_beyond():
 
 
 def test_glu_in_closed_form():
-    """The mixed derivative of a σ(b) is σ(b) σ(-b), the second by b is a σ(b) σ(-b) (1 - 2 σ(b))."""
+    """The mixed derivative of a σ(b) is σ(b) σ(-b); the second by b is a σ(b) σ(-b) (1 - 2 σ(b))."""
     x = torch.tensor([1.5, -0.4], dtype=D)
     s = torch.sigmoid(x[1])
     bell = s * (1 - s)
@@ -77,7 +77,7 @@ def test_in_place_stays_in_place():
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_derivatives_in_place(route):
-    """Between the kinks the slope of the third power is that of ((x + 3) / 6)³."""
+    """Between the kinks, the product is that of ((x + 3) / 6)³."""
     x = torch.tensor([-4.0, -1.0, 2.0, 5.0], dtype=D)
 
     got = hodiff.hvp(lambda x: F.hardsigmoid(x * 1, inplace=True).pow(3).sum(), x, torch.ones_like(x), route=route)

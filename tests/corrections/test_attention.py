@@ -24,7 +24,7 @@ def normal(*shape, dtype=D):
 
 
 def of(*shapes, dtype=D, **options):
-    """A call with random q, k and v."""
+    """Return a call with random q, k and v."""
     return lambda: attend(*(normal(*shape, dtype=dtype) for shape in shapes), **options)
 
 
@@ -115,7 +115,7 @@ def run(call, mode, recording=True):
 
 @pytest.fixture
 def recording(monkeypatch):
-    """All random tensors require a gradient, without which the rule leaves the call to torch."""
+    """Make all random tensors require a gradient; otherwise the rule leaves the call to torch."""
     plain = normal
 
     def recorded(*shape, dtype=D):
@@ -134,7 +134,7 @@ def test_values_are_those_of_torch(name, recording):
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in {"no keys", "no queries"}])
 def test_the_rule_takes_those_calls(name, recording):
-    # On a CPU torch's own operators draw what is dropped.
+    # On a CPU dropout is left to torch's own operators.
     assert ("AttentionBackward" in nodes(CALLS[name])) == ("drop" not in name)
 
 
@@ -161,7 +161,7 @@ def test_errors_are_those_of_torch(name, recording):
 
 
 def test_a_mask_of_another_device_is_refused(recording):
-    """Torch returns what happens to be in memory."""
+    """Torch returns whatever is in memory."""
     call = masked(lambda: torch.zeros(3, 5, device="meta"), *SHAPES)
     with pytest.raises(RouteError, match="attn_mask: expected a tensor on cpu as query is, got one on meta"):
         run(call, hodiff.corrected())
@@ -203,7 +203,7 @@ CHECKED = {
 @pytest.mark.parametrize("name", some_at_once(CHECKED, ("hidden row", "dropout", "hidden rows of weights")))
 def test_all_routes_to_third_order(name):
     f, inputs = hodiff.corrected()(CHECKED[name]), tuple(normal(1, 1, *s) for s in ((3, 2), (4, 2), (4, 1)))
-    # vmap would draw anew for each element of its batch.
+    # vmap would draw other numbers for each element of its batch.
     drops = name.startswith("dropout")
     hodiff.assert_differentiable(f, inputs, order=2 if drops else 3, vmap=not drops, scipy=False)
 
@@ -216,7 +216,7 @@ def test_a_mask_that_is_differentiated():
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_two_tokens_are_a_logistic_curve(route):
-    """Weights of two keys are s(z) and s(-z), for z the difference of their scores; O = v0 + (v1 - v0) s(z)."""
+    """The weights of two keys are s(z) and s(-z), for the difference z of their scores; O = v0 + (v1 - v0) s(z)."""
     q, k, v = normal(1, 1, 1, 1), normal(1, 1, 2, 1), normal(1, 1, 2, 1)
     slope, height = (k[..., 1, :] - k[..., 0, :]).item(), (v[..., 1, :] - v[..., 0, :]).item()
     s = torch.sigmoid(q * slope)
@@ -243,7 +243,7 @@ def test_the_seed_decides_what_is_dropped():
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_the_draw_is_that_of_torch_by_each_route(route):
-    """Against the product of the very attention that torch draws, as a function of probabilities and a mask."""
+    """Products agree with those of probabilities times the mask that torch draws."""
     q, k, v = normal(1, 3, 2), normal(1, 4, 2), torch.eye(4, dtype=D)[None]
     torch.manual_seed(3)
     kept = (attend(q, k, v, dropout_p=0.4) > 0) / 0.6  # the values are unit vectors
@@ -257,7 +257,7 @@ def test_the_draw_is_that_of_torch_by_each_route(route):
 
 
 def test_no_composite_hides_a_function_that_has_a_rule():
-    """torch's functions in Python run with the mode set aside, so each that calls one with a rule needs one itself."""
+    """Torch disables the mode inside its Python functions, so each that calls a function with a rule needs a rule."""
     table = {each for each, entry in CORRECTIONS.items() if entry.kind != "slow"}
     for module in (F, torch.functional, torch.Tensor):
         for name, function in vars(module).items():
@@ -267,7 +267,7 @@ def test_no_composite_hides_a_function_that_has_a_rule():
             if not any("has_torch_function" in each for each in used):
                 continue
             callees = (function.__globals__.get(each, getattr(torch, each, None)) for each in used)
-            # These rules are for exponents and bounds that are tensors, which no function in Python has.
+            # These rules are for tensor exponents and bounds only, which no Python function passes.
             ruled = table - {torch.pow, torch.clamp_}
             hidden = [each for each in callees if callable(each) and each.__hash__ and each in ruled]
             assert not hidden, f"{name} calls {hidden}"

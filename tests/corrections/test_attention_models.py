@@ -1,4 +1,4 @@
-"""Unchanged transformers: products agree with primitives, and nothing as large as the weights is made."""
+"""Unmodified transformers: products agree with primitives, and no tensor is as large as the attention weights."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def loss_of(name, model, length=LENGTH):
 
 
 def by_primitives(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
-    """The definition, of whole matrices."""
+    """Attention by its definition, with whole matrices."""
     assert not dropout_p
     shared = query.shape[-3] // key.shape[-3]
     assert shared == 1 or enable_gqa
@@ -68,7 +68,7 @@ def by_primitives(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_products_agree_with_primitives(name, monkeypatch):
-    """All else goes by the same rules in both."""
+    """Only the rules of attention differ between both sides."""
     model = MODELS[name]()
     x = {key: each.detach() for key, each in model.named_parameters()}
     generator = torch.Generator().manual_seed(2)
@@ -85,7 +85,7 @@ def test_products_agree_with_primitives(name, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_all_attention_goes_by_the_rule(name, monkeypatch):
-    """In the encoder, in the decoder, and from the one to the other; T5 adds its learned positions by the mask."""
+    """Attention in encoder, decoder and between them uses the rule; T5 adds its learned positions by the mask."""
     taken = []
 
     def watched(*args, **kwargs):
@@ -104,7 +104,7 @@ WATCHED = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 
 
 class Largest(TorchDispatchMode):
-    """How many numbers the largest tensor made inside has."""
+    """Records the number of elements of the largest tensor made inside."""
 
     def __init__(self):
         super().__init__()
@@ -121,7 +121,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama, shared heads"])
 def test_nothing_is_as_large_as_the_weights(name, monkeypatch):
-    """What torch's operators make in blocks; the kernels, which stand back while operators are counted, make less."""
+    """Torch's operators run in blocks; the kernels, which are disabled while operators are counted, need less."""
     monkeypatch.setattr(blockwise, "BLOCK", 2**14)
     length = 512
     model = MODELS[name]()

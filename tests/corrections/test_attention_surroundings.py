@@ -1,4 +1,4 @@
-"""Attention in training as it is done: in 16 bits, checkpointed, with a tangent in the loss; against primitives."""
+"""Attention in training: in 16 bits, checkpointed, and with a tangent in the loss; against primitives."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def heads_of(x, weights):
 
 
 def block(attend, x, weights):
-    """Self-attention as a layer has it."""
+    """Self-attention with a residual connection."""
     return x + attend(*heads_of(x, weights), is_causal=True).transpose(-3, -2).flatten(-2)
 
 
@@ -43,7 +43,7 @@ EXPECTED = slope_and_product(lambda w: block(plain_attention, X, w).sin().sum())
 
 @pytest.mark.parametrize("attend", [attention, F.scaled_dot_product_attention], ids=["hodiff", "torch"])
 def test_autocast(attend):
-    """Within a few roundings to 8 bits, as primitives are under autocast; and no further off than twice as these."""
+    """Errors are a few roundings to 8 bits, and less than twice those of primitives under autocast."""
     x, weights, direction = X.float(), WEIGHTS.float(), DIRECTION.float()
 
     def errors(f):
@@ -70,7 +70,7 @@ def test_autocast_in_hvp_by_each_route(attend):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("attend", [attention, F.scaled_dot_product_attention], ids=["hodiff", "torch"])
 def test_checkpoints(attend, reentrant):
-    """The layer is checkpointed as a whole, within the corrections."""
+    """The checkpoint contains the whole layer, and lies within the corrections."""
 
     def loss(w):
         return checkpoint(lambda x, w: block(attend, x, w), X, w, use_reentrant=reentrant).sin().sum()
@@ -94,7 +94,7 @@ def test_products_through_checkpoints(reentrant):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_the_corrections_inside_of_the_checkpoint_alone(reentrant):
-    """Where they are entered by what is checkpointed, they are when it runs again."""
+    """Corrections that the checkpointed function enters are entered again when it is recomputed."""
     inside = hodiff.corrected()(lambda x, w: block(F.scaled_dot_product_attention, x, w))
 
     def loss(w):
@@ -103,19 +103,19 @@ def test_the_corrections_inside_of_the_checkpoint_alone(reentrant):
     leaf = WEIGHTS.clone().requires_grad_()
     loss(leaf).backward()
     torch.testing.assert_close(leaf.grad, EXPECTED[0], rtol=1e-12, atol=1e-12)
-    if not reentrant:  # which torch differentiates once outside of the corrections
+    if not reentrant:  # torch differentiates reentrant checkpoints only once outside of corrections
         for ours, theirs in zip(slope_and_product(loss), EXPECTED, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def gradient_by_primitives(loss):
-    """Of the loss of an attention, by torch.autograd."""
+    """Gradient by torch.autograd of a loss with attention in primitives."""
     leaf = WEIGHTS.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(plain_attention, leaf), leaf)
     return gradient
 
 
-# A field of time and state, and what a consistency model is trained with.
+# State, noise and times for the training of a consistency model
 STATE, NOISE, TIMES = drawn(2, LENGTH, WIDTH, seed=4), drawn(2, LENGTH, WIDTH, seed=5), drawn(2, 1, 1, seed=6).sigmoid()
 
 
@@ -143,7 +143,7 @@ def continuous_consistency(attend, weights):
 
 
 def through_the_tangent(attend, weights):
-    """As in MeanFlow without its stopped gradient: backward goes through the tangent itself."""
+    """The loss of MeanFlow without its stopped gradient: backward goes through the tangent."""
 
     def field(x, t):
         return block(attend, x + t.sin(), weights)
@@ -159,7 +159,7 @@ def test_training_with_a_tangent_in_the_loss(attend, loss):
     with hodiff.corrected():
         loss(attend, leaf).backward()
     torch.testing.assert_close(leaf.grad, gradient_by_primitives(loss), rtol=1e-12, atol=1e-12)
-    # Stopped gradients are stopped: the tangent must have moved the loss.
+    # The gradient is zero unless the tangent contributes to the loss.
     assert float(leaf.grad.abs().max()) > 1e-3
 
 

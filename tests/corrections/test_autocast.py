@@ -1,4 +1,4 @@
-"""Under `torch.autocast` a rule computes in the dtypes in which torch's own function does."""
+"""Under `torch.autocast` a rule computes in the dtypes of torch's own function."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def assert_torchs_dtypes(function, arguments, dtype):
 
 
 def test_what_autocast_casts():
-    """A loss of 16 bits would have two or three digits where torch's has seven."""
+    """A loss in 16 bits would have two or three digits, while torch's has seven."""
     taken = [assert_torchs_dtypes(f, rest, dtype) for f, *rest in CAST for dtype in (B, torch.float32)]
     assert sum(taken) > 40
 

@@ -26,7 +26,7 @@ def nested(block, h):
     return checkpoint(lambda h: checkpoint(block, h, use_reentrant=False), h, use_reentrant=False)
 
 
-# Which results to keep is a matter of memory; hodiff keeps none.
+# Selective checkpointing saves some results to save time; hodiff saves none.
 SELECTIVE = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
 WAYS = {
     "plain": lambda block, h: block(h),
@@ -55,7 +55,7 @@ class Model(nn.Module):
 
 
 def by_formula(p, x):
-    """The same in primitives."""
+    """The model in primitives."""
     h = (x @ p["first.weight"].T + p["first.bias"]) @ p["block.0.weight"].T + p["block.0.bias"]
     h = h - h.mean(-1, keepdim=True)
     h = h / ((h * h).mean(-1, keepdim=True) + 1e-5).sqrt() * p["block.1.weight"] + p["block.1.bias"]
@@ -64,7 +64,7 @@ def by_formula(p, x):
 
 
 def problem(way):
-    """A module, a loss of its parameters, the same by the formula, another point than the module's, and a direction."""
+    """Return a module, a loss of its parameters, the loss by the formula, another point, and a direction."""
     torch.manual_seed(0)
     module = Model(way).to(D)
     x = torch.randn(6, 3, dtype=D)
@@ -110,7 +110,7 @@ def test_products_at_another_point_by_every_route(way):
 
 
 def gradients(loss, p, *, outside):
-    """The gradient and a product with the Hessian, by torch's own functions, within `corrected()` or partly without."""
+    """Gradient and Hessian product by torch's own functions, entirely or partly within `corrected()`."""
     q = {name: each.clone().requires_grad_() for name, each in p.items()}
     with hodiff.corrected():
         value = loss(q)
@@ -139,7 +139,7 @@ def test_gradients_of_torch_within_corrected(way, outside):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", ["checkpoint", "segments", "nested", "in contexts"])
 def test_called_outside_and_differentiated_within(way):
-    """Torch's own checkpoint, which runs its function again as it was run first."""
+    """The checkpoint is torch's own, which recomputes its function as in the first run."""
     module, *_ = problem(way)
     x = torch.randn(6, 3, dtype=D)
     parameters = dict(module.named_parameters())
@@ -153,7 +153,7 @@ def test_called_outside_and_differentiated_within(way):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", ["checkpoint", "segments", "nested", "in contexts"])
 def test_derivatives_of_torch_at_another_point(way):
-    """Torch's own rules, and yet not the module's own parameters."""
+    """Torch's own rules are evaluated at the given parameters, not at the module's."""
     _, loss, formula, p, v = problem(way)
     expected = product(formula, p, v)
     assert_same(hodiff.hvp(loss, p, v, correct=False, route="reverse-over-reverse"), expected)
@@ -166,7 +166,7 @@ def test_derivatives_of_torch_at_another_point(way):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_batch_norm_in_training(route):
-    """Its running statistics are those of the first run by any route, and the product that of the formula."""
+    """Running statistics are those of one run by any route, and the product is that of the formula."""
     torch.manual_seed(0)
     module, x, v = nn.BatchNorm1d(3, dtype=D), torch.randn(4, 3, dtype=D), torch.randn(4, 3, dtype=D)
 
@@ -276,7 +276,7 @@ def test_autocast_is_that_of_the_call():
 
 @pytest.mark.slow
 def test_memory_of_a_product_is_that_of_checkpointing():
-    """Each block holds its input and cotangents, not what it computes between, when the gradient is recorded."""
+    """When the gradient is recorded, each block holds its input and cotangents, not its intermediate results."""
     blocks = [nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(10))).to(D) for _ in range(4)]
     parameters = sum(each.nbytes for block in blocks for each in block.parameters())
     x = torch.randn(500, 8, dtype=D)
@@ -328,7 +328,7 @@ def test_compiled_operators():
 
 
 @pytest.mark.slow
-# Newer versions have another name for it.
+# Newer versions have another name for the method.
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_hugging_face(reentrant):
@@ -341,7 +341,7 @@ def test_hugging_face(reentrant):
     v = {name: torch.randn_like(each) for name, each in p.items()}
 
     def loss(p):
-        torch.manual_seed(1)  # of its dropout
+        torch.manual_seed(1)  # for dropout
         return functional_call(model.train(), p, (tokens,)).last_hidden_state.pow(3).mean()
 
     expected = hodiff.hvp(loss, p, v)
@@ -372,7 +372,7 @@ def by_a_leaf_if_need_be(x, w):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("forces", [by_a_leaf_of_its_own, by_its_input, by_what_it_computes, by_a_leaf_if_need_be])
 def test_gradients_taken_inside(forces):
-    """Forces of a potential, as models of molecules take them, to second order."""
+    """Forces of a potential, as molecular models compute them, are right to second order."""
     x, w = (torch.tensor(each, dtype=torch.float64, requires_grad=True) for each in ([0.5, -1.0], [1.0, 0.3]))
 
     def derivatives(f):

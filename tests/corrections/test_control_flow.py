@@ -1,4 +1,4 @@
-"""Operators that take functions, against the same in plain Python."""
+"""Control-flow operators, which take functions, against plain Python."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ ONE = torch.ones((), dtype=D)
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiler() -> None:
-    """Its import takes longer than the tests, and torch.cond wants it there."""
+    """Import dynamo, which torch.cond requires; the import takes longer than the tests."""
     import torch._dynamo  # noqa: F401
 
 
@@ -182,7 +182,7 @@ def test_meta_gradients() -> None:
 def test_a_graph_from_outside_is_refused() -> None:
     x = X.clone().requires_grad_()
     y = branching(x)
-    assert "CondAutogradOp" in type(y.grad_fn).__name__  # outside, torch does as it ever did
+    assert "CondAutogradOp" in type(y.grad_fn).__name__  # outside of corrections, torch is unchanged
     with hodiff.corrected(), pytest.raises(RouteError, match="gradient of CondAutogradOp"):
         torch.autograd.grad(y, x, create_graph=True)
     torch.testing.assert_close(torch.autograd.grad(y, x)[0], 3 * X**2)
@@ -190,7 +190,7 @@ def test_a_graph_from_outside_is_refused() -> None:
 
 @pytest.mark.slow
 def test_torch_is_wrong_here() -> None:
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     x = X.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(branching(x), x, create_graph=True)
     torch.testing.assert_close(gradient, 3 * X**2)

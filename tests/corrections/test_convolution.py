@@ -1,4 +1,4 @@
-"""Transposed convolutions with output padding: torch's values, and third derivatives that torch has not."""
+"""Transposed convolutions with output padding: torch's values, and third derivatives that torch lacks."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_values_are_those_of_torch(name):
 
 
 def test_torch_fails_here():
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     f, (x, w, _) = CASES["1d"]
     leaves = [each.clone().requires_grad_() for each in (x, w, randn(1))]
     y = f(*leaves).pow(3).sum()

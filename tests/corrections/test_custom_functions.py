@@ -1,6 +1,6 @@
-"""Functions as torch's documentation teaches them, in every nesting of forward and reverse passes.
+"""Functions as in torch's documentation, in every nesting of forward and reverse passes.
 
-The truth is the same function of elementary operators, and the derivatives of x³ in closed form.
+The reference is the same function in elementary operators, and the derivatives of x³ in closed form.
 """
 
 from itertools import product
@@ -21,7 +21,7 @@ V = torch.tensor([1.0, 0.7, -0.3], dtype=D)
 
 
 class Saved(Function):
-    """x² y from saved inputs, batched by the rules of its operators."""
+    """x² y from saved inputs, with a generated batching rule."""
 
     generate_vmap_rule = True
 
@@ -46,7 +46,7 @@ class Saved(Function):
 
 
 class Batched:
-    """A batching rule that applies the Function again."""
+    """Adds a batching rule that applies the Function again."""
 
     generate_vmap_rule = False
 
@@ -57,7 +57,7 @@ class Batched:
 
 
 class Unmaterialized(Batched, Saved):
-    """With None for tangents that are zero."""
+    """Receives None for zero tangents."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -71,7 +71,7 @@ class Unmaterialized(Batched, Saved):
 
 
 class Attributes(Batched, Saved):
-    """Inputs that are attributes of the context, one of them in a list."""
+    """Keeps inputs as attributes of the context, one of them in a list."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -89,7 +89,7 @@ class Attributes(Batched, Saved):
 
 
 class Hidden(Attributes):
-    """Inputs in an object that torch does not look into."""
+    """Keeps inputs in an object that torch does not inspect."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -107,7 +107,7 @@ class Hidden(Attributes):
 
 
 class Nested(Saved):
-    """Rules that call another Function."""
+    """Calls another Function in its rules."""
 
     @staticmethod
     def backward(ctx, g):
@@ -121,7 +121,7 @@ class Nested(Saved):
 
 
 class Output(Saved):
-    """A saved output."""
+    """Saves its output."""
 
     @staticmethod
     def forward(x, y):
@@ -144,7 +144,7 @@ class Output(Saved):
 
 
 class Several(Function):
-    """Two outputs with derivatives, one without, an argument that is no tensor, and a default."""
+    """Has two outputs with derivatives, one without, an argument that is no tensor, and a default."""
 
     generate_vmap_rule = True
 
@@ -172,7 +172,7 @@ class Several(Function):
 
 
 class Normalized(Function):
-    """Rules made of a torch function whose own derivatives have to be corrected."""
+    """Calls a torch function in its rules whose own derivatives need corrections."""
 
     generate_vmap_rule = True
 
@@ -226,7 +226,7 @@ def at_once(f):
 
 
 def in_batches(f):
-    """One argument batched, or both, in front or at the back."""
+    """Return a function that applies f to a batch of both arguments, and of one argument along the last dimension."""
 
     def total(x):
         both = vmap(f)(torch.stack([x.sin(), x]), torch.stack([x.exp(), 2 * x]))
@@ -237,7 +237,7 @@ def in_batches(f):
 
 
 def passed(f, modes):
-    """The derivative of a scalar function by passes, the innermost first: a directional one for each but the last."""
+    """Derivative of a scalar function by passes, the innermost first; all passes but the last are directional."""
     for mode in modes[:-1]:
         f = _along(f) if mode == "forward" else _against(f)
     return grad(f) if modes[-1] == "reverse" else jacfwd(f)
@@ -263,7 +263,7 @@ def test_every_nesting(name, arrange):
 
 
 def test_torch_alone_is_silent():
-    """Else the tests above prove nothing."""
+    """The tests above would prove nothing if torch alone were right."""
     slope = _along(at_once(Saved.apply))
     assert not torch.allclose(jacfwd(slope)(X), jacfwd(_along(at_once(elementary)))(X))
 
@@ -314,7 +314,7 @@ class CubeUnrecorded(Cube):
 
 @pytest.mark.parametrize("function", [CubeCut, CubeUnrecorded])
 def test_a_backward_whose_slope_nobody_asks_for_may_lose_it(function):
-    """Reverse over forward mode differentiates the forward rule."""
+    """Reverse-over-forward mode differentiates the forward rule only."""
 
     def slope(x):
         return jvp(lambda x: function.apply(x).square().sum(), (x,), (V,))[1]
@@ -354,7 +354,7 @@ def test_in_a_module():
 
 
 def test_recorded_around_a_forward_pass():
-    """`torch.autograd` around `torch.func.jvp`: rules that have to be corrected are."""
+    """Corrections reach rules if `torch.autograd` runs around `torch.func.jvp`."""
     x = X.clone().requires_grad_()
     with hodiff.corrected():
         (found,) = torch.autograd.grad(_along(at_once(Normalized.apply))(x), x)
@@ -381,7 +381,7 @@ def test_in_place():
 
 
 class Registered(type(Function)):
-    """A metaclass that keeps a list, as plugins do."""
+    """A metaclass that registers its classes, as plugins do."""
 
     known: ClassVar = []
 
@@ -445,7 +445,7 @@ class WithoutTangent(Cube):
 
 @pytest.mark.parametrize("function", [OldStyle, WithoutTangent])
 def test_without_a_forward_pass(function):
-    """torch has none of these; by the default route they are right, and Taylor mode applies `backward` twice."""
+    """Functions without a forward rule are right by the default route; Taylor mode applies `backward` twice."""
     torch.testing.assert_close(hodiff.hvp(lambda x: function.apply(x).sum(), X, V), 6 * X * V)
     if function is OldStyle:
         with pytest.raises(hodiff.RouteError, match="setup_context"):
@@ -472,7 +472,7 @@ def test_listed():
 
 
 class WithoutJvp(torch.autograd.Function):
-    """Batched by its generated rule, and without forward mode."""
+    """sin(x) with a generated batching rule, and without a jvp."""
 
     generate_vmap_rule = True
 

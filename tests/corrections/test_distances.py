@@ -1,4 +1,4 @@
-"""Distances: torch's values and first derivatives, right in every route, and torch's conventions at equal points."""
+"""Distances: torch's values and first derivatives, every route right, and torch's conventions at equal points."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_third_order_batched_and_compiled(p):
 
 
 def test_two_points_in_closed_form():
-    """The Hessian of |x - y| by x is the projection across the connection, divided by the distance."""
+    """The Hessian of |x - y| by x is the projection orthogonal to x - y, divided by the distance."""
     x, y = torch.tensor([3.0, 4.0], dtype=D), torch.zeros(2, dtype=D)
     hessian = torch.tensor([[16.0, -12.0], [-12.0, 9.0]], dtype=D) / 125
 
@@ -64,7 +64,7 @@ MODES = ("use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist", "donot
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("p", NORMS)
 def test_values_and_gradients_are_those_of_torch(p, mode):
-    """With batches that broadcast, and more than the 25 points from which torch takes a matrix product."""
+    """Batches broadcast, and there are more than the 25 points from which on torch uses a matrix product."""
     x, y = draw(2, 1, 30, 3).requires_grad_(), draw(3, 2, 3, seed=1).requires_grad_()
 
     def results():
@@ -93,7 +93,7 @@ def test_at_equal_points_and_ties_first_derivatives_are_those_of_torch(p):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_equal_points_among_many_add_nothing_to_second_derivatives(mode):
-    """A kernel matrix of many points: its diagonal has distances that a matrix product rounds to 1e-8."""
+    """The diagonal of a large kernel matrix has distances that a matrix product rounds to 1e-8."""
     x = draw(40, 3)
 
     def with_diagonal(x):

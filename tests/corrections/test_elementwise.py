@@ -1,4 +1,4 @@
-"""Elementwise functions at 0 and away from it: closed forms, and every route against differences."""
+"""Elementwise functions at 0 and elsewhere: closed forms, and every route against differences."""
 
 import math
 
@@ -72,7 +72,7 @@ CASES = {
         (tensor(0.0, 0.3, 2.0), tensor(0.0, 0.1, 0.2)),
     ),
 }
-# Dynamo refuses complex numbers, what is written in place, and the gradient of a tangent that is constant.
+# Dynamo refuses complex numbers, writes in place, and the gradient of a constant tangent.
 NOT_COMPILED = {
     "ldexp of rows",
     "linspace",
@@ -80,9 +80,9 @@ NOT_COMPILED = {
     "logspace",
     "polar",
     *(name for name in CASES if "complex" in name or "in place" in name),
-    # There the correction stands aside, and torch's own compiled gradient ends the process.
+    # The correction declines these, and torch's own compiled gradient ends the process.
     *(["ldexp"] if torch.__version__ >= "2.14" else []),
-    # Before 2.13 forward mode raises where a graph breaks.
+    # Before torch 2.13, forward mode raises where a graph breaks.
     *([name for name in CASES if "pow" in name] if torch.__version__ < "2.13" else []),
 }
 WRONG = (
@@ -100,7 +100,7 @@ WRONG = (
 
 
 def judged(f, inputs, order):
-    """What differences say of the routes: of two of first order, four of second, eight of third."""
+    """Compare with differences, and return the status of each route: 2 of first order, 4 of second, 8 of third."""
     generator = torch.Generator().manual_seed(0)
     problem = scalarize(f, inputs, generator)
     return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
@@ -118,14 +118,14 @@ def test_every_route(name):
 def test_every_route_batched_and_compiled(name):
     f, inputs = CASES[name]
     compile = backend_of(name, [each for each in CASES if each not in NOT_COMPILED])
-    # vmap writes no batch into what is none.
+    # vmap cannot write a batch into an unbatched tensor.
     vmap = "in place" not in name
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, vmap=vmap, compile=compile, scipy=False)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_torch_fails_here(name):
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     f, inputs = CASES[name]
     assert {"wrong", "zero", "non-finite"} & set(judged(f, inputs, 2))
 
@@ -133,7 +133,7 @@ def test_torch_fails_here(name):
 @pytest.mark.parametrize("x", [0.0, 1e-9, 1e-3, 0.45, 0.5, 1.0, 2.7, 40.3])
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_derivatives_of_sinc_against_mpmath(x, order):
-    """An integral that has no pole: sinc(x) is that of cos(pi x t) over t from 0 to 1."""
+    """The reference has no pole: sinc(x) is the integral of cos(pi x t) over t from 0 to 1."""
     with mpmath.workdps(30):
         pieces = mpmath.linspace(0, 1, int(x) + 4)
         truth = mpmath.quad(
@@ -149,7 +149,7 @@ def test_derivatives_of_sinc_against_mpmath(x, order):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_powers_written_out(route):
-    """Of x^e with both moving the mixed derivative is x^(e - 1) (1 + e log x), at an exponent of 0 as well."""
+    """The mixed derivative of x^e by x and e is x^(e - 1) (1 + e log x), also at the exponent 0."""
     for x, e in ((2.0, 0.0), (0.5, 3.0), (3.0, -1.0)):
         H = hodiff.hessian_matrix(lambda p: p[0] ** p[1], tensor(x, e), route=route)
         mixed = x ** (e - 1) * (1 + e * math.log(x))
@@ -212,7 +212,7 @@ def test_values_and_dtypes_are_those_of_torch(dtype):
 )
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd])
 def test_angles_of_numbers_whose_squares_overflow(dtype, y, x, transform):
-    """The derivative by y is x / (x² + y²), that by x is -y / (x² + y²)."""
+    """The derivative of atan2 by y is x / (x² + y²), and by x it is -y / (x² + y²)."""
     y, x = (torch.tensor(each, dtype=dtype) for each in (y, x))
     squares = mpmath.mpf(x.item()) ** 2 + mpmath.mpf(y.item()) ** 2
     expected = [float(x.item() / squares), float(-y.item() / squares)]

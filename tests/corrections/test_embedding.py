@@ -188,7 +188,7 @@ def test_errors_are_those_of_torch(name):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_the_padding_row_is_a_constant(route):
-    """By torch alone its tangent counts and its gradient does not."""
+    """Torch alone gives the row a tangent and no gradient."""
     weight = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
     indices = torch.tensor([0, 2, 0, 3])
 
@@ -215,7 +215,7 @@ def test_the_padding_row_is_a_constant_with_options(options, route):
     scale = (options["max_norm"] / (norms + 1e-7)).clamp(max=1) if "max_norm" in options else 1
 
     def padded(weight):
-        # max_norm changes the weight in place, and that is no derivative.
+        # max_norm changes the weight in place, which is not differentiated.
         return F.embedding(indices, weight.clone(), padding_idx=0, **options).sum(0).pow(3).sum()
 
     def by_hand(weight):
@@ -234,7 +234,7 @@ def test_the_padding_row_is_a_constant_with_options(options, route):
 
 @pytest.mark.parametrize("embed", [F.embedding, lambda i, w, **options: torch.embedding(w, i, **options)])
 def test_scaled_gradients_are_no_derivatives(embed):
-    """torch's gradient of them stays as it is; forward mode, which does not scale, would disagree with it."""
+    """Torch's scaled gradient is unchanged; forward mode, which would not scale, is refused."""
     weight, indices = draw(4, 3), torch.tensor([0, 2, 2, 3])
 
     def scaled(weight, **options):

@@ -1,4 +1,4 @@
-"""Torch's `flex_attention` inside `corrected()`: its values, and derivatives that it does not have."""
+"""Torch's `flex_attention` inside `corrected()`: its values, and derivatives that torch lacks."""
 
 import inspect
 import math
@@ -80,7 +80,7 @@ def test_values_are_those_of_torch(name):
 
 
 def test_greatest_scores():
-    """Torch has none on a CPU."""
+    """Torch does not return them on a CPU."""
     q, k, v = drawn()
     with hodiff.corrected():
         _, aux = flex_attention(q, k, v, capped, return_aux=AuxRequest(max_scores=True))
@@ -170,7 +170,7 @@ def test_refusals(change, message):
 
 
 def test_the_operator_itself():
-    """As in an exported program, whose functions take what they close over."""
+    """An exported program passes closed-over tensors to the operator as arguments."""
     q, k, v = drawn()
     mask = blocks(causal)
 
@@ -199,7 +199,7 @@ def test_the_operator_itself():
 @pytest.mark.slow
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_compiled_by_users(fullgraph):
-    torch.compiler.reset()  # which skips a function for good that it met inside of a transform
+    torch.compiler.reset()  # the compiler skips a function for good that it met inside a transform
     q, k, v = drawn()
     mask = blocks(causal)
     compiled = torch.compile(lambda q: flex_attention(q, k, v, biased, mask), backend="aot_eager", fullgraph=fullgraph)
@@ -208,7 +208,7 @@ def test_compiled_by_users(fullgraph):
         (found,) = torch.autograd.grad(compiled(leaf).square().sum(), leaf)
     expected = lambda q: by_primitives(q, k, v, TABLE[:2]).square().sum()  # noqa: E731
     torch.testing.assert_close(found, torch.func.grad(expected)(q))
-    if fullgraph:  # which torch refuses inside its transforms
+    if fullgraph:  # torch refuses full graphs inside its transforms
         return
     product = hodiff.hvp(lambda q: compiled(q).square().sum(), q, q)
     torch.testing.assert_close(product, hodiff.hvp(expected, q, q))

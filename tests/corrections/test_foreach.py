@@ -1,4 +1,4 @@
-"""Operators on lists of tensors against the functions of one, and against differences where torch alone is wrong."""
+"""Operators on lists of tensors, against functions of one tensor, and against differences where torch is wrong."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ FOREACH = foreach_by_name()
 A, B = torch.tensor([0.5, 1.0, 2.0], dtype=D), torch.tensor([[0.3], [0.2]], dtype=D)
 X, V = torch.tensor([0.54, 0.7, 0.2], dtype=D), torch.tensor([1.0, -0.5, 0.3], dtype=D)
 
-# What is called with a tensor that moves, and what the function of one would be.
+# The operator called with a differentiated tensor, and the same by functions of one tensor
 CASES = {
     "add, a tensor for all": (
         lambda x: FOREACH["add"]([A, B], x.sum(), alpha=2),
@@ -63,7 +63,7 @@ def test_first_derivatives_are_those_of_differences(name):
 
 @pytest.mark.parametrize("name", ["add, a tensor alone", "add_", "maximum, a number", "minimum, a number"])
 def test_torch_is_wrong_here(name):
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     f = cubes(CASES[name][0])
     derivative = hodiff.directional_derivatives(f, X, V, order=1)[1]
     assert not torch.allclose(torch.func.jvp(f, (X,), (V,))[1], derivative)
@@ -88,7 +88,7 @@ def test_errors_are_those_of_torch(arguments):
 
 @pytest.mark.parametrize("name", ["maximum", "minimum", "maximum_", "minimum_"])
 def test_at_a_tie_each_side_has_half(name):
-    """As torch has it in reverse mode, where it is not in place."""
+    """Torch's reverse mode has the same convention, except in place."""
     tie = torch.tensor([0.6], dtype=D)
 
     def f(x):
@@ -121,7 +121,7 @@ IN_PLACE = {
 @pytest.mark.parametrize("name", IN_PLACE)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_what_a_graph_keeps_is_not_changed_unseen(name, route):
-    """The exponential keeps its value, which is then another one: a right product, or torch's error of eager code."""
+    """The graph keeps the changed exponential: the product is right, or raises torch's error of eager code."""
 
     def f(x):
         y = x.exp()
@@ -146,7 +146,7 @@ def test_what_a_graph_keeps_is_not_changed_unseen(name, route):
 
 
 def test_a_row_of_numbers_beside_two_lists():
-    """It is taken as numbers, and refused where it moves."""
+    """The row is accepted as numbers, and refused if it is differentiated."""
     row = torch.tensor([0.5], dtype=D)
 
     def f(row):

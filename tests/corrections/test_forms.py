@@ -1,4 +1,4 @@
-"""Every form in which torch takes a call of a corrected function has the value and derivatives of the plain form."""
+"""Every form of a call that torch accepts has the value and derivatives of the plain form."""
 
 import itertools
 
@@ -12,13 +12,13 @@ from torch.utils import _pytree as pytree
 from hodiff.corrections import Corrections
 from hodiff.corrections.registry import CORRECTIONS, correction_of
 
-# torch says of some, once, that they are deprecated.
+# torch warns once that some functions are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
 
 NUMPY = ("a", "x", "x1", "x2", "axis", "keepdims")
-# Of functions whose rules take any arguments.
+# Argument names of functions whose rules take any arguments
 OTHERS = "batch_first bidirectional ceil_mode dropout has_biases hx input2 input3 kernel_size num_layers params train"
-# Those of operators are tried in `test_operators`.
+# Rules of operators are tested in `test_operators`.
 RULES = {function: each for function, each in CORRECTIONS.items() if ".operators." not in each.rule.__module__}
 NAMES = sorted({name for each in RULES.values() for name in each.parameters.names}.union(NUMPY, OTHERS.split()))
 NUMBERS = {
@@ -29,7 +29,7 @@ NUMBERS = {
 
 
 def copied(arguments):
-    """Calls may write into them."""
+    """Copy tensors, because calls may write into them."""
     return pytree.tree_map_only(torch.Tensor, torch.clone, arguments)
 
 
@@ -38,10 +38,10 @@ def value(function, args, kwargs):
 
 
 def accepts(function, args, kwargs, expected):
-    """Whether torch takes a call, as another form of one with an expected value."""
+    """Whether torch accepts the call and returns the expected value."""
     try:
         found = value(function, args, kwargs)
-    except Exception:  # whatever torch raises
+    except Exception:  # torch may raise any exception
         return False
     return len(found) == len(expected) and all(
         (one.shape, one.dtype) == (other.shape, other.dtype) and torch.allclose(one, other, rtol=1e-4, equal_nan=True)
@@ -50,7 +50,7 @@ def accepts(function, args, kwargs, expected):
 
 
 def names(function, args, kwargs):
-    """The names that torch has for the positional arguments, of which the first may have none."""
+    """Torch's names for the positional arguments; the first argument may have none."""
     expected = value(function, args, kwargs)
     found = []
     for place in reversed(range(len(args))):
@@ -61,7 +61,7 @@ def names(function, args, kwargs):
             for name in NAMES
             if name not in given and accepts(function, args[:place], {name: args[place], **given}, expected)
         ]
-        # Another argument, which the value does not show, may take the same number.
+        # Another argument that does not affect the value may accept the same number.
         own = [*correction_of(function, args).parameters.signature.parameters, *[""] * len(args)][place]
         if own in taken:
             taken = [own, *(name for name in taken if name in NUMPY)]
@@ -81,7 +81,7 @@ def by_name(function, args, kwargs):
 
 
 def with_other_numbers(function, args, kwargs):
-    """Each number as a tensor, as one of NumPy's and as one of another kind; lists as tuples and of such numbers."""
+    """Yield calls with each number as a tensor or of another type, and with each list as another sequence."""
     for place, value in itertools.chain(enumerate(args), kwargs.items()):
         if type(value) in NUMBERS:
             others = [kind(value) for kind in NUMBERS[type(value)]]
@@ -99,7 +99,7 @@ def with_other_numbers(function, args, kwargs):
 
 
 def forms(function, args, kwargs):
-    """The forms that torch takes."""
+    """Yield other forms of the call."""
     if kwargs:
         yield "without keywords", args, {}
     yield "out=None", args, {**kwargs, "out": None}
@@ -118,14 +118,14 @@ def parts(tree):
 
 
 def is_variable(leaf):
-    """A tensor without a dimension stands for a number, and torch has no derivative by constants."""
+    """Whether the leaf is differentiated: it has dimensions (others stand for numbers), and is no constant."""
     return floating(leaf) and leaf.dim() and not any(leaf is each for each in CONSTANTS)
 
 
 def derivatives(function, args, kwargs):
-    """The value, and the second derivatives of a sum of its squares by routes with the forward pass outside and inside.
+    """The value, and second derivatives of its sum of squares with the forward pass outside and inside.
 
-    Of eigenvectors, whose phases are free, the eigenvalues alone.
+    Eigenvectors, whose phases are free, are left out.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     places = [i for i, each in enumerate(leaves) if is_variable(each)]
@@ -158,7 +158,7 @@ def derivatives(function, args, kwargs):
     return value, inside, outside
 
 
-# A quarter of the table, in which relatives are side by side.
+# A quarter of the table, in which related functions are adjacent
 SOON = set(map(id, CALLS[::4]))
 
 

@@ -1,4 +1,4 @@
-"""`torch.no_grad()` inside a function: what it computes is a constant by every route."""
+"""Results computed under `torch.no_grad()` inside a function are constants by every route."""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -48,7 +48,7 @@ def after_an_exception(x):
 
 
 def called(x):
-    """As torch's optimizers do."""
+    """Switch gradients off by a call, as torch's optimizers do."""
     torch.set_grad_enabled(False)
     result = x.exp()
     torch.set_grad_enabled(True)
@@ -70,7 +70,7 @@ def loss(constant):
     return lambda x: (constant(x) * x**3).sum()
 
 
-# Around f; what is called and not entered can be seen by the change that it makes alone.
+# Contexts around f; a switch that is called, not entered, shows only if it changes the mode.
 AROUND = {"nothing": nullcontext, "no_grad": torch.no_grad, "corrected": hodiff.corrected}
 CASES = [(way, around) for way in WAYS for around in AROUND if (way, around) != ("called", "no_grad")]
 
@@ -78,7 +78,7 @@ CASES = [(way, around) for way in WAYS for around in AROUND if (way, around) != 
 @pytest.mark.parametrize(("way", "around"), CASES)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_it_is_a_constant_by_every_route(route, way, around):
-    """The Hessian is diagonal: 6 exp(x) x."""
+    """The Hessian is diagonal, with the elements 6 exp(x) x."""
     with AROUND[around]():
         product = hodiff.hvp(loss(WAYS[way]), X, V, route=route)
     torch.testing.assert_close(product, 6 * X.exp() * X * V)
@@ -102,7 +102,7 @@ def test_it_is_a_constant_for_every_transform(way, around):
 
 
 grad, vmap = torch.func.grad, torch.func.vmap
-# The Hessian times the vector of ones, by reverse mode inside of reverse mode.
+# The Hessian times a vector of ones, by nested reverse mode
 NESTED = {
     "jacobian": lambda f: hodiff.jacobian(grad(f), mode="reverse")(X).sum(1),
     "grad of grad": lambda f: grad(lambda x: grad(f)(x).sum())(X),
@@ -126,7 +126,7 @@ def test_it_is_a_constant_to_each_of_nested_reverse_passes(name, way):
 
 
 def test_nested_reverse_passes_of_a_gradient_with_data():
-    """The gradient of (x c)² by a constant c is 2 x c²."""
+    """The gradient of (x c)² with a constant c is 2 x c²."""
     slope = grad(lambda x: (x * x.data.sin()).square().sum())
     for mode in ("auto", "forward", "reverse"):
         torch.testing.assert_close(hodiff.jacobian(slope, mode=mode)(X), (2 * X.sin() ** 2).diag())
@@ -159,7 +159,7 @@ def test_detached_in_place():
 
 @pytest.mark.parametrize("route", hodiff.ROUTES[1:])
 def test_detached_in_place_in_nested_transforms_is_refused(route):
-    """Torch detaches it from the innermost transform alone."""
+    """Torch detaches from the innermost transform only."""
     f = loss(in_place)
     with pytest.raises(hodiff.RouteError, match=r"detach_: transforms are nested.*x = x\.detach\(\)"):
         hodiff.hvp(f, X, V, route=route)
@@ -169,7 +169,7 @@ def test_detached_in_place_in_nested_transforms_is_refused(route):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_clipping_divides_by_a_constant(route):
-    """`torch.nn.utils` takes the norm of all gradients without a graph."""
+    """`torch.nn.utils` computes the norm of all gradients without a graph."""
 
     def clipped(x):
         gradients = [x**2, x.sin()]
@@ -186,7 +186,7 @@ def summed(x):
     return total
 
 
-# What a block may compute; views and Functions do not ask torch's own switch.
+# Results of a no_grad block; views and Functions ignore torch's own switch.
 MADE = {
     "a view": lambda x: x[:],
     "an element": lambda x: x[1].expand(3),
@@ -252,7 +252,7 @@ def test_steps_of_torchs_optimizers_are_constants(route, optimizer):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_a_teacher(route):
-    """Its parameters are those of the student, and what it says is constant."""
+    """The teacher has the parameters of the student, and its output is constant."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, dtype=D).eval()
     x = torch.randn(1, 3, 4, dtype=D)
@@ -291,7 +291,7 @@ def test_what_a_function_leaves_off_ends_with_it():
 
 
 def test_torch_goes_through():
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     f = loss(as_block)
     assert not torch.allclose(torch.func.jvp(f, (X,), (V,))[1], torch.func.grad(f)(X) @ V)
 
@@ -320,7 +320,7 @@ def test_a_transform_inside_has_tangents_of_its_own():
 
 
 def test_levels_that_users_open_are_theirs():
-    """Who writes no_grad around dual numbers wants no graph, and tangents."""
+    """no_grad around the user's own dual numbers drops the graph and keeps tangents."""
     with hodiff.corrected(), forward_ad.dual_level(), torch.no_grad():
         y = forward_ad.make_dual(X, V).sin()
         torch.testing.assert_close(forward_ad.unpack_dual(y).tangent, X.cos() * V)
@@ -328,7 +328,7 @@ def test_levels_that_users_open_are_theirs():
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_what_has_derivatives_may_be_marked_as_such(route):
-    """As models do with what their embeddings return."""
+    """Models mark the outputs of their embeddings by requires_grad_()."""
 
     def f(x):
         y = x**2
@@ -350,7 +350,7 @@ OUTSIDE = V.clone()
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_gradients_by_a_leaf_inside(leaf, route):
-    """As force fields and penalties have it: the gradient of w³ c³ by a constant c is 3 w³ c², a cube of w."""
+    """Force fields and penalties do this: the gradient of w³ c³ by a constant c is 3 w³ c², a cube of w."""
 
     def f(w):
         c = LEAVES[leaf](w)
@@ -378,7 +378,7 @@ def test_a_leaf_inside_a_batch_is_refused():
 # The dense forward-over-forward runs the function in a batch of directions without any of them, too.
 @pytest.mark.parametrize("route", hodiff.ROUTES[:3])
 def test_what_has_derivatives_anyway_goes_in_batches_too(route):
-    """As the hidden states of checkpointed models do."""
+    """Checkpointed models mark their hidden states by requires_grad_()."""
 
     def f(x):
         return ((x**2).requires_grad_() ** 2).sum()
@@ -388,7 +388,7 @@ def test_what_has_derivatives_anyway_goes_in_batches_too(route):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_gradients_by_the_input_itself(route):
-    """As residuals of differential equations have it."""
+    """Residuals of differential equations do this."""
 
     def f(x):
         x = x.clone().requires_grad_()
@@ -399,13 +399,13 @@ def test_gradients_by_the_input_itself(route):
 
 
 def test_a_thread_has_its_state_before_dynamo_looks():
-    """An attribute that appears while a first product is compiled fails dynamo's guards."""
+    """An attribute that appears while a first product is compiled would fail dynamo's guards."""
     with ThreadPoolExecutor(1) as pool:
         assert "depth" in pool.submit(lambda: vars(CONSTANTS)).result()
 
 
 def test_a_frame_whose_code_cannot_be_hashed():
-    """The code that dynamo writes may hold a dict among its constants."""
+    """Code written by dynamo may have a dict among its constants."""
     plain = called.__code__
     rewritten = FunctionType(plain.replace(co_consts=(*plain.co_consts, {})), globals())
     with pytest.raises(TypeError, match="unhashable"):
@@ -438,11 +438,11 @@ def test_a_conversion_that_changes_nothing_is_none(route):
     renamed = {name.replace("layer.", "0."): each for name, each in p.items()}
     expected = hodiff.hvp(lambda p: torch.func.functional_call(plain, p, X).sum(), renamed, renamed)
     torch.testing.assert_close(by_weights["layer.weight"], expected["0.weight"])
-    # The module still has its own memory, which is no transform's.
+    # The module keeps its own memory, and takes none from a transform.
     assert model.layer.weight.data_ptr() == before
 
 
-# Forward-over-forward evaluates the function once before.
+# Forward-over-forward is left out because it first evaluates the function once.
 @pytest.mark.parametrize("route", hodiff.ROUTES[1:3])
 def test_a_conversion_inside_of_a_transform_is_refused(route):
     model = Converting(torch.float32)
@@ -464,7 +464,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("function", ["jacobian", "hessian"])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_derivatives_by_torch_autograd_functional_inside_are_right_or_refused(name, function):
-    """PyTorch, too, refuses them in forward mode and under vmap, where their inputs are detached."""
+    """PyTorch refuses them, too, in forward mode and under vmap, where their inputs are detached."""
     f = getattr(torch.autograd.functional, function)
     with hodiff.corrected(), pytest.raises(hodiff.errors.RouteError, match=r"torch\.func\.jacrev"):
         TRANSFORMS[name](lambda x: f(lambda y: (y**3).sum(), x) * x.sum())

@@ -1,4 +1,4 @@
-"""Matrix products in groups, by every route, against products by a mask of groups."""
+"""Matrix products in groups, by every route, against products with a mask of groups."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def masks(dtype=D):
     return F.one_hot(GROUP, 3).to(dtype)
 
 
-# What is multiplied, and the same by a sum over all groups of which a mask leaves one.
+# The operands, and the product as a masked sum over all groups
 CASES = {
     "rows": (randn(5, 4), randn(3, 4, 2, seed=1), lambda a, b: torch.einsum("mg,mk,gkn->mn", masks(a.dtype), a, b)),
     "columns": (randn(3, 2, 4), randn(4, 5, seed=1), lambda a, b: torch.einsum("ng,gmk,kn->mn", masks(a.dtype), a, b)),
@@ -34,7 +34,7 @@ def grouped(a, b, **options):
 
 
 def curved(function):
-    """Both operands move by one point, in a scalar that is not linear in either."""
+    """Return a scalar function of both operands that is nonlinear in each operand."""
 
     def f(x):
         a, b = x
@@ -83,7 +83,7 @@ def test_rows_behind_the_last_group_are_zero():
 
 
 def test_torch_fails_here():
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     with pytest.raises(RuntimeError, match="Float32"):
         grouped(*CASES["rows"][:2])
     a, b = randn(8, 4).float(), randn(3, 4, 4).float()

@@ -11,7 +11,7 @@ from hodiff.checks.comparisons.orders import against_differences, climb
 from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.corrections import table
 
-# torch says of index_reduce, once, that it may change.
+# torch warns once that index_reduce may change.
 pytestmark = pytest.mark.filterwarnings("ignore:.*index_reduce.*:UserWarning")
 
 D = torch.float64
@@ -23,7 +23,7 @@ def randn(*shape):
 
 
 def with_zeros(*shape):
-    """Numbers of which some are zero, two of them in a row."""
+    """Random numbers with some zeros, two of them adjacent."""
     x = randn(*shape)
     flat = x.view(-1)
     flat[1::4] = 0
@@ -91,7 +91,7 @@ CASES = {
         (randn(4), randn(2, 2)),
     ),
 }
-# Dynamo raises: it cannot read indices, has no kernel for segments in functions that it transforms, and fails on some
+# Dynamo raises: it cannot read indices, has no kernel for segments in transformed functions, and fails on some
 # views in a gradient of a tangent.
 NOT_COMPILED = {
     "tensor_split",
@@ -100,12 +100,12 @@ NOT_COMPILED = {
     "as_strided_scatter",
     *(name for name in CASES if name.startswith("segment_reduce")),
 }
-# torch.func.vmap raises: it takes no write of a batch into what is none, and has no rule for strides.
+# torch.func.vmap raises: it cannot write a batch into an unbatched tensor, and has no rule for strides.
 NOT_BATCHED = {"in place", "as_strided_scatter"}
 
 
 def judged(f, inputs, order):
-    """What differences say of the routes: of two of first order, four of second, eight of third."""
+    """Compare with differences, and return the status of each route: 2 of first order, 4 of second, 8 of third."""
     generator = torch.Generator().manual_seed(0)
     problem = scalarize(f, inputs, generator)
     return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
@@ -119,7 +119,7 @@ WRONG = (
     "tensor_split",
     "as_strided_scatter",
 )
-# One of each family; the others take longer than one wants to wait.
+# One case of each family; the other cases are slow.
 FAST = (*WRONG, "scatter_reduce prod without self", "segment_reduce prod", "in place")
 
 
@@ -138,20 +138,20 @@ def test_every_route_batched_and_compiled(name):
     f, inputs = CASES[name]
     compile = backend_of(name, [each for each in CASES if each not in NOT_COMPILED])
     vmap = name not in NOT_BATCHED
-    # Third order was the test above; compiled, there is none.
+    # Third order is tested above; compiled code does not support it.
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, vmap=vmap, compile=compile, scipy=False)
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_torch_fails_here(name):
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     f, inputs = CASES[name]
     assert {"wrong", "raises", "non-finite"} & set(judged(f, inputs, 2))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_the_hessian_of_a_product_with_a_zero(route):
-    """By hand: the mixed derivatives of x y z at (0, y, z) are z, y and 0."""
+    """The mixed derivatives of x y z at (0, y, z) are z, y and 0."""
     x = torch.tensor([0.0, 2.0, 5.0], dtype=D)
     expected = torch.tensor([[0.0, 5.0, 2.0], [5.0, 0.0, 0.0], [2.0, 0.0, 0.0]], dtype=D)
     one, zeros = torch.ones(1, dtype=D), torch.zeros(3, dtype=torch.int64)
@@ -165,7 +165,7 @@ def test_the_hessian_of_a_product_with_a_zero(route):
 
 
 def same_value(f, **tolerance):
-    """The value with corrections is torch's, and of its type."""
+    """Check that corrections keep torch's value and its dtype."""
     expected = f()
     with hodiff.corrected():
         got = f()
@@ -254,7 +254,7 @@ ZEROS = torch.zeros(90, dtype=torch.int64)
     ids=["cumprod", "scatter_reduce", "segment_reduce"],
 )
 def test_parts_of_a_product_beyond_the_range_of_float32(f, route):
-    """Ten of the factors make 1e10, all sixty 1e60: the product is 1e30, and derivatives divide it by the factors."""
+    """Ten factors make 1e10, all sixty 1e60; the product is 1e30, and derivatives divide it by factors."""
     with hodiff.corrected():
         torch.testing.assert_close(f(LONG.clone().requires_grad_()).detach(), f(LONG), rtol=1e-5, atol=0)
     gradient = hodiff.jacobian(f)(LONG)
@@ -266,7 +266,7 @@ def test_parts_of_a_product_beyond_the_range_of_float32(f, route):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_products_of_subnormal_numbers(route):
-    """Their derivatives are not small: of x y z at 0 by x and y it is z."""
+    """Second derivatives are not small: the mixed derivative of x y z by x and y is z."""
     x = torch.tensor([1e-310, -3e-311, 2.0], dtype=D)
     H = hodiff.hessian_matrix(lambda x: torch.cumprod(x, 0)[-1], x, route=route)
     assert H[0, 1].item() == pytest.approx(2.0, rel=1e-14)
@@ -275,7 +275,7 @@ def test_products_of_subnormal_numbers(route):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
 def test_values_of_products_that_are_differentiated(dtype):
-    """Extremes, too, are torch's: what has overflowed stays so, though a smaller factor follows."""
+    """Extreme values are torch's, too: an overflow stays, even if a smaller factor follows."""
     inf, nan = torch.inf, torch.nan
     rows = [[1e30, 1e30, 1e-30], [1e-30, 1e-30, 1e30], [inf, 0, 1], [0, inf, 1], [nan, 1, 0], [-0.0, 2, 1e-45]]
     x, places = torch.tensor(rows).to(dtype), torch.zeros(6, 3, dtype=torch.int64)
@@ -300,7 +300,7 @@ STRIDES = {
 
 @pytest.mark.parametrize("name", STRIDES)
 def test_places_that_meet_or_lie_outside(name):
-    """Torch itself says, by labels, whence each element comes; the map is linear."""
+    """Labels show which element each result comes from; the map is linear."""
     skipped, size, stride, offset = STRIDES[name]
     w, dx, dsrc = randn(3, 4)[skipped:], randn(3, 4), randn(*size)
     labels = torch.arange(12).reshape(3, 4)

@@ -1,4 +1,4 @@
-"""Functions with a kink, at the kink: every route has the one slope that is written beside it, where torch has two."""
+"""Functions at a kink: every route has the one slope that is given here, where torch has two."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def tensor(*numbers):
 A, B, C = tensor(-1, 0, 1, 1, 2), tensor(-1, -1, 1, 2, 2), tensor(-1, 1, 1, 2, 1)
 NAN = float("nan")
 
-# The function, its arguments, and the slope by each of them.
+# The function, its arguments, and the slope by each argument
 CASES = {
     "clamp": (torch.clamp, (A, B, C), ([1, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1])),
     "clip": (torch.Tensor.clip, (A, B, C), ([1, 1, 1, 0, 0], [0, 0, 0, 1, 0], [0, 0, 0, 0, 1])),
@@ -39,14 +39,14 @@ CASES = {
     "copysign_": (lambda x: (x * 1).copysign_(-B), (A,), ([-1, 0, -1, -1, -1],)),
     "copysign of a number": (lambda x: torch.copysign(x, -2), (A,), ([1, 0, -1, -1, -1],)),
 }
-# Torch itself has one slope of these from then on: half on each side of a single bound.
+# From this version on, torch has one slope for these: half on each side of a single bound.
 MENDED = ("clamp", "clip", "fmax") if torch.__version__ >= "2.14" else ()
 CASES = {name: case for name, case in CASES.items() if not name.startswith(MENDED)}
 EACH = [(name, index) for name, case in CASES.items() for index in range(len(case[1]))]
 
 
 def of_one(name, index):
-    """The function of one argument, at which point, and its slopes there."""
+    """Return the function of one argument, its point, and its slopes there."""
     f, arguments, slopes = CASES[name]
     return lambda x: f(*arguments[:index], x, *arguments[index + 1 :]), arguments[index], tensor(*slopes[index])
 
@@ -62,30 +62,30 @@ def test_first_derivatives(name, index, mode):
 @pytest.mark.parametrize(("name", "index"), EACH)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_second_derivatives(name, index, route):
-    """Of the sum of cubes, 6 y times the square of the slope."""
+    """The second derivative of the sum of cubes is 6 y times the square of the slope."""
     f, x, slope = of_one(name, index)
     product = hodiff.hvp(lambda x: (f(x) ** 3).sum(), x, torch.ones_like(x), route=route)
     torch.testing.assert_close(product, 6 * f(x) * slope**2)
 
 
-# Where torch's own forward and reverse modes differ, or have no number at all.
+# Torch's forward and reverse modes differ here, or give no number.
 WRONG = [name for name in ("clamp from below", "clamp from above", "fmax", "prelu") if name in CASES]
 
 
 @pytest.mark.parametrize("name", WRONG)
 def test_torch_has_two_slopes(name):
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     f, x, _ = of_one(name, 0)
     ones = torch.ones_like(x)
     assert not torch.equal(jvp(f, (x,), (ones,))[1], vjp(f, x)[1](ones)[0])
 
 
-# All that torch has with a kink, a tie or a jump at these numbers; the rules above aside.
+# Further functions of torch with a kink, a tie or a jump at these numbers
 ZEROS, ONES = torch.zeros(5, dtype=D), torch.ones(5, dtype=D)
 
 
 def beside(space, others, names):
-    """The functions of one tensor, with other arguments after it."""
+    """Return the named functions of one tensor, with the other arguments after it."""
     functions = {name: getattr(space, name) for name in names.split()}
     return {name: lambda x, f=f: f(x, *others) for name, f in functions.items()}
 
@@ -124,11 +124,11 @@ OTHERS = {
 }
 
 
-# Torch runs batches through some gradients one by one, and says so.
+# Torch warns that it runs some batched gradients one by one.
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("name", OTHERS)
 def test_routes_agree_at_the_kink(name):
-    """Which slope torch takes there is its convention; that it is one is what counts."""
+    """The slope at a kink is torch's convention, but all routes must agree on it."""
 
     def f(x):
         result = OTHERS[name](x)

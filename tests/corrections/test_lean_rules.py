@@ -1,4 +1,4 @@
-"""Lean rules give torch's values, dtypes and derivatives, and leave alone what they do not cover."""
+"""Lean rules give torch's values, dtypes and derivatives, and do not affect calls that they do not cover."""
 
 from contextlib import nullcontext
 
@@ -12,7 +12,7 @@ from hodiff.corrections import Corrections
 
 
 def nodes(tensor):
-    """Names of all nodes of a graph."""
+    """Names of all nodes in the graph of a tensor."""
     found, queue = set(), [tensor.grad_fn]
     while queue:
         node = queue.pop()
@@ -181,7 +181,7 @@ def test_in_place_relu_stays_in_place():
 
 
 def test_no_product_computes_the_gradient_of_constant_images():
-    """One gradient by the input fewer than torch takes: the data's."""
+    """Unlike torch, a product computes no gradient by the data."""
     images, targets = torch.randn(4, 1, 128, 128), torch.tensor([0, 1, 2, 0])
     model = nn.Sequential(nn.Conv2d(1, 2, 3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 32 * 32, 3))
     parameters = {name: p.detach() for name, p in model.named_parameters()}
@@ -192,4 +192,4 @@ def test_no_product_computes_the_gradient_of_constant_images():
     with torch.profiler.profile() as profile:
         hodiff.hvp(loss, parameters, parameters)
     calls = {event.key: event.count for event in profile.key_averages()}
-    assert calls["aten::convolution_backward"] == 2  # by the weight: of the gradient, and of its pullback
+    assert calls["aten::convolution_backward"] == 2  # by the weight: for the gradient, and for its pullback

@@ -1,4 +1,4 @@
-"""Operators of torch.library: one formula, every transform; and errors where there is none."""
+"""Operators of torch.library: one formula gives every transform; without a formula they raise."""
 
 import warnings
 
@@ -35,7 +35,7 @@ def exponential(x: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(np.exp(x.numpy()))
 
 
-# From its output, which has to be differentiated as well.
+# The formula uses the output, which must be differentiated as well.
 exponential.register_autograd(
     lambda ctx, g: g * ctx.saved_tensors[0],
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output),
@@ -143,7 +143,7 @@ def test_an_operator_without_formula_is_refused():
         torch.func.jvp(lambda x: bare(x) + x, (X,), (V,))
     with pytest.raises(hodiff.RouteError, match="register_autograd"):
         hodiff.laplacian(lambda x: bare(x).sum())(X)
-    # What is constant stays what it is.
+    # A constant result needs no formula.
     torch.testing.assert_close(
         hodiff.hvp(lambda x: (bare(X) * x**2).sum(), X, V, route="forward-over-forward"), 2 * X**2 * V
     )
@@ -174,7 +174,7 @@ def test_a_formula_that_records_nothing_has_no_transpose():
 
 
 def test_the_made_function_within_corrections():
-    """The made function and the correction of its operator do not call each other endlessly."""
+    """The function of from_custom_op and the operator's correction do not call each other endlessly."""
     f = hodiff.authoring.from_custom_op(exponential)
     with hodiff.corrected(), forward_ad.dual_level():
         found = forward_ad.unpack_dual(f(forward_ad.make_dual(X, V))).tangent

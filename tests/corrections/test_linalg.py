@@ -13,7 +13,7 @@ from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.corrections import table
 from hodiff.corrections.linalg.factored import FactoredSolve
 
-# torch says of these, once, that they are deprecated.
+# torch warns once that these are deprecated.
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.(linalg.solve_triangular|cholesky|triangular_solve) .*:UserWarning"
 )
@@ -29,7 +29,7 @@ def randn(*shape):
 
 
 def regular(*shape):
-    """Matrices far from singular, of no symmetry."""
+    """Unsymmetric matrices far from singular."""
     return randn(*shape) / 2 + 2 * torch.eye(shape[-1], dtype=D)
 
 
@@ -42,14 +42,14 @@ def joined(real, imaginary):
 
 
 def unsigned(vectors):
-    """What of eigenvectors does not depend on their signs or phases: the projections, with the first one larger."""
+    """Weighted sum of projections on eigenvectors, which does not depend on their signs or phases."""
     return (vectors * torch.arange(1, vectors.shape[-1] + 1, dtype=D)) @ vectors.mH
 
 
 SQUARE, OTHER, VECTOR = regular(3, 3), randn(3, 2), randn(3)
 A, B = regular(2, 2), randn(2, 2)
 BATCH = regular(2, 3, 3)
-# Of rank 3: at the second one the gradient is zero as well.
+# Both have rank 3; the second determinant has a gradient of zero as well.
 SINGULAR = randn(4, 3) @ randn(3, 4)
 DEEPLY_SINGULAR = randn(5, 3) @ randn(3, 5)
 DISTINCT = torch.diag(torch.tensor([1.0, 2.0, 4.0], dtype=D)) + randn(3, 3) / 4
@@ -110,10 +110,10 @@ CASES = {
     "eigvalsh": (lambda a: LINALG.eigvalsh(a + a.mT, UPLO="U"), (DISTINCT,)),
     "eigh complex": (lambda a, b: unsigned(eigh(joined(a + a.mT, b - b.mT))[1]), (DISTINCT[:2, :2], B)),
 }
-# A compiler sees no eigenvectors of general matrices by a route that is right, and no values to find singularities by.
+# The compiler has no right route for general eigenvectors, and sees no values that reveal singular matrices.
 EAGER_CASES = {
     "det of rank n - 1": (torch.det, (SINGULAR,)),
-    # Without the sum all is zero to second order, and nothing to measure errors by.
+    # Without the sum everything is zero to second order, and errors have no scale.
     "det of rank n - 2": (lambda a: torch.det(a) + a.sum(), (DEEPLY_SINGULAR,)),
     "det of zero": (torch.det, (torch.zeros(2, 2, dtype=D),)),
     "eig": (lambda a: unsigned(LINALG.eig(a)[1]), (DISTINCT,)),
@@ -124,7 +124,7 @@ EAGER_CASES = {
 
 
 def judged(f, inputs, order):
-    """What differences say of the routes: of two of first order, four of second, eight of third."""
+    """Compare with differences, and return the status of each route: 2 of first order, 4 of second, 8 of third."""
     generator = torch.Generator().manual_seed(0)
     problem = scalarize(f, inputs, generator)
     return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
@@ -152,7 +152,7 @@ WRONG = (
 )
 
 
-# One of each; the others, which differ in arguments, take longer than one wants to wait.
+# One case of each function; the other cases differ in arguments, and are slow.
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", some_at_once(ALL, WRONG[::2]))
 def test_every_route(name):
@@ -164,20 +164,20 @@ def test_every_route(name):
 @pytest.mark.parametrize("name", ALL)
 def test_every_route_batched_and_compiled(name):
     f, inputs = ALL[name]
-    # Dynamo fails, and says so, on the reshaped result of tensorsolve in a gradient of a tangent.
+    # Dynamo raises on the reshaped result of tensorsolve in a gradient of a tangent.
     compile = backend_of(name, [each for each in CASES if not each.startswith("tensorsolve")])
-    # Third order was the test above; compiled, there is none.
+    # Third order is tested above; compiled code does not support it.
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, compile=compile, scipy=False)
 
 
-# The versions of torch by whose routes these are right; determinants, where the matrix is far from singular.
+# The first version of torch that is right here; for determinants, only far from singular matrices
 RIGHT_SINCE = dict.fromkeys(("solve", "solve_ex", "tensorsolve", "det", "slogdet", "logdet"), "2.15")
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_torch_fails_here(name):
-    """Else nothing above proves anything, and a rule that stands aside would be missed."""
+    """Torch alone fails exactly in those versions in which the rule is needed."""
     f, inputs = ALL[name]
     fails = bool({"wrong", "raises", "non-finite"} & set(judged(f, inputs, 2)))
     assert fails == (name not in RIGHT_SINCE or torch.__version__ < RIGHT_SINCE[name])
@@ -185,7 +185,7 @@ def test_torch_fails_here(name):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_determinants_written_out(route):
-    """By hand: of a d - b c the mixed derivatives are 1 by a and d, and -1 by b and c."""
+    """The mixed derivatives of a d - b c are 1 by a and d, and -1 by b and c."""
     expected = torch.tensor([0.0, 0, 0, 1, 0, 0, -1, 0, 0, -1, 0, 0, 1, 0, 0, 0], dtype=D).reshape(4, 4)
     for matrix in (A, torch.zeros(2, 2, dtype=D)):
         got = hodiff.hessian_matrix(torch.det, matrix, route=route)
@@ -207,7 +207,7 @@ def test_determinants_written_out(route):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_solutions_written_out(route):
-    """Cramer's rule for two unknowns, with weights to reach both."""
+    """Solutions agree with Cramer's rule for two unknowns, in a weighted sum."""
 
     def cramer(a):
         b, divisor = B[:, 0], a[0, 0] * a[1, 1] - a[0, 1] * a[1, 0]
@@ -223,7 +223,7 @@ def test_solutions_written_out(route):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_perturbation_theory(route):
-    """To second order: l_i'' = 2 sum_j E_ij^2 / (l_i - l_j), and <v_i, v_i>'' = -sum_j (E_ij / (l_i - l_j))^2."""
+    """Perturbation theory: l_i'' = 2 sum_j E_ij^2 / (l_i - l_j), <v_i, v_i>'' = -sum_j (E_ij / (l_i - l_j))^2."""
     values, change = torch.tensor([1.0, 2.0, 4.0], dtype=D), DISTINCT + DISTINCT.mT
     gaps = (values[:, None] - values).fill_diagonal_(torch.inf)
     zero, one = torch.zeros((), dtype=D), torch.ones((), dtype=D)
@@ -237,7 +237,7 @@ def test_perturbation_theory(route):
 @pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_derivatives_of_exponentials_at_every_scale(route, single):
-    """A loss scale and vectors of any size leave the digits: the exponential by its series, in float64."""
+    """Products have all digits at every scale of loss and vector; the reference is a series in float64."""
     eps = torch.finfo(torch.float32 if single else D).eps
     weights, v = randn(3, 3), randn(3, 3)
 
@@ -257,7 +257,7 @@ def test_derivatives_of_exponentials_at_every_scale(route, single):
 
 
 def same_value(f, **tolerance):
-    """The value with corrections is torch's, and of its type."""
+    """Check that corrections keep torch's value and its type."""
     expected = f()
     with hodiff.corrected():
         got = f()
@@ -309,7 +309,7 @@ def test_values_and_types(dtype):
 
 
 def test_float32_is_as_precise_as_the_primal():
-    """One Hessian of log|det| of a matrix of condition 10 or so, against float64."""
+    """The Hessian of log|det| in float32 is accurate for a matrix of condition about 10."""
     a = regular(4, 4)
     exact = hodiff.hessian_matrix(lambda a: LINALG.slogdet(a)[1], a)
     got = hodiff.hessian_matrix(lambda a: LINALG.slogdet(a)[1], a.float())
@@ -402,7 +402,7 @@ def test_the_table_says_so():
     rows = {row.name: row for row in table()}
     assert {"torch.linalg.solve", "torch.linalg.det", "torch.slogdet", "torch.linalg.eigh"} <= set(rows)
     assert rows["torch.ormqr"].kind == "missing"
-    # Solves that broadcast in a vmap and determinants of singular matrices are hodiff's in every version.
+    # Broadcasting solves in a vmap and determinants of singular matrices need hodiff's rules in every version.
     mended = {name for name, row in rows.items() if row.mended}
     assert {name for name in mended if ".linalg." in name} == {"torch.linalg.tensorsolve", "torch.linalg.slogdet"}
     assert mended >= {"torch.slogdet", "torch.logdet"}
@@ -418,7 +418,7 @@ def test_factors_may_have_any_stride_where_they_have_one_element(stride):
 
 
 def test_directions_at_once_through_a_batch_of_one():
-    """By the projections on eigenvectors, which are exact to first order, direction by direction."""
+    """Slopes agree with projections on eigenvectors, which are exact to first order."""
     matrix, directions = regular(1, 1, 4, 4), randn(3, 1, 1, 4, 4)
     values, vectors = LINALG.eig(matrix)
     exact = LINALG.solve(vectors, directions.to(vectors.dtype) @ vectors).diagonal(dim1=-2, dim2=-1)

@@ -1,6 +1,6 @@
-"""Derivatives are linear in cotangents and tangents of every size: by each correction and each Function, to rounding.
+"""Derivatives by corrections and Functions are linear in cotangents and tangents of every size, to rounding.
 
-Sizes are powers of two, by which nothing is rounded, so that what differs is what a rule makes of the size.
+Sizes are powers of two, which cause no rounding, so differences show how a rule depends on the size.
 """
 
 import pytest
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
 HUGE, SMALL = 2.0**66, 2.0**-66
 D = torch.float64
 SINGLE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
-# The norm of the gradient is bounded on purpose.
+# This Function bounds the norm of its gradient on purpose.
 NOT_LINEAR = {"clipped_gradient_linear"}
 
 
@@ -27,15 +27,15 @@ def differentiable(x):
 
 
 def one_call_a_rule():
-    """The first call of each rule, with the positions that are differentiated."""
+    """Return the first call of each rule, with the positions of its differentiated arguments."""
     chosen = {}
     for f, args, kwargs in CALLS:
-        # The result of the first has to be float64, and the second refuses losses of phases, as random ones are.
+        # The first requires a float64 result. The second refuses losses that depend on phases, as random losses do.
         if f in (torch.Tensor.float_power_, torch.linalg.eig):
             continue
         moving = [i for i, x in enumerate(args) if differentiable(x) and not any(x is each for each in CONSTANTS)]
         correction = correction_of(f, args)
-        # Newer versions of torch do without some.
+        # Newer versions of torch need fewer corrections.
         if moving and correction is not None:
             key = (correction.rule, *(type(x) if isinstance(x, Tensor) else str(x) for x in args))
             chosen.setdefault(key, (name_of(f), f, args, kwargs, moving))
@@ -50,7 +50,7 @@ def each_function():
 
 
 class Problem:
-    """Derivatives by each route of what a call returns, for cotangents and tangents of given sizes, divided by them."""
+    """Derivatives of a call by each route, for cotangents and tangents of given sizes, divided by the sizes."""
 
     def __init__(self, f, args, kwargs, moving, single):
         dtypes = SINGLE if single else {}
@@ -67,7 +67,7 @@ class Problem:
         def g(*leaves):
             given = list(args)
             for i, leaf in zip(moving, leaves, strict=True):
-                given[i] = leaf.clone()  # as the call may write into it
+                given[i] = leaf.clone()  # the call may write into it
             return tuple(y for y in pytree.tree_leaves(f(*given, **kwargs)) if differentiable(y))
 
         self.g = g
@@ -89,7 +89,7 @@ class Problem:
         return torch.func.jvp(self.g, leaves, tuple(t * size for t in self.tangents))[1]
 
     def by(self, route, size, other):
-        """The derivative by a route, of first or second order, as tensors that do not depend on the sizes."""
+        """First or second derivative by the route, divided by the sizes."""
         if route == "reverse":
             found = self.pull(self.leaves, size)
         elif route == "forward":
@@ -121,7 +121,7 @@ def assert_linear(f, args, kwargs, moving, single):
             for size, other in SIZES if "-" in route else SIZES[:2]:
                 scaled = problem.by(route, size, other)
                 for a, b in zip(plain, scaled, strict=True):
-                    # What the sizes make too small for the dtype is lost.
+                    # Numbers that underflow at these sizes are lost.
                     atol = 8 * problem.eps * float(a.abs().nan_to_num().max()) + tiny / min(size, other, 1.0)
                     torch.testing.assert_close(
                         b, a, rtol=0, atol=atol, equal_nan=True, msg=lambda text: f"{route} {size} {other}: {text}"

@@ -1,4 +1,4 @@
-"""Sums in the log domain, far apart and at minus infinity, by every route."""
+"""Sums in the log domain, of terms far apart and at minus infinity, by every route."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_values_and_gradients_are_those_of_torch(name):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_far_apart_and_infinite(route):
-    """The Hessian of logaddexp is p (1 - p) times ((1, -1), (-1, 1)), with p the share of the first."""
+    """The Hessian of logaddexp is p (1 - p) times ((1, -1), (-1, 1)), where p is the share of the first."""
     for a, b, p in ((800.0, 0.0, 1.0), (0.0, 800.0, 0.0), (-INF, 1.0, 0.0), (1.0, 1.0, 0.5)):
         x = torch.tensor([a, b], dtype=D)
         H = hodiff.hessian_matrix(lambda x: torch.logaddexp(x[0], x[1]), x, route=route)
@@ -86,7 +86,7 @@ def test_a_given_result_is_left_to_torch():
 
 
 def as_complex(f):
-    """A real function of real parts: the sum of squares of the logarithms."""
+    """Return f as a real function of real and imaginary parts, followed by a sine."""
     return lambda *x: torch.view_as_real(f(*map(torch.view_as_complex, x))).sin()
 
 
@@ -104,7 +104,7 @@ def test_complex_numbers(name):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_complex_numbers_far_apart_and_infinite(route):
-    """The smaller one has no share; of two that are zeros in the log domain each has half."""
+    """The smaller term has no share; two zeros in the log domain have half each."""
     v = torch.ones(2, dtype=D)
     for a, b, share in ((800 + 1j, 0j, 1.0), (-800 + 1j, 3j, 0.0), (-INF, 1j, 0.0), (-INF, -INF, 0.5)):
         x = torch.zeros(2, dtype=D)

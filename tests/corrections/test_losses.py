@@ -117,12 +117,12 @@ def test_every_route(name):
 @pytest.mark.parametrize("name", CALLS)
 def test_third_order_batched_and_compiled(name):
     function, inputs = CALLS[name]
-    # Dynamo shows torch's linear_cross_entropy to no mode; compiled, its second derivative raises.
+    # Dynamo hides torch's linear_cross_entropy from modes; compiled, its second derivative raises.
     backend = backend_of(name, [each for each in CALLS if not each.startswith("linear_cross_entropy")])
     hodiff.assert_differentiable(corrected(function), inputs, order=3, scipy=False, compile=backend)
 
 
-# These hold constants of float64.
+# These contain constants in float64.
 WIDE = tuple(name for name in CALLS if name.startswith(("soft_margin", "multi_margin", "mse, constant")))
 # Torch refuses weights that require a gradient.
 OF_TORCH = [name for name in CALLS if name != "linear_cross_entropy, by weights"]
@@ -137,7 +137,7 @@ def test_values_and_gradients_are_those_of_torch(name, dtype):
 
     def results():
         value = function(*leaves)
-        if name == "ctc, without softmax":  # torch's gradient is that by logits
+        if name == "ctc, without softmax":  # torch's gradient is by logits
             return (value,)
         return value, *torch.autograd.grad(value.sum(), leaves)
 
@@ -157,7 +157,7 @@ def test_linear_cross_entropy_by_tiles_where_torchs_kernel_goes_by_chunks(monkey
         {"options": OPTIONS, "reduction": "none"},
         {"options": OPTIONS, "weight": WEIGHT, "linear_bias": draw(3, seed=2)},
     ]
-    # Torch takes no weights that require a gradient.
+    # Torch refuses weights that require a gradient.
     left = [{}, {"options": OPTIONS, "weight": WEIGHT.clone().requires_grad_()}]
     for k, options in enumerate([*taken, *left]):
         constants = {name: each.detach() if torch.is_tensor(each) else each for name, each in options.items()}
@@ -165,7 +165,7 @@ def test_linear_cross_entropy_by_tiles_where_torchs_kernel_goes_by_chunks(monkey
         with corrected:
             torch.testing.assert_close(F.linear_cross_entropy(x, w, target, **options), expected)
         assert len(calls) == min(k + 1, len(taken))
-    # Torch's kernel takes neither of these, and says so.
+    # Torch's kernel supports neither, and says so.
     for options in ({"label_smoothing": 0.1}, {"linear_weight": draw(3, 2, 2), "target": torch.zeros(3, 2).long()}):
         arguments = {"input": x, "linear_weight": w, "target": target, **options}
         expected = F.linear_cross_entropy(**arguments)
@@ -203,7 +203,7 @@ WEIGHTED = {
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", WEIGHTED)
 def test_derivatives_by_weights(name):
-    """Torch has zeros in forward mode, and raises in reverse mode."""
+    """Torch has zeros in forward mode, and raises in reverse mode; hodiff is right."""
     function, inputs = WEIGHTED[name], (draw(4, 3), torch.tensor([0.5, 1.2, 2.0], dtype=D))
     hodiff.assert_differentiable(corrected(function), inputs, vmap=False, scipy=False)
     moving = [each.clone().requires_grad_() for each in inputs]
@@ -226,7 +226,7 @@ def test_deprecated_reductions_are_torchs_where_weights_are_constants(deprecated
 
 
 def test_the_mean_by_a_weight():
-    """Of two examples it is (w a + v b) / (w + v), whose derivative by w is v (a - b) / (w + v)²."""
+    """The mean of two examples is (w a + v b) / (w + v), whose derivative by w is v (a - b) / (w + v)²."""
     x, w = draw(2, 2), torch.tensor([0.5, 2.0], dtype=D)
     a, b = (-x.log_softmax(1)).diagonal()
     got = hodiff.jacobian(lambda w: F.cross_entropy(x, torch.tensor([0, 1]), w), mode="forward")(w)
@@ -235,14 +235,14 @@ def test_the_mean_by_a_weight():
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_counts_that_are_not_positive(route):
-    """Below a count of 1 there is no term of its own: the loss is exp(x) - t x, with a mixed derivative of -1."""
+    """Counts below 1 add no term of their own: the loss is exp(x) - t x, with a mixed derivative of -1."""
     point = torch.tensor([0.5, -7.0], dtype=D)
     H = hodiff.hessian_matrix(lambda p: F.poisson_nll_loss(p[:1], p[1:], full=True), point, route=route)
     torch.testing.assert_close(H, torch.tensor([[math.exp(0.5), -1.0], [-1.0, 0.0]], dtype=D))
 
 
 def test_third_derivatives_of_cosines():
-    """Of cos(a) along a unit circle, by modes that torch mixes up."""
+    """The loss along a unit circle is cos(a), and its third derivative sin(a) by all nestings of modes."""
     angle, one = torch.tensor(0.7, dtype=D), torch.ones((), dtype=D)
 
     def loss(a):
@@ -260,7 +260,7 @@ def test_third_derivatives_of_cosines():
 
 
 def test_margins_at_their_kinks():
-    """Where the margin is just kept, torch's derivative is zero."""
+    """The derivative is zero if the margin is just kept, as in torch."""
     x = torch.tensor([1.0, 0.0, 0.5], dtype=D, requires_grad=True)
     calls = (
         lambda: F.multi_margin_loss(x, torch.tensor(0)),
@@ -274,7 +274,7 @@ def test_margins_at_their_kinks():
 
 
 def by_enumeration(log_probs, target, blank):
-    """-log of the probability of all paths that collapse to a target: Graves et al. (2006), eq. 3."""
+    """-log of the probability of all paths that collapse to the target: Graves et al. (2006), eq. 3."""
     total = 0
     for path in itertools.product(range(log_probs.shape[1]), repeat=log_probs.shape[0]):
         if [label for label, _ in itertools.groupby(path) if label != blank] == target:
@@ -309,7 +309,7 @@ def test_ctc_of_the_impossible():
     with corrected:
         assert loss(x)[1] == math.inf
         gradient = torch.func.grad(lambda x: loss(x)[1])(x)
-        assert gradient[:, 1].isnan().all()  # as torch's
+        assert gradient[:, 1].isnan().all()  # as in torch
         assert torch.func.grad(lambda x: loss(x)[0])(x)[:, 0].isfinite().all()
         finite = torch.func.hessian(lambda x: loss(x, zero_infinity=True).sum())(x)
     assert finite.isfinite().all()
@@ -371,7 +371,7 @@ def test_a_loss_that_broadcasts_warns_as_torch_does():
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_probabilities_of_0_and_1(order):
-    """Infinite slopes of the logarithm are bounded by 1e12, as in torch; all other derivatives are exact."""
+    """The infinite slopes of the logarithm are bounded by 1e12, as in torch; all other derivatives are exact."""
     p, t = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=D), torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=D)
     expected = torch.tensor([[1.0, 1e12, -1e12, -1.0], [1.0, 1e24, 1e24, 1.0]], dtype=D)
 
@@ -390,7 +390,7 @@ def test_probabilities_of_0_and_1(order):
 
 @pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 1.2, 2.0], dtype=D)], ids=["plain", "weighted"])
 def test_saturated_cross_entropy_of_each_sample(weight):
-    """Off the diagonal the Hessian of a sample is -p_i p_j, and its rows sum to zero."""
+    """The Hessian of a sample is -p_i p_j off the diagonal, and its rows sum to zero."""
     x, target = torch.tensor([[40.0, 0.0, 0.0], [0.0, 1.0, 30.0]], dtype=D), torch.tensor([0, 1])
     p = x.softmax(1)
     expected = -p[:, :, None] * p[:, None, :] * (1 - torch.eye(3, dtype=D))

@@ -1,4 +1,4 @@
-"""`corrected()` reaches what it should, for as long as it should, and is left out on request."""
+"""`corrected()` affects what it should, for as long as it should, and can be left out."""
 
 import math
 import threading
@@ -30,7 +30,7 @@ def along(x):
     return torch.func.jvp(first_of_layer_norm, (x,), (V,))[1]
 
 
-# By primitives, which torch differentiates rightly.
+# Torch differentiates these primitives rightly.
 def by_hand(x):
     return ((x - x.mean()) / (x.var(correction=0) + 1e-5).sqrt())[0]
 
@@ -44,7 +44,7 @@ def right(product):
 
 
 def test_torch_is_wrong_here():
-    """Else the tests below prove nothing."""
+    """The tests below would prove nothing if torch alone were right."""
     assert not right(WRONG)
 
 
@@ -158,7 +158,7 @@ def test_registering():
     three, four = torch.tensor(3.0, requires_grad=True), torch.tensor([4.0])
     with hodiff.corrected():
         assert torch.hypot(three, four).grad_fn.name() == "SqrtBackward0"
-        assert torch.hypot(three, four[0]).grad_fn.name() == "HypotBackward0"  # NotImplemented
+        assert torch.hypot(three, four[0]).grad_fn.name() == "HypotBackward0"  # the rule returned NotImplemented
     row = next(row for row in table() if row.name == "torch.hypot")
     assert row.kind == "wrong"
     assert row.routes == hodiff.ROUTES
@@ -183,7 +183,7 @@ def test_a_rule_that_fails_is_not_hidden():
 
 @pytest.fixture
 def strict():
-    """The mode with one method changed: a call that torch may have wrong raises."""
+    """A mode that overrides one method: calls that torch may get wrong raise."""
 
     class Strict(hodiff.corrections.Corrections):
         def declined(self, correction, why, func, args, kwargs):
@@ -233,7 +233,7 @@ def test_what_needs_no_rule_is_left_to_torch(answer, strict, enter_hypot):
     ],
 )
 def test_what_no_rule_mends_is_decided_in_one_place(answer, because, strict, enter_hypot):
-    """Without a derivative torch's own function runs; the reason reaches the method that decides."""
+    """Torch's own function runs if nothing is differentiated; `declined` receives the reason."""
     enter_hypot(answer)
     with hodiff.corrected():
         assert torch.equal(torch.hypot(ONES, ONES), ONES * 2**0.5)
@@ -272,7 +272,7 @@ CONSTANT = {
 @pytest.mark.parametrize("kind", ["wrong", "missing"])
 @pytest.mark.parametrize("take", [*DERIVATIVES, *CONSTANT])
 def test_a_derivative_through_a_declined_call_is_refused(take, kind, enter_hypot):
-    """One that is missing is torch's own to refuse, and a call without one runs."""
+    """A missing derivative is left to torch, and a call without a derivative runs."""
     enter_hypot(unable("numbers are round"), kind=kind, routes=hodiff.ROUTES[2:])
 
     def call():
@@ -306,7 +306,7 @@ def test_subclasses_bring_their_own_rules():
 
 
 class Doubled(TorchFunctionMode):
-    """Twice what torch makes of some functions; nothing that a rule calls is any of them."""
+    """Doubles the results of two functions that no rule calls."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -364,7 +364,7 @@ def test_the_table_names_each_function_once():
         assert row.reason
         assert row.kind in {"wrong", "missing", "slow"}
         assert set(row.routes) <= set(hodiff.ROUTES)
-        # The routes are those of second derivatives, which may be right where third ones are not, or but for tails.
+        # `routes` lists second derivatives; some rules are for third derivatives, tails or overflow only.
         elsewhere = any(word in row.reason for word in ("third", "tails", "overflows"))
         assert row.kind == "slow" or (row.reference and (row.routes or elsewhere)), row
 
@@ -392,7 +392,7 @@ ADDED = foreach_by_name()["add"]
     ids=["weight_norm", "vander", "foreach", "linspace"],
 )
 def test_dynamo_shows_rules_what_is_not_public(f, route):
-    """And traces them without a break."""
+    """dynamo traces rules of private functions without a break."""
     x, v = torch.tensor([0.5, 1.0, 2.0], dtype=D), torch.tensor([1.0, -0.5, 0.3], dtype=D)
     torch.compiler.reset()
     product = torch.compile(lambda x: hodiff.hvp(f, x, v, route=route), backend="aot_eager", fullgraph=True)
@@ -402,7 +402,7 @@ def test_dynamo_shows_rules_what_is_not_public(f, route):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_powers_by_tensors_are_not_compiled():
-    """Of x^(x - 1/2) at 1/2, where the exponent is 0, the second derivative is log² x + 2 / x."""
+    """The second derivative of x^(x - 1/2) at 1/2, where the exponent is 0, is log² x + 2 / x."""
     x = torch.tensor([0.5, 1.0, 2.0], dtype=D)
     torch.compiler.reset()
     ones = torch.ones_like(x)

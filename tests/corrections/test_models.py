@@ -1,4 +1,4 @@
-"""Whole models, with nothing changed in them: all routes agree with each other and with differences of the gradient."""
+"""Unmodified models: all routes agree with each other and with differences of the gradient."""
 
 import math
 
@@ -15,7 +15,7 @@ D = torch.float64
 
 
 def differences(function, x, v, step=3e-4):
-    """The derivative of a function of a dictionary along v, by central differences of sixth order."""
+    """Derivative of a function of a dictionary along v, by central differences of sixth order."""
 
     def at(t):
         return function({name: value + t * step * v[name] for name, value in x.items()})
@@ -28,7 +28,7 @@ def differences(function, x, v, step=3e-4):
 
 
 def closest(found, truth):
-    """The largest difference of two dictionaries over the largest number."""
+    """Largest difference of two dictionaries, relative to the largest number."""
     scale = max(each.abs().max() for each in truth.values())
     return (max((found[name] - truth[name]).abs().max() for name in truth) / scale).item()
 
@@ -45,7 +45,7 @@ def assert_all_routes(loss, x):
 
 
 def of_parameters(model, names, loss):
-    """The loss as a function of those parameters whose names contain one of the words."""
+    """The loss as a function of the parameters whose names contain one of the words."""
     model = model.double()
     chosen = {name: p for name, p in model.named_parameters() if any(word in name for word in names)}
     assert chosen
@@ -55,7 +55,7 @@ def of_parameters(model, names, loss):
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
-# The encoder says that it does not take its path for nested tensors.
+# The encoder warns that it does not use its path for nested tensors.
 @pytest.mark.one_in(9)
 @pytest.mark.filterwarnings("ignore:.*nested:UserWarning")
 def test_transformer_encoder(norm_first, training, padded):
@@ -72,7 +72,7 @@ def test_transformer_encoder(norm_first, training, padded):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_torch_alone_is_wrong_or_raises_there(route):
-    """Else the tests of this file prove nothing."""
+    """The tests of this file would prove nothing if torch alone were right."""
     model = nn.TransformerEncoderLayer(4, 2, 6, 0.0, "gelu", batch_first=True).double().requires_grad_(False)
     x, v = torch.randn(2, 3, 4, dtype=D), torch.randn(2, 3, 4, dtype=D)
 
@@ -128,7 +128,7 @@ def test_lstm_language_model(lengths):
 
 
 class Block(nn.Module):
-    """A residual block; smooth, so that differences can be trusted."""
+    """A smooth residual block, so that differences are accurate."""
 
     def __init__(self):
         super().__init__()
@@ -160,12 +160,12 @@ def test_hugging_face(name):
     else:
         config = transformers.BertConfig(**TINY, intermediate_size=6, max_position_embeddings=6)
         model, names = transformers.BertForMaskedLM(config).eval(), ["word_embeddings", "LayerNorm", "query.weight"]
-    # Without 0, BERT's padding: torch keeps the gradient of its embedding at zero, by a convention and not by calculus.
+    # Token 0 is BERT's padding, whose embedding has no gradient in torch, by convention.
     tokens = torch.randint(1, 11, (2, 5))
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 
     def loss(call):
-        # The models' own loss is of float32.
+        # The models' own loss is computed in float32.
         logits = call(input_ids=tokens, attention_mask=mask).logits
         return F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
 
@@ -206,7 +206,7 @@ def test_gradient_penalty(model, penalty):
 
 
 def test_force_training():
-    """Energies of pairs through a normalized network with attention; forces are minus their gradient by places."""
+    """Forces are minus the gradient of an energy by positions, from a normalized network with attention."""
     model = nn.Sequential(
         nn.Linear(4, 4), nn.LayerNorm(4), nn.TransformerEncoderLayer(4, 2, 6, 0.0, "gelu"), nn.Linear(4, 1)
     ).double()
@@ -223,7 +223,7 @@ def test_force_training():
 
 
 def assert_gradient(loss, model):
-    """`backward` against differences of the loss along a direction."""
+    """Compare `backward` with differences of the loss along a direction."""
     parameters = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
     v = {name: torch.randn_like(p) for name, p in parameters.items()}
     with hodiff.corrected():
@@ -235,7 +235,7 @@ def assert_gradient(loss, model):
             return {"loss": loss({name: p.detach() for name, p in parameters.items()}).detach()}
 
     start = {name: p.detach() for name, p in parameters.items()}
-    # Along one direction: the dictionary moves, its value is one number.
+    # Differences are along one direction: the dictionary moves, and its value is one number.
     step, weights = 1e-3, (45 / 60, -9 / 60, 1 / 60)
 
     def at(t):

@@ -1,4 +1,4 @@
-"""Attention of nested tensors within `corrected()`: each sequence by itself, against the formula of each."""
+"""Attention of nested tensors within `corrected()`, against the formula for each sequence."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import hodiff
 
 D = torch.float64
 LENGTHS, HEADS, SIZE = (4, 2, 5), 2, 3
-# Torch says of both layouts that they may change.
+# Torch warns that both layouts may change.
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
 
 
@@ -23,7 +23,7 @@ WEIGHTS, DIRECTION = drawn(*[(3, HEADS * SIZE, HEADS * SIZE)] * 2, seed=1)
 
 
 def by_sequences(sequences, weights, **options):
-    """The loss of each, added up."""
+    """Sum of the losses of all sequences."""
     projected = ([(x @ w.T).unflatten(-1, (HEADS, SIZE)).transpose(0, 1) for w in weights] for x in sequences)
     return sum(plain_attention(*each, **options).sin().sum() for each in projected)
 

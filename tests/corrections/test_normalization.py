@@ -1,4 +1,4 @@
-"""Normalizations inside `corrected()`: torch's values, dtypes, running statistics and errors, by all of their names."""
+"""Normalizations inside `corrected()`: torch's values, dtypes, running statistics and errors, by all names."""
 
 from contextlib import nullcontext
 
@@ -22,7 +22,7 @@ def statistics(channels=3, dtype=D):
 
 
 def with_statistics(function, running, *args, parameters_first=False, **options):
-    """What a function returns, and its running statistics thereafter."""
+    """Results of the function, and its running statistics after the call."""
     x, *rest = args
     if parameters_first:
         found = function(x, *rest[:2], *running, *rest[2:], **options)
@@ -185,7 +185,7 @@ def test_modules_count_batches_once_by_every_route(route, momentum):
         return list(module.buffers())
 
     expected = buffers(lambda module: module(x))
-    once = route != "forward-over-forward"  # which runs the function anew for groups of directions
+    once = route != "forward-over-forward"  # forward-over-forward runs the function for each group of directions
     found = buffers(lambda module: hodiff.hvp(lambda x: module(x).sin().sum(), x, v, route=route))
     if once:
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
@@ -211,7 +211,7 @@ NAMED = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some_at_once(NAMED, ("layer",)))
 def test_all_routes_to_third_order(name):
-    """Groups and root mean squares, too, of which torch's own rules are right."""
+    """Group norm and RMS norm are included, although torch's own rules are right."""
     hodiff.assert_differentiable(
         hodiff.corrected()(NAMED[name]), r(2, 3), order=3, scipy=False, vmap="native" not in name
     )
@@ -219,7 +219,7 @@ def test_all_routes_to_third_order(name):
 
 @pytest.mark.parametrize("name", [name for name in NAMED if name not in {"group", "root mean square"}])
 def test_torch_is_wrong_there(name):
-    """Else the test above proves nothing."""
+    """The test above would prove nothing if torch alone were right."""
     x, v = r(2, 3), r(2, 3)
 
     def f(x):
@@ -231,7 +231,7 @@ def test_torch_is_wrong_there(name):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_a_layer_along_a_line(route):
-    r"""For $x = t d$ with a centered d of variance $s^2$: $y = d\, t / \sqrt{s^2 t^2 + \varepsilon}$."""
+    r"""The output along $x = t d$, with a centered d of variance $s^2$, is $d\, t / \sqrt{s^2 t^2 + \varepsilon}$."""
     d, t, eps = torch.tensor([1.0, -3.0, 2.0], dtype=D), torch.tensor(0.8, dtype=D), 0.7
     variance = d.square().mean()
     q = variance * t**2 + eps
@@ -251,7 +251,7 @@ def test_a_layer_along_a_line(route):
 @pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_group_norm_of_small_vectors(route, single):
-    """A product is linear in its vector, also where that is far smaller than the input."""
+    """Products are linear in the vector, even if it is far smaller than the input."""
     generator = torch.Generator().manual_seed(0)
     x, v, y = (torch.randn(2, 6, 3, generator=generator, dtype=torch.float64) for _ in range(3))
 
@@ -294,7 +294,7 @@ STATISTICS = {
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 @pytest.mark.parametrize("name", STATISTICS)
 def test_statistics_are_no_constants(name, route):
-    """Mean and deviation, which torch hands out beside the normalized input, by every route."""
+    """Mean and deviation, which torch returns beside the normalized input, have derivatives by every route."""
     statistics, of_groups = STATISTICS[name]
 
     def by_hand(x):
@@ -316,7 +316,7 @@ def test_statistics_are_no_constants(name, route):
 
 @pytest.mark.parametrize("of", ["weight", "bias"])
 def test_native_group_norm_of_weights_that_are_not_contiguous(of):
-    """Of such torch's kernel reads other numbers."""
+    """Torch's kernel reads other numbers for such weights."""
     x, generator = torch.randn(2, 6, 3, dtype=D), torch.Generator().manual_seed(0)
     numbers = torch.randn(2, 6, dtype=D, generator=generator)
     expected = F.group_norm(x, 2, *numbers)

@@ -1,4 +1,4 @@
-"""Norms, standard deviations and their squares, at 0 as well: torch's values, closed forms, and every route."""
+"""Norms, standard deviations and their squares, also at 0: torch's values, closed forms, and every route."""
 
 import gc
 import itertools
@@ -58,7 +58,7 @@ OTHERS = {
 
 
 def judged(f, inputs, order):
-    """What differences say of the routes: of two of first order, four of second, eight of third."""
+    """Compare with differences, and return the status of each route: 2 of first order, 4 of second, 8 of third."""
     generator = torch.Generator().manual_seed(0)
     problem = scalarize(f, inputs, generator)
     return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
@@ -81,7 +81,7 @@ def test_every_route_batched_and_compiled(name):
 
 @pytest.mark.parametrize("name", ["vector_norm", "normalize", "p = 3"])
 def test_torch_fails_here(name):
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     assert "raises" in judged((NORMS | OTHERS)[name], (X,), 3)
 
 
@@ -119,7 +119,7 @@ SQUARES = {
 @pytest.mark.parametrize("size", [1e-25, 1e25])
 @pytest.mark.parametrize("options", [{}, {"dim": 1}, {"dim": (1,), "keepdim": True}])
 def test_deviations_whose_squares_leave_the_range_of_float32(size, options):
-    """The second row is as usual; float64 has the truth."""
+    """The second row has the usual size; the reference is computed in float64."""
     x = torch.tensor([[1.0, 2, 4], [3, 3.5, 1]]) * torch.tensor([[size], [1.0]])
     expected = torch.func.grad(lambda x: x.std(**options).sum())(x.double()).float()
     with hodiff.corrected():
@@ -132,7 +132,7 @@ def test_deviations_whose_squares_leave_the_range_of_float32(size, options):
 @pytest.mark.parametrize("square", SQUARES)
 @pytest.mark.parametrize("name", ["vector_norm", "matrix_norm", "std", "cdist", "pdist"])
 def test_squares_at_zero_are_smooth(name, square):
-    """Their Hessians are those of the sums of squares, by primitives that torch differentiates rightly."""
+    """Hessians equal those of sums of squares, in primitives that torch differentiates rightly."""
     by_hand = {
         "std": lambda x: x.var(dim=1),
         "pdist": lambda x: (x[[0, 0, 1]] - x[[1, 2, 2]]).square().sum(-1),
@@ -150,7 +150,7 @@ def test_squares_at_zero_are_smooth(name, square):
 
 
 def test_a_gaussian_kernel_at_coincident_points():
-    """The Hessian of exp(-|x - y|^2) by x at y is -2, to third order of no derivative."""
+    """The Hessian of exp(-|x - y|^2) by x at y is -2, and third derivatives vanish."""
     y = randn(4)
 
     def kernel(x):
@@ -277,11 +277,11 @@ def matern_5_2(n):
 
 
 def one(x):
-    """The length of the only row."""
+    """Length of the only row."""
     return x.norm(dim=1)
 
 
-# Functions of a length n that are smooth at 0, by what is done with it, and the factor of the identity in the Hessian.
+# Functions of a length that are smooth at 0, by operation, and the factor of the identity in their Hessian
 SMOOTH = {
     "Matern 5/2": (lambda x: matern_5_2(x.norm()), -5 / 3 / 1.5**2),
     "Matern 5/2 of distances": (lambda x: matern_5_2(torch.cdist(x, torch.zeros_like(x))).sum(), -5 / 3 / 1.5**2),
@@ -332,7 +332,7 @@ def test_smooth_functions_of_lengths_at_zero_in_closed_form(name):
         assert along[2].item() == pytest.approx(factor * v.square().sum().item(), rel=1e-12)
 
 
-# What is written into y, and the same out of place.
+# A write into y, and the same out of place
 WRITTEN = {
     "mul_": (lambda y, n: y.mul_(n), lambda y, n: y * n),
     "*=": (operator.imul, lambda y, n: y * n),
@@ -356,7 +356,7 @@ LENGTHS_OF = {
 @pytest.mark.parametrize("length", LENGTHS_OF.values(), ids=LENGTHS_OF)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_writes_in_place_by_lengths(name, length):
-    """What is written over stays a factor of what was made of it."""
+    """Values that are overwritten in place stay factors in the derivatives."""
     in_place, formula = WRITTEN[name]
     x, v = torch.tensor([2.0, 3.0, -1.5], dtype=D), torch.tensor([0.5, -1.0, 2.0], dtype=D)
 
@@ -378,18 +378,18 @@ def test_writes_in_place_by_lengths(name, length):
 
 
 def test_taylor_mode_takes_the_mean_of_both_sides_of_a_kink():
-    """As the routes do, of which none has a derivative of a length that is 0."""
+    """Derivatives of a length at 0 are zero, as they are by the routes."""
     x, v = torch.zeros(3, dtype=D), torch.tensor([0.5, -1.0, 2.0], dtype=D)
     for each in hodiff.directional_derivatives(lambda x: x.norm(), x, v, order=4)[1:]:
         assert not each.any()
     assert not hodiff.laplacian(lambda x: (x * x.abs()).sum())(x).any()
-    # Of |x|^2 - |x|^4 / 3 the fourth derivatives alone count: -(8 n (n + 2)) / 3.
+    # Only the fourth derivatives of |x|^2 - |x|^4 / 3 count: -(8 n (n + 2)) / 3.
     fourth = hodiff.bilaplacian(lambda x: x.norm() ** 2 - x.norm() ** 4 / 3)(x)
     assert fourth.item() == pytest.approx(-40)
 
 
 def test_taylor_mode_of_a_curve_that_leaves_a_zero_with_its_second_coefficient():
-    """Of |x(t)| with x(t) = (t^2, t^3) the square is t^4 + t^6."""
+    """The square of |x(t)| with x(t) = (t^2, t^3) is t^4 + t^6."""
     x = torch.zeros(2, dtype=D)
     series = tuple(torch.tensor(each, dtype=D) for each in ([0.0, 0.0], [2.0, 0.0], [0.0, 6.0], [0.0, 0.0]))
     _, found = hodiff.taylor.jet(lambda x: torch.cos(x.norm()), (x,), (series,))
@@ -397,7 +397,7 @@ def test_taylor_mode_of_a_curve_that_leaves_a_zero_with_its_second_coefficient()
 
 
 def test_third_to_fifth_derivatives_at_zero():
-    """Of a function of the radius along a line they are those of the function itself, if they are even."""
+    """An even function of the radius has, along a line, the derivatives of the function itself."""
     t = torch.zeros((), dtype=D)
     f = derivative = lambda t: torch.cos((t * torch.tensor([0.6, 0.8], dtype=D)).norm()) * torch.exp(t)
     with corrected:
@@ -409,7 +409,7 @@ def test_third_to_fifth_derivatives_at_zero():
 
 
 def test_a_length_of_a_kernel_by_its_parameters():
-    """The Hessian at coincident points differentiates by the length scale, too: of -5 / (3 l^2) v^2."""
+    """The Hessian -5 / (3 l^2) v^2 at coincident points is differentiated by the length scale."""
 
     def f(p):
         x, scale = p
@@ -436,7 +436,7 @@ def test_a_length_of_a_kernel_by_its_parameters():
     ],
 )
 def test_unknown_functions_of_a_length_at_zero_are_refused(f):
-    """Their second derivatives are NaN, never a number; first ones are as ever."""
+    """Second derivatives are NaN, never a wrong number; first derivatives are unchanged."""
     x, v = torch.zeros(1, 3, dtype=D), torch.ones(1, 3, dtype=D)
     for route in hodiff.ROUTES:
         with pytest.warns(hodiff.HodiffWarning, match="0 somewhere, where it has a kink"):
@@ -457,7 +457,7 @@ def test_preflight_remarks_on_lengths_at_zero():
 
 @pytest.mark.parametrize("route", list(itertools.product("rf", repeat=3)))
 def test_third_derivatives_of_the_norm_in_closed_form(route):
-    """Along a line at the distance h from 0 the norm is (h^2 + t^2)^(1/2), with the third derivative -3 h^2 t / n^5."""
+    """The norm along a line at the distance h from 0 is (h^2 + t^2)^(1/2), with the third derivative -3 h^2 t / n^5."""
     h, t = 0.5, torch.tensor(0.7, dtype=D)
 
     def along(t):
@@ -480,7 +480,7 @@ def test_third_derivatives_of_the_norm_in_closed_form(route):
     ],
 )
 def test_norms_of_other_orders_far_from_one(length, dtype, size, p):
-    """Second derivatives of what is homogeneous fall with the size, here a power of two."""
+    """Second derivatives of homogeneous functions fall with the size, here a power of two."""
     size = 2.0 ** round(math.log2(size))
     x = torch.tensor([1.0, -2.0, 0.5], dtype=dtype)
     expected = hodiff.hessian_matrix(lambda x: (x.abs() ** p).sum() ** (1 / p), x.double()).to(dtype)
@@ -490,7 +490,7 @@ def test_norms_of_other_orders_far_from_one(length, dtype, size, p):
 
 
 def test_compiled_code_does_not_depend_on_lengths_that_somebody_holds():
-    """The table of remembered lengths changes between calls."""
+    """The table of remembered lengths changes between calls, without a new graph."""
     graphs = []
 
     def backend(graph, _):

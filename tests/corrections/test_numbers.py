@@ -1,4 +1,4 @@
-"""Tensors in the place of numbers: one clear error where forward mode would drop their tangents."""
+"""Tensors in place of numbers: one clear error where forward mode would drop their tangents."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ ROW = X[:1]
 A = torch.tensor(0.23, dtype=D)
 LABELS = torch.tensor([0, 1])
 
-# The name that the error says, and the call.
+# The name in the error, and the call
 LOST = {
     "a function": ("negative_slope", lambda a: F.leaky_relu(X, a)),
     "by keyword": ("negative_slope", lambda a: F.leaky_relu(X, negative_slope=a)),
@@ -31,7 +31,7 @@ LOST = {
     "spacing": ("spacing", lambda a: torch.gradient(X, spacing=a, dim=1)[0]),
     "correction": ("correction", lambda a: X.std(correction=a)),
 }
-# Where torch takes a tensor as well, and carries its tangent.
+# Torch also accepts a tensor here, and keeps its tangent.
 KEPT = {
     "mul": lambda a: X * a,
     "pow": lambda a: X.abs().pow(a),
@@ -65,7 +65,7 @@ def test_a_tensor_that_moves_is_refused(name):
 
 @pytest.mark.parametrize("name", LOST)
 def test_torch_drops_its_tangent(name):
-    """Else nothing is to be refused."""
+    """Otherwise there would be nothing to refuse."""
     f = squares(LOST[name][1])
     assert torch.func.jvp(f, (A,), (torch.ones_like(A),))[1] == 0
     assert (f(A + 1e-3) - f(A)).abs() > 1e-6
@@ -73,7 +73,7 @@ def test_torch_drops_its_tangent(name):
 
 @pytest.mark.parametrize("name", LOST)
 def test_a_tensor_that_does_not_move_stands_for_a_number(name):
-    """As a buffer does, and what is detached."""
+    """Buffers and detached tensors are accepted."""
     f = LOST[name][1]
     expected = f(A).to(D) * 2
 

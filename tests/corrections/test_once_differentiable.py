@@ -1,4 +1,4 @@
-"""A second derivative that would be zero without a word raises, and only that."""
+"""A second derivative that would silently be zero raises; all others do not."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def x():
 
 
 def test_torch_alone_is_silent():
-    """Else the tests below prove nothing: the true second derivative is 6 x."""
+    """The true second derivative is 6 x; the tests below would prove nothing if torch alone were right."""
     product = torch.func.grad(lambda x: torch.func.grad(cube)(x).sum())(x().detach())
     assert torch.equal(product, torch.zeros(2))
 

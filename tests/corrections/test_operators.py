@@ -15,7 +15,7 @@ import hodiff
 from hodiff.corrections.registry import CORRECTIONS
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 
-# torch says of these, once, that they are deprecated.
+# torch warns once that these are deprecated.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.(linalg.solve_triangular|triangular_solve) .*:UserWarning"),
     pytest.mark.filterwarnings("ignore:index_reduce.*:UserWarning"),
@@ -59,7 +59,7 @@ def module(layer):
     return lambda x: torch.func.functional_call(layer, {}, (x,))[0]
 
 
-# Functions as users write them, which graphs turn into operators, before and after decomposition.
+# Functions as users write them; graphs contain their operators, before and after decomposition
 FUNCTIONS = {
     "layer norm": (lambda x: F.layer_norm(x, (3,), OTHER[0], OTHER[1]), ROWS),
     "batch norm": (lambda x: F.batch_norm(x, None, None, OTHER[0], OTHER[1], training=True), ROWS),
@@ -137,7 +137,7 @@ FUNCTIONS = {
     "rnn, relu": (module(RELU_RNN), ROWS),
     "rnn, tanh": (module(TANH_RNN), ROWS),
 }
-# Operators that no graph of the functions above holds, called by name.
+# Operators that no graph of the functions above contains, called by name
 CALLED = {
     "layer norm, by keyword": (lambda x: ATEN.layer_norm.default(x, normalized_shape=[3], eps=0.1), ROWS),
     "layer norm, no overload": (lambda x: ATEN.layer_norm(x, [3], eps=0.1), ROWS),
@@ -254,7 +254,7 @@ def scalar(f):
 
 
 def by_differences(f, x, v, step=1e-5):
-    """The product by differences of the gradient, which torch alone takes in reverse mode."""
+    """Product by differences of torch's own reverse-mode gradient."""
     above, below = (each.requires_grad_() for each in (x + step * v, x - step * v))
     return (torch.autograd.grad(f(above), above)[0] - torch.autograd.grad(f(below), below)[0]) / (2 * step)
 
@@ -311,7 +311,7 @@ PROGRAMS = {
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning", "ignore:The tensor attributes:UserWarning")
 @pytest.mark.parametrize(
     ("name", "program"),
-    # Of attention torch's tracer makes no graph.
+    # torch's symbolic tracer cannot trace attention.
     [pair for pair in itertools.product(MODELS, PROGRAMS) if pair != ("transformer", "symbolic")],
 )
 def test_programs_of_whole_models(name, program):
@@ -319,7 +319,7 @@ def test_programs_of_whole_models(name, program):
         pytest.skip("torch's exported attention fails for inputs that are differentiated")
     torch.manual_seed(0)
     model = MODELS[name]().double()
-    # A program changes its statistics by a copy, which torch.func refuses.
+    # A decomposed program updates its statistics by a copy, which torch.func refuses.
     model = model.eval() if (name, program) == ("convolutions", "decomposed") else model
     x, v = randn(2, 3, 4), randn(2, 3, 4)
     f, captured = scalar(model), scalar(PROGRAMS[program](model, x))
@@ -333,7 +333,7 @@ def test_programs_of_whole_models(name, program):
 
 @pytest.mark.slow
 def test_every_operator_with_a_rule_of_its_own_is_tried_above():
-    """Those that share a function's arguments have its rule, whichever they are."""
+    """Operators that share the rule of a function are not required."""
     seen = set()
 
     class Seen(TorchFunctionMode):

@@ -1,4 +1,4 @@
-"""Products and powers in a row, zeros among their factors: polynomials by hand, and every route against differences."""
+"""Products and successive powers with zero factors: polynomials by hand, and every route against differences."""
 
 import math
 
@@ -32,13 +32,13 @@ CASES = {
     "vander": (torch.vander, (tensor(0.0, -0.5, 2.0),)),
     "vander increasing": (lambda x: torch.vander(x**2, 3, increasing=True), (tensor(0.0, 2.0),)),
 }
-# Dynamo fails, and says so, on the gradient.
+# Dynamo raises on the gradient.
 NOT_COMPILED = {"prod of complex numbers", "vander", "vander increasing"}
 WRONG = ("prod", "prod of rows", "linalg.vander", "vander")
 
 
 def judged(f, inputs, order):
-    """What differences say of the routes: of two of first order, four of second, eight of third."""
+    """Compare with differences, and return the status of each route: 2 of first order, 4 of second, 8 of third."""
     generator = torch.Generator().manual_seed(0)
     problem = scalarize(f, inputs, generator)
     return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
@@ -61,14 +61,14 @@ def test_every_route_batched_and_compiled(name):
 
 @pytest.mark.parametrize("name", WRONG)
 def test_torch_fails_here(name):
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     f, inputs = CASES[name]
     assert {"wrong", "non-finite", "raises"} & set(judged(f, inputs, 3 if "prod" in name else 2))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_quotients_by_small_factors_do_not_overflow(route):
-    """The mixed derivative of 4000 x y by x and y is 4000, in 16 bits too; that of c x y z at tiny numbers is c z."""
+    """The mixed derivative of 4000 x y is 4000, also in 16 bits; that of c x y z at tiny numbers is c z."""
     x = torch.tensor([0.03, 1.0, 1.0, 1.0], dtype=torch.float16)
     assert hodiff.hessian(lambda x: 4000.0 * torch.prod(x), route=route)(x)[0, 1] == 4000
     tiny = tensor(1e-100, 1e-100, 3.0)
@@ -77,7 +77,7 @@ def test_quotients_by_small_factors_do_not_overflow(route):
 
 
 def third(f, x):
-    """The third derivatives by all eight nestings of forward and reverse mode."""
+    """Yield third derivatives by all eight nestings of forward and reverse mode."""
     for first in (torch.func.jacrev, torch.func.jacfwd):
         for second in (torch.func.jacrev, torch.func.jacfwd):
             for last in (torch.func.jacrev, torch.func.jacfwd):
@@ -85,7 +85,7 @@ def third(f, x):
 
 
 def test_the_third_derivatives_of_a_product_with_zeros_by_hand():
-    """Those of a b c d by three different factors are the fourth; all others are 0."""
+    """Third derivatives of a b c d by three different factors are the fourth factor; all others are 0."""
     x = tensor(0.0, 5.0, 0.0, 0.0)
     expected = torch.zeros(4, 4, 4, dtype=D)
     for left in range(4):
@@ -99,7 +99,7 @@ def test_the_third_derivatives_of_a_product_with_zeros_by_hand():
 
 
 def test_the_third_derivatives_of_powers_by_hand():
-    """The k-th column has k (k - 1) (k - 2) x^(k - 3)."""
+    """The k-th column has the third derivative k (k - 1) (k - 2) x^(k - 3)."""
     x = tensor(0.0)
     expected = tensor(*(math.perm(k, 3) * (k == 3) for k in range(5)))
     for got in third(lambda x: torch.vander(x, 5, increasing=True)[0], x):

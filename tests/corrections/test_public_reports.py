@@ -1,6 +1,6 @@
-"""Wrong derivatives that were reported to PyTorch, each mended within `corrected()`, or named by `check`.
+"""Wrong derivatives that were reported to PyTorch: corrected within `corrected()`, or named by `check`.
 
-The umbrella of most of them is pytorch#198017. What a report says is the truth here stands as a closed form.
+Most reports are collected in pytorch#198017. Here the truth of each report is a closed form.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from custom_functions import Square
 
 import hodiff
 
-# torch says of triangular_solve, once, that it is deprecated.
+# torch warns once that triangular_solve is deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.triangular_solve .*:UserWarning")
 
 D = torch.float64
@@ -31,7 +31,7 @@ def number(value):
 
 
 def nested(f, routes):
-    """The derivative of a function of a number, by forward ("f") and reverse mode ("r"), the innermost first."""
+    """Derivative of a function of a number by forward ("f") and reverse mode ("r"), the innermost first."""
     for mode in routes:
         f = torch.func.grad(f) if mode == "r" else lambda t, f=f: torch.func.jvp(f, (t,), (torch.ones_like(t),))[1]
     return f
@@ -119,7 +119,7 @@ def sinc(t):
 
 
 def sinc_second(t):
-    """By the recurrence of the derivatives, and by their limit -pi^2 / 3 at 0."""
+    """Second derivative of `sinc`, with the limit -pi^2 / 3 at 0."""
 
     def second(x):
         if x == 0:
@@ -142,7 +142,7 @@ def triangular_solve(t):
 
 
 def unpooled(t):
-    """Of 1t, 2t, 3t and 4t the last takes the place of the second."""
+    """Unpool 1t, 2t, 3t and 4t, where the last number replaces the second."""
     x = torch.stack([t, 2 * t, 3 * t, 4 * t]).reshape(1, 1, 4)
     return weighted(F.max_unpool1d(x, torch.tensor([[[0, 1, 2, 1]]]), 1, output_size=[4]), 1, 3, 7, 11)
 
@@ -152,7 +152,7 @@ def atan2_of_halves(t):
 
 
 def gaussian(t):
-    """Of two points that are the same at t = 0."""
+    """A Gaussian of the distance of two points that coincide at t = 0."""
     distance = torch.linalg.norm(torch.stack([t, 2 * t, -t]))
     return torch.exp(-distance * distance)
 
@@ -163,18 +163,18 @@ def squares_of_squares(t):
 
 @dataclass(frozen=True)
 class Report:
-    """A derivative of a function of a number, which torch alone has wrong by some route."""
+    """A derivative of a function of a number that torch alone has wrong by some route."""
 
     f: Any
     at: float
     order: int
     truth: float
-    # Where the derivatives need more digits than a number near 1 leaves.
+    # Larger where derivatives need more digits than a number near 1 leaves
     relative: float = 1e-11
     dtype: torch.dtype = D
-    # The first version of torch that is right.
+    # The first version of torch that is right
     mended: str = "never"
-    # Not wrong in torch 2.13, at least not on a CPU.
+    # Right in torch 2.13, at least on a CPU
     elsewhere: bool = False
 
 
@@ -228,7 +228,7 @@ REPORTS = {
     "#196707 triangular_solve": Report(triangular_solve, -10.0, 1, 9.416666666666666),
     "#92075 a Gaussian of a norm": Report(gaussian, 0.0, 2, -12.0),
     "#197867 a Function with jvp": Report(squares_of_squares, 3.0, 3, 72.0),
-    # Of the confirmed bugs of ∇Fuzz (Yang et al., Fuzzing automatic differentiation in deep-learning libraries, 2023).
+    # Confirmed bugs of ∇Fuzz (Yang et al., Fuzzing automatic differentiation in deep-learning libraries, 2023)
     "#80204 max_unpool of indices that repeat": Report(unpooled, 0.7, 1, 34.0),
     "#80206 soft_margin_loss with uint8": Report(
         lambda t: F.soft_margin_loss(torch.stack([t, t / 2]), torch.tensor([0, 1], dtype=torch.uint8)),
@@ -261,7 +261,7 @@ def log_softmax(t):
     return torch.special.log_softmax(torch.stack([t, torch.zeros_like(t)]), dim=-1)[0]
 
 
-# Where the value rounds to its limit, the derivative does not.
+# The value rounds to its limit, the derivative does not
 TAILS = {
     "#195527 sigmoid": Report(torch.sigmoid, 40.0, 1, logistic_slope(40)),
     "#195527 tanh": Report(torch.tanh, 20.0, 1, hyperbolic_slope(20)),
@@ -292,7 +292,7 @@ def test_mended(name):
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_torch_alone_is_wrong(name):
-    """Else the line holds nothing; where a new torch is right, it says so."""
+    """Torch alone is wrong before the version in which a report is fixed; otherwise the report would prove nothing."""
     report = REPORTS[name]
     at = torch.tensor(report.at, dtype=report.dtype)
 
@@ -330,14 +330,14 @@ def test_prod_in_16_bits():
 
 
 def test_a_function_with_jvp_by_hodiffs_own_transforms():
-    """#197867, for the transforms that nest forward mode themselves."""
+    """#197867 is right by transforms that nest forward mode themselves."""
     x = tensor(3.0)
     derivatives = hodiff.directional_derivatives(lambda x: squares_of_squares(x).sum(), x, torch.ones_like(x), order=3)
     assert [each.item() for each in derivatives] == [81.0, 108.0, 108.0, 72.0]
 
 
 def test_distances_differentiated_by_torch_func():
-    """In torch 2.15 the second gradient of cdist comes out as zeros; in 2.13 it raises."""
+    """Second gradients of cdist are zeros in torch 2.15, and raise in 2.13."""
     x, y = tensor(3.0, 4.0), tensor(0.0, 0.0)
     expected = tensor(16.0, -12.0) / 125
 
@@ -351,7 +351,7 @@ def test_distances_differentiated_by_torch_func():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_compiled_functions_differentiated_twice():
-    """#91469, #181581, #183603: torch raises where it was wrong in silence; a transform takes another route."""
+    """#91469, #181581, #183603: torch raises where it was silently wrong; hodiff's transform is right."""
     quintic = torch.compile(lambda x: (x**5).sum(), backend="aot_eager")
     gradient = torch.compile(lambda x: torch.autograd.grad((x**5).sum(), x, create_graph=True)[0], backend="aot_eager")
     x, v = tensor(1.0, 2.0), tensor(1.0, 1.0)

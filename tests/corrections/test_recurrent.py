@@ -28,7 +28,7 @@ def normal(*shape, dtype=D):
 
 
 def unrolled(network, x, lengths, state, mode):
-    """All results of a call, those of padding and packing included."""
+    """All results of a call, including those of padding and packing."""
     torch.manual_seed(3)
     with mode:
         if lengths is not None:
@@ -125,7 +125,7 @@ def test_third_order_by_input_and_weights(name):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_lstm_of_float32_has_every_route(route):
-    """The kernel behind it has no forward mode."""
+    """Torch's kernel for it has no forward mode."""
     network = nn.LSTM(3, 4).requires_grad_(False)
     double = nn.LSTM(3, 4).double()
     double.load_state_dict(network.state_dict())

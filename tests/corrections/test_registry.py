@@ -1,4 +1,4 @@
-"""Entering rules and taking them away: the newest is in force, hodiff's own come back, wrong arguments are named."""
+"""Registering and unregistering rules: the newest is in force, hodiff's own return, bad arguments are named."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_unregistering_what_is_not_the_users():
     register(torch.lerp, reason="mine")(constant(1.0))
     with pytest.raises(hodiff.InputError, match="cosh"):
         unregister(torch.lerp, torch.cosh)
-    assert corrected_lerp() == 1  # none is removed
+    assert corrected_lerp() == 1  # no rule was removed
     unregister(torch.lerp)
 
 

@@ -1,4 +1,4 @@
-"""Sampling from grids, and dropout: torch's values, gradients, random numbers and errors, and every route right."""
+"""Sampling from grids, and dropout: torch's values, gradients, random numbers and errors, by every route."""
 
 import itertools
 import warnings
@@ -30,7 +30,7 @@ OPTIONS = [
 
 
 def inputs(dimensions, points=2):
-    """An image or volume, and points of which some lie outside."""
+    """Return an image or volume, and points, some of them outside."""
     sizes = (3, 4) if dimensions == 2 else (3, 2, 4)
     return draw(1, 1, *sizes), 0.8 * draw(1, *[1] * (dimensions - 1), points, dimensions, seed=1)
 
@@ -50,7 +50,7 @@ def test_every_route(options):
     hodiff.assert_differentiable(corrected(f), inputs(dimensions, 1), vmap=False, scipy=False)
 
 
-# Seconds each; of the others first and second derivatives are below.
+# These take seconds each; other options are tested to second order below.
 SOME = OPTIONS[::5]
 
 
@@ -79,7 +79,7 @@ against_torch = pytest.mark.skipif(not torch_differentiates_twice(), reason="tor
 @against_torch
 @pytest.mark.parametrize(("dimensions", "mode", "padding", "align_corners"), OPTIONS)
 def test_values_and_derivatives_are_those_of_torch(dimensions, mode, padding, align_corners):
-    """Where torch has them: in reverse mode. The points reach far outside, and some lie on the kinks."""
+    """Reverse-mode derivatives are torch's, also for points far outside and on kinks."""
     x, grid = inputs(dimensions, 40)
     grid = torch.cat(
         [2 * grid, torch.tensor([-1.0, 0.0, 1.0, 3.0, -3.0], dtype=D)[:, None].expand_as(grid[..., :5, :])], -2
@@ -97,7 +97,7 @@ def test_values_and_derivatives_are_those_of_torch(dimensions, mode, padding, al
 
 
 def test_bilinear_weights_by_hand():
-    """Between four points $a, b; c, d$ the mixed derivative is $a - b - c + d$, by the pixel."""
+    """The mixed derivative between four points $a, b; c, d$ is $a - b - c + d$, by the pixel."""
     x = torch.tensor([[1.0, 3.0], [4.0, 11.0]], dtype=D)[None, None]
     grid = torch.tensor([0.2, -0.6], dtype=D)
 
@@ -128,7 +128,7 @@ def test_the_numbered_functions():
 
 @against_torch
 def test_a_spatial_transformer_and_a_batch_of_grids():
-    """The reference is torch's own reverse-over-reverse."""
+    """Every route agrees with torch's own reverse-over-reverse."""
     theta, x, v = draw(1, 2, 3) / 3, draw(1, 1, 4, 4, seed=1), draw(1, 2, 3, seed=2)
 
     def f(theta, x):
@@ -157,7 +157,7 @@ def test_a_spatial_transformer_and_a_batch_of_grids():
 def test_affine_grids_are_those_of_torch(size, align_corners):
     theta = draw(2, len(size) - 2, len(size) - 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of a single point with aligned corners
+        warnings.simplefilter("ignore", UserWarning)  # warns for a single point with aligned corners
         expected = F.affine_grid(theta, size, align_corners=align_corners)
     with corrected:
         torch.testing.assert_close(F.affine_grid(theta, size, align_corners=align_corners), expected)

@@ -71,7 +71,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_route(name):
     f, inputs = CASES[name]
-    # torch.func.vmap takes no write of a batch into what is none.
+    # torch.func.vmap cannot write a batch into an unbatched tensor.
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, scipy=False, vmap=not name.startswith("in place"))
 
 
@@ -79,7 +79,7 @@ def test_every_route(name):
 @pytest.mark.parametrize("name", CASES)
 def test_third_order_and_compiled(name):
     f, inputs = CASES[name]
-    # Dynamo refuses the gradient of a tangent that is constant, what is written in place, and masks.
+    # Dynamo refuses the gradient of a constant tangent, writes in place, and masks.
     compile = "aot_eager" if name in ("scatter", "scatter twice", "scatter_reduce mean") else False
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=3, scipy=False, vmap=False, compile=compile)
 
@@ -93,7 +93,7 @@ def test_third_order_and_compiled(name):
     ],
 )
 def test_torch_fails_here(name):
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     f, inputs = CASES[name]
     assert not hodiff.check(f, inputs, vmap=False, scipy=False, correct=False).ok
 

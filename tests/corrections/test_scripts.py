@@ -1,4 +1,4 @@
-"""Compiled and traced code of `torch.jit` inside `corrected()`: the right number, or an error, by every route."""
+"""Compiled and traced code of `torch.jit` inside `corrected()`: right, or an error, by every route."""
 
 import io
 
@@ -17,7 +17,7 @@ V = torch.tensor([1.0, 0.0, 0.5], dtype=D)
 
 
 class Smooth(nn.Module):
-    """Nothing in it needs a rule."""
+    """Has no operator that needs a rule."""
 
     def __init__(self):
         super().__init__()
@@ -28,7 +28,7 @@ class Smooth(nn.Module):
 
 
 class Normalized(Smooth):
-    """Arguments, branches, a loop, lists and shapes around an operator that needs one."""
+    """Has arguments, branches, a loop, lists and shapes around an operator that needs a rule."""
 
     def __init__(self):
         super().__init__()
@@ -45,7 +45,7 @@ class Normalized(Smooth):
 
 
 class Attending(Smooth):
-    """An operator whose second derivative torch does not have."""
+    """Has an operator whose second derivative torch lacks."""
 
     def forward(self, x):
         y = self.linear(x).view(1, 1, 3, 1)
@@ -53,7 +53,7 @@ class Attending(Smooth):
 
 
 class Unreadable(Smooth):
-    """A dictionary, which stands in the way of reading the graph."""
+    """Has a dictionary, which prevents reading the graph."""
 
     def __init__(self):
         super().__init__()
@@ -65,7 +65,7 @@ class Unreadable(Smooth):
 
 
 class UnreadableSmooth(Smooth):
-    """The same without an operator that needs a rule."""
+    """Has a dictionary, and no operator that needs a rule."""
 
     def forward(self, x):
         parts = {"all": self.linear(x)}
@@ -101,7 +101,7 @@ def model(kind):
 
 
 def truth(kind):
-    """The Hessian and third derivative along V by differences of torch's own gradient of the module in Python."""
+    """Gradient, Hessian product and third derivative along V, by torch's own gradient and its differences."""
     module = model(kind)
 
     def gradient(x):
@@ -183,13 +183,13 @@ def test_first_derivatives_of_what_cannot_be_read():
     expected = truth(Unreadable)[0]
     with torch.no_grad():
         close(hodiff.jacobian(f, mode="forward")(X), expected)
-    with pytest.raises(hodiff.errors.RouteError, match="layer_norm"):  # by the parameters there may be a second one
+    with pytest.raises(hodiff.errors.RouteError, match="layer_norm"):  # the parameters may need a second derivative
         hodiff.jacobian(f, mode="forward")(X)
 
 
 def test_outside_of_corrections_nothing_changes():
     f = warm(torch.jit.script(model(Smooth)))
-    # Else the tests above prove nothing.
+    # The tests above would prove nothing if torch alone were right.
     assert torch.equal(hodiff.hvp(f, X, V, route="forward-over-reverse", correct=False), torch.zeros(3, dtype=D))
     with pytest.raises(RuntimeError, match="expected at most"), hodiff.corrected():
         f(X, X, X)

@@ -1,4 +1,4 @@
-"""Two gloo ranks attend within their heads, and get what one rank gets of whole tensors."""
+"""Two gloo ranks compute attention within their heads, with the results of one rank on whole tensors."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Sparse tensors made of what is differentiated, against the same functions of dense tensors."""
+"""Sparse tensors made from differentiated tensors, against the same functions of dense tensors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,9 +17,9 @@ X = torch.tensor([0.5, 1.0, 2.0], dtype=D)
 V = torch.tensor([1.0, 2.0, -1.0], dtype=D)
 B, M = torch.randn(3, 2, generator=GENERATOR, dtype=D), torch.randn(3, 3, generator=GENERATOR, dtype=D)
 
-# torch takes more than its stubs know.
+# torch accepts more than its stubs declare.
 SPARSE: Any = torch.sparse_coo_tensor
-# Out of order, and with one that comes twice.
+# Unsorted indices, and indices with a repeated entry
 PLACES, REPEATED = torch.tensor([[2, 0, 1], [2, 1, 0]]), torch.tensor([[0, 1, 0], [1, 0, 1]])
 ENDS, COLUMNS = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 0, 2])
 BLOCK_ENDS, BLOCK_COLUMN = torch.tensor([0, 1, 1]), torch.tensor([1])
@@ -49,7 +49,7 @@ def cubes(y: Tensor) -> Tensor:
     return (y**3).sum()
 
 
-# The function, and the same of dense tensors.
+# The function, and the same with dense tensors
 CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
     "to_dense": (lambda x: cubes(coo(x).to_dense()), lambda x: cubes(dense(x))),
     "of a function": (lambda x: cubes(coo(x**2).to_dense()), lambda x: cubes(dense(x**2))),
@@ -121,7 +121,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 
 
 def climb(f: Callable[[Tensor], Tensor], order: int) -> list[Tensor]:
-    """The value, and derivatives along changing directions, each the gradient of the one before."""
+    """Derivatives along changing directions, each the gradient of the one before."""
     x = X.clone().requires_grad_()
     y, found = f(x), []
     for power in range(1, order + 1):
@@ -164,7 +164,7 @@ def test_other_routes_are_refused(name: str, route: str) -> None:
 
 
 def test_torch_is_wrong_here() -> None:
-    """Else nothing above proves anything."""
+    """The tests above would prove nothing if torch alone were right."""
     found, expected = (climb(f, 2)[1] for f in CASES["of a function"])
     assert not torch.allclose(found, expected)
 
@@ -197,7 +197,7 @@ def test_arguments_that_torch_refuses() -> None:
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
 def test_values_are_in_the_memory_of_the_tensor(layout):
-    """As in PyTorch, whose gradcheck writes into them, and lets gradients be undefined."""
+    """Values share memory with the tensor: PyTorch's gradcheck writes into them, and permits undefined gradients."""
     dense = torch.tensor([[1.0, 2.0, 0.0, 0.5], [0.0, 3.0, 0.0, 0.7]], dtype=torch.float64)
     blocks = {"blocksize": (2, 2)} if layout.startswith("b") else {}
     sparse = dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **blocks)

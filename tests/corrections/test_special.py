@@ -28,7 +28,7 @@ def damped(n):
 
 
 class Airy:
-    """By SciPy's Ai and Ai', and $Ai'' = x Ai$."""
+    """Derivatives of Ai, by SciPy's Ai and Ai', and $Ai'' = x Ai$."""
 
     def derivative(self, x, order):
         value, slope = scipy.special.airy(x)[:2]
@@ -36,7 +36,7 @@ class Airy:
 
 
 class BySciPy:
-    """SciPy's derivatives: mpmath takes seconds for Y and K."""
+    """SciPy's derivatives, because mpmath takes seconds for Y and K."""
 
     def __init__(self, function, n):
         self.function, self.n = function, n
@@ -46,7 +46,7 @@ class BySciPy:
 
 
 class ScaledSecondKind:
-    """The integral of e^x K, which mpmath differentiates and computes."""
+    """Derivatives of e^x K, from an integral that mpmath computes."""
 
     def __init__(self, n):
         self.n = n
@@ -62,7 +62,7 @@ class ScaledSecondKind:
 
 
 MIDDLE = (0.3, 1.7, 4.9, 5.1, 13.0, 24.0, 26.0, 60.0)
-# The truth by mpmath, and points at which derivatives of orders 1 to 4 are compared.
+# The reference, and points at which derivatives of orders 1 to 4 are compared
 TRUTHS = {
     "bessel_j0": (BySciPy(scipy.special.jvp, 0), (-7.0, 1e-8, *MIDDLE)),
     "bessel_j1": (BySciPy(scipy.special.jvp, 1), (-7.0, 1e-8, *MIDDLE)),
@@ -86,7 +86,7 @@ TRUTHS = {
 
 
 def derivative(f, x, order):
-    """Differences of numbers with 60 digits: mpmath shares no formula with hodiff."""
+    """Derivative by differences with 60 digits: mpmath shares no formula with hodiff."""
     if isinstance(f, (Airy, BySciPy, ScaledSecondKind)):
         return f.derivative(x, order)
     step = mpmath.mpf(10) ** -9 * max(abs(x), 1)
@@ -111,7 +111,7 @@ def along_ones(f):
 
 @pytest.mark.parametrize("name", [name for name in TRUTHS if name.startswith("bessel")])
 def test_beyond_five_bessel_derivatives_have_all_digits(name):
-    """torch's kernels, of which its 2.15 makes derivatives, have seven there."""
+    """Torch's kernels, from which torch 2.15 makes derivatives, have seven digits there."""
     truth, points = TRUTHS[name][0], (5.025, 5.4, 7.5, 11.0)
     got = torch.func.vmap(torch.func.grad(corrected(getattr(S, name))))(numbers(*points))
     expected = numbers(*(derivative(truth, point, 1) for point in points))
@@ -120,7 +120,7 @@ def test_beyond_five_bessel_derivatives_have_all_digits(name):
 
 @pytest.mark.parametrize(("name", "order", "value"), [("i1", 3, 0.375), ("i0", 4, 0.375), ("bessel_j1", 3, -0.375)])
 def test_at_zero(name, order, value):
-    """From $I_1 = x/2 + x^3/16 + ...$, $I_0 = 1 + x^2/4 + x^4/64$ and $J_1 = x/2 - x^3/16$."""
+    """The values follow from $I_1 = x/2 + x^3/16 + ...$, $I_0 = 1 + x^2/4 + x^4/64$ and $J_1 = x/2 - x^3/16$."""
     f = corrected(getattr(S, name))
     for _ in range(order):
         f = torch.func.grad(f)
@@ -128,7 +128,7 @@ def test_at_zero(name, order, value):
 
 
 def chebyshev(by_angle):
-    """A polynomial of x from its form in the angle, which is complex beyond 1."""
+    """A polynomial of x by its form in the angle, which is complex for x beyond 1."""
     return lambda n, x: mpmath.re(by_angle(n + mpmath.mpf(1) / 2, mpmath.acos(x)))
 
 
@@ -260,7 +260,7 @@ def test_compiled_gradients(name):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["legendre", "bessel_j0"])
 def test_compiled_transforms_are_not_silent(name):
-    """A compiler differentiates the kernel within the Function, which torch takes for a constant."""
+    """A compiler differentiates the kernel within the Function, which torch treats as a constant."""
     gradient = torch.func.vmap(torch.func.grad(corrected(FUNCTIONS[name])))
     torch.compiler.reset()
     with pytest.raises(Exception, match="would be zero"):

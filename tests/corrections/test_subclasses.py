@@ -1,4 +1,4 @@
-"""Subclasses of Tensor inside `corrected()`: the right number, or an error, by every route."""
+"""Subclasses of Tensor inside `corrected()`: right, or an error, by every route."""
 
 import pytest
 import torch
@@ -15,11 +15,11 @@ WEIGHT = torch.tensor([1.0, 2.0, 3.0], dtype=D)
 
 
 class Plain(Tensor):
-    """A name, and nothing else."""
+    """Adds nothing to Tensor."""
 
 
 class Counting(Tensor):
-    """Notes what is called, and lets torch do it."""
+    """Counts calls, and passes them to torch."""
 
     called = 0
 
@@ -40,7 +40,7 @@ class Unwrapping(Tensor):
 
 
 class OfItsOwn(Tensor):
-    """Normalizes by primitives of its own."""
+    """Computes layer_norm by primitives of its own."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -50,7 +50,7 @@ class OfItsOwn(Tensor):
 
 
 class Hiding(Tensor):
-    """Calls torch where no mode sees it."""
+    """Calls torch with all modes disabled."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -59,7 +59,7 @@ class Hiding(Tensor):
 
 
 class Dispatching(Tensor):
-    """Sees operators, and lets torch do them."""
+    """Intercepts operators, and passes them to torch."""
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -67,7 +67,7 @@ class Dispatching(Tensor):
 
 
 class Weight(nn.Parameter):
-    """A parameter by another name."""
+    """A subclass of Parameter that adds nothing."""
 
 
 def standardized(x):
@@ -178,7 +178,7 @@ def test_a_wrapper_of_tensors_is_right_or_refused(route):
         product = hodiff.hvp(f, X, V, route=route)
     except hodiff.errors.RouteError as error:
         refused = str(error)
-    if refused:  # by a part of the function that has no rule
+    if refused:  # a part of the function has no rule
         assert "'reverse-over-reverse'" in refused
         assert route != "reverse-over-reverse"
     else:
@@ -186,7 +186,7 @@ def test_a_wrapper_of_tensors_is_right_or_refused(route):
 
 
 class Doubling(Tensor):
-    """Twice what torch makes of some functions, and an attribute and a method."""
+    """Doubles the results of some functions, and has an attribute and a method."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -198,7 +198,7 @@ class Doubling(Tensor):
 
 
 class DoublingPlainly(Doubling):
-    """The same with plain results, also of `detach`."""
+    """Doubles the results of some functions, and returns plain tensors, also from `detach`."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):

@@ -1,4 +1,4 @@
-"""Derivatives of elementwise functions and losses to third order, in tails, by every route: one table of mpmath."""
+"""Derivatives of elementwise functions and losses in tails, to third order by every route, against mpmath."""
 
 import random
 
@@ -10,7 +10,7 @@ import hodiff
 from hodiff.taylor import jet
 
 ULPS = 50.0
-# Next to what switches to another formula, or what such a formula is made of, a few more bits are lost.
+# Functions that switch between formulas, or contain such functions, lose a few more bits.
 MORE = {
     **dict.fromkeys(("tanh", "tanhshrink", "gelu"), 2e3),
     **dict.fromkeys(("softmax", "log_softmax", "logsumexp", "cross_entropy"), 200.0),
@@ -40,14 +40,14 @@ def summed(name):
 @DTYPES
 @pytest.mark.parametrize("name", TAILS)
 def test_each_number_alone(name, dtype):
-    """Rules look at the numbers; so each has to be right in a tensor of its own."""
+    """Rules depend on the numbers, so each number must be right in a tensor of its own."""
     f = summed(name)
     for point in held(name, dtype):
         x = torch.tensor([point], dtype=dtype, requires_grad=True)
         with hodiff.corrected():
             y = f(x)
             for order in ORDERS:
-                # Where nothing is left to differentiate, derivatives are zero.
+                # Results without a graph have derivatives of zero.
                 (y,) = torch.autograd.grad(y.sum(), x, create_graph=True) if y.requires_grad else (torch.zeros_like(x),)
                 assert_accurate(name, dtype, order, [point], y.detach())
 

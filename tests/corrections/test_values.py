@@ -1,4 +1,4 @@
-"""A correction changes derivatives and no value but one that overflows, also of infinite, huge, tiny numbers and 0."""
+"""A correction changes no value except overflow, also for infinite, huge, tiny and zero arguments."""
 
 import math
 import random
@@ -12,13 +12,13 @@ from torch.utils import _pytree as pytree
 import hodiff
 from hodiff.corrections.special.polynomials import FAMILIES
 
-# torch says of some, once, that they are deprecated.
+# torch warns once that some functions are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning")
 
 ALIKE = [math.inf, math.nan, 0.0, -0.0, 1e38, -1e30, 1e-45, 1.0]
 EXTREMES = [math.inf, -math.inf, math.nan, 0.0, -0.0, 1e38, -1e38, 1e-45, 1e-38, -1e-30, 3e20, 1.0, -1.0, 0.5]
 
-# What differs, and why that stays.
+# Values that differ, and why
 EXCEPTIONS = {
     F.soft_margin_loss: "torch's value overflows where the loss is a finite number",
     F.ctc_loss: "of probabilities that are infinite",
@@ -33,7 +33,7 @@ POLYNOMIALS = {getattr(torch.special, name) for name in FAMILIES}
 
 
 def filled(tensor, kind):
-    """A tensor of one number, of random extremes, or as it is but for one of them."""
+    """A tensor of one number, of random extremes, or with one number replaced by an extreme."""
     what, seed = kind
     if what == "alike":
         return torch.full_like(tensor, ALIKE[seed])
@@ -48,7 +48,7 @@ KINDS = [*(("alike", i) for i in range(len(ALIKE))), *((what, i) for what in ("e
 
 
 def outputs(function, leaves, structure, wanted=()):
-    """What a function returns, or that it raises."""
+    """Outputs of the function, or "raises" if it raises."""
     leaves = [each.clone() if isinstance(each, torch.Tensor) else each for each in leaves]
     for place in wanted:
         leaves[place] = 1 * leaves[place].requires_grad_()
@@ -58,7 +58,7 @@ def outputs(function, leaves, structure, wanted=()):
     except RuntimeError:
         return "raises"
     found = [each.detach() for each in found if isinstance(each, torch.Tensor)]
-    # Eigenvectors have no sign of their own, and statistics beside a normalization no derivative.
+    # Eigenvectors have no sign of their own, and statistics beside a normalization have no derivative.
     of_norm = any(each in name_of(function) for each in ("batch_norm", "group_norm"))
     first = function in (torch.linalg.eigh, torch.linalg.eig) or of_norm
     return found[:1] if first else found
@@ -82,14 +82,14 @@ def test_values_at_extremes(call):
         for which in (extreme, *([place] for place in extreme if len(extreme) > 1)):
             here = [filled(each, kind) if place in which else each for place, each in enumerate(leaves)]
             expected = outputs(function, here, structure)
-            if function in POLYNOMIALS:  # where torch returns what was in memory
+            if function in POLYNOMIALS:  # torch returns whatever is in memory
                 expected = [each.masked_fill(here[0].isnan(), math.nan) for each in expected]
             if any(each in name_of(function) for each in ("norm", "dist")) and 3.0 in numbers:
-                # torch's powers leave the range of float32 where the norm does not.
+                # torch's powers leave the range of float32, although the norm does not.
                 doubled = [each.double() if i in places else each for i, each in enumerate(here)]
                 doubled = [torch.float64 if each is torch.float32 else each for each in doubled]
                 expected = [each.float() for each in outputs(function, doubled, structure)]
-            if function is torch.native_layer_norm:  # whose kernel's variance overflows from 1e20 on
+            if function is torch.native_layer_norm:  # its kernel's variance overflows from 1e20 on
                 expected[2] = (here[0].double().var(-1, correction=0, keepdim=True) + args[4]).rsqrt().float()
             with hodiff.corrected():
                 got = outputs(function, here, structure, wanted)
@@ -101,7 +101,7 @@ def test_values_at_extremes(call):
 
 
 def test_a_loss_beyond_what_torch_computes():
-    """The loss is -tx to rounding, for which torch takes the exponential first."""
+    """The loss is -t x to rounding, although torch's exponential overflows."""
     x = torch.tensor([-100.0], requires_grad=True)
     with hodiff.corrected():
         y = F.soft_margin_loss(x, torch.ones(1))

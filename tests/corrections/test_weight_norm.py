@@ -1,4 +1,4 @@
-"""Weight normalization and other parametrizations, by torch's operators and by its modules, against plain formulas."""
+"""Weight normalization and other parametrizations, by torch's operators and modules, against plain formulas."""
 
 import warnings
 
@@ -85,7 +85,7 @@ def test_what_torch_refuses(call):
         call()
 
 
-# Each weight by its formula: of the parameters, their names and the module's buffers.
+# Each weight by its formula, from the parameters and the module's buffers
 
 ORIGINAL = "parametrizations.weight.original"
 V, G, U = ORIGINAL + "1", ORIGINAL + "0", "parametrizations.weight.0._u"
@@ -96,7 +96,7 @@ def norm(v, dims):
 
 
 def over_largest(W, u, v):
-    """The weight over its largest singular value, whose vectors are constants in evaluation."""
+    """The weight over its largest singular value, whose singular vectors are constants in evaluation."""
     return W / (u @ W @ v)
 
 
@@ -165,7 +165,7 @@ MODULES = {
 
 
 def problem(name):
-    """A loss of a parametrized module's parameters, the same by the formula of the weight, and a point."""
+    """Return a loss of a module's parameters, the loss by the weight's formula, a point and a direction."""
     make, weight = MODULES[name]
     torch.manual_seed(0)
     module = make().double()
@@ -268,7 +268,7 @@ def test_preflight_knows_it():
 
 
 def test_spectral_norm_in_training_takes_its_vectors_for_constants():
-    """As torch's gradient does: power iteration moves them in each call, without a graph."""
+    """Torch's gradient does so, too: power iteration updates the vectors in each call, without a graph."""
     module, loss, by_formula, p, v = problem("spectral_norm")
     module.train()
     found = hodiff.hvp(loss, p, v)

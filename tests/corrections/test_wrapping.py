@@ -17,7 +17,7 @@ X = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
 
 
 def acts():
-    """Whether corrections act here: torch has another node."""
+    """Whether corrections act here, in which case layer_norm has another node."""
     return type(F.layer_norm(X, (3,)).grad_fn).__name__ != "NativeLayerNormBackward0"
 
 
@@ -177,7 +177,7 @@ def test_what_is_no_function_is_refused(wrong, message):
 
 
 def test_leaving_it_in_another_thread_is_refused():
-    """Else the mode that is active there would end, or torch would have none to end."""
+    """It would end a mode that is active in that thread, or find none to end."""
     mode, errors = hodiff.corrected(), []
 
     def leave():

@@ -15,7 +15,7 @@ HEADING = "| torch function | torch is | by | because | instead | mended in torc
 
 
 def line(row) -> str:
-    """One line of the table."""
+    """One row of the table."""
     routes = " ".join(SHORT[route] for route in row.routes)
     cells = (f"`{row.name}`", row.kind, routes, row.reason, row.reference, row.mended)
     return "| " + " | ".join(cell.replace("|", r"\vert ") for cell in cells) + " |"

@@ -1,4 +1,4 @@
-"""Write what mpmath knows of elementwise functions in their tails into a file.
+"""Write mpmath's derivatives of elementwise functions in their tails into a file.
 
 python tests/corrections/write_tails.py
 """
@@ -13,7 +13,7 @@ def main() -> None:
     from tqdm import tqdm
 
     table = {name: {repr(point): exact(name, point) for point in points(name)} for name in tqdm(TAILS)}
-    # A line a function.
+    # Each function has one line.
     lines = [f"{json.dumps(name)}: {json.dumps(rows)}" for name, rows in table.items()]
     TRUTHS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

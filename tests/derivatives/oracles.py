@@ -1,6 +1,6 @@
-"""Second derivatives from function values alone, and the reference of every case.
+"""Second derivatives from function values alone, and the reference Hessian of every case.
 
-Nothing here differentiates by torch: a nested derivative of a fused operator is no oracle for itself.
+Nothing here differentiates with torch: a nested derivative of a fused operator is no oracle for itself.
 """
 
 import functools
@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_flatten
 
 
 def extrapolate(estimate: Callable[[float], Tensor], step: float, levels: int = 7) -> tuple[Tensor, Tensor]:
-    """The limit at step 0 of estimates whose errors are even in the step, and an estimate of its error.
+    """Limit at step 0 of estimates whose errors are even in the step, with an estimate of the limit's error.
 
-    Steps are halved; of each number's table the entry that agrees best with its neighbours is returned (Ridders,
+    Steps are halved. For each number, the table entry that agrees best with its neighbours is returned (Ridders,
     Advances in Engineering Software 4 (1982), 75-76).
     """
     coarser: list[Tensor] = []
@@ -67,13 +67,13 @@ def difference_hessian(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple
 
 
 def flat_function(each: Case, x: Any, args: tuple[Any, ...]) -> Callable[[Tensor], Tensor]:
-    """The case as a function of one vector."""
+    """The case as a function of one flat vector."""
     return lambda flat: each.function(unravel(flat, x), *args)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """The Hessian of a case at its float64 inputs, and how far a right answer may be from it."""
+    """The Hessian of a case at its float64 inputs, and the tolerance for a right answer."""
 
     hessian: Tensor
     tolerance: float
@@ -84,24 +84,24 @@ class Reference:
 
 @functools.cache
 def reference(name: str) -> Reference:
-    """The closed form of a case where there is one, differences of its values where not."""
+    """Return the closed form of a case if it has one, else differences of its values."""
     each = case(name)
     x, args = each.inputs()
     if each.hessian is not None:
         hessian = torch.from_numpy(each.hessian(x, args))
         return Reference(hessian, 1e-12 * max(1.0, hessian.abs().max().item()))
     hessian, error = difference_hessian(flat_function(each, x, args), ravel(x))
-    # An estimate that is the least of many is too small now and then: hence the floor.
+    # The smallest of many error estimates is sometimes too small, hence the floor.
     return Reference(hessian, max(10 * error, 1e-8 * hessian.abs().max().item()))
 
 
 def route_table(routes: Iterable[str]) -> list[Any]:
-    """Every case by every route, those too that are wrong or missing in torch."""
+    """Return test parameters: every case by every route, including routes that are wrong or missing in torch."""
     return [pytest.param(each, route, id=f"{each.name}-{route}") for each in CASES for route in routes]
 
 
 def assert_same_structure(actual: Any, expected: Any) -> None:
-    """Same pytree, and leaf by leaf the same shape, dtype and device."""
+    """Check that two pytrees have equal structure, shapes, dtypes and devices."""
     (actual_leaves, actual_spec), (expected_leaves, expected_spec) = tree_flatten(actual), tree_flatten(expected)
     assert actual_spec == expected_spec
     for a, b in zip(actual_leaves, expected_leaves, strict=True):

@@ -30,7 +30,7 @@ def _fresh_cache() -> None:
 
 
 def compiled(function: Callable[..., Any], backend: str = "aot_eager") -> Callable[..., Any]:
-    """aot_eager captures and differentiates as the default backend does, and leaves out the C++ compiler."""
+    """Compile by aot_eager, which captures and differentiates like the default backend, without a C++ compiler."""
     return torch.compile(function, fullgraph=True, backend=backend)
 
 
@@ -43,12 +43,12 @@ def test_hvp(route: str) -> None:
     v = case.vector()
     function = compiled(lambda x, v, *args: hvp(case.function, x, v, *args, route=route))
     torch.testing.assert_close(function(x, v, *args), hvp(case.function, x, v, *args))
-    # A second point with the same graph: nothing of the first may have been kept as a constant.
+    # The same graph at a second point shows that nothing of the first point became a constant.
     other, other_v = case.inputs(seed=5)[0], case.vector(seed=6)
     torch.testing.assert_close(function(other, other_v, *args), hvp(case.function, other, other_v, *args))
 
 
-# Inductor imports TorchScript, which announces its deprecation.
+# Inductor imports TorchScript, which warns of its deprecation.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow
 def test_hvp_by_the_default_backend() -> None:
@@ -77,7 +77,7 @@ def test_dense(name: str) -> None:
 
 @pytest.mark.slow
 def test_dense_of_other_sizes() -> None:
-    """The second size makes symbols of the sizes."""
+    """The compiler replaces sizes by symbols at the second size."""
 
     def f(x: dict[str, Tensor]) -> Tensor:
         return (x["a"].sin().sum() * x["b"].exp().sum()).tanh()
@@ -124,7 +124,7 @@ def test_jacobian(mode: str) -> None:
 
 
 def test_compiled_function_inside() -> None:
-    """The user compiles the model, not the product: it has to be right, or to say that it cannot."""
+    """The product differentiates a function that the user compiled."""
     case = named("softmax_regression")
     x, args = case.inputs()
     v = case.vector()
@@ -157,11 +157,11 @@ INDEPENDENT: dict[str, Callable[[Tensor], Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo looks at it where a graph breaks
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # dynamo reads .grad where a graph breaks
 @pytest.mark.parametrize("fullgraph", [False, True])
 @pytest.mark.parametrize("name", INDEPENDENT)
 def test_an_output_that_does_not_depend_on_x(name: str, fullgraph: bool) -> None:
-    # As one graph the compiler speaks in hodiff's place, and names the error.
+    # With a full graph the compiler raises its own error, which names hodiff's.
     error, words = (Exception, "InputError") if fullgraph else (InputError, "does not depend on the differentiated")
     with pytest.raises(error, match=words):
         torch.compile(INDEPENDENT[name], backend="eager", fullgraph=fullgraph)(X)
@@ -175,7 +175,7 @@ def test_directional_derivatives(order: int) -> None:
 
     v = torch.tensor([1.0, -0.5, 0.3], dtype=torch.float64)
     found = compiled(lambda x: directional_derivatives(f, x, v, order=order))(X)
-    # The line through x by one reverse pass in another.
+    # Derivatives along the line through x, by nested reverse mode
     t = torch.zeros((), dtype=torch.float64)
     along: Callable[[Tensor], Tensor] = lambda t: f(X + t * v)  # noqa: E731
     with corrected():

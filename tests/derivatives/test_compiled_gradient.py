@@ -1,4 +1,4 @@
-"""Compiled gradients: closed forms, one graph a form of the arguments, and eager where compiling fails."""
+"""Compiled gradients: closed forms, one graph per form of the arguments, and eager execution as the fallback."""
 
 import functools
 
@@ -14,7 +14,7 @@ D = torch.float64
 
 
 def objective(x, scale, inputs):
-    """Sum of cubes of an affine map, whose gradient is written out below."""
+    """Sum of cubes of an affine map; `gradient_by_hand` is its gradient."""
     return scale * ((inputs @ x["w"] + x["b"]) ** 3).sum()
 
 
@@ -32,7 +32,7 @@ POINT = {"w": draw(3, 2), "b": draw(2, seed=1)}
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """Graphs that would be compiled, which run as they were traced."""
+    """Run traced graphs without compiling them, and return the list of graphs."""
     graphs = []
 
     def keep(graph, inputs, **_):
@@ -62,13 +62,13 @@ def test_one_graph_a_form(uncompiled):
         inputs = draw(rows, 3, seed=seed)
         point = {name: leaf + seed for name, leaf in POINT.items()}
         assert close(gradient(point, scale, inputs), gradient_by_hand(point, scale, inputs))
-    # Another number is another graph, and so are other shapes; other values are not.
+    # A new number or shape needs a new graph; new values do not.
     assert len(uncompiled) == 3
 
 
 @pytest.mark.slow
 def test_several_threads_at_first_call(uncompiled):
-    """While one captures, its placeholders stand where the function keeps what it closes over."""
+    """During capture, placeholders replace the closed-over tensors; other threads must not use them."""
     weight = draw(2, 4)
     gradients = [hodiff.compile_gradient(lambda x: ((x @ weight) ** 3).sum()) for _ in range(8)]
     points = [draw(rows, 2, seed=rows) for rows in range(1, 9)]
@@ -100,7 +100,7 @@ def test_a_leaf_that_is_ignored_has_zeros(uncompiled):
 
 
 def test_each_branch_has_a_graph(uncompiled):
-    """The gradient of |x| for sums of one sign, and of a sum over what is positive."""
+    """The function branches on the sign of its sum and selects its positive elements."""
 
     def absolute(x):
         return (x if x.sum() > 0 else -x).sum() + (x[x > 0] ** 2).sum()
@@ -108,7 +108,7 @@ def test_each_branch_has_a_graph(uncompiled):
     gradient, x = hodiff.compile_gradient(absolute), torch.tensor([2.0, 1.0, -1.0], dtype=D)
     for point in (x, -x, x + 0.5, -x - 0.5, 3 * x):
         assert torch.equal(gradient(point), point.sum().sign() + 2 * point.clamp(min=0))
-    # Signs of the sum, numbers of positive elements.
+    # The points have two combinations of a sign and a number of positive elements.
     assert len(uncompiled) == 2
 
 
@@ -140,7 +140,7 @@ SCALE = 1.0
 
 
 class Weighted(torch.nn.Module):
-    """A weighted sum of squares, the weight a product of all that a module can read without being given it."""
+    """A weighted sum of squares; the weight is a product of all kinds of state that a module can read."""
 
     power = 2
 
@@ -155,7 +155,7 @@ class Weighted(torch.nn.Module):
         return (weight * x**self.power).sum()
 
 
-# Each makes the sum five times as large, by another way.
+# Each change makes the sum five times as large, through other state.
 FIVEFOLD = {
     "mode": lambda module, _: module.eval(),
     "number": lambda module, _: setattr(module, "number", 5.0),
@@ -178,7 +178,7 @@ def test_what_f_reads_is_what_it_is_at_the_call(change, uncompiled, monkeypatch)
     FIVEFOLD[change](module, monkeypatch)
     for _ in range(2):
         assert torch.equal(gradient(x), 10 * x)
-    # Tensors are inputs, numbers are part of the graph.
+    # Tensors are inputs of the graph; numbers are constants in it.
     assert len(uncompiled) == 1 + (change in {"mode", "number", "global number"})
 
 

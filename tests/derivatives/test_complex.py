@@ -1,4 +1,4 @@
-"""Real functions of complex points: products are those in real and imaginary part, which functions of pairs have."""
+"""Real functions of complex points have the products of functions of their real and imaginary parts."""
 
 import copy
 import pickle
@@ -20,7 +20,7 @@ def pairs(tree):
 
 
 def quartic(z):
-    """Of |z|^4: with z = a + ib the Hessian is 4 |z|² I + 8 (a, b)(a, b)'."""
+    """|z|^4: with z = a + ib the Hessian is 4 |z|² I + 8 (a, b)(a, b)'."""
     return z.abs().square().square().sum()
 
 
@@ -151,7 +151,7 @@ def test_second_derivatives_of_products():
 
 @pytest.mark.parametrize("order", ["Wb", "bW"])
 def test_an_odd_number_of_real_parameters_beside_complex_ones(order):
-    """Pairs then lie at odd places of blocks of vectors, where torch does not join them."""
+    """Pairs start at odd places in blocks of vectors, where torch cannot view them as complex numbers."""
     generator = torch.Generator().manual_seed(0)
     parts = {
         "W": torch.randn(2, 2, dtype=torch.complex128, generator=generator),

@@ -75,7 +75,7 @@ def test_first_orders_of_every_case(case: Case) -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "tied", "nested", "embedding"])
 def test_third_and_fourth_order_against_differences(name: str) -> None:
-    """The second differences of t ↦ D²f(x + t v)[v, v] are D⁴f; its slope is D³f."""
+    """D³f is the slope of t ↦ D²f(x + t v)[v, v], and D⁴f its second difference."""
     case = named(name)
     x, args = case.inputs()
     v, flat = case.vector(), ravel(x)
@@ -125,7 +125,7 @@ def test_float32() -> None:
 
 
 def test_a_python_number_does_not_promote() -> None:
-    """torch's forward mode turns the float32 tangent of 0.5 * x.sum() into float64."""
+    """Derivatives stay float32, although torch's forward mode makes the tangent of 0.5 * x.sum() float64."""
     x = torch.ones(2)
     derivatives = directional_derivatives(lambda y: 0.5 * (y * y).sum(), x, x, order=3)
     assert {derivative.dtype for derivative in derivatives} == {torch.float32}
@@ -133,7 +133,7 @@ def test_a_python_number_does_not_promote() -> None:
 
 
 def test_composes_with_torch() -> None:
-    """D²(Σy³)[v, v] = 6 Σ y v²: vmapped over y, differentiated in y and in v."""
+    """D²(Σy³)[v, v] = 6 Σ y v² is right under vmap over y, and differentiated in y and in v."""
     x, v = draw(3), draw(3, seed=1)
 
     def curvature(y: Tensor, u: Tensor) -> Tensor:

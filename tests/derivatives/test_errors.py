@@ -1,4 +1,4 @@
-"""Bad input: the exact type of the error, and a message that names the argument, what was expected and what came."""
+"""Bad input: the exact type of the error, and a message with the argument, the expected and the given value."""
 
 from collections.abc import Callable
 from typing import Any
@@ -74,7 +74,7 @@ BAD_DIRECTIONS = {
     ),
 }
 
-# Each transform as a function of f and x, for the faults that all of them can meet.
+# Every transform as a function of f and x, for the faults that they share
 TRANSFORMS: dict[str, Callable[[Callable[..., Any], Any], Any]] = {
     "hvp": lambda f, x: hvp(f, x, torch.utils._pytree.tree_map(torch.ones_like, x)),
     "hessian": lambda f, x: hessian(f)(x),
@@ -89,7 +89,7 @@ OF_SCALARS = [name for name in TRANSFORMS if name not in {"jacobian", "direction
 
 
 def raises(call: Callable[[], Any], parts: list[str], error: type[Exception] = InputError) -> str:
-    """Call, and check type and message; every part has to be in it."""
+    """Check that the call raises exactly this error, with every part in its message; return the message."""
     with pytest.raises(error) as caught:
         call()
     assert type(caught.value) is error
@@ -154,7 +154,7 @@ def test_output_that_is_no_scalar(f: Callable[[Tensor], Any], parts: list[str], 
 
 FROZEN = nn.Linear(3, 1)
 
-# What each of these returns does not depend on x as far as autograd can tell; zeros would be a silent lie.
+# autograd sees no dependence on x in these results; zeros would be silently wrong.
 INDEPENDENT: dict[str, Callable[[Tensor], Tensor]] = {
     "constant": lambda x: torch.ones(()),
     "detached": lambda x: (x.detach() ** 2).sum(),
@@ -175,7 +175,7 @@ def test_output_that_does_not_depend_on_the_input(route: str, fault: str) -> Non
 
 
 def test_numpy_inside_the_function() -> None:
-    """Under a torch.func transform a tensor has no .numpy(), and torch says so itself."""
+    """The error says that the output does not depend on x, and names NumPy as the reason."""
 
     def f(x: Tensor) -> Tensor:
         return torch.as_tensor(np.sum(x.detach().numpy() ** 2))
@@ -186,7 +186,7 @@ def test_numpy_inside_the_function() -> None:
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_an_error_of_the_function_is_its_own(name: str) -> None:
-    """hodiff neither hides nor renames what the user's code raises."""
+    """hodiff does not hide or rename errors of the user's code."""
 
     def f(x: Tensor) -> Tensor:
         raise KeyError("mine")
@@ -257,7 +257,7 @@ def test_bad_argnums(argnums: Any, transform: Callable[..., Any]) -> None:
 @pytest.mark.parametrize("point", [X, {"w": X}, [X], (X, X)], ids=["tensor", "dict", "list", "tuple"])
 @pytest.mark.parametrize("transform", [hessian, jacobian, hessian_diagonal])
 def test_a_point_in_the_place_of_argnums(point: Any, transform: Callable[..., Any]) -> None:
-    """Refused by the call that it is given to, with the call that was meant."""
+    """The call that is given the point raises, and its message has the call that was meant."""
     raises(lambda: transform(cubes, point), ["argnums: expected an int", f"hodiff.{transform.__name__}(f)(x)"])
 
 
@@ -323,7 +323,7 @@ class WithoutForwardRule(torch.autograd.Function):
 
 @pytest.mark.parametrize("name", OF_SCALARS)
 def test_once_differentiable_is_not_taken_for_zero(name: str) -> None:
-    """torch itself returns zeros here: the backward pass hands out constants."""
+    """torch returns zeros here, because the backward pass returns constants."""
     message = raises(
         lambda: TRANSFORMS[name](lambda x: OnceDifferentiable.apply(x).sum(), X),
         ["once_differentiable", "OnceDifferentiable"],
@@ -334,7 +334,7 @@ def test_once_differentiable_is_not_taken_for_zero(name: str) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_function_without_a_forward_rule(route: str) -> None:
-    """Reverse mode alone can pass; what another route says is kept, and "auto" finds the way."""
+    """Reverse mode works, other routes quote the Function's error, and "auto" finds the route that works."""
 
     def f(x: Tensor) -> Tensor:
         return WithoutForwardRule.apply(x).sum()
@@ -361,7 +361,7 @@ def test_operator_without_any_second_derivative(name: str, monkeypatch: pytest.M
 
 
 class Rotation(torch.autograd.Function):
-    """Claims to be a scalar whose gradient is (x₁, −x₀): no function has that gradient."""
+    """Returns a scalar with the gradient (x₁, −x₀), which is the gradient of no function."""
 
     generate_vmap_rule = True
 
@@ -381,14 +381,14 @@ class Rotation(torch.autograd.Function):
 
 @pytest.mark.parametrize("name", ["hessian", "hessian_matrix"])
 def test_a_hessian_that_is_not_symmetric_is_told(name: str) -> None:
-    """The average of the two halves would look like a Hessian."""
+    """The average of the two halves would look like a Hessian, hence a warning."""
     with pytest.warns(HodiffWarning, match=f"{name}: .*not symmetric") as caught:
         TRANSFORMS[name](Rotation.apply, X[:2])
     assert caught[0].filename == __file__
 
 
 def test_hierarchy() -> None:
-    """Users catch one class, or the built-in one that they already catch."""
+    """Users can catch one class, or the built-in class that they already catch."""
     assert issubclass(InputError, HodiffError)
     assert issubclass(InputError, ValueError)
     assert issubclass(RouteError, HodiffError)
@@ -405,7 +405,7 @@ def test_a_failed_call_changes_nothing(name: str) -> None:
     assert x.grad is None
     assert x.requires_grad
     assert torch.is_grad_enabled()
-    # No transform's level is left open: the next derivative is right.
+    # No transform's level is left open, so the next derivative is right.
     torch.testing.assert_close(TRANSFORMS["hessian_matrix"](cubes, X), torch.diag(6 * X))
 
 

@@ -37,7 +37,7 @@ def test_blocks_are_right(case: Case, route: str) -> None:
 
 
 def assemble(blocks: Any, x: Any) -> Tensor:
-    """The (n, n) matrix of nested blocks; it also pins the order, outer structure before inner."""
+    """Assemble the (n, n) matrix of nested blocks, whose outer structure comes before the inner."""
     sizes = [leaf.numel() for leaf in tree_leaves(x)]
     rows = iter(tree_leaves(blocks))
     return torch.cat([torch.cat([next(rows).reshape(m, n) for n in sizes], dim=1) for m in sizes])
@@ -89,7 +89,7 @@ def test_argnums(argnums: int | tuple[int, ...], generator: torch.Generator) -> 
 
 @pytest.mark.parametrize(("negative", "positive"), [(-1, 2), (-2, 1), (-3, 0), ((-1,), (2,)), ((-2, 0), (1, 0))])
 def test_argnums_from_the_end(negative: Any, positive: Any, generator: torch.Generator) -> None:
-    """torch.func.hessian returns zeros for -3, silently; hence the comparison with ourselves."""
+    """Results are compared with hodiff's own, because torch.func.hessian silently returns zeros for -3."""
     inputs = energy_inputs(generator)
     actual, expected = hessian(energy, negative)(*inputs), hessian(energy, positive)(*inputs)
     assert_same_structure(actual, expected)
@@ -155,7 +155,7 @@ def test_inputs_are_left_alone() -> None:
 
 
 def test_leaves_of_size_zero_alone() -> None:
-    """Nothing to differentiate is not an error when the function does use its argument."""
+    """A function that uses an argument without elements has empty Hessians, and no error."""
     x = torch.ones(0, 2, dtype=torch.float64)
     assert hessian_matrix(lambda y: (y**2).sum(), x).shape == (0, 0)
     assert hessian(lambda y: (y**2).sum())(x).shape == (0, 2, 0, 2)

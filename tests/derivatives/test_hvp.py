@@ -98,7 +98,7 @@ def test_inputs_are_left_alone(route: str) -> None:
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
 def test_the_function_may_return_part_of_its_input(route: str) -> None:
-    """An output that is a view of the input has a gradient, and no second derivative."""
+    """An output that is a view of the input has a gradient, and the second derivative 0."""
     x = torch.tensor([1.0, 2.0], dtype=torch.float64)
     assert hvp(lambda y: y[0], x, torch.ones_like(x), route=route).equal(torch.zeros_like(x))
 
@@ -194,7 +194,7 @@ def test_under_autocast(route: str) -> None:
         product = hvp(f, x, v, route=route)
     assert product.dtype == torch.float32
     exact = hvp(f, x, v)
-    # bfloat16 keeps eight bits, and the derivative runs through three such products.
+    # bfloat16 has eight bits, and the derivative contains three such products.
     assert (product - exact).abs().max() <= 0.05 * exact.abs().max()
 
 
@@ -222,7 +222,7 @@ IN_PLACE = {
 
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_in_place_where_tangents_have_no_memory(name):
-    """Of the sum of x³ the Hessian is diag(6 x); torch gives linear operators tangents of zero that none may change."""
+    """The Hessian of Σ x³ is diag(6 x), although torch's zero tangents of linear operators cannot be written to."""
     x, v = torch.tensor([0.5, -2.0], dtype=torch.float64), torch.tensor([1.0, 3.0], dtype=torch.float64)
     got = hvp(IN_PLACE[name], x, v, route="forward-over-forward")
     torch.testing.assert_close(got, 6 * x * v)
@@ -230,7 +230,7 @@ def test_in_place_where_tangents_have_no_memory(name):
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
 def test_in_place_where_only_the_other_side_moves(route):
-    """A batch of directions of one leaf changes what depends on the other leaf alone."""
+    """A batch of directions of one leaf is added in place to a tensor that depends on the other leaf only."""
     a, b, u, v = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def f(p):
@@ -245,14 +245,14 @@ def test_in_place_where_only_the_other_side_moves(route):
 
 
 def test_what_is_dispatched_in_forward_mode_is_not_watched():
-    """Torch's tangent of a tangent of rsub ends the process, where anything watches."""
+    """Torch's second tangent of rsub ends the process if a mode watches it."""
     x, a = torch.ones(3), torch.tensor(1.3)
     f = lambda a: torch.rsub(x, a, alpha=2).pow(2).sum()  # noqa: E731
     assert hvp(f, a, torch.ones_like(a), route="forward-over-forward").item() == pytest.approx(6.0)
 
 
 def test_a_leaf_made_inside_leaves_no_graph():
-    """Nobody can differentiate by it, other than by one that is closed over, or kept."""
+    """No derivative can reach a leaf made inside, unless it is closed over or kept."""
     x, held = torch.tensor([1.0, 2.0]), torch.nn.Parameter(torch.ones(2))
     kept = []
 
@@ -271,7 +271,7 @@ def test_a_leaf_made_inside_leaves_no_graph():
 
 @pytest.mark.parametrize("route", ["reverse-over-reverse", "forward-over-reverse"])
 def test_functions_of_hodiff_cost_no_further_gradient(route):
-    """A Function of somebody else's is watched in a gradient of its own; inside of a transform ours look like it."""
+    """Foreign Functions are checked in an extra gradient; hodiff's own resemble them inside transforms."""
     x, w = torch.randn(4, 8), torch.randn(8, 8)
 
     def flops(rest):

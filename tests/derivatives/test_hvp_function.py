@@ -1,4 +1,4 @@
-"""The product as one node: its derivatives of high order, closed-over tensors, memory and messages."""
+"""The product as one node: derivatives of high order, closed-over tensors, memory and messages."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ D = torch.float64
 
 @pytest.mark.slow
 def test_third_order_by_every_route():
-    """The fifth derivative of the function."""
+    """The third derivative of the product is the fifth derivative of the function."""
     product = hvp_function(lambda x: torch.sin(x.prod()))
     inputs = (torch.tensor([0.4, 0.9], dtype=D), torch.tensor([0.7], dtype=D))
     hodiff.assert_differentiable(lambda x, v: product(x, torch.cat([v, 2 * v])), inputs, order=3, scipy=False)

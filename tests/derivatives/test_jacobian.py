@@ -121,7 +121,7 @@ def test_float32(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_python_number_does_not_promote(mode: str) -> None:
-    """torch's forward mode turns the float32 tangent of 0.5 * x.sum() into float64."""
+    """Blocks stay float32, although torch's forward mode makes the tangent of 0.5 * x.sum() float64."""
     block = jacobian(lambda y: 0.5 * (y * y).sum(), mode=mode)(torch.ones(2))
     assert block.dtype == torch.float32
     assert block.equal(torch.ones(2))
@@ -129,7 +129,7 @@ def test_a_python_number_does_not_promote(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_composes_with_torch(mode: str) -> None:
-    """jacobian under vmap, under itself, and differentiated: the Jacobian of y² is diag(2y)."""
+    """jacobian is right under vmap, nested, and differentiated: the Jacobian of y² is diag(2y)."""
     x = draw(3)
     square = jacobian(lambda y: y**2, mode=mode)
     torch.testing.assert_close(torch.func.vmap(square)(draw(4, 3)), torch.diag_embed(2 * draw(4, 3)))
@@ -158,7 +158,7 @@ def composed() -> list[Any]:
     return [
         pytest.param(each, inner, outer, id=f"{each.name}-{outer}-{inner}")
         for each in CASES
-        # The gradient of an affine function does not depend on its input, which is an error of its own.
+        # The gradient of an affine function does not depend on its input, which raises another error.
         if each.name != "affine"
         for inner in ("forward", "reverse")
         for outer in ("forward", "reverse")
@@ -189,13 +189,13 @@ def test_a_missing_mode_says_so() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_complex_output_is_refused(mode: str) -> None:
-    """As torch.func.jacrev refuses it: the reverse pass of a real input would keep the real part alone."""
+    """torch.func.jacrev refuses it, too: the reverse pass of a real input would keep only the real part."""
     with pytest.raises(InputError, match="complex"):
         jacobian(torch.fft.fft, mode=mode)(draw(3))
 
 
 def test_auto_weighs_directions_against_calls() -> None:
-    """Reverse mode where operators are small and many, forward mode where they are large or few."""
+    """auto takes reverse mode for many small operators, and forward mode for large or few operators."""
 
     def takes_forward(f: Callable[[Tensor], Tensor], x: Tensor) -> bool:
         return _Linearized(bind("jacobian", f, (x,)), "error").forward_pays
@@ -211,12 +211,12 @@ def test_auto_weighs_directions_against_calls() -> None:
     assert takes_forward(
         lambda x: torch.outer(torch.ones(10**6, dtype=torch.float64), x).sin(), torch.ones(1, dtype=torch.float64)
     )
-    # As many inputs as outputs.
+    # as many inputs as outputs
     assert not takes_forward(lambda x: A.mT @ (A @ x), torch.ones(300, dtype=torch.float64))
 
 
 class OldCube(torch.autograd.Function):
-    """A Function of the form that torch.func refuses, as those of torchdiffeq are."""
+    """x³ in the old form without setup_context, which torch.func refuses and torchdiffeq uses."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

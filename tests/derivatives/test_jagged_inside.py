@@ -1,4 +1,4 @@
-"""Jagged nested tensors inside of a function of ordinary tensors: right, or one error that names them."""
+"""Jagged nested tensors inside functions of ordinary tensors: right, or one error that names them."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ CALLS = {
 RIGHT = ("hvp", "reverse-over-reverse", "value_grad_hvp", "hessian", "hessian_diagonal", "HessianOperator")
 
 
-# Where the route is chosen before the pattern is asked for.
+# sparse.hessian chooses its route before it looks for the pattern.
 @pytest.mark.filterwarnings("ignore:sparse.hessian. took forward-over-forward")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -70,6 +70,6 @@ def test_right_or_refused(name, call):
 
 
 def test_a_mistake_of_the_users_stays_what_it_is():
-    """An attribute that a tensor of theirs does not have is no missing derivative."""
+    """A missing attribute of a nested tensor is the user's mistake, not a missing derivative."""
     with pytest.raises(AttributeError, match="no attribute 'no_such_thing'"):
         hodiff.hvp(lambda w: F.linear(jagged(), w).no_such_thing, W, W)

@@ -1,4 +1,4 @@
-"""Functions whose backward takes its slope for a constant: refused where it is none, and at no other time."""
+"""Functions whose backward treats its slope as a constant: refused if the slope is no constant, and only then."""
 
 import cProfile
 import gc
@@ -23,7 +23,7 @@ ZERO = torch.zeros_like(X)
 
 
 class Times(torch.autograd.Function):
-    """A backward that multiplies by what forward kept."""
+    """Multiplies the cotangent by the tensor that forward saved."""
 
     @staticmethod
     def forward(ctx, x):
@@ -118,7 +118,7 @@ def test_a_derivative_of_elementwise_that_records_nothing() -> None:
 
 
 class SavedFactor(torch.autograd.Function):
-    """exp(a b), whose backward reads its arguments and the value without a graph."""
+    """exp(a b), whose backward uses its arguments and the saved value, which has no graph."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -159,7 +159,7 @@ class FactorOnContext(SavedFactor):
 
 
 class Recomputed(SavedFactor):
-    """Takes the value that it saved only where nobody differentiates what it does."""
+    """exp(a b), whose backward uses the saved value only if backward is not differentiated."""
 
     @staticmethod
     def backward(ctx, g):
@@ -169,7 +169,7 @@ class Recomputed(SavedFactor):
 
 
 class Completed(SavedFactor):
-    """Takes the value that it saved, with the derivative of another expression."""
+    """exp(a b), whose backward gives the saved value the derivative of a recomputed exponential."""
 
     @staticmethod
     def backward(ctx, g):
@@ -224,15 +224,15 @@ def test_slopes_that_are_lost_inside_of_a_checkpoint_are_refused(function: Any, 
             derivative(lambda x: checkpoint(block, x).sum(), X)
 
 
-@pytest.mark.parametrize("name", sorted({*CHECKPOINTS} - {"nested"}))  # each of two has a schedule of its own
+@pytest.mark.parametrize("name", sorted({*CHECKPOINTS} - {"nested"}))  # two nested checkpoints have two schedules
 def test_a_right_function_inside_of_a_checkpoint_is_looked_at_less_and_less_often(name: str) -> None:
-    calls = itertools.count()  # a checkpoint puts numbers back
+    calls = itertools.count()  # a checkpoint would restore a plain number
 
     def block(x):
         next(calls)
         return Recomputed.apply(x, x.cos()).square()
 
-    # How often it is looked at depends on how often the code was met.
+    # A new name makes the code unknown: the more often a check has met it, the less often it is checked.
     block.__code__ = block.__code__.replace(co_name=f"block of {name}")
     counts = []
     for _ in range(8):
@@ -248,7 +248,7 @@ def test_what_is_kept_and_loses_nothing_is_right(function: Any) -> None:
 
 
 def test_a_kept_factor_beside_a_constant_argument_is_refused() -> None:
-    """`WithMask` keeps two constants, of which its argument is one."""
+    """`WithMask` saves two constants; only one of them is an argument."""
     f = _by_factor(WithMask, torch.ones_like(X))
     for derivative in (lambda: hodiff.hvp(f, X, V), lambda: hodiff.HessianOperator(f, X) @ V):
         with pytest.raises(RouteError, match="a part of its slope for a constant"):
@@ -256,7 +256,7 @@ def test_a_kept_factor_beside_a_constant_argument_is_refused() -> None:
 
 
 class KeptGradient(torch.autograd.Function):
-    """Binary cross-entropy, whose gradient forward computes, as fused losses do."""
+    """Binary cross-entropy, whose forward computes the gradient, as fused losses do."""
 
     @staticmethod
     def forward(ctx, x, target):
@@ -269,7 +269,7 @@ class KeptGradient(torch.autograd.Function):
 
 
 class KeptGate(torch.autograd.Function):
-    """sigmoid(x) y, which keeps the sigmoid and the constant y."""
+    """sigmoid(x) y, which saves the sigmoid and the constant y."""
 
     @staticmethod
     def forward(ctx, x, y):
@@ -284,7 +284,7 @@ class KeptGate(torch.autograd.Function):
 
 
 class ByConstant(torch.autograd.Function):
-    """x exp(y): of y that nobody differentiates by, its slope is a constant."""
+    """x exp(y), whose slope is a constant if y is not differentiated."""
 
     @staticmethod
     def forward(ctx, x, y, count):
@@ -326,7 +326,7 @@ def test_a_profiler_is_left_alone() -> None:
     profiler = cProfile.Profile()
     profiler.enable()
     hodiff.hvp(lambda x: ByConstant.apply(x, V, torch.zeros(1)).square().sum(), X, V)
-    # From Python 3.12 on cProfile uses sys.monitoring.
+    # From Python 3.12 on, cProfile uses sys.monitoring.
     assert sys.getprofile() is (profiler if sys.version_info < (3, 12) else None)
     profiler.disable()
     assert sys.getprofile() is None
@@ -354,7 +354,7 @@ def _without_grad(f: Any) -> Any:
         return f()
 
 
-# Backward passes of x^2 w that lose a part of their slope, by helpers that their code does not name.
+# Backward passes of x^2 w that lose a part of their slope, in helpers that their own code does not name
 CUT_PARTS = {
     "an argument": lambda g, x, w: (2 * x * w.detach() * g, x * x * g),
     "an argument of the other slope": lambda g, x, w: (2 * x * w * g, x * x.data * g),
@@ -367,7 +367,7 @@ CUT_PARTS = {
 
 
 def _of_two(pull: Any, *, split: bool) -> Any:
-    """A Function of x and w with the value x^2 w, whose context belongs to forward, or to setup_context."""
+    """Return a Function of x and w with the value x^2 w, with a context in forward or in setup_context."""
 
     class OfTwo(torch.autograd.Function):
         generate_vmap_rule = split
@@ -393,7 +393,7 @@ def _right(g, x, w):
 
 
 W = torch.tensor([0.7, 0.4], dtype=torch.float64)
-HESSIAN = torch.stack([  # of the sum of x^4 w^2
+HESSIAN = torch.stack([  # for the sum of x^4 w^2
     torch.cat([torch.diag(12 * X**2 * W**2), torch.diag(8 * X**3 * W)], 1),
     torch.cat([torch.diag(8 * X**3 * W), torch.diag(2 * X**4)], 1),
 ]).flatten(0, 1)
@@ -425,7 +425,7 @@ def _of_sophia(f: Any) -> torch.Tensor:
     return x
 
 
-# Products of the Hessian with ones where it is diagonal, or what needs it.
+# Products of a diagonal Hessian with ones, and computations that need such products
 ELSEWHERE = {
     "hvp": (False, lambda f: hodiff.hvp(f, X, V)),
     "operator": (False, lambda f: hodiff.HessianOperator(f, X) @ V),
@@ -619,7 +619,7 @@ class Dropout(Times):
 
 
 class Noise(Times):
-    """Numbers that no seed repeats."""
+    """x times numbers that no seed reproduces."""
 
     @staticmethod
     def forward(ctx, x):
@@ -628,7 +628,7 @@ class Noise(Times):
 
 
 class Scaled(Times):
-    """By a tensor that its caller may detach."""
+    """x times a tensor that the caller may detach."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -648,7 +648,7 @@ def test_what_is_linear_piecewise_or_by_choice_is_zero(function: Any, dtype: tor
     state = torch.get_rng_state()
     assert not hodiff.hvp(lambda x: apply(x).sum(), x, x).any()
     torch.set_rng_state(state)
-    # The draw of the one evaluation that counts is the user's.
+    # Only the evaluation that the user asked for advances the generator.
     apply(x)
     after = torch.get_rng_state()
     torch.set_rng_state(state)
@@ -682,7 +682,7 @@ def test_a_function_that_takes_no_other_point_is_left() -> None:
 
 
 class Absolute(torch.autograd.Function):
-    """Its slope jumps at 0, where it is as far above as below."""
+    """|x|, whose slope jumps at 0 and is 0 there, halfway between both sides."""
 
     @staticmethod
     def forward(ctx, x):
@@ -754,7 +754,7 @@ def test_what_forward_kept_is_refused_inside_of_transforms(function: Any, deriva
 
 
 class SplitMask(Split):
-    """A slope that is a constant: numbers that forward draws, or is given."""
+    """x times random numbers or a given factor, which are a constant slope."""
 
     @staticmethod
     def forward(x, factor):
@@ -785,7 +785,7 @@ def test_a_constant_that_forward_kept_is_right_inside_of_transforms(factor: Any)
 
 
 def _keeping(keep: Any) -> Any:
-    """A Function of sin(x) + x^3 that keeps a part of its slope in some form on its context."""
+    """Return a Function of sin(x) + x^3 that keeps part of its slope on its context, in the given form."""
 
     class Keeping(torch.autograd.Function):
         @staticmethod
@@ -824,7 +824,7 @@ def test_a_slope_that_is_kept_in_another_form(keep: Any) -> None:
 
 
 class KeptInPart(torch.autograd.Function):
-    """A Function of 100 x^3 + sin(x) that keeps the slope of the sine."""
+    """100 x^3 + sin(x), which saves the slope of the sine."""
 
     @staticmethod
     def forward(ctx, x):
@@ -839,7 +839,7 @@ class KeptInPart(torch.autograd.Function):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_small_part_of_a_slope(dtype: torch.dtype) -> None:
-    """Of a curvature of -719 a part of 0.93."""
+    """The lost part is 0.93 of a curvature of -719."""
     with pytest.raises(RouteError, match=r"KeptInPart\.backward"):
         hodiff.hvp(lambda x: KeptInPart.apply(x).sum(), X.to(dtype), V.to(dtype))
 
@@ -905,13 +905,13 @@ EXACT = {
 def test_right_slopes_whose_differences_are_poor_are_taken(name: str) -> None:
     function, slope, points = EXACT[name]
     for x in points:
-        exact = _exact(function, slope)  # each is met for the first time
+        exact = _exact(function, slope)  # a new class, which has not been checked before
         found = hodiff.hvp(lambda x, exact=exact: exact.apply(x).sum(), x, torch.ones_like(x))
         torch.testing.assert_close(found, hodiff.hvp(lambda x: function(x).sum(), x, torch.ones_like(x)))
 
 
 class WithSlope(torch.autograd.Function):
-    """Returns its slope as well, and pulls nothing back from it."""
+    """Returns tanh(x) and its slope; backward ignores the cotangent of the slope."""
 
     @staticmethod
     def forward(ctx, x):
@@ -930,7 +930,7 @@ def test_an_output_that_backward_ignores() -> None:
 
 
 class Averaged(torch.autograd.Function):
-    """Updates a module's buffer, and draws from a generator, that it is given."""
+    """Updates a buffer of the module and draws from the generator that it is given."""
 
     @staticmethod
     def forward(ctx, x, module, generator):

@@ -1,4 +1,4 @@
-"""Where the numbers that go in lie in memory does not matter: elements may share it, and so may leaves."""
+"""Memory layout of inputs does not matter: elements may share memory, and so may leaves."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_leaves_that_share_memory(route: str) -> None:
     expected = torch.cat([torch.cat(row, 1) for row in blocks])
     torch.testing.assert_close(hodiff.hessian_matrix(product_of_three, tied, route=route), expected)
     torch.testing.assert_close(hodiff.HessianOperator(product_of_three, tied, route=route).to_dense(), expected)
-    # Tangents that share memory with each other, and with the point.
+    # Tangents share memory with each other, and with the point.
     flat = expected @ torch.cat([A[:3], A[2:], A])
     found = hodiff.hvp(product_of_three, tied, tied, route=route)
     torch.testing.assert_close(torch.cat(list(found.values())), flat)
@@ -118,7 +118,7 @@ def test_sparse_tensors_are_refused(layout: torch.layout) -> None:
 
 
 def test_jagged_tensors_are_points_of_products_alone() -> None:
-    """Torch differentiates them twice in reverse mode; elements that cannot be counted have no matrix."""
+    """Torch differentiates jagged tensors twice in reverse mode only; they have no matrix of second derivatives."""
     offsets, values, v = torch.tensor([0, 1, 3]), torch.randn(3, 2), torch.randn(3, 2)
     x, along = (torch.nested.nested_tensor_from_jagged(each, offsets) for each in (values, v))
     f = lambda x: (x * x * x).values().sum()  # noqa: E731

@@ -1,4 +1,4 @@
-"""Modules that keep what they computed, by every route, against torch's Hessian of the formula."""
+"""Modules that cache computed tensors, by every route, against torch's Hessian of the formula."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def formula(w):
 
 
 class Memo(nn.Module):
-    """Computes the exponential once, as an attribute, in a list or in a dict."""
+    """Caches the exponential of its weight as an attribute, in a list or in a dict."""
 
     def __init__(self, where):
         super().__init__()

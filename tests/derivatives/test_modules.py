@@ -59,7 +59,7 @@ def exact(f: Callable[[Any], Tensor], x: Any) -> Tensor:
 
 @EVERY_ROUTE
 def test_live_parameters(route: str) -> None:
-    """`dict(model.named_parameters())` as it is, requires_grad and all."""
+    """`dict(model.named_parameters())` is taken unchanged, with leaves that require gradients."""
     model = classifier()
     parameters = dict(model.named_parameters())
     v = direction(detached(model))
@@ -73,7 +73,7 @@ def test_live_parameters(route: str) -> None:
 
 @EVERY_ROUTE
 def test_frozen_parameters(route: str) -> None:
-    """requires_grad=False says what an optimizer trains, not what a derivative is taken in."""
+    """requires_grad=False limits what an optimizer trains, not what a derivative is taken by."""
     model = classifier()
     model.first.requires_grad_(False)
     live = dict(model.named_parameters())
@@ -90,7 +90,7 @@ def test_frozen_parameters(route: str) -> None:
 
 @EVERY_ROUTE
 def test_parameters_closed_over(route: str) -> None:
-    """A Hessian in the data, whose trace is then trained: gradients reach the parameters."""
+    """Gradients of a Hessian in the data reach the parameters that the function closes over."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     x, v = draw(3), draw(3, seed=1)
     product = hvp(lambda point: model(point).sum(), x, v, route=route)
@@ -120,7 +120,7 @@ def tied_model() -> nn.Module:
 
 @EVERY_ROUTE
 def test_tied_parameters(route: str) -> None:
-    """One leaf, two uses: the diagonal block has all four terms."""
+    """A leaf with two uses has one diagonal block, with all four terms."""
     model = tied_model()
     tokens, labels = torch.tensor([0, 1, 3, 3]), torch.tensor([1, 2, 0, 3])
 
@@ -147,7 +147,7 @@ def draw_mask(seed: int) -> Tensor:
 
 @pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
 def test_dropout_is_one_draw(route: str) -> None:
-    """Under a seed, every transform differentiates the function that this one mask makes."""
+    """Every transform differentiates the function of the one mask that the seed gives."""
     model = classifier(drop=nn.Dropout(0.5))
     mask = draw_mask(7)
     assert 0 < mask.count_nonzero() < mask.numel()
@@ -171,7 +171,7 @@ def test_dropout_is_one_draw(route: str) -> None:
 
 @OTHER_ROUTES
 def test_dropout_is_not_drawn_anew_in_silence(route: str) -> None:
-    """Rows of one matrix may not belong to different functions."""
+    """Rows of one matrix must not belong to different random functions."""
     f, x = loss_of(model := classifier(drop=nn.Dropout(0.5))), detached(model)
     for transform in (
         lambda: hessian_matrix(f, x, route=route),
@@ -209,7 +209,7 @@ def kept_cubes(x: Tensor) -> tuple[Tensor, Tensor]:
 @EVERY_ROUTE
 @pytest.mark.parametrize("chunk_size", [None, 3])
 def test_aux_belongs_to_the_draw_of_the_derivative(chunk_size: int | None, route: str) -> None:
-    """With y = m ⊙ x the Hessian of Σy³ is diag(6 y m²), so aux tells which draw was differentiated."""
+    """Aux shows which draw was differentiated: with y = m ⊙ x the Hessian of Σy³ is diag(6 y m²)."""
     x = draw(20)
     options = {"route": route, "chunk_size": chunk_size, "randomness": "same", "has_aux": True}
     product, kept = hvp(kept_cubes, x, torch.ones_like(x), route=route, has_aux=True)
@@ -247,7 +247,7 @@ def test_dropout_in_eval_mode_by_every_route() -> None:
 
 @pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
 def test_batch_norm_in_training(route: str) -> None:
-    """The statistics of the batch are differentiated; the running ones are updated once, as by one forward pass."""
+    """Batch statistics are differentiated; running statistics are updated once, as by one forward pass."""
     model, twin = classifier(norm=nn.BatchNorm1d(4)), classifier(norm=nn.BatchNorm1d(4))
     twin.load_state_dict(model.state_dict())
     # Differences evaluate a stateless copy, whose buffers functional_call discards.
@@ -265,7 +265,7 @@ def test_dense_hessian_with_batch_norm_in_training() -> None:
     model, stateless = (classifier(norm=nn.BatchNorm1d(4, track_running_stats=tracked)) for tracked in (True, False))
     x = detached(model)
     truth = exact(loss_of(stateless), x)
-    # The bias before the norm has a zero block; the rounding noise in it is no asymmetry to warn of.
+    # The bias before the norm has a zero block, whose rounding noise gives no warning of asymmetry.
     torch.testing.assert_close(hessian_matrix(loss_of(model), x), truth, rtol=0, atol=1e-7)
     diagonal = hessian_diagonal(loss_of(model))(x)
     torch.testing.assert_close(ravel(diagonal), truth.diagonal(), rtol=0, atol=1e-7)
@@ -300,7 +300,7 @@ def test_recurrent_layers(cell: type[nn.Module]) -> None:
 
 
 def test_attention() -> None:
-    """torch's default kernel has no second derivative, its math backend and hodiff have one."""
+    """torch's default kernel has no second derivative; its math backend and hodiff have one."""
     key, value, x, v = (draw(1, 2, 4, 3, seed=seed) for seed in range(4))
 
     def f(query: Tensor) -> Tensor:
@@ -379,7 +379,7 @@ def test_checkpoints_of_frozen_scripts():
 
 
 def _restores(x: Tensor) -> Tensor:
-    """Forces, as models of atoms take them: the switch is put back to what it was."""
+    """Compute forces as atomistic models do, and restore requires_grad afterwards."""
     before = x.requires_grad
     x.requires_grad_(True)
     (forces,) = torch.autograd.grad(x.pow(3).sum(), x, create_graph=True)

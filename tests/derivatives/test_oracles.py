@@ -1,4 +1,4 @@
-"""The oracles themselves: differences against closed forms, SciPy, and the record of torch's own faults."""
+"""Checks of the oracles: differences against closed forms, SciPy, and the record of torch's faults."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +21,8 @@ def each_basis_vector(product: Callable[[Tensor], Tensor], n: int) -> Tensor:
     return torch.stack([product(row) for row in torch.eye(n, dtype=torch.float64)])
 
 
-# Plain torch, composed by hand: what the records of the cases are about. H v is symmetric in its two directions,
-# so that a pass of the outer mode for each basis vector gives it.
+# Routes in plain torch, to which the records of the cases refer. Nested forward mode gives uᵀ H v for two
+# directions, so that route takes a pass for each basis vector u.
 TORCH_ROUTES: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor, Tensor], Tensor]] = {
     "reverse-over-reverse": lambda f, x, v: grad(lambda y: grad(f)(y) @ v)(x),
     "forward-over-reverse": lambda f, x, v: jvp(grad(f), (x,), (v,))[1],
@@ -49,7 +49,7 @@ def test_differences_agree_with_closed_forms(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
 def test_references_are_sharp(case: Case) -> None:
-    """A tolerance wide enough to let an error pass would make every test below idle."""
+    """A tolerance wide enough to accept errors would make every test below useless."""
     known = reference(case.name)
     assert known.tolerance <= 1e-7 * max(1.0, known.hessian.abs().max().item())
     assert torch.equal(known.hessian, known.hessian.T) or case.hessian is not None
@@ -69,7 +69,7 @@ def test_differences_agree_with_scipy(name: str) -> None:
     f, x, _ = flat_problem(case)
 
     def values(points: np.ndarray) -> np.ndarray:
-        """SciPy asks for a function over the leading axis of an array."""
+        """Evaluate f over the leading axis of an array, as SciPy requires."""
         columns = torch.from_numpy(points.reshape(len(points), -1).T.copy())
         return torch.func.vmap(f)(columns).numpy().reshape(points.shape[1:])
 

@@ -1,4 +1,4 @@
-"""Errors of the user's own that sound like torch's: they arrive as they are, after one call."""
+"""Errors of user code that resemble torch's: they are raised unchanged, after one call."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ import hodiff
 from hodiff.derivatives.route_choice import unavailable
 
 X = torch.ones(3)
-# Each in the words by which torch says that a derivative does not exist.
+# Phrases with which torch says that a derivative does not exist
 WORDS = [
     "mode 'fast' is not supported",
     "not implemented for inputs of odd length",
@@ -60,7 +60,7 @@ def caught_from(f, *args):
 
 
 class OnlyForward(Function):
-    """A rule that is left out, in the words of the author."""
+    """x², whose missing backward raises the author's own words."""
 
     generate_vmap_rule = True
 
@@ -85,7 +85,7 @@ def test_what_torch_or_a_rule_says_is_of_the_route():
     x = X.clone().requires_grad_()
     assert unavailable(caught_from(torch.autograd.grad, OnlyForward.apply(x).sum(), x))
     for f in (
-        # Of an operator, which has no frame; of Python code of torch; of hodiff.
+        # Errors of an operator, which has no frame; of torch's Python code; of hodiff
         lambda: torch.func.hessian(lambda x: torch.nn.functional.hardsigmoid(x).sum())(X),
         lambda: torch.func.vmap(lambda x: x + torch.rand(3))(torch.ones(2, 3)),
         lambda: torch.func.grad(lambda x: Function.apply(x))(X),

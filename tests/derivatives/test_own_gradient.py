@@ -1,4 +1,4 @@
-"""What hvp and operators say of a function whose gradient is not its derivative, and of numbers with few digits."""
+"""Warnings of hvp and operators: the gradient is not the function's derivative, or the dtype has few digits."""
 
 import warnings
 
@@ -52,7 +52,7 @@ def shifted(x):
 
 
 class Table(nn.Module):
-    """Has a frozen table that it reads without recording, as the positions of Pegasus."""
+    """Reads a frozen table under no_grad, as Pegasus reads its positions."""
 
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ DOUBLING.register_full_backward_hook(lambda module, given, found: (2 * given[0],
 LISTENING.register_full_backward_hook(lambda module, given, found: None)
 
 
-# The function, and the words of what leaves the graph; none where the gradient is the derivative.
+# The function, and the named part that leaves the graph; empty if the gradient is the derivative
 CASES = {
     "detach": (lambda x: (x.detach() * x.sin()).sum(), "x.detach()"),
     "data": (lambda x: (x.data * x.sin()).sum(), "x.data"),
@@ -143,7 +143,7 @@ def test_all_that_differentiates_tells_it():
         own_gradient._asked.clear()
         (message,) = said(call)
         assert message.startswith(f"{name}: the gradient that the function has by autograd is not its derivative")
-        # The numbers are those of the gradient and of the derivative, along one direction.
+        # The message has the gradient and the derivative along one direction.
         assert "differences of values give" in message
 
 

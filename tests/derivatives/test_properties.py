@@ -1,4 +1,4 @@
-"""Identities that hold for every function, shape and pytree, searched by hypothesis."""
+"""Identities that hold for every function, shape and pytree, tested with hypothesis."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ from hodiff import ROUTES, directional_derivatives, hessian, hessian_diagonal, h
 
 SEEDS = st.integers(0, 2**31 - 1)
 SHAPES = st.lists(st.integers(0, 3), max_size=3).map(tuple)
-# Curvature of every sign, and none at all for the last.
+# Functions with curvatures of every sign; the last has none
 NONLINEARITIES: tuple[Callable[[Tensor], Tensor], ...] = (
     torch.tanh,
     torch.sin,
@@ -28,7 +28,7 @@ NONLINEARITIES: tuple[Callable[[Tensor], Tensor], ...] = (
 
 
 def pytrees(leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Tensors, and dicts, lists and tuples of them, nested."""
+    """Strategy for leaves, and for nested dicts, lists and tuples of leaves."""
     keys = st.text("abc", min_size=1, max_size=2)
     return st.recursive(
         leaves,
@@ -68,7 +68,7 @@ def problems(draw: st.DrawFn) -> tuple[Callable[[Any], Tensor], Any, Any, Any]:
 
 
 def close(actual: Tensor, expected: Tensor, factor: float = 1.0) -> None:
-    """Equal up to rounding: 10⁻¹¹ of the largest number involved."""
+    """Assert equality up to rounding: 10⁻¹¹ of the largest number involved."""
     scale = max([1.0, *(t.abs().max().item() for t in (actual, expected) if t.numel())])
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-11 * scale * factor)
 
@@ -104,7 +104,7 @@ def test_routes_agree(problem: Any) -> None:
 @settings(max_examples=5)
 @given(seed=SEEDS)
 def test_routes_agree_on_every_case(case: Any, seed: int) -> None:
-    """At other points and in other directions than those the references know."""
+    """Routes agree at points and in directions without a reference."""
     x, args = case.inputs(seed=seed)
     v = case.vector(seed=seed)
     expected = ravel(hvp(case.function, x, v, *args))
@@ -158,14 +158,14 @@ def test_jacobian_modes_agree(problem: Any, outputs: int, seed: int, chunk_size:
         close(a, b, factor=10)
     slope = ravel(torch.func.grad(f)(x))
     close(ravel(reverse["value"]), slope, factor=10)
-    # One row an output, its blocks in the order of the leaves of x.
+    # Each output has one row, whose blocks are in the order of the leaves of x.
     rows = torch.cat([leaf.reshape(outputs, -1) for leaf in tree_leaves(reverse["waves"])], dim=1)
     close(rows, torch.outer(weights * torch.cos(weights * f(x)), slope), factor=10)
 
 
 @given(SEEDS, st.sampled_from((1e-30, 1e-8, 1.0, 1e8, 1e30)), st.sampled_from(ROUTES))
 def test_extreme_scales(seed: int, scale: float, route: str) -> None:
-    """Products are linear over sixty orders of magnitude: nothing is normalised or clipped on the way."""
+    """Products are linear over sixty orders of magnitude: nothing is normalised or clipped."""
     generator = torch.Generator().manual_seed(seed)
     x, v = (torch.randn(3, generator=generator, dtype=torch.float64) for _ in range(2))
     product = hvp(lambda y: (y**4).sum(), x, scale * v, route=route)

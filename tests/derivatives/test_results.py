@@ -20,7 +20,7 @@ GIVEN = {"a": X, "b": C}
 DIRECTION = {"a": V, "b": torch.ones(3, dtype=D)}
 ROUTES = ["auto", *hodiff.ROUTES]
 
-# Of these autograd gives zeros without memory, expanded, conjugated, sliced and shared tensors.
+# Autograd's gradients of these functions are zeros without memory, or expanded, conjugated, sliced or shared.
 SCALARS: dict[str, Callable[[Tensor], Tensor]] = {
     "kinks": lambda x: x.abs().sum(),
     "linear": lambda x: (x * C).sum(),
@@ -45,7 +45,7 @@ VECTORS: dict[str, Callable[[Tensor], Any]] = {
     "kinks": lambda x: x.abs(),
     "imaginary": lambda x: torch.complex(x, x).conj().imag,
 }
-# torch has no rule for them in forward mode, or for batches of them.
+# torch lacks forward rules or batching rules for these.
 REFUSED = {"imaginary"}
 
 
@@ -55,13 +55,13 @@ def overlap(a: Tensor, b: Tensor) -> bool:
 
 
 def reach(tensor: Tensor) -> tuple[int, int]:
-    """The addresses between which a tensor lies."""
+    """Range of addresses that a tensor occupies."""
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def assert_ordinary(compute: Callable[[], Any]) -> None:
-    """Each result can be changed, and none of the others and nothing that was given changes with it."""
+    """Check that a change of one result changes no other result and no input."""
     result = compute()
     tensors = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor)]
     given = (X, V, C, *DIRECTION.values())

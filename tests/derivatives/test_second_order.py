@@ -15,7 +15,7 @@ X, V = draw(2), draw(2, seed=1)
 
 
 def f(x: Tensor) -> Tensor:
-    """Alive to every order."""
+    """Function with derivatives of every order."""
     return (x.sin() * x.roll(1)).sum() + (x**4).sum() / 4
 
 
@@ -78,7 +78,7 @@ ROWS = [
         for order in (1, 2, 3)
     ),
     Row("corrected", with_corrections, (X,)),
-    # The derivative of a surrogate is its own where it is what it stands for.
+    # The derivatives agree because the surrogate is the function itself.
     Row("straight_through", hodiff.straight_through(torch.tanh, torch.tanh), (X,)),
 ]
 WITHOUT = {

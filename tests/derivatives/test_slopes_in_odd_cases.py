@@ -1,4 +1,4 @@
-"""Lost slopes where differences are hard to take: seen all the same, and right Functions are left."""
+"""Lost slopes where finite differences are difficult: they are detected, and right Functions are accepted."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def test_a_backward_that_is_inherited(kind: Any) -> None:
 
 
 class CallsBackward(Silu):
-    """A backward that names another Function, and calls `backward` of a tensor."""
+    """Its backward names another Function and calls `backward` of a tensor."""
 
     @staticmethod
     def backward(ctx, g):
@@ -75,7 +75,7 @@ def test_low_precision_of_any_size(n: int, kept: torch.dtype, dtype: torch.dtype
 
 
 class FastSine(torch.autograd.Function):
-    """sin(10 x), which keeps its slope, and a constant of low precision beside it."""
+    """sin(10 x), which saves its slope, and keeps a constant of low precision beside it."""
 
     @staticmethod
     def forward(ctx, x):
@@ -164,7 +164,7 @@ def test_another_branch_another_dtype_and_another_gradient_are_looked_at_anew() 
     def f(x: torch.Tensor) -> torch.Tensor:
         return ByFlag.apply(x, flag["right"])
 
-    for _ in range(2):  # the third time is not looked at
+    for _ in range(2):  # a third call is not checked
         torch.testing.assert_close(hodiff.hvp(lambda x: f(x).sum(), X, V), -X.sin())
     flag["right"] = False
     with pytest.raises(RouteError, match=r"ByFlag\.backward"):

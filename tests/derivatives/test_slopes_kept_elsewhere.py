@@ -1,4 +1,4 @@
-"""Slopes that a Function keeps in any object, on its class, in globals and in variables of threads and contexts."""
+"""Slopes that a Function keeps in any object, on its class, in globals, or in thread and context variables."""
 
 import collections
 import contextvars
@@ -140,7 +140,7 @@ def test_a_constant_in_the_same_place_is_right(name: str) -> None:
 
 
 def test_a_backward_that_is_still_to_run_finds_what_its_own_forward_kept() -> None:
-    """The function runs at other points to see whether its gradient is its derivative."""
+    """Checks run the function at other points, which must not overwrite what its forward kept."""
 
     class Mask(torch.autograd.Function):
         mask: Any = None

@@ -1,4 +1,4 @@
-"""Slopes that Functions lose by tensors that are not in the point: a product is right, its derivative is refused."""
+"""Slopes lost by tensors outside the point: a product is right, and its derivative is refused."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ V = torch.tensor([1.0, 2.0], dtype=torch.float64)
 
 
 class Weighted(torch.autograd.Function):
-    """x² cos w, whose backward takes cos w for a constant."""
+    """x² cos w, whose backward treats cos w as a constant."""
 
     @staticmethod
     def forward(ctx, x, w):
@@ -27,7 +27,7 @@ class Weighted(torch.autograd.Function):
 
 
 class Right(Weighted):
-    """The same, whose backward computes cos w again."""
+    """x² cos w, whose backward recomputes cos w."""
 
     @staticmethod
     def backward(ctx, g):
@@ -52,7 +52,7 @@ def test_products_are_right_and_their_derivatives_refused(product: Any) -> None:
     w = _weight()
     found = product(lambda x: Weighted.apply(x, w).sum())
     torch.testing.assert_close(found, 2 * w.cos() * V)
-    if found.requires_grad:  # not by every route
+    if found.requires_grad:  # only some routes record a graph
         with pytest.raises(RouteError, match=r"Weighted\.backward .* takes"):
             torch.autograd.grad(found.sum(), w)
 
@@ -66,7 +66,7 @@ def test_right_functions(product: Any) -> None:
 
 
 def test_other_derivatives_of_a_product() -> None:
-    """By what the Function was not given, and further ones by the point."""
+    """Derivatives of a product by the point and by other tensors are right."""
     w, scale = _weight(), _weight()
     x = X.clone().requires_grad_()
     found = hodiff.hvp(lambda x: (scale * x).square().square().sum() + Weighted.apply(x, w).sum(), x, V)

@@ -1,4 +1,4 @@
-"""Transforms in several threads, against closed forms: torch has one level of forward mode for all of them."""
+"""Transforms in several threads, against closed forms: torch has one forward-mode level for all threads."""
 
 import pytest
 import torch
@@ -64,7 +64,7 @@ def test_transforms(name):
 
 
 def test_all_together():
-    """Reverse passes of some threads during forward passes of others."""
+    """Some threads run reverse passes during forward passes of other threads."""
     jobs = [(name, x) for x in POINTS for name in CASES]
     found = in_threads(lambda job: CASES[job[0]][0](job[1]), jobs, 2 * len(jobs))
     for value, (name, x) in zip(found, jobs * 2, strict=True):
@@ -80,7 +80,7 @@ def test_nested_transforms():
 
 
 def test_backward_in_another_thread():
-    """The graph of a product in the thread that did not make it."""
+    """A thread can differentiate a product that another thread computed."""
 
     def third(x):
         leaf = x.clone().requires_grad_()

@@ -38,7 +38,7 @@ def product(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
 
 
 def curvature_gradients() -> dict[str, Tensor]:
-    """The derivatives of uᵀ H(x, w) v = −sin(w·x) (w·u) (w·v) in each of its arguments."""
+    """Derivatives of uᵀ H(x, w) v = −sin(w·x) (w·u) (w·v) by each of its arguments."""
     s, u, v = W @ X, W @ U, W @ V
     return {
         "x": -torch.cos(s) * u * v * W,
@@ -76,7 +76,7 @@ def test_hvp_of_vmap(route: str) -> None:
 
 @EVERY_ROUTE
 def test_ensemble(route: str) -> None:
-    """Parameter dicts stacked along a leading axis, one product for each member."""
+    """Parameter dicts stacked along a leading axis give one product for each member."""
     case = named("mlp")
     members = [case.inputs(seed=seed)[0] for seed in range(3)]
     _, args = case.inputs()
@@ -120,7 +120,7 @@ def test_third_order_in_a_closed_over_tensor(route: str) -> None:
 
 @EVERY_ROUTE
 def test_a_point_with_a_history(route: str) -> None:
-    """x and v come out of a graph of the caller's: D²f(2w)[w, u] for the cubic Σy³ is 12 Σ w² u."""
+    """Gradients reach the graph that made x and v: D²f(2w)[w, u] for the cubic Σy³ is 12 Σ w² u."""
     w = W.clone().requires_grad_()
     (U @ hvp(lambda y: (y**3).sum(), 2 * w, w, route=route)).backward()
     torch.testing.assert_close(w.grad, 24 * W * U)
@@ -128,7 +128,7 @@ def test_a_point_with_a_history(route: str) -> None:
 
 @EVERY_ROUTE
 def test_a_closed_over_graph_survives(route: str) -> None:
-    """The caller differentiates that graph too, before or after, with or without a graph of the product."""
+    """The caller can still differentiate a closed-over graph, with or without a graph of the product."""
     w = W.clone().requires_grad_()
     scale = (w**2).sum()
 
@@ -147,7 +147,7 @@ def test_a_closed_over_graph_survives(route: str) -> None:
 
 @EVERY_ROUTE
 def test_a_point_that_is_closed_over_as_well(route: str) -> None:
-    """What the function closes over is a constant to the product, and an input to what comes after."""
+    """A closed-over tensor is a constant to the product, and an input to later derivatives."""
     w = W.clone().requires_grad_()
     outcome = hvp(lambda y: (y**2 * w).sum(), w, V, route=route)
     torch.testing.assert_close(outcome.detach(), 2 * W * V)
@@ -157,7 +157,7 @@ def test_a_point_that_is_closed_over_as_well(route: str) -> None:
 
 @EVERY_ROUTE
 def test_backward_through_vmap(route: str) -> None:
-    """A batch of products inside vmap; the tensors that require grad are outside it."""
+    """Gradients of products inside vmap reach tensors outside of it."""
     points, w = torch.stack([X, U]).requires_grad_(), W.clone().requires_grad_()
     vmap(lambda x: hvp(lambda y: (y**3 * w).sum(), x, V, route=route))(points).sum().backward()
     torch.testing.assert_close(points.grad, (6 * W * V).expand(2, 4))
@@ -177,7 +177,7 @@ def test_constants_made_in_inference_mode(route: str) -> None:
 
 @EVERY_ROUTE
 def test_fourth_order_by_autograd(route: str) -> None:
-    """Twice through .grad: D⁴f[v, v, u, ·] = sin(s) (w·v)² (w·u) w."""
+    """Two more gradients by autograd: D⁴f[v, v, u, ·] = sin(s) (w·v)² (w·u) w."""
     x = X.clone().requires_grad_()
     (first,) = torch.autograd.grad(V @ hvp(wave, x, V, W, route=route), x, create_graph=True)
     (second,) = torch.autograd.grad(U @ first, x)
@@ -199,7 +199,7 @@ def test_jvp_of_hvp(route: str) -> None:
 
 @EVERY_ROUTE
 def test_dual_numbers_through_hvp(route: str) -> None:
-    """A dual level of the user's own; torch has no second one inside it, and that has to be said."""
+    """hvp works inside a user's dual level; forward routes raise, because torch cannot nest another level."""
     with forward_ad.dual_level():
         x = forward_ad.make_dual(X, T)
         if "forward" in route:
@@ -299,7 +299,7 @@ def third_order_cases() -> list[Any]:
     return [
         pytest.param(case, id=case.name)
         for case in CASES
-        # A constant Hessian has no graph to go back through.
+        # A constant Hessian has no graph.
         if case.smooth and case.name not in {"quadratic", "affine", "fourier_power", "in_place"}
     ]
 

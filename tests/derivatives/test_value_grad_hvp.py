@@ -67,7 +67,7 @@ def test_the_function_runs_once(route: str) -> None:
 
 
 def test_dropout_and_batch_norm_are_of_one_pass() -> None:
-    """The gradient belongs to the mask of the value, and buffers move once."""
+    """Value and gradient have the same mask, and buffers are updated once."""
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 1)).double()
     x = {name: each.detach() for name, each in net.named_parameters()}
     inputs = draw(6, 4)
@@ -80,7 +80,7 @@ def test_dropout_and_batch_norm_are_of_one_pass() -> None:
     value, gradient, _ = value_grad_hvp(f, x, x)
     assert int(net[1].num_batches_tracked) == 1
     assert value.equal(values[0].detach())
-    # Euler: f is a square of what is linear in the last layer.
+    # Euler's theorem: f is quadratic in the last layer.
     scaled = sum((gradient[name] * x[name]).sum() for name in ("3.weight", "3.bias"))
     torch.testing.assert_close(scaled, 2 * value)
 
@@ -112,7 +112,7 @@ def test_vmap(route: str) -> None:
 
 @EVERY_ROUTE
 def test_derivatives_of_all_three(route: str) -> None:
-    """In point, direction and argument, by torch.func, by backward and in forward mode."""
+    """Derivatives by point, direction and argument are right by torch.func, by backward and in forward mode."""
 
     def each(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
         value, gradient, second = value_grad_hvp(wave, x, v, w, route=route)
@@ -147,7 +147,7 @@ def test_closed_over_tensors_are_connected() -> None:
 
 @pytest.mark.parametrize("route", ["auto", "forward-over-reverse"])
 def test_results_are_tensors_of_their_own(route: str) -> None:
-    """A value that is a number of x, a gradient that autograd expands, and an ignored leaf."""
+    """Results own their memory: a value that is x itself, an expanded gradient, and an ignored leaf."""
     x = {"a": X.clone(), "b": X.clone()}
     value, gradient, second = value_grad_hvp(lambda p: p["a"].sum(), x, x, route=route)
     for tensor in (*gradient.values(), *second.values()):

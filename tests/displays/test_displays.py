@@ -1,4 +1,4 @@
-"""What notebooks show: each result says its numbers, escapes what it is given, and brings everything along."""
+"""Notebook displays: they show each result's numbers, escape text, and load nothing from outside."""
 
 import pickle
 from html.parser import HTMLParser
@@ -19,7 +19,7 @@ ASKED = "<script>alert(1)</script> & b"
 
 
 class Shown(HTMLParser):
-    """Text and cells of a fragment whose elements all end and none of which asks for anything else."""
+    """Text and cells of a fragment; asserts that all elements end and that none loads anything from outside."""
 
     def __init__(self, html: str):
         super().__init__()
@@ -186,7 +186,7 @@ def test_results_of_minimisers():
     assert told(found)["iterations"] == str(found.nit)
     assert "success" in shown(found).text
     assert found.message in shown(found).text
-    # It is SciPy's in all else.
+    # Otherwise the result behaves as SciPy's.
     assert isinstance(found, scipy.optimize.OptimizeResult)
     assert repr(found) == repr(scipy.optimize.OptimizeResult(found))
     again = pickle.loads(pickle.dumps(found))

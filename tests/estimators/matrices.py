@@ -1,4 +1,4 @@
-"""Matrices of known spectrum, and the same matrix as every kind of operator."""
+"""Matrices of known spectrum, and every kind of operator for the same matrix."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ def spread(n: int, low: float = 1e-3, high: float = 1.0) -> Tensor:
 
 
 class Wrapped:
-    """The least that an operator has to have; it counts its products and does not know its transpose."""
+    """A minimal operator, which counts its products and has no transpose."""
 
     def __init__(self, matrix: Tensor):
         self.matrix = matrix

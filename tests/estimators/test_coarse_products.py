@@ -1,4 +1,4 @@
-"""Operators that compute partly in less precision than their dtype says, as models do that normalize in float32."""
+"""Operators that compute partly in lower precision than their dtype, as models that normalize in float32 do."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ D = torch.float64
 
 
 class RMSNorm(nn.Module):
-    """As Llama and T5 have it: computed in float32, whatever comes in."""
+    """The normalization of Llama and T5, which computes in `dtype` whatever the input's dtype."""
 
     def __init__(self, size, dtype):
         super().__init__()
@@ -44,7 +44,7 @@ def coarse():
 
 @pytest.fixture(scope="module")
 def matrix():
-    """The truth: the same model all in float64."""
+    """The reference matrix, computed in float64 throughout."""
     return operator(D).to_dense()
 
 
@@ -108,7 +108,7 @@ def test_spectra_determinants_and_solutions(coarse, matrix):
 
 
 def test_a_singular_operator_is_seen_through_the_noise(coarse):
-    """The biases of the last layer shift all logits alike, which the loss does not see."""
+    """The biases of the last layer shift all logits equally, which does not change the loss."""
     square = coarse.T @ coarse
     assert estimators.condition_number(square, method="dense").value == float("inf")
 

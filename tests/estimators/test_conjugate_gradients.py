@@ -18,7 +18,7 @@ def right(n: int, k: int) -> Tensor:
 
 
 class Matrices:
-    """A matrix for each column, and a record of which columns were multiplied."""
+    """One matrix per column, with a record of the columns that were multiplied."""
 
     def __init__(self, matrices: Tensor):
         self.matrices = matrices
@@ -31,8 +31,8 @@ class Matrices:
 
 def test_every_column_has_a_matrix_and_a_stop_of_its_own() -> None:
     matrices, b = positive(4), right(6, 4)
-    matrices[1] = 3 * torch.eye(6)  # done in one step
-    b[:, 2] = 0  # done before the first
+    matrices[1] = 3 * torch.eye(6)  # converges in one step
+    b[:, 2] = 0  # converges before the first step
     product = Matrices(matrices)
     found = conjugate_gradients(product, b, 1e-10 * b.norm(dim=0), 20)
     torch.testing.assert_close(found.solution, torch.linalg.solve(matrices, b.T[..., None])[..., 0].T)

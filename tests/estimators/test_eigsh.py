@@ -1,4 +1,4 @@
-"""Eigenpairs at either end against NumPy, and what happens where they cannot be found."""
+"""Eigenpairs at either end against NumPy, and the behaviour where they cannot be found."""
 
 import warnings
 
@@ -44,7 +44,7 @@ def test_against_numpy(method, which, spectrum, dtype):
     A = symmetric(SPECTRA[spectrum]).to(dtype)
     operator = Wrapped(A)
     if method in {"lanczos", "lobpcg"} and spectrum in {"decaying", "negative"} and which != "LM":
-        # Their default limits are for the end where eigenvalues are far apart.
+        # The default iteration limits suit the end where eigenvalues are far apart.
         far_apart = {"decaying": "LA", "negative": "SA"}[spectrum]
         which = far_apart
     pairs = eigsh(operator, 3, which=which, method=method, tol=None if dtype == torch.float64 else 1e-3)
@@ -62,7 +62,7 @@ def test_against_numpy(method, which, spectrum, dtype):
 
 
 def scattered(seed):
-    """A small negative eigenvalue beside a small positive one: to float32's default tolerance they are the same."""
+    """A matrix whose eigenvalues -1 and 1 are the same to float32's default tolerance."""
     return symmetric(torch.cat([-torch.ones(1), torch.linspace(1, 1e4, 199)]).double(), seed).float()
 
 
@@ -70,7 +70,7 @@ def scattered(seed):
 @pytest.mark.parametrize("k", [1, 2, 6])
 @pytest.mark.parametrize("method", ["arpack", "lanczos", "lobpcg", "dense"])
 def test_a_small_eigenvalue_in_float32(method, k):
-    """Right to a twentieth or not said to be resolved: a mixture of -1 and 1 has a small residual, too."""
+    """An eigenvalue is right to 5% or not resolved: a mixture of -1 and 1 has a small residual, too."""
     for seed in range(4):
         A = scattered(seed)
         with warnings.catch_warnings():
@@ -80,7 +80,7 @@ def test_a_small_eigenvalue_in_float32(method, k):
         right = (pairs.eigenvalues.double() - exact).abs() <= 0.05 * exact.abs()
         assert pairs.resolved.shape == (k,)
         assert bool((right | ~pairs.resolved).all())
-        # SciPy's LOBPCG loses its way in float32 at times.
+        # SciPy's LOBPCG sometimes fails in float32.
         assert method == "lobpcg" or (pairs.converged and bool(pairs.resolved.all()))
 
 

@@ -1,4 +1,4 @@
-"""The chain itself: orthonormal vectors, and the recurrence that defines them."""
+"""The Lanczos chain: orthonormal vectors, and the recurrence that defines them."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ from hodiff.estimators.spectra.lanczos import Chain, advance
 from hodiff.estimators.view import view_of
 
 N = 120
-# A few steps find the first eigenvalues to the last digit, and lose orthogonality to them unless it is restored.
+# A few steps resolve the first eigenvalues to the last digit; without restoring, orthogonality to them is lost.
 SPIKES = symmetric(torch.cat([torch.tensor([1e3, 30.0, -1e2]), spread(N - 3, 0, 1)]))
 
 

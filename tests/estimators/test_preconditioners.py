@@ -1,4 +1,4 @@
-"""Preconditioners: what they are, against eigenvectors, and what they save."""
+"""Preconditioners: their action, against eigenvectors, and the iterations that they save."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_nystrom_in_closed_form():
     A = symmetric(values)
     P = nystrom_preconditioner(A, 3, 0.5)
     torch.testing.assert_close(P.eigenvalues, torch.tensor([9.0, 4.0, 1.0], dtype=torch.float64), rtol=1e-9, atol=0)
-    # The smallest kept eigenvalue is what all others are taken to.
+    # The preconditioner maps all other eigenvalues to the smallest one that it keeps.
     eigenvectors = torch.linalg.eigh(A).eigenvectors.flip(1)
     scale = torch.ones(N, dtype=torch.float64)
     scale[:3] = 1.5 / (values[:3] + 0.5)

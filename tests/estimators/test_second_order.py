@@ -1,6 +1,6 @@
-"""What estimators say of a Hessian, against SciPy's differences of values; they have no derivatives themselves.
+"""Estimators of a Hessian, against SciPy's differences of values; estimators have no derivatives themselves.
 
-Inside of transforms they say so (`test_transforms.py`).
+Inside transforms they raise (`test_transforms.py`).
 """
 
 import pytest
@@ -22,7 +22,7 @@ TRUTH = scipy_hessian(f, X, initial_step=0.1).matrix
 VALUES = torch.linalg.eigvalsh(TRUTH)
 EYE = torch.eye(3, dtype=torch.float64)
 
-# What an estimator finds of the operator, and the same of SciPy's matrix.
+# An estimate from the operator, and the same quantity from SciPy's matrix.
 FOUND = {
     "trace": lambda: (estimators.trace(H).value, VALUES.sum()),
     "diagonal": lambda: (estimators.diagonal(H).value, TRUTH.diag()),

@@ -56,7 +56,7 @@ def test_float32(method):
 
 
 def test_a_converged_float32_solution_has_the_residual_it_claims():
-    # The residual of the recurrence goes on falling after that of the solution has stopped.
+    # The recurrence's residual keeps falling after the true residual has stagnated.
     A = symmetric(torch.logspace(0, -4, N, dtype=torch.float64)).float()
     with pytest.warns(HodiffWarning, match="stagnated at the rounding of the operator|reached max_iterations"):
         solution = solve(A, B.float(), tol=1e-12, throw=False)
@@ -94,7 +94,7 @@ def test_columns_stop_one_by_one():
     solution = solve(A, b)
     alone = solve(POSITIVE, B[:, 0])
     assert solution.iterations == alone.iterations
-    # One iteration of the first column, none of the last, and a true residual of each.
+    # The first column adds one iteration and one true residual; the last column adds no product.
     assert A.products == alone.products + 2
     assert not solution.value[:, 2].any()
 

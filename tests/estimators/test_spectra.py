@@ -1,4 +1,4 @@
-"""Spectral densities and the traces of functions by them, against eigenvalues."""
+"""Spectral densities and traces of matrix functions computed from them, against eigenvalues."""
 
 import math
 import warnings
@@ -53,7 +53,7 @@ def test_all_steps_find_all_eigenvalues():
 
 
 def test_orthogonality_is_kept_long_after_the_ends_converged():
-    # Without re-orthogonalization the largest eigenvalue would come back again and again.
+    # Without re-orthogonalization the largest eigenvalue would appear again and again.
     spikes = symmetric(torch.cat([torch.tensor([100.0, 50.0]), spread(N - 2, 0, 1)]))
     density = spectral_density(spikes, samples=2, steps=80)
     assert ((density.ritz_values > 99).sum(1) == 1).all()

@@ -1,4 +1,4 @@
-"""Traces, diagonals and norms by chance: right on average, with errors as large as they say."""
+"""Randomized traces, diagonals and norms: right on average, with errors as large as stated."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_mean_is_the_trace(method, probes, A):
         ("hutchinson", decaying(N), 0.9),
         ("hutch++", spread(N, -1), 0.9),
         ("hutch++", decaying(N), 0.85),
-        # Its terms share their vectors, and their spread is less than the error.
+        # XTrace's terms share their vectors, so that their spread is less than the error.
         ("xtrace", spread(N, -1), 0.75),
         ("xtrace", decaying(N), 0.75),
     ],
@@ -55,7 +55,7 @@ def test_standard_errors_cover(method, eigenvalues, least):
 
 @pytest.mark.slow
 def test_rates():
-    # Eigenvalues 1, 1/2, 1/3, ... leave Hutch++ no more than its guarantee; all methods see the same.
+    # Eigenvalues 1, 1/2, 1/3, ... give Hutch++ no more than its guaranteed rate; all methods get the same matrix.
     A = symmetric(torch.linspace(1, 2, 600, dtype=torch.float64))
 
     def slope(A, method):
@@ -76,12 +76,12 @@ def test_xtrace_is_the_best_on_decaying_spectra():
     assert by["xtrace"] < 0.7 * by["hutch++"]
     assert by["hutch++"] < 0.1 * by["hutchinson"]
     errors, standard_errors = errors_of(A, 100, method="xtrace", products=40)
-    assert 0.6 < rms(standard_errors) / rms(errors) < 1  # its terms share their vectors
+    assert 0.6 < rms(standard_errors) / rms(errors) < 1  # terms that share vectors underestimate the error
 
 
 @pytest.mark.parametrize("probes", ["gaussian", "sphere"])
 def test_lengths_are_set_to_their_mean(probes):
-    # Of a multiple of the identity a test vector sees its length and nothing else.
+    # For a multiple of the identity, only the length of a test vector matters.
     estimate = trace(2 * torch.eye(N, dtype=torch.float64), method="xtrace", products=40, probes=probes)
     assert estimate.value == pytest.approx(2 * N, rel=1e-12)
 
@@ -116,7 +116,7 @@ def test_small_operators_are_exact_by_as_many_products_as_they_have_columns(n):
 
 
 def test_dependent_signs_are_not_taken_for_a_complete_range():
-    # One in sixteen pairs of vectors of five signs is dependent.
+    # Two random vectors of five signs are linearly dependent with probability 1/16.
     A = symmetric(torch.linspace(1, 2, 5, dtype=torch.float64))
     for seed in range(100):
         estimate = trace(A, method="xtrace", products=4, probes="rademacher", generator=seeded(seed))
@@ -148,7 +148,7 @@ def test_diagonal_is_right_on_average_and_its_errors_cover(method, probes):
     errors = torch.stack([estimate.value for estimate in estimates]) - A.diagonal()
     standard = torch.stack([estimate.standard_error for estimate in estimates])
     bias = errors.mean(0).square().mean().sqrt() / (errors.std(0).square().mean().sqrt() / 60**0.5)
-    # Ratios of Gaussian sums are right to first order only.
+    # Ratios of Gaussian sums are unbiased to first order only.
     assert bias < (1.3 if probes == "rademacher" or method == "xdiag" else 2)
     assert (errors.abs() < 2 * standard).double().mean() > 0.85
     assert 0.6 < (standard.square().mean().sqrt() / errors.square().mean().sqrt()).item() < 1.4

@@ -1,4 +1,4 @@
-"""Estimates have no derivatives: inside a transform, which would take them for constants, they say so."""
+"""Estimates have no derivatives: inside a transform, which would treat them as constants, they raise."""
 
 import pytest
 import torch

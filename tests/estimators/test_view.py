@@ -1,4 +1,4 @@
-"""Every kind of operator is seen alike, products are counted, and what is no operator is refused."""
+"""Every kind of operator gives the same results, products are counted, and other objects are refused."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ from hodiff.estimators import (
 )
 
 B = torch.ones(40, dtype=torch.float64)
-# An estimator joins the tests of this file by a line.
+# To test another estimator, add a line here.
 EACH = {
     "trace": lambda A: trace(A, products=12),
     "trace, xtrace": lambda A: trace(A, products=12, method="xtrace"),
@@ -47,7 +47,7 @@ MATRIX = symmetric(decaying(40))
 
 
 def numbers(result):
-    """What an estimator found; of a preconditioner, a product."""
+    """Return an estimator's result as a tensor; a preconditioner's result is its product with B."""
     if isinstance(result, torch.Tensor):
         return result
     if callable(result):
@@ -57,7 +57,7 @@ def numbers(result):
     )
 
 
-# torch warns of a process's first compressed matrix.
+# torch warns when a process makes its first compressed matrix.
 @pytest.mark.one_in(2)
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize("name", EACH)
@@ -81,7 +81,7 @@ def test_products_are_counted(name):
 @pytest.mark.parametrize("wrap", [lambda matrix: matrix, Wrapped])
 def test_low_precision(dtype, wrap):
     A = wrap(MATRIX.to(dtype))
-    # Rounding of the matrix itself, and of products where the operator makes them in its own dtype.
+    # The tolerance covers rounding of the matrix, and of products that the operator computes in its own dtype.
     rounded = MATRIX.to(dtype).double()
     tolerance = 30 * torch.finfo(dtype).eps
     assert trace(A, method="exact").value == pytest.approx(rounded.trace().item(), rel=tolerance)
@@ -118,7 +118,7 @@ def test_chunks_change_nothing():
             return super().__matmul__(v)
 
     trace(Watched(MATRIX), products=12, chunk_size=3)
-    assert set(blocks) == {2}  # each third of the 12 in two groups
+    assert set(blocks) == {2}  # each third of the 12 products runs in two groups
 
 
 def test_default_generator_repeats_and_leaves_the_global_one_alone():

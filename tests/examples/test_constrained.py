@@ -53,7 +53,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str], rows: dict) -> None:
 
 
 def test_bounds_and_kinks_are_reached(problems: dict) -> None:
-    """Otherwise there would be no active set to speak of."""
+    """The solutions have active bounds and kinks, so that the active set matters."""
     x = {name: problem.solve(problem.at) for name, problem in problems.items()}
     for name in ("lasso", "portfolio, simplex"):
         assert 2 <= (x[name] == 0).sum() <= len(x[name]) - 2
@@ -88,12 +88,12 @@ def machine(size: float) -> tuple[np.ndarray, np.ndarray, SVC]:
 
 
 def by_machine(size: float) -> np.ndarray:
-    """Its dual is a quadratic program to SciPy; the bias is scikit-learn's, good to some eight digits."""
+    """SciPy solves the dual as a quadratic program; the bias follows from a support vector of scikit-learn."""
     points, labels, found = machine(size)
     signed = labels[:, None] * points
     balance = {"type": "eq", "fun": lambda x: labels @ x, "jac": lambda x: labels}
     x = quadratic(signed @ signed.T, np.ones(QUICK), [(0, size)] * QUICK, (balance,))
-    # A margin vector of scikit-learn's, at which the decision is the label.
+    # At a support vector on the margin, the decision value is the label.
     i = next(i for i in found.support_ if 1e-3 * size < x[i] < (1 - 1e-3) * size)
     return np.append(x, labels[i] - points[i] @ (signed.T @ x))
 
@@ -136,12 +136,12 @@ REFERENCES = {
 }
 
 
-# SciPy 1.15 says that it stays in the bounds.
+# SciPy 1.15 warns although it stays within the bounds.
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_finite_differences_of_another_solver(name: str, problems: dict, rows: dict) -> None:
-    """scikit-learn and SciPy know nothing of active sets from the example: differences of fourth order."""
+    """Fourth-order differences of solutions by scikit-learn and SciPy, which use no active sets of the example."""
     problem, step = problems[name], 0.02
     matrix, targets = problem.held_out.features.numpy(), problem.held_out.targets.numpy()
     x = [REFERENCES[name](math.exp(problem.at.item() + k * step)) for k in range(-2, 3)]

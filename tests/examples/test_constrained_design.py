@@ -1,4 +1,4 @@
-"""Designs with limits: optima of the literature, and multipliers against designing again."""
+"""Designs with limits: optima from the literature, and multipliers against optimizing again."""
 
 import math
 import re
@@ -33,7 +33,7 @@ def test_optima_and_prices(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_designs_of_the_literature() -> None:
-    """The published measures have six digits, by which the cost is good to five."""
+    """The published dimensions have six digits, which determine the cost to five."""
     truss = EXAMPLE["design"]((3 + math.sqrt(3)) / 6, 1 / math.sqrt(6))
     assert TRUSS.cost(truss).item() == pytest.approx(263.895843, abs=1e-6)
     assert TRUSS.constraints(truss)["stress, bar 1"].item() == pytest.approx(0, abs=1e-14)

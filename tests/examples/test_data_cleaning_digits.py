@@ -30,7 +30,7 @@ def test_wrong_labels_are_found(example: ModuleType, tmp_path: Path, capsys: pyt
     (distance,) = re.findall(r"is (\S+) \(relative\) away from finite differences", text)
     assert float(distance) < 1e-5
     (f1,) = re.findall(r"recall [\d.]+, F1 ([\d.]+)", text)
-    assert float(f1) > 0.82  # 0.667 if all labels are called wrong
+    assert float(f1) > 0.82  # 0.667 if every label were called wrong
     accuracy = {
         name: [float(each) for each in re.findall(r"([\d.]+) %", rest)]
         for name, rest in re.findall(r"^  (\w+)(?: labels)? \(.*?\)(.*)$", text, re.MULTILINE)

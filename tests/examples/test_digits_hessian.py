@@ -1,4 +1,4 @@
-"""The demo, run the way a newcomer runs it, only smaller."""
+"""The demo, run as a script with smaller settings."""
 
 import os
 import re

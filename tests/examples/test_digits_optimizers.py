@@ -1,4 +1,4 @@
-"""Optimizers on digits: the whole example, run shorter."""
+"""Optimizers on digits: the whole example, with fewer steps."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Ten learned images train a network better than ten real ones do."""
+"""Ten learned images train a network better than ten real images do."""
 
 import importlib
 import re
@@ -28,7 +28,7 @@ def test_distilled_images_train_better(example: ModuleType, tmp_path: Path, caps
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert distilled > real + 20
     assert distilled > mean + 5
-    assert everything > real + 10  # the comparison is with trainings that work
+    assert everything > real + 10  # the trainings in the comparison work
 
 
 def test_networks_train_as_a_module_does(example: ModuleType) -> None:

@@ -1,4 +1,4 @@
-"""The example on one rank and on two, which must print the same eigenvalues."""
+"""The example on one rank and on two ranks prints the same eigenvalues."""
 
 import os
 import re
@@ -44,7 +44,7 @@ def test_one_and_two_ranks_agree_with_the_dense_hessian() -> None:
 
 
 def reference() -> list[float]:
-    """The network written out, and its Hessian by torch.autograd.functional."""
+    """Leading eigenvalues of the network's dense Hessian, by torch.autograd.functional."""
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Linear(64, 3), torch.nn.Tanh(), torch.nn.Linear(3, 10)).double()
     pixels, labels = load_digits(return_X_y=True)

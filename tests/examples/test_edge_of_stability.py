@@ -1,4 +1,4 @@
-"""The edge of stability, run shorter; the numbers that it measures, against dense linear algebra."""
+"""The edge of stability with fewer steps, and its measurements against dense linear algebra."""
 
 import re
 import runpy
@@ -14,7 +14,7 @@ EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / 
 
 
 def tables(text: str) -> dict[float, list[list[float]]]:
-    """Step, loss, sharpness, sharpness over 2 / rate and products, row by row, for each rate."""
+    """Rows for each rate: step, loss, sharpness, sharpness over 2 / rate, and products."""
     parts = re.split(r"^rate ([\d.]+): .*$", text, flags=re.MULTILINE)[1:]
     rows = {
         float(rate): [line.split() for line in part.splitlines() if re.match(r" +\d", line)]

@@ -1,4 +1,4 @@
-"""Solutions of exercises are right by the judge, who finds answers wrong that are; the quiz answers by running."""
+"""The judge accepts solutions of exercises and rejects wrong answers; the quiz computes its answers."""
 
 import re
 import shutil
@@ -19,7 +19,7 @@ SOON = {"04_sinh", "30_checkpoint"}
 
 
 def slow_but(soon, stems):
-    """Parameters: those that stand for the rest run at once."""
+    """Test parameters, marked slow except for the representatives in `soon`."""
     return [stem if stem in soon else pytest.param(stem, marks=pytest.mark.slow) for stem in stems]
 
 
@@ -39,14 +39,14 @@ def test_solution_is_right(stem):
 
 
 def outputs(change, result):
-    """The floating-point outputs, changed."""
+    """Apply the change to the floating-point outputs."""
     if isinstance(result, tuple):
         return tuple(change(each) if each.is_floating_point() else each for each in result)
     return change(result)
 
 
 def cut_at_second_order(x):
-    """The identity whose gradient is a constant."""
+    """The identity, whose gradient is a constant."""
     return CutIdentity.apply(x)
 
 
@@ -81,7 +81,7 @@ SAME = [stem for stem, expected in EXPECTED.items() if isinstance(expected, judg
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("stem", slow_but({"04_sinh"}, SAME))
 def test_judge_sees_a_change(stem, change):
-    """Of the value, of the first derivative by a thousandth, and of the second alone."""
+    """Changes of the value, of the first derivative by a thousandth, and of the second derivative alone."""
     expected, (changed, words) = EXPECTED[stem], CHANGES[change]
     right = judge.called(lesson_tools.load(lesson_tools.SOLUTIONS[stem]), expected.name)
     wrong = SimpleNamespace(**{expected.name: lambda *inputs: outputs(changed, right(*inputs))})
@@ -118,7 +118,7 @@ class Wasteful(lesson_tools.load(lesson_tools.SOLUTIONS["12_linear"]).Bilinear):
 
 
 class SharesOfInfinity(lesson_tools.load(lesson_tools.SOLUTIONS["32_logsumexp"]).LogAddExp):
-    """Its shares are NaN where the output is infinite."""
+    """Its gradients are NaN where the output is infinite."""
 
     @staticmethod
     def backward(ctx, cotangent):
@@ -145,13 +145,13 @@ def softplus(x):
 
 
 class Naive:
-    """A function where a Function is expected."""
+    """A plain function where a Function is expected."""
 
     def __init__(self, apply):
         self.apply = apply
 
 
-# Answers that a newcomer would give, and what is said of them
+# Typical wrong answers, and the judge's words about them
 WRONG = {
     "03_exp": ({"Exp2": Naive(lambda x: 2 * (x - 1).exp2())}, "bytes a number are kept"),
     "07_tanh": ({"Tanh": lesson_tools.lesson(7).Tanh}, "slope at 20"),
@@ -184,7 +184,7 @@ def test_judge_sees_a_wrong_answer(stem):
 
 
 class Divide(lesson_tools.load(lesson_tools.SOLUTIONS["11_broadcasting"]).Divide):
-    """Gradients of the shape of the output, which the engine sums up."""
+    """Its gradients have the shape of the output; the engine sums them."""
 
     @staticmethod
     def backward(ctx, g):
@@ -193,7 +193,7 @@ class Divide(lesson_tools.load(lesson_tools.SOLUTIONS["11_broadcasting"]).Divide
 
 
 class SumsFixedDimensions(Divide):
-    """Right for (n, 1) by (m,)."""
+    """Right for shapes (n, 1) and (m,) only."""
 
     @staticmethod
     def backward(ctx, g):
@@ -209,7 +209,7 @@ class WritesToTheCotangent(lesson_tools.load(lesson_tools.SOLUTIONS["01_square"]
 
 
 class CumulatesRows(lesson_tools.load(lesson_tools.SOLUTIONS["13_sum"]).CumulativeSum):
-    """Takes the last dimension for the second."""
+    """Uses the second dimension where the last is meant."""
 
     @staticmethod
     def backward(ctx, g):

@@ -1,4 +1,4 @@
-"""MAML learns to learn shapes; the tasks ask for what was not shown."""
+"""MAML learns new shapes in a few steps; the tasks query images that were not shown."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""Every lesson runs, its report says what the lesson says, and its figures are those that it claims."""
+"""Every lesson runs, its report agrees with its text, and its printed figures are right."""
 
 import os
 import re
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = lesson_tools.FOLDER
 PATHS = lesson_tools.LESSONS
 
-# The function that a lesson checks, and the same by torch's own operators
+# Name of the function that a lesson checks, and the same function in torch operators
 LESSONS = {
     "01_square": ("Square", torch.square),
     "02_cube": ("Cube", lambda x: x**3),
@@ -52,7 +52,7 @@ LESSONS = {
     "39_cpp_operator": ("Bessel", lambda x, n: torch.from_numpy(jv(n, x.numpy()))),
 }
 
-# Lessons whose derivative is not that of the values, or comes from differences: the name, and the highest order
+# Lessons with a surrogate derivative, or with differences: name, and highest order
 APPROXIMATE = {
     "28_straight_through": ("ClippedSign", 3),
     "34_gradient_control": ("ScaledGradient", 3),
@@ -61,7 +61,7 @@ APPROXIMATE = {
     "41_export": ("Round", 3),
 }
 
-# Kind, order, routes and words of the remedy of a finding that must be there; rows where nothing may be found
+# Kind, order, routes and remedy of a required finding; rows that must have no finding
 DEFECTS = {
     "21_once_differentiable": (("zero", 2, {"reverse-over-reverse"}, "once_differentiable"), {"reverse", "forward"}),
     "22_constant_slope": (
@@ -82,7 +82,7 @@ def load(stem):
 
 
 def row(out, start):
-    """The numbers and words of the printed line that starts so."""
+    """Words of the printed line that begins with `start`."""
     (line,) = (line for line in out.splitlines() if line.startswith(start))
     return line.removeprefix(start).split()
 
@@ -201,7 +201,7 @@ def the_rule_stays_behind(lesson, out):
         assert row(out, way) == ["yes", "True", *rule, "raises", "RuntimeError"]
 
 
-# What a lesson's lines have to say
+# Claims of lessons about their output
 CLAIMS = {
     "27_legacy_functions": legacy_refuses,
     "28_straight_through": clipping_holds_weights,
@@ -224,7 +224,7 @@ needs_a_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C+
 
 
 def slow_but(soon, stems):
-    """Parameters: those that stand for the rest run at once."""
+    """Test parameters, marked slow except for the representatives in `soon`."""
     marks = {stem: [] if stem in soon else [pytest.mark.slow] for stem in stems}
     marks.get("39_cpp_operator", []).append(needs_a_compiler)
     return [pytest.param(stem, marks=each) for stem, each in marks.items()]
@@ -257,7 +257,7 @@ def test_lesson_states_itself(stem):
     assert paragraphs[-1].startswith("Exercise: ")
 
 
-# One of numbers, of indices and of a kernel at once.
+# Lessons with numbers, indices and a kernel run among the quick tests.
 SOON = {"01_square", "15_max", "20_triton", "32_logsumexp"}
 
 
@@ -338,7 +338,7 @@ def derivatives(f, x, order):
 
 
 def test_sigmoid_keeps_its_digits():
-    """For large x all derivatives are those of -exp(-x), to a relative exp(-x)."""
+    """All derivatives for large x are those of -exp(-x), to a relative error of exp(-x)."""
     x = torch.tensor(40.0, dtype=torch.float64)
     signs = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
     got = derivatives(load("06_sigmoid").Sigmoid.apply, x, 3)[1:]

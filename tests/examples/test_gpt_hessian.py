@@ -1,4 +1,4 @@
-"""A character GPT's Hessian against attention of primitives, and a short run."""
+"""A character GPT's Hessian against attention in primitives, and a short run."""
 
 import importlib
 import re

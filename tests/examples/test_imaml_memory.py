@@ -1,4 +1,4 @@
-"""The memory of the implicit meta-gradient, measured for a few numbers of inner steps."""
+"""The memory of the implicit meta-gradient, measured for several numbers of inner steps."""
 
 import importlib
 import re
@@ -38,7 +38,7 @@ def test_implicit_memory_is_constant(example: ModuleType, tmp_path: Path, capsys
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert max(memory["implicit"]) < 3
     assert memory["unrolled"][-1] > 20
-    assert memory["unrolled"][-1] > 5 * memory["unrolled"][0]  # of eight times the steps
+    assert memory["unrolled"][-1] > 5 * memory["unrolled"][0]  # for eight times the steps
     assert memory["checkpointed"][-1] < memory["unrolled"][-1] / 3
     assert errors["checkpointed"] == errors["unrolled"]
     for values in errors.values():
@@ -49,7 +49,7 @@ def test_implicit_memory_is_constant(example: ModuleType, tmp_path: Path, capsys
 
 @pytest.mark.slow
 def test_the_ways_agree_with_finite_differences(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(example, "STRENGTH", 2.0)  # which makes 80 steps as good as the limit
+    monkeypatch.setattr(example, "STRENGTH", 2.0)  # 80 steps then reach the limit
     network, tasks = example.make_problem(hidden=3, seed=1)
     found = {way: example.meta_gradient(make(network, 80), tasks).numpy() for way, make in example.WAYS.items()}
     learner = example.unrolled(network, 80)

@@ -1,4 +1,4 @@
-"""Predictions of training again: the whole example, and its numbers against torch's optimizer and dense matrices."""
+"""Predicted effects of retraining: the whole example, against torch's optimizer and dense matrices."""
 
 import re
 import runpy
@@ -19,7 +19,7 @@ def training():
 
 
 def train(training, weights: torch.Tensor) -> torch.Tensor:
-    """Held-out losses after a loop of torch's own."""
+    """Held-out losses after training with torch's SGD."""
     network = training.network
     start = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
     leaves = {name: parameter.clone().requires_grad_() for name, parameter in start.items()}

@@ -1,4 +1,4 @@
-"""Influence of digits, run shorter, and its formula against a dense Hessian."""
+"""Influence of digits with fewer steps, and its formula against a dense Hessian."""
 
 import re
 import runpy
@@ -43,7 +43,7 @@ def test_influences_are_those_of_the_closed_form(capsys: pytest.CaptureFixture[s
     w = EXAMPLE["fit"](training, penalty)
     tests = test[torch.tensor([3, 8])]
     predicted = EXAMPLE["influences"](w, training, tests, penalty)
-    # The Hessian and gradients of softmax regression: bias last, classes vary fastest.
+    # Hessian and gradients of softmax regression: the bias comes last, and classes vary fastest.
     n = len(training)
     p = EXAMPLE["logits"](w, training.images).softmax(dim=1)
     features = torch.cat([training.images, torch.ones(n, 1, dtype=torch.float64)], dim=1)

@@ -1,4 +1,4 @@
-"""Laplace's approximation: the example, the evidence where it is known, predictions against dense matrices."""
+"""Laplace's approximation: the example, the evidence in closed form, predictions against dense matrices."""
 
 import math
 import re
@@ -34,7 +34,7 @@ def test_likelier_and_less_sure(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_evidence_of_a_linear_model() -> None:
-    """Where network and log likelihood are linear and quadratic, Laplace and K-FAC are exact: targets are normal."""
+    """Laplace and K-FAC are exact for a linear network and normal targets."""
     torch.manual_seed(0)
     inputs, targets = torch.randn(12, 3, dtype=torch.float64), torch.randn(12, 1, dtype=torch.float64)
     precision = 0.7
@@ -74,7 +74,7 @@ def test_predictions_by_dense_matrices() -> None:
 
 
 def test_calibration_by_hand() -> None:
-    """Two images in the bin from 0.6, half of them right, and one surely right."""
+    """Two images fall in the bin from 0.6, one of them right; the third is right with certainty."""
     probabilities = torch.tensor([[0.65, 0.35], [0.37, 0.63], [0.0, 1.0]], dtype=torch.float64)
     error, confidences, rights = EXAMPLE["calibration"](probabilities, torch.tensor([0, 0, 1]))
     assert error == pytest.approx((2 * abs(0.64 - 0.5) + 0) / 3)

@@ -1,4 +1,4 @@
-"""Forces, and gradients of their loss, against attention of primitives and closed forms; a short run."""
+"""Forces, and gradients of their loss, against attention in primitives and closed forms; a short run."""
 
 import importlib
 import re
@@ -41,7 +41,7 @@ def test_the_step_is_that_of_primitives(example: ModuleType, monkeypatch: pytest
     model, batch = potential(example), atoms(example, 4)
     parameters = list(model.parameters())
     found = example.force_loss(model, batch)
-    # The last bias is a constant of the energy, which no force depends on.
+    # The last bias shifts the energy by a constant, so forces do not depend on it.
     slopes = torch.autograd.grad(found, parameters, allow_unused=True)
     monkeypatch.setattr(F, "scaled_dot_product_attention", of_primitives)
     x = batch[0].clone().requires_grad_()
@@ -57,7 +57,7 @@ def test_the_step_is_that_of_primitives(example: ModuleType, monkeypatch: pytest
 
 
 def test_true_forces_are_the_closed_form(example: ModuleType) -> None:
-    """Of two atoms at a distance d: 48 d^-13 - 24 d^-7 apart, none at 2^(1/6), where the energy is -1."""
+    """Two atoms at a distance d repel by 48 d^-13 - 24 d^-7; at 2^(1/6) the force is 0 and the energy -1."""
     d = torch.tensor([0.9, 2 ** (1 / 6), 2.0], dtype=torch.float64)
     x = torch.zeros(3, 2, 3, dtype=torch.float64)
     x[:, 1, 0] = d
@@ -71,7 +71,7 @@ def test_true_forces_are_the_closed_form(example: ModuleType) -> None:
 
 @pytest.mark.slow
 def test_the_minimum_is_that_in_the_literature(example: ModuleType) -> None:
-    """The pentagonal bipyramid of Hoare and Pal (1971)."""
+    """The minimum is the pentagonal bipyramid of Hoare and Pal (1971)."""
     assert example.lennard_jones(example.find_minimum(8)).item() == pytest.approx(-16.505384, abs=1e-6)
 
 

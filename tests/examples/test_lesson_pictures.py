@@ -1,4 +1,4 @@
-"""Every lesson's picture is there, small, and what the lesson draws today."""
+"""Every lesson's picture exists, is small, and agrees with the lesson's current drawing."""
 
 import draw
 import lesson_tools
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-MOST = 40_000  # bytes of a picture
-# Mean difference of pixels from 0 to 1; another matplotlib may set letters a little elsewhere.
+MOST = 40_000  # largest size of a picture in bytes
+# Mean difference of pixels from 0 to 1; other versions of matplotlib may place letters differently.
 TOLERANCE = 0.02
 
 

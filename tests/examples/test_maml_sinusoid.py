@@ -1,4 +1,4 @@
-"""The sine waves, run the way a newcomer runs them, only shorter."""
+"""The sine waves, run as a script with fewer steps."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A mean flow's loss and gradient against primitives, its distance against a closed form, a short run."""
+"""A mean flow's loss and gradient against primitives, its distance against a closed form, and a short run."""
 
 import importlib
 import re
@@ -33,8 +33,8 @@ def test_the_step_is_that_of_primitives(example: ModuleType, through: bool, monk
     monkeypatch.setattr(F, "scaled_dot_product_attention", plain_attention)
     x, _, noise, r, t = batch
     v, z = noise - x, (1 - t) * x + t * noise
-    # The derivative along (v, 0, 1) by a backward pass of a backward pass: <w, J d> differentiated by w.
-    # Within corrections: torch's own layer norm is wrong where this is differentiated once more.
+    # Derivative along (v, 0, 1) by two backward passes: <w, J d> differentiated by w.
+    # Corrections are needed because torch's layer norm is wrong at the next derivative.
     with hodiff.corrected():
         z, t = z.requires_grad_(), t.clone().requires_grad_()
         value = u(z, r, t)
@@ -57,7 +57,7 @@ def test_at_equal_times_it_is_flow_matching(example: ModuleType) -> None:
 
 
 def test_the_mean_velocity_of_one_image_is_learned(example: ModuleType) -> None:
-    """All paths to one image x are straight: u = e - x = (z - x) / t has no loss, and another velocity has."""
+    """All paths to one image x are straight: the loss of u = e - x = (z - x) / t is 0, other velocities have a loss."""
     images, labels = example.load_images()
     images = images[:1].double()
     batch = example.draw_batch(images, labels[:1], 20, torch.Generator().manual_seed(0))
@@ -78,7 +78,7 @@ def test_patches_are_put_back_where_they_were_cut(example: ModuleType, monkeypat
 
 
 def test_distance_of_gaussians(example: ModuleType) -> None:
-    """Between points and the same ones scaled and shifted it is (c - 1)^2 tr S + |m - n|^2."""
+    """Points a and c a + b have the distance (c - 1)^2 tr S + |m - n|^2."""
     a = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)).double()
     b = 1.5 * a + 0.3
     right = 0.25 * a.T.cov().trace() + (a.mean(0) - b.mean(0)).square().sum()

@@ -1,4 +1,4 @@
-"""The natural gradient, run shorter, and its step against a dense Fisher matrix."""
+"""The natural gradient with fewer steps, and its step against a dense Fisher matrix."""
 
 import re
 import runpy
@@ -36,7 +36,7 @@ def test_the_step_solves_with_the_dense_fisher_matrix() -> None:
     def log_probabilities(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
         return functional_call(network, parameters, (inputs,)).log_softmax(dim=1)
 
-    # The definition: the expectation over labels of the score's outer product.
+    # By definition, the Fisher matrix is the expectation over labels of the score's outer product.
     jacobians = jacrev(log_probabilities)(parameters)
     scores = torch.cat([each.flatten(2) for each in jacobians.values()], dim=2)
     fisher = torch.einsum("nc,nci,ncj->ij", log_probabilities(parameters).exp(), scores, scores) / 20

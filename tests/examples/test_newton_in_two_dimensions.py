@@ -1,4 +1,4 @@
-"""Four methods in the plane: where they end, and the radii against those that SciPy uses."""
+"""Four methods in the plane: their end points, and trust-region radii against SciPy's."""
 
 import runpy
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_radii_are_those_of_scipy(problem, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_kinds_of_stationary_points() -> None:
-    """Himmelblau's saddle and maximum are roots of cubic equations; here to four digits."""
+    """Himmelblau's saddle and maximum are roots of cubic equations, given here to four digits."""
     places = {
         "minimum": (3.0, 2.0),
         "saddle": (0.0867, 2.8843),

@@ -1,4 +1,4 @@
-"""The notebooks as they are committed: made of their scripts, and with outputs that say nothing of where they ran.
+"""Committed notebooks: made from their scripts, with outputs that do not depend on the machine.
 
 `make notebooks` runs them.
 """

@@ -1,4 +1,4 @@
-"""Rates of a differential equation: the table, the integrator, and the errors against SciPy without derivatives."""
+"""Rates of a differential equation: the table, the integrator, and errors against SciPy without derivatives."""
 
 import re
 import runpy
@@ -39,7 +39,7 @@ def test_the_integrator_is_as_good_as_the_counts() -> None:
 
 @pytest.mark.slow
 def test_covariance_is_that_of_scipy() -> None:
-    """`curve_fit` makes its own Jacobian of SciPy's solution, by differences."""
+    """`curve_fit` computes its own Jacobian of SciPy's solution, by differences."""
     generator = torch.Generator().manual_seed(1)
     numbers = EXAMPLE["exact"](EXAMPLE["TRUTH"])
     counted = numbers + 0.05 * torch.randn(numbers.shape, generator=generator, dtype=torch.float64)

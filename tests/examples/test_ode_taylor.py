@@ -1,4 +1,4 @@
-"""Differential equations by Taylor series: slopes, the two right-hand sides, and the whole example, run shorter."""
+"""Differential equations by Taylor series: convergence orders, the two right-hand sides, and a shorter example."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""A network for Poisson's equation: its right-hand side, two ways to a Laplacian, and the example, run shorter."""
+"""A network for Poisson's equation: its right-hand side, two ways to a Laplacian, and a shorter example."""
 
 import math
 import re
@@ -12,7 +12,7 @@ EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / 
 
 
 def test_the_right_hand_side() -> None:
-    """By hand: the factors have the second derivatives (1 - π²) f + 2 π exp(x) cos(π x), and -4 π² times the other."""
+    """The factors' second derivatives by hand: (1 - π²) f + 2 π exp(x) cos(π x), and -4 π² times the second factor."""
     points = torch.rand(7, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x, y = math.pi * points.T
     exponential, rest = points[:, 0].exp(), torch.sin(2 * y)
@@ -27,7 +27,7 @@ def test_both_ways_find_one_loss() -> None:
     right = (EXAMPLE["laplacian_by_gradients"](model, points) - EXAMPLE["source"](points)).square().mean()
     weights = list(model.parameters())
     torch.testing.assert_close(found, right)
-    # The last bias has no part in a second derivative of the network, but the factor has one.
+    # The last bias drops out of the network's second derivatives, but not out of those of its product with the factor.
     torch.testing.assert_close(torch.autograd.grad(found, weights), torch.autograd.grad(right, weights))
 
 

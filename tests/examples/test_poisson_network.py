@@ -1,4 +1,4 @@
-"""A network for Poisson's equation: the Laplacian against torch.func, and the whole example, run shorter."""
+"""A network for Poisson's equation: the Laplacian against torch.func, and the whole example with fewer steps."""
 
 import re
 import runpy

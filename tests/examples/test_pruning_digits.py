@@ -1,4 +1,4 @@
-"""Pruning, run shorter, and its saliencies against differences of the loss."""
+"""Pruning with fewer steps, and its saliencies against differences of the loss."""
 
 import runpy
 from pathlib import Path
@@ -59,7 +59,7 @@ def test_saliencies_are_second_differences_of_the_loss() -> None:
         step[index] = 1e-4
         second = (loss(weights + step) - 2 * loss(weights) + loss(weights - step)) / 1e-8
         assert found[index].item() == pytest.approx(second * weights[index].item() ** 2 / 2, rel=1e-4, abs=1e-9)
-    # 160 parameters: 100 products are an estimate.
+    # With 160 parameters, 100 products give an estimate.
     estimated = EXAMPLE["estimated_saliency"](network)
     assert 0 < (estimated - found).norm() < 0.3 * found.norm()
 

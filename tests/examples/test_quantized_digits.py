@@ -1,4 +1,4 @@
-"""The example, run the way a newcomer runs it, only shorter."""
+"""The example, run as a script with smaller settings."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The example, run the way a newcomer runs it, only shorter."""
+"""The example, run as a script with fewer steps."""
 
 import os
 import re
@@ -40,6 +40,6 @@ def test_implicit_and_unrolled_hypergradients_learn_alike():
 
 @pytest.mark.slow
 def test_the_published_loss():
-    """After 100 outer steps; the page of the paper has that after 990, too."""
+    """The loss after 100 outer steps is the published loss, which the paper's page reports after 990 steps, too."""
     after_100 = row(run("--steps", "101", "--ways", "last"), "last")[2]
     assert after_100 == pytest.approx(0.28535441, abs=2e-6)

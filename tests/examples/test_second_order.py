@@ -1,4 +1,4 @@
-"""What each example differentiates passes hodiff's check, gradgradcheck and SciPy's Hessian among it."""
+"""The functions that examples differentiate pass hodiff's check, including gradgradcheck and SciPy's Hessian."""
 
 import importlib
 import re
@@ -37,7 +37,7 @@ def laplace(example: ModuleType) -> str:
     return example.check(network, example.load_images(80, 0)[0])
 
 
-# The check of an example by itself: one line, or several.
+# Each example's own check returns one line, or several.
 CHECKS: dict[str, Callable[[ModuleType], str | list[str]]] = {
     "constrained": lambda example: example.check_first(example.make_problems(40, 0)),
     "data_cleaning_digits": lambda example: example.check_losses(
@@ -79,7 +79,7 @@ SLOW = {
     "pinn_poisson",
     "sine_gordon_100d",
 }
-# These check within their run, which the slow tests of theirs read.
+# These examples check within their run, which their slow tests read.
 IN_THEIR_RUN = {
     "constrained_design",
     "digits_hessian",

@@ -1,4 +1,4 @@
-"""Sine-Gordon in many dimensions: the right-hand side by nested gradients, bias of losses, the example run shorter."""
+"""Sine-Gordon in many dimensions: the right-hand side by nested gradients, bias of losses, and a shorter example."""
 
 import re
 import runpy
@@ -33,7 +33,7 @@ def test_points_are_in_the_ball_and_the_solution_is_zero_on_the_sphere() -> None
 
 @pytest.mark.slow
 def test_one_draw_is_off_by_the_variance_and_two_are_not() -> None:
-    """At the solution itself, where nothing but the bias is left."""
+    """The loss at the solution itself is the bias alone."""
     equation = EXAMPLE["make_equation"](6, torch.Generator().manual_seed(0))
     bias = EXAMPLE["measure_bias"](equation, equation.solution, 3, 60, 1)
     assert bias.exact < 1e-8

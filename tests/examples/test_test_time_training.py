@@ -21,7 +21,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_the_step_is_that_of_primitives(example: ModuleType, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The inner loop is written out, with torch's own gradient of a gradient."""
+    """The reference writes out the inner loop, with torch's own gradient of a gradient."""
     torch.manual_seed(0)
     reader = example.Reader(8, window=3, steps=steps).double()
     generator = torch.Generator().manual_seed(0)
@@ -53,7 +53,7 @@ def test_a_prediction_sees_the_window_alone(example: ModuleType) -> None:
     reader = example.Reader(8, window=3, steps=0)
     signals = torch.randn(1, 40, generator=torch.Generator().manual_seed(0), requires_grad=True)
     reader(signals)[0, 10].backward()
-    # The value at 30 is predicted from three places of four values each: 24 to 29.
+    # The value at 30 is predicted from three windows of four values each: 24 to 29.
     assert signals.grad is not None
     assert signals.grad[0].nonzero().flatten().tolist() == [24, 25, 26, 27, 28, 29]
 
@@ -62,7 +62,7 @@ def test_signals(example: ModuleType) -> None:
     noisy, clean = example.draw_signals(2000, 50, (0.5, 0.5), torch.Generator().manual_seed(0))
     assert clean.var().item() == pytest.approx(1, abs=0.05)
     assert (noisy - clean).std().item() == pytest.approx(example.NOISE, rel=0.02)
-    # A sine of one frequency: each value is 2 cos(w) times the last less the one before.
+    # A sine of one frequency satisfies x[n] = 2 cos(w) x[n-1] - x[n-2].
     torch.testing.assert_close(clean[:, 2:], 2 * math.cos(0.5) * clean[:, 1:-1] - clean[:, :-2], atol=1e-4, rtol=0)
 
 
@@ -77,5 +77,5 @@ def test_a_short_run(example: ModuleType, tmp_path: Path, capsys: pytest.Capture
     ]
     (none, error, above), (two, less, less_above) = rows
     assert (none, two) == (0, 2)
-    assert less < 0.9 * error < 0.9  # 1 is a prediction of zeros
+    assert less < 0.9 * error < 0.9  # 1 is the error of predicting zeros
     assert less_above < 0.6 * above

@@ -1,4 +1,4 @@
-"""A swing-up: the constraints by formulas, sparse derivatives against dense ones, a simulation, the whole example."""
+"""A swing-up: constraints by formulas, sparse derivatives against dense, a simulation, and the whole example."""
 
 import math
 import re
@@ -43,7 +43,7 @@ def test_both_derivatives_lead_to_the_same_way() -> None:
 
 @pytest.mark.slow
 def test_scipy_finds_no_less_effort() -> None:
-    """SLSQP, with gradients alone, from a point beside."""
+    """SLSQP starts near the solution, and uses gradients alone."""
     problem = EXAMPLE["SwingUp"](13, 5.0)
     z, _ = EXAMPLE["newton"](problem, EXAMPLE["sparse"](problem))
 

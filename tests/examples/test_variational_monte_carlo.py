@@ -1,4 +1,4 @@
-"""Variational Monte Carlo: local energies against closed forms, the sampler, the steps, errors, and a short run."""
+"""Variational Monte Carlo: local energies against closed forms, the sampler, steps, errors, and a short run."""
 
 import math
 import re
@@ -48,7 +48,7 @@ def test_local_energy_of_helium_is_that_of_scipys_differences() -> None:
         return torch.exp(state(flat.reshape(1, 2, 3))[0])
 
     (one, two), flat = x[0], x.flatten()
-    # Of psi itself, by the other form of the local energy: -1/2 (Laplacian psi) / psi + V.
+    # The derivatives are of psi itself, by the other form of the local energy: -1/2 (Laplacian psi) / psi + V.
     kinetic = -scipy_hessian(wave, flat, initial_step=0.1).matrix.trace() / (2 * wave(flat))
     potential = -2 / one.norm() - 2 / two.norm() + 1 / (one - two).norm()
     torch.testing.assert_close(found[0], kinetic + potential, rtol=1e-6, atol=1e-6)
@@ -61,7 +61,7 @@ def test_helium_has_its_cusps_and_is_symmetric() -> None:
     near[1, 0] = near[2, 0] = 0
     near[1, 0, 0] = 1e-5  # an electron at the nucleus, where the potential is -2e5
     near[2, 0] = near[2, 1]
-    near[2, 0, 0] += 1e-5  # both at one place, where it is 1e5
+    near[2, 0, 0] += 1e-5  # both electrons at one place, where the potential is 1e5
     assert local_energy(state, SYSTEMS["helium"].potential, near).abs().max() < 100
 
 
@@ -71,14 +71,14 @@ def test_walkers_draw_from_the_square_of_the_wavefunction() -> None:
     for _ in range(30):
         walkers.walk(state, 10)
     r = walkers.x.norm(dim=-1)
-    # Of density r^2 exp(-2 r): mean 3/2, variance 3/4.
+    # The density r^2 exp(-2 r) has mean 3/2 and variance 3/4.
     assert r.mean().item() == pytest.approx(1.5, abs=4 * math.sqrt(0.75 / 4000))
     assert r.var().item() == pytest.approx(0.75, rel=0.15)
 
 
 def test_scores_give_the_slope_of_the_energy() -> None:
     a, state = 0.8, EXAMPLE["OneParameter"](1, 0.8)
-    # Drawn from exp(-2 a r) directly: r has a Gamma distribution, a sum of three exponentials.
+    # With density exp(-2 a r), r has a Gamma distribution: a sum of three exponentials.
     uniform = torch.rand(100_000, 3, generator=generator(), dtype=torch.float64)
     r = -torch.log(uniform).sum(1) / (2 * a)
     x = torch.zeros(len(r), 1, 3, dtype=torch.float64)
@@ -110,7 +110,7 @@ def test_errors_of_a_series_with_memory(memory: float) -> None:
     for each in noise[1:]:
         series.append(memory * series[-1] + each)
     found = [EXAMPLE["reblocked"](each) for each in torch.stack(series, 1)]
-    # Variance 1 / (1 - memory^2), over which (1 + memory) / (1 - memory) neighbours count as one.
+    # The variance is 1 / (1 - memory^2), and (1 + memory) / (1 - memory) neighbours count as one.
     assert sum(found) / len(found) == pytest.approx(1 / (1 - memory) / math.sqrt(4096), rel=0.1)
 
 

@@ -1,4 +1,4 @@
-"""Vibrations of clusters: two atoms in closed form, the literature's energy, zero modes, and the whole example."""
+"""Vibrations of clusters: two atoms in closed form, an energy from the literature, zero modes, the whole example."""
 
 import re
 import runpy
@@ -14,7 +14,7 @@ EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / 
 
 
 def test_the_energy_of_two_atoms() -> None:
-    """4 (d^-12 - d^-6) (1 - (d / 1.7)^2)^3, and nothing beyond the cutoff."""
+    """The energy is 4 (d^-12 - d^-6) (1 - (d / 1.7)^2)^3, and zero beyond the cutoff."""
     for d in (0.95, 1.3, 1.699, 1.9):
         x = torch.tensor([0, 0, 0, 0.6 * d, 0, -0.8 * d], dtype=torch.float64)
         gate = max(1 - (d / 1.7) ** 2, 0) ** 3
@@ -23,7 +23,7 @@ def test_the_energy_of_two_atoms() -> None:
 
 
 def test_two_atoms_vibrate_along_their_bond() -> None:
-    """Five zero modes, and 2 φ''(d) of φ by differences."""
+    """The Hessian has five zero eigenvalues, and 2 φ''(d) with φ'' by differences."""
     x, force = EXAMPLE["relaxed"](torch.tensor([0, 0, 0, 1.1, 0.1, 0.2], dtype=torch.float64))
     assert force < 1e-9
     pairs = EXAMPLE["pairs_within"](x, 1.7)

@@ -1,16 +1,16 @@
-"""Which of torch's operators the tests audit; `python -m hodiff audit` takes all of them."""
+"""The operators of torch that the tests audit; `python -m hodiff audit` audits all operators."""
 
 from __future__ import annotations
 
 from hodiff.checks.audit.samples import database
 from hodiff.corrections.registry import correction_of
 
-# Where hodiff has no rule its corrections change nothing but that they look at the call.
+# Without a rule, hodiff's corrections only inspect the call, so one operator in five is enough.
 ONE_IN = 5
 
 
 def ruled_and_some() -> list[str]:
-    """The operators for which hodiff has a rule of its own, and one in five of the others."""
+    """Return the operators for which hodiff has a rule, and every fifth operator."""
     return [
         name
         for place, (name, entry) in enumerate(database().items())

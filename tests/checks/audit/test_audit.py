@@ -1,4 +1,4 @@
-"""The audit: its verdicts on functions with a known defect, its worker processes, its table and its page."""
+"""The audit: verdicts on functions with a known defect, worker processes, the table and its page."""
 
 import json
 import math
@@ -26,7 +26,7 @@ from hodiff.errors import HodiffError, InputError
 from hodiff.routes import ROUTES
 
 ROOT = Path(__file__).parents[3]
-# Each a test, so that two workers share them evenly.
+# Each part is a test, so that two workers share the parts evenly.
 PARTS = 6
 
 
@@ -48,7 +48,7 @@ def right_except(verdicts, *routes: str) -> bool:
     return all((verdicts[route].status == "right") == (route not in routes) for route in AUDITED_ROUTES)
 
 
-# One operator at one point.
+# One operator at one point
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_forward_rule_of_torch_that_is_a_constant_is_wrong_and_its_correction_
 
 
 def function_of(value, slope_of):
-    """x -> value(x), whose backward rule is another function."""
+    """Return x -> value(x), whose backward rule multiplies by slope_of(x)."""
 
     class Function(torch.autograd.Function):
         @staticmethod
@@ -180,7 +180,7 @@ def test_operators_may_write_into_their_arguments():
     assert torch.equal(x, point(3))
 
 
-# Many samples, many operators.
+# Many samples, many operators
 
 
 def test_the_worst_sample_counts():
@@ -221,7 +221,7 @@ def test_operators_are_found_by_part_of_their_names():
         assert select_operators(["std.unbiased", "sin"], worker.operators) == ["std.unbiased", "sin"]
         with pytest.raises(InputError, match=r"no 'lin\.eigh'.*linalg\.eigh"):
             select_operators("lin.eigh", worker.operators)
-        # One that crashes is asked again, last of all, and costs no other.
+        # An operator that crashes is retried last, and does not affect the others.
         common = {"correct": False, "count": 1, "seed": 0}
         requests = [{"operator": name, **common} for name in ("no such operator", "sin")]
         serve(worker, requests, jobs=1, limit=100.0, done=lambda request, reply: found.append(reply) or [])
@@ -251,7 +251,7 @@ def test_wrong_arguments_are_refused(wrong):
         audit("sin", **wrong)
 
 
-# What comes out.
+# Output
 
 MIXED = AuditTable(
     "2.13.0",
@@ -302,7 +302,7 @@ def test_only_what_got_worse_is_named():
     assert "det, torch, third-order reverse: was right, is wrong" in worse
 
 
-# What is committed.
+# Committed tables
 
 
 @pytest.fixture(scope="module")

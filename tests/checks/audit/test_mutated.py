@@ -1,4 +1,4 @@
-"""The audit that invents its samples, on operators with a known fault at special arguments, and on torch's own."""
+"""The audit of invented samples, on operators with a known fault at special arguments and on torch's operators."""
 
 import contextlib
 import io
@@ -39,7 +39,7 @@ def sample(call, *args, **kwargs) -> Sample:
 
 
 def operator(call, *args, **kwargs):
-    """An entry as torch's database has them, with one sample."""
+    """Return an entry like those of torch's operator database, with one sample."""
     inputs = SimpleNamespace(
         input=args[0].requires_grad_(), args=args[1:], kwargs=kwargs, output_process_fn_grad=lambda x: x
     )
@@ -54,16 +54,16 @@ def operator(call, *args, **kwargs):
 
 
 def cubic_with_a_hole(x: Tensor) -> Tensor:
-    """x^3, whose derivative by autograd is 1 where x is exactly 0."""
+    """x^3, whose derivative by autograd is 1 at x = 0."""
     return torch.where(x == 0, x, x**3)
 
 
-# The changes.
+# Changes of a sample
 
 MATRIX, INDEX = matrix(4, 4), torch.tensor([0, 1, 2, 3])
 BASE = sample(torch.add, MATRIX, matrix(4, 4), alpha=2.5)
 
-# What a changed first argument fulfils.
+# Condition that the changed first argument meets
 HOLDS = {
     "batched": lambda x: x.shape == (2, 4, 4) and not torch.equal(x[0], x[1]),
     "size 1": lambda x: sorted(x.shape) == [1, 4],
@@ -91,7 +91,7 @@ HOLDS = {
 def test_a_change_of_the_first_argument(name):
     found = CHANGES[name](BASE, 0, random.Random(0))
     assert HOLDS[name](found.leaves[0])
-    assert torch.equal(BASE.leaves[0], MATRIX)  # the base stays
+    assert torch.equal(BASE.leaves[0], MATRIX)  # the base is unchanged
     if "everywhere" not in name:
         assert torch.equal(found.leaves[1], BASE.leaves[1])
 
@@ -128,7 +128,7 @@ def test_the_same_seed_makes_the_same_calls():
     assert set(first) <= set(CHANGES)
 
 
-# The judgement of a case.
+# Judging a case
 
 
 def test_what_is_right_has_no_defect():
@@ -149,7 +149,7 @@ def test_where_differences_do_not_settle_there_is_no_case(f):
     assert not judge_case(sample(f, torch.zeros(2, dtype=torch.float64)), correct=False, seed=0)
 
 
-# Differences settle on something, but no linear map: the middle of three, a jump, and a pole.
+# Differences converge at these points, but not to a linear map: a median, a jump and a pole.
 NOWHERE = {
     "middle": lambda x: x.sort().values[1],
     "jump": lambda x: torch.where(x == 0, 0.0, x * x / (x * x).sum()),
@@ -163,7 +163,7 @@ def test_where_there_is_no_derivative_there_is_no_case(name):
 
 
 def test_expanded_numbers_are_judged_where_all_may_move():
-    """Of one number in nine places the nuclear norm is smooth, of nine numbers it is not."""
+    """The nuclear norm is smooth as a function of one expanded number, but not of nine numbers."""
     one = sample(torch.linalg.matrix_norm, torch.tensor([[2.0]], dtype=torch.float64), "nuc")
     spread = Sample(**{**vars(one), "layouts": {0: Layout(lambda x: x.expand(3, 3), "{0}.expand(3, 3)")}})
     assert not judge_case(spread, correct=False, seed=0)
@@ -192,7 +192,7 @@ def test_rounding_of_what_vanishes_is_no_defect():
     assert judge_case(sample(vanishing, matrix(2), 1e-3), correct=False, seed=0)
 
 
-# Of one operator.
+# Audit of one operator
 
 
 def test_findings_of_an_operator_shrink():
@@ -225,7 +225,7 @@ def test_shrinking_keeps_the_failure_and_little_else():
     assert shrink(start, lambda each: False) is start
 
 
-# All of them.
+# Audit of all operators
 
 AUDIT = MutatedAudit(
     "2.13.0",
@@ -283,7 +283,7 @@ def test_processes_find_what_one_finds():
 
 @pytest.mark.slow
 def test_nothing_is_silently_wrong_inside_corrections():
-    """The same invented calls in every run."""
+    """The invented calls are the same in every run."""
     found = mutated_audit(ruled_and_some(), cases=2)
     assert found.total("corrected").judged > 350
     assert not found.silent, str(found)

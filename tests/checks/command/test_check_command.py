@@ -1,4 +1,4 @@
-"""`python -m hodiff check`: what may be asked, what is answered, and with which exit status."""
+"""`python -m hodiff check`: its options, its output and its exit status."""
 
 import inspect
 import json
@@ -206,7 +206,7 @@ def test_every_option_is_passed_on(file, monkeypatch):
 
 
 def test_method(file, capsys):
-    """Random directions do not follow elements: the rows of both reports differ in their errors alone."""
+    """Matrices and random directions give different errors."""
     errors = []
     for method in ("matrices", "directions"):
         assert run("checked_functions:scaled", "--inputs", "randn(2)", "--json", "--method", method, *QUICK) == 0
@@ -218,7 +218,7 @@ def test_a_kernel_and_its_reference(file, capsys):
     command = ["--inputs", "randn(3)", "--dtype", "float32", "--reference", "checked_functions:scaled", *QUICK]
     assert run("checked_functions:kernel", *command) == 0, capsys.readouterr().out
     assert "ulps in float32" in capsys.readouterr().out
-    # No sine is right to a thousandth of its rounding.
+    # No sine is accurate to a thousandth of its rounding.
     assert run("checked_functions:kernel", *command, "--ulps", "0.001") == 1
     assert "HD113" in capsys.readouterr().out
     assert run("checked_functions:Right", *command) == 1
@@ -241,7 +241,7 @@ def test_a_module_as_reference(file, capsys):
     ],
 )
 def test_losses(file, capsys, loss):
-    """The report is that of the same loss in Python."""
+    """The loss is an expression or the name of a function."""
     assert run("checked_functions:layer", "--inputs", "randn(3, 2)", "--loss", loss, *QUICK) == 0
     out = capsys.readouterr().out
     assert "differentiated by 3 numbers in parameters and 6 in inputs" in out
@@ -392,7 +392,7 @@ def test_a_file_may_import_its_neighbour(file):
 
 
 def test_a_file_called_like_a_module_in_use(file):
-    """The file is taken, and the module stays what it is."""
+    """The named file is loaded, and the imported module of that name is unchanged."""
     (file.parent / "hodiff.py").write_text("def mine(x):\n    return x\n")
     assert load_target("hodiff.py:mine")(3) == 3
     assert sys.modules["hodiff"] is hodiff

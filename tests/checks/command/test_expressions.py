@@ -1,4 +1,4 @@
-"""Inputs written as text become what Python would make of them, and nothing else is run."""
+"""Inputs written as text evaluate as in Python, and no other code is run."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 from hodiff import InputError
 from hodiff.checks.command.expressions import Reader, dtype_named
 
-# Expressions and the same in Python
+# Expressions, and their values in Python
 EXPRESSIONS = [
     ("ones(2, 3)", lambda: torch.ones(2, 3, dtype=torch.float64)),
     ("zeros((2,), dtype=float32)", lambda: torch.zeros(2, dtype=torch.float32)),

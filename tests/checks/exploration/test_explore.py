@@ -1,4 +1,4 @@
-"""`explore=True`: inputs around the given one, and what a finding there says."""
+"""`explore=True`: inputs around the given one, and the findings there."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_without_it_nothing_is_tried():
 
 
 class Rectifier(SavesInputs):
-    """max(x, 0), which has no derivative at 0, where its own is nan."""
+    """max(x, 0), which has no derivative at 0, and whose backward is nan there."""
 
     @staticmethod
     def forward(x):
@@ -88,7 +88,7 @@ def test_what_raises_elsewhere_is_a_warning():
 
 
 def test_each_condition_is_met_by_its_change():
-    """Of two matrices of images every condition can be tried."""
+    """Two inputs shaped as batches of images allow every condition."""
     x = torch.arange(1.0, 37.0, dtype=torch.float64).reshape(1, 3, 3, 4)
     leaves, structure = torch.utils._pytree.tree_flatten((x, x + 100))
     found = dict(invented(Sample(torch.add, tuple(leaves), structure, (0, 1)), 0))

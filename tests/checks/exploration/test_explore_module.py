@@ -1,4 +1,4 @@
-"""`check(module, explore=True)`: inputs around the given ones, and what a finding there says."""
+"""`check(module, explore=True)`: inputs around the given ones, and the findings there."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ X = torch.tensor([[0.5, -1.0, 2.0], [0.3, 0.7, -0.4]])
 
 
 class Applied(nn.Module):
-    """A layer, then a function."""
+    """A function, scaled by a parameter."""
 
     def __init__(self, function):
         super().__init__()
@@ -26,7 +26,7 @@ class Applied(nn.Module):
 
 
 class OfOneRow(Cube):
-    """x³; backward takes one row for a batch of them."""
+    """x³, whose backward is wrong for a batch of one row."""
 
     @staticmethod
     def backward(ctx, g):
@@ -35,7 +35,7 @@ class OfOneRow(Cube):
 
 
 class OfManyRows(Cube):
-    """x³; backward knows 32 rows."""
+    """x³, whose backward is zero beyond 32 rows."""
 
     @staticmethod
     def backward(ctx, g):
@@ -44,7 +44,7 @@ class OfManyRows(Cube):
 
 
 def overflows(x):
-    """Halves of large numbers, which sixteen bits of another kind would hold."""
+    """x / 2, whose gradient is zero in bfloat16."""
     return x.to(torch.float32).to(x.dtype) * 0.5 if x.dtype != torch.bfloat16 else x.detach() * 0.5 + 0 * x
 
 

@@ -1,4 +1,4 @@
-"""Which finding failed comparisons and causes become, against the codes that they were made for."""
+"""Diagnosis of failed comparisons and causes, against the expected codes of findings."""
 
 from hodiff.checks import Entry, Report
 from hodiff.checks.findings.codes import CODES
@@ -51,7 +51,7 @@ def test_a_cause_without_its_symptom_is_dropped():
 
 
 def test_differences_of_numbers_that_mean_nothing_tell_of_no_kink():
-    """What was never written may hold anything; that differences of it do not settle is no second fault."""
+    """Unwritten memory may hold anything, so differences that do not settle there are no second fault."""
     rows = [
         entry("reverse-over-reverse", 2, "curved loss", 1e-3, "wrong"),
         entry("forward-over-forward", 2, "curved loss", 1e-3, "non-smooth", "differences do not settle"),
@@ -68,7 +68,7 @@ def test_differences_of_gradients_that_mean_nothing_convict_no_route():
     for some in (rows, rows[2:]):
         (finding,) = diagnose(some, [cause])
         assert finding.code == "HD308"
-    # After a defect whose numbers are the same in each call they do, and so does another route.
+    # Wrong numbers that are the same in each call count, and so does a disagreement with another route.
     assert {each.code for each in diagnose(rows[2:], [Cause("HD101", ("a factor",), by_reverse)])} == {"HD101", "HD114"}
     by_routes = [entry("forward-over-forward", 2, "vs routes", 0.1, "wrong")]
     assert {each.code for each in diagnose(by_routes, [cause])} == {"HD308", "HD114"}

@@ -1,4 +1,4 @@
-"""Kernels of low precision: what the reference, and rules of few digits, tell of their defects."""
+"""Kernels of low precision: defects found by a reference, and by rules of few digits."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def cube(x):
 
 
 class Kernel(Function):
-    """x³, which knows no float64."""
+    """x³ for float32 and bfloat16 only."""
 
     generate_vmap_rule = True
 
@@ -43,7 +43,7 @@ class Kernel(Function):
 
 
 def changed(backward=None, jvp=None, saved=None, forward=None):
-    """The kernel with rules of (x, g) in place of its own."""
+    """Return the kernel with some rules replaced; they are functions of (x, g)."""
     rules = {}
     if backward:
         rules["backward"] = staticmethod(lambda ctx, g: backward(ctx.saved_tensors[0], g))
@@ -66,7 +66,7 @@ def positive(x):
     return x**3 * (x > 0)
 
 
-# By name: the kernel, its reference, the code.
+# Name: the kernel, its reference, the expected code
 DEFECTS = {
     "factor": (changed(backward=lambda x, g: 2 * x**2 * g), cube, "HD101"),
     "sign": (changed(backward=lambda x, g: -3 * x**2 * g), cube, "HD101"),
@@ -113,7 +113,7 @@ def test_a_right_kernel(dtype, seed):
 
 
 def test_an_error_at_first_order_is_not_reported_twice():
-    """Within f there is no reference for the Function; what follows from the first order has no code of its own."""
+    """The Function has no reference within f; errors that follow from the first order have no code of their own."""
     kernel, _, _ = DEFECTS["factor"]
     report = check(lambda x: kernel.apply(x) * 2, torch.tensor(NUMBERS), reference=lambda x: 2 * x**3)
     assert errors(report) == {"HD101"}, str(report)
@@ -129,7 +129,7 @@ def test_nan_where_the_reference_has_a_slope():
 
 
 def test_large_arguments_by_the_reference():
-    """log(1 + exp x) overflows in float32 beyond 88; the reference does not."""
+    """log(1 + exp x) overflows in float32 beyond 88, and the reference does not."""
 
     def naive(x):
         assert x.dtype == torch.float32

@@ -1,4 +1,4 @@
-"""Functions that write into what is differentiated, as embeddings with max_norm do, are called by that name."""
+"""Functions that modify a differentiated tensor in place, as embeddings with max_norm do, are reported as such."""
 
 import pytest
 import torch
@@ -33,6 +33,6 @@ def test_modules():
 
 def test_what_writes_nothing_or_rightly():
     assert hodiff.check(nn.Embedding(5, 4, max_norm=100.0), PLACES).ok
-    # Of this torch's own gradcheck says that it refuses a leaf.
+    # gradcheck itself reports that torch refuses to modify a leaf in place.
     report = hodiff.check(lambda x: x.mul_(2) ** 2, large(), scipy=False, vmap=False)
     assert "HD303" not in report.codes

@@ -1,4 +1,4 @@
-"""Inputs with infinities, as in masks: what is finite is judged against differences, as everywhere; the rest stands."""
+"""Inputs with infinities, as in masks: finite elements are compared with differences; infinite ones are constants."""
 
 import math
 
@@ -25,7 +25,7 @@ def mask():
 
 
 def hidden():
-    """A mask with a row of -inf alone."""
+    """Return a mask with one row of -inf only."""
     found = mask()
     found[2] = -INF
     return found
@@ -51,7 +51,7 @@ def test_right_functions(name):
     assert report.ok, str(report)
     still = sum(int((~each.isfinite()).sum()) for each in inputs)
     assert f"{still} numbers of the inputs are infinite or NaN, and constants here" in report.notes
-    # It was differentiated, and not passed over.
+    # The finite elements were differentiated, not skipped.
     assert {entry.status for entry in report.entries if entry.quantity == "vs differences"} == {"ok"}
 
 
@@ -67,7 +67,7 @@ def test_wrong_functions():
 
 @pytest.mark.slow
 def test_torch_alone_at_hidden_rows():
-    """Of scores that are moved, and hidden by a mask."""
+    """Torch's safe softmax of a masked row is wrong in reverse-over-forward; hodiff's rule is right."""
     f, inputs = (lambda x, m: torch._safe_softmax(x + m, -1)), (normal(3, 4), hidden())
     by_torch = hodiff.check(f, inputs, correct=False, **BRIEF)
     assert [(each.code, each.route) for each in by_torch.errors] == [("HD112", "reverse-over-forward")]

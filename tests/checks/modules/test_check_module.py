@@ -1,4 +1,4 @@
-"""Which submodule, and what in it, `check_module` finds at fault."""
+"""`check_module` names the faulty submodule and the fault inside it."""
 
 import copy
 import functools
@@ -59,7 +59,7 @@ def normalized():
 
 
 NORM, BATCH = "torch.nn.functional.layer_norm", "torch.nn.functional.batch_norm"
-# Makes the module, its inputs, options, the submodule to be named, what else the evidence says, code, routes
+# Factory of the module, inputs, options, faulty submodule, other words of the evidence, code, routes
 WRONG = {
     "torch's layer_norm": (normalized, (X,), {"correct": False}, "1.1 (LayerNorm)", NORM, "HD406", FORWARD_INSIDE),
     "in a list": (
@@ -214,7 +214,7 @@ def test_what_runs_in_float32_alone_is_checked_there():
 
 
 class OnItsClass(nn.Module):
-    """Counts its calls, and keeps its last output, on the class; sets the default dtype besides."""
+    """Counts its calls and keeps its last output on the class; also sets the default dtype."""
 
     calls = 0
 
@@ -254,7 +254,7 @@ def test_a_module_that_keeps_its_inputs():
             return self.last.tanh()
 
     module = Remembers()
-    module(X)  # it holds a tensor with a graph from now on
+    module(X)  # the module now holds a tensor with a graph
     report = check_module(module, X)
     assert report.ok, str(report)
 
@@ -387,7 +387,7 @@ def test_refuses(module, inputs, options, message):
 
 
 class Residual(nn.Module):
-    """Of a differential equation, as physics-informed networks have it."""
+    """Residual of a differential equation, as in physics-informed networks."""
 
     def __init__(self):
         super().__init__()
@@ -402,7 +402,7 @@ class Residual(nn.Module):
 
 
 class Penalty(Residual):
-    """Of a critic's gradient."""
+    """Penalty on a critic's gradient."""
 
     def forward(self, x):
         x = x.clone().requires_grad_()
@@ -411,7 +411,7 @@ class Penalty(Residual):
 
 
 class Forces(Residual):
-    """Of an energy, by positions that are a leaf of their own."""
+    """Forces of an energy, by positions that are a new leaf."""
 
     def forward(self, x):
         x = x.detach().requires_grad_()
@@ -424,7 +424,7 @@ class Slopes(Residual):
 
 
 class Islands(nn.Module):
-    """As Llama's and T5's normalizations do, in the middle of what computes in float64."""
+    """Normalizes in float32 inside a float64 model, as Llama and T5 do."""
 
     def forward(self, x):
         x32 = x.to(torch.float32)
@@ -439,7 +439,7 @@ def encoder():
 PADDED = torch.tensor([[False, False, False], [False, True, True]])
 SEQUENCES = torch.stack([X, X.flip(0)])
 ROWS = torch.tensor([[0, 1, 2], [3, 0, 5]])
-# What people have, and the codes that a check may say of it.
+# Common models, and the codes that a check may report
 USUAL = {
     "a residual": (Residual, X[:, :2], {"HD410"}),
     "a penalty": (Penalty, X[:, :2], {"HD410"}),
@@ -473,7 +473,7 @@ def test_what_people_have_is_not_called_wrong(name):
 
 @pytest.mark.slow
 def test_a_leaf_of_its_own():
-    """Of the input it is a constant, so by the parameters alone nothing is cut."""
+    """The new leaf makes the forces a constant of the input; nothing is cut between parameters and forces."""
     report = hodiff.check(Forces(), X[:, :2], wrt="parameters")
     assert (report.ok, report.codes) == (True, ("HD410",)), str(report)
     assert not hodiff.check(Forces(), X[:, :2]).ok
@@ -489,7 +489,7 @@ def test_where_it_computes_in_float32_is_noted():
 
 @pytest.mark.slow
 def test_a_wrong_rule_in_float32_is_found():
-    """Coarse comparisons see what is wrong by more than rounding."""
+    """Coarse comparisons detect errors larger than rounding."""
     module = nn.Sequential(nn.Linear(4, 3), Islands(), Applied(CutSquare))
     assert not hodiff.check(module, X).ok
 
@@ -509,7 +509,7 @@ def test_what_is_differentiated(wrt):
 
 
 class Compares(nn.Module):
-    """As a Gaussian process does in training, it takes its own points alone."""
+    """Accepts its own points only, as a Gaussian process does in training."""
 
     def __init__(self):
         super().__init__()
@@ -589,7 +589,7 @@ def test_compiled_modules():
 
 
 class Unsteady:
-    """Modules that a check must see through, each with what its notes say."""
+    """Modules that are right, and that a check must add a note to."""
 
     class Hooked(nn.Linear):
         def __init__(self):
@@ -597,7 +597,7 @@ class Unsteady:
             self.weight.register_hook(lambda g: 3 * g)
 
     class Holds(nn.Linear):
-        """Tensors that are neither parameters nor buffers."""
+        """Holds tensors that are neither parameters nor buffers."""
 
         def __init__(self):
             super().__init__(4, 4)
@@ -710,7 +710,7 @@ def test_sparse_inputs_are_constants():
 
 @pytest.mark.slow
 def test_a_cut_graph_is_named_at_its_line():
-    """The copies that a check makes of arguments are none of the module's."""
+    """The finding names the module's line, although a check copies the arguments."""
 
     class Normed(nn.Module):
         def __init__(self):
@@ -756,7 +756,7 @@ def test_what_changes_gradients_without_an_operator(module, code, words):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of a copy of a script
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # raised for a copy of a script
 def test_scripted_submodules():
     class Net(torch.nn.Module):
         def __init__(self):
@@ -772,7 +772,7 @@ def test_scripted_submodules():
 
 @pytest.mark.slow
 def test_backward_hooks_of_modules_are_noted():
-    """They are what is amiss where reverse passes differ from all else."""
+    """Backward hooks explain why reverse passes disagree with all other derivatives."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     model[1].register_full_backward_hook(lambda module, gradients, _: (2 * gradients[0],))
     report = hodiff.check(model, X)
@@ -781,7 +781,7 @@ def test_backward_hooks_of_modules_are_noted():
 
 
 class Keeping(nn.Module):
-    """Computes something once, in one of the ways that there are."""
+    """Computes a value once and keeps it, in the given way."""
 
     def __init__(self, way):
         super().__init__()
@@ -862,7 +862,7 @@ def test_a_remedy_that_was_taken_is_not_advised():
 
 
 class Otherwise(nn.Linear):
-    """Rounds otherwise where no gradients are recorded, or computes something else."""
+    """Rounds differently, or computes something else, where no gradients are recorded."""
 
     other = 1e-14
 
@@ -890,7 +890,7 @@ def test_what_agrees_as_a_whole_is_not_searched(monkeypatch):
     right = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), each) for each in (nn.Tanh(), nn.SiLU(), nn.Sigmoid())))
     report = hodiff.check(nn.Sequential(Detaching(3, 3), right), torch.ones(2, 3))
     assert report.codes[0] == "HD104", str(report)
-    # The part at fault, and the other as a whole.
+    # One call is for the faulty part, and one for the right part as a whole.
     assert len(seen) == 2
 
 

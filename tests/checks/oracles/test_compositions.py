@@ -1,4 +1,4 @@
-"""Every composition of passes, against closed forms and against the rules that it calls."""
+"""Every composition of passes, against closed forms and the rules that each pass calls."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ X = torch.tensor([0.3, -0.8, 1.2], dtype=torch.float64)
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 def test_every_route_gives_the_closed_form(order):
-    """f = exp(a.x): the derivative along directions is exp(a.x) times their products with a, times a."""
+    """The derivative of f = exp(a·x) along directions d is exp(a·x) Π(a·d) a."""
     a = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
     directions = torch.randn(order - 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(order))
     expected = (a @ X).exp() * (directions @ a).prod() * a
@@ -31,7 +31,7 @@ def test_along_directions_is_the_derivative_contracted(order):
 
 
 def test_each_route_calls_its_own_rules():
-    """The passes that a Function sees, innermost first, are those that the route names."""
+    """A Function sees the passes that the route names, the innermost first."""
     calls = []
 
     class Spy(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Differences and their own error estimates, against closed forms."""
+"""Finite differences and their error estimates, against closed forms."""
 
 import math
 
@@ -41,7 +41,7 @@ def test_hvp_keeps_the_structure_of_a_pytree():
 @settings(max_examples=30, deadline=None)
 @given(st.floats(-6.0, 6.0), st.floats(-5.0, 5.0))
 def test_error_estimate_holds_over_scales(exponent, point):
-    """The scale of the function runs over twelve orders of magnitude."""
+    """The rate of the function covers six orders of magnitude."""
     rate = 10.0 ** (exponent / 2)
     x = torch.tensor([point / rate], dtype=torch.float64)
     estimate = central_differences(lambda x: torch.sin(rate * x), x, torch.ones_like(x))
@@ -92,13 +92,13 @@ def test_stops_where_nothing_can_be_gained():
 
 
 def test_a_kink_that_coarse_steps_take_for_curvature():
-    """Central differences vanish by symmetry at every step, so that they converge at once."""
+    """Central differences of |x| vanish by symmetry at every step, so they seem to converge at once."""
     zero = torch.zeros(1, dtype=torch.float64)
     assert not central_differences(lambda x: 1e3 * x**2 + 0.05 * x.abs(), zero, zero + 1).smooth
 
 
 def test_rounding_is_no_kink():
-    """A few units in the last place, which happen to shrink with the step as a kink's gap does."""
+    """Rounding errors of a few units in the last place may shrink with the step, as the gap at a kink does."""
     one, eps = torch.ones(1, dtype=torch.float64), torch.finfo(torch.float64).eps
     pairs = {1e-6: (one + 32 * eps, one), 1e-6 / 16: (one + 2 * eps, one)}
     assert not _has_kink(one, pairs, 0.0, eps)

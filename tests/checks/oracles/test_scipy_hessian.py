@@ -31,7 +31,7 @@ def test_points_are_evaluated_once_and_no_farther_than_needed(capsys):
 
     estimate = scipy_hessian(f, torch.linspace(0.1, 0.9, 5, dtype=torch.float64), progress=True)
     assert len(seen) == len(set(seen)) == estimate.evaluations
-    # SciPy's own takes 729 for each of 25 elements.
+    # SciPy's own routine evaluates 729 points for each of 25 elements.
     assert estimate.evaluations < 300 * 15
     assert estimate.error.max() < 1e-7
     assert "/1500" in capsys.readouterr().err
@@ -52,7 +52,7 @@ def test_uses_no_automatic_differentiation():
 def test_pytree_in_pytree_order_from_float32():
     x = {"b": torch.tensor([[1.0, 2.0]]), "a": torch.tensor(3.0)}
     estimate = scipy_hessian(lambda p: (p["a"] * p["b"] ** 2).sum(), x)
-    # Order of insertion: b then a.
+    # Leaves are in insertion order: b, then a.
     expected = torch.tensor([[6.0, 0.0, 2.0], [0.0, 6.0, 4.0], [2.0, 4.0, 0.0]], dtype=torch.float64)
     torch.testing.assert_close(estimate.matrix, expected, rtol=1e-7, atol=1e-7)
 

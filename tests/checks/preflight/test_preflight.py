@@ -1,4 +1,4 @@
-"""What preflight sees in models."""
+"""Verdicts and remarks of preflight on models and functions."""
 
 import re
 
@@ -15,7 +15,7 @@ from hodiff.corrections.registry import CORRECTIONS
 
 
 class Cut(torch.autograd.Function):
-    """Lacks whatever a Function can lack."""
+    """Has neither jvp nor vmap, and a backward that cannot be differentiated."""
 
     @staticmethod
     def forward(ctx, x):
@@ -84,7 +84,7 @@ def test_functions_without_a_rule_have_torchs_verdict(monkeypatch):
 
 
 def test_verdicts_come_true():
-    """What it says of torch alone is what the routes do."""
+    """The verdicts for torch alone agree with products by the routes."""
     x, v = X.double(), torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh()).double()
 
@@ -143,7 +143,7 @@ def test_a_table_without_rows_has_no_head():
 
 
 def test_hodiff_takes_what_changes_buffers_in_place():
-    """As the remark says: torch.func refuses it."""
+    """hodiff differentiates through in-place changes of buffers; torch.func refuses them, as the remark says."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh())
     p = {name: each.detach() for name, each in model.named_parameters()}
     loss = lambda p: torch.func.functional_call(model, p, (torch.eye(3),)).square().sum()  # noqa: E731
@@ -159,7 +159,7 @@ def test_random_numbers_and_changes_in_place():
     remarks = " ".join(hodiff.preflight(model, X).remarks)
     assert "draws random numbers" in remarks
     assert "aten::add_ changes an input, parameter or buffer in place (once): torch.func alone refuses" in remarks
-    assert torch.equal(model[1].running_mean, before)  # it looks, and leaves the model as it was
+    assert torch.equal(model[1].running_mean, before)  # preflight leaves the model unchanged
     hodiff.preflight(lambda x: model(x).sum(), X)
     assert torch.equal(model[1].running_mean, before)
     assert not hodiff.preflight(model.eval(), X).remarks
@@ -186,7 +186,7 @@ def test_errors():
 
 
 class Plain(torch.autograd.Function):
-    """Without a defect that shows from outside."""
+    """Has a defect that its methods and attributes do not show."""
 
     generate_vmap_rule = True
 
@@ -231,7 +231,7 @@ def test_the_last_line_is_a_verdict(name):
 
 
 def test_a_custom_function_is_not_called_right():
-    """Its gradient is a constant to a second derivative, which nothing but a comparison tells."""
+    """Its gradient is a constant to a second derivative, which only a comparison detects."""
     report = hodiff.preflight(Plain.apply, X)
     assert set(report.routes.values()) == {"not audited"}
     assert any("Plain is a custom Function" in each for each in report.remarks)
@@ -311,7 +311,7 @@ def test_branches_on_values_are_told_with_their_line():
     report = hodiff.preflight(branches, -X)
     assert any("`return int((x.detach() > 0).sum()) * x**3`" in each for each in report.remarks)
     assert report.verdict.endswith("but see the remarks")
-    with pytest.raises(RuntimeError):  # as it says
+    with pytest.raises(RuntimeError):  # as the remark says
         torch.func.vmap(branches)(X)
 
 
@@ -331,7 +331,7 @@ def test_draws_that_have_a_first_derivative_alone():
     report = hodiff.preflight(draws, X + 1)
     assert set(report.routes.values()) == {"raises"}
     assert "_standard_gamma: torch has its gradient alone" in str(report)
-    for route in hodiff.ROUTES:  # as it says
+    for route in hodiff.ROUTES:  # as the report says
         with pytest.raises(hodiff.RouteError):
             hodiff.hvp(lambda a: draws(a).sum(), X + 1, X, route=route)
 
@@ -346,7 +346,7 @@ class Checkpointed(nn.Module):
 
 
 def raises_by(f, x, **options):
-    """The routes of the plain function by which a product raises."""
+    """Return the routes by which a product of the function raises."""
 
     def fails(route):
         try:

@@ -1,4 +1,4 @@
-"""Gradients at edges of the domain, at infinity and at large arguments, against limits in closed form."""
+"""Gradients at edges of the domain, at infinity and for large arguments, against limits in closed form."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_nan_at_infinity_by_closed_form():
 
 
 def test_a_value_that_is_no_limit():
-    """0 at infinity by decree, and the identity elsewhere: its derivative there is anything."""
+    """The value 0 at infinity is no limit of the identity, so its derivative there may be anything."""
     f = lambda x: (torch.where(x.isinf(), 0.0, x) + 0 * gaussian(x),)  # noqa: E731
     point = torch.tensor([torch.inf, 1.0], dtype=torch.float64)
     assert torch.autograd.functional.jacobian(lambda x: f(x)[0].sum(), point)[0].isnan()
@@ -42,7 +42,7 @@ def test_a_value_that_is_no_limit():
 
 
 def test_only_the_infinite_input_counts():
-    """The weight of an infinite input has it for a factor: 0 * inf, as in every layer."""
+    """The gradient of a weight is 0 * inf where the input is infinite, in every layer; that is no defect."""
     f = lambda x, w: ((x * w).tanh(),)  # noqa: E731
     gradients = torch.autograd.grad(f(torch.tensor(torch.inf), w := torch.ones((), requires_grad=True))[0], w)
     assert gradients[0].isnan()

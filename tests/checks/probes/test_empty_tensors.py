@@ -1,4 +1,4 @@
-"""Rules that fail without any elements are named, and right functions pass."""
+"""Rules that fail on empty tensors are named, and right functions pass."""
 
 import subprocess
 import sys
@@ -90,7 +90,7 @@ def test_right_functions_without_elements(f, args):
 @pytest.mark.slow
 @pytest.mark.parametrize("correct", [True, False])
 def test_empty_tensors_of_torch_do_not_end_the_process(correct):
-    """Torch's gradient of an empty pdist divides by zero, and with it goes the interpreter."""
+    """Torch's gradient of an empty pdist divides by zero, which ends the process."""
     script = f"import torch, hodiff; hodiff.check(torch.pdist, torch.ones(4, 3).cumsum(0), correct={correct})"
     finished = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=900

@@ -1,4 +1,4 @@
-"""A jvp that is right with all tangents, and not where one argument alone has one."""
+"""A jvp that is right if all arguments have tangents, and wrong if only one has a tangent."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ ROW = torch.tensor([0.8, -0.4], dtype=torch.float64)
 
 
 class Affine(Function):
-    """x² + row, with the tangents that are not there as None."""
+    """x² + row, with None for missing tangents."""
 
     generate_vmap_rule = True
 
@@ -70,7 +70,7 @@ class RowForgotten(Affine):
 
 
 class ByIterations(Affine):
-    """Its tangent is that of a solver with a tolerance, which ends elsewhere for other right-hand sides."""
+    """Its tangent is slightly off without a tangent of x, as with a solver that stops at a tolerance."""
 
     @staticmethod
     def jvp(ctx, x_t, row_t):
@@ -79,7 +79,7 @@ class ByIterations(Affine):
 
 
 class OfAnIndex(Function):
-    """x² of some elements; torch gives an index no tangent even where it makes up the others."""
+    """x² at some indices; torch gives an index no tangent, even where it materializes other tangents."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""What probes see of single Functions, that they leave everything as it was, and that they never raise."""
+"""Probes of single Functions: what they find, that they leave everything unchanged, and that they never raise."""
 
 import random
 import sys
@@ -40,7 +40,7 @@ class Square(Function):
 
 
 class HalfDetached(Square):
-    """x² + x² by a product of which one factor is detached."""
+    """x², whose gradient is x + x with one term detached."""
 
     @staticmethod
     def backward(ctx, g):
@@ -49,7 +49,7 @@ class HalfDetached(Square):
 
 
 class Vicious(Square):
-    """Every rule but forward raises what it can."""
+    """Raises in every rule but forward."""
 
     @staticmethod
     def backward(ctx, g):

@@ -1,4 +1,4 @@
-"""A report as text, HTML and JSON says the same, and nothing of it breaks what it is shown in."""
+"""Reports as text, HTML and JSON have the same content, and do not break the page that shows them."""
 
 import io
 import json
@@ -50,7 +50,7 @@ class Terminal(io.StringIO):
 
 
 class Checker(HTMLParser):
-    """Collects text, and refuses what is not closed or comes from outside."""
+    """Collects text; refuses elements that are not closed and anything from outside."""
 
     def __init__(self):
         super().__init__()
@@ -142,7 +142,7 @@ def test_a_cause_that_holds_the_measurement_does_not_repeat_it():
 
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES.keys())
 def test_the_page_of_a_finding_is_there(code):
-    """The anchor is made of the words of the section's heading."""
+    """Each link ends in the anchor of a section's heading."""
     (link,) = re.findall(r"page: (\S+)#(\S+)", str(replace(CUT, code=code.code, title=code.title)))
     headings = re.findall(r"(?m)^## (.*)$", (ROOT / link[0]).read_text())
     assert link[1] in ["-".join(re.findall(r"\w+", re.sub(r"['.]", "", h).lower())) for h in headings]
@@ -199,7 +199,7 @@ def test_html_brings_everything_along_and_fixes_no_text_colour():
     assert {name for name, _ in attributes} <= {"style", "open"}
     styles = " ".join(value for name, value in attributes if name == "style")
     assert "url(" not in styles
-    # A text colour of our own would vanish in front of a dark or of a light page.
+    # A fixed text colour would be unreadable on a dark or on a light page.
     assert set(re.findall(r"(?<![\w-])color: (\w+)", styles)) == {"inherit"}
 
 
@@ -212,7 +212,7 @@ def test_json_comes_back(report):
     assert (content["schema"], content["version"], content["ok"]) == ("hodiff.report", 1, report.ok)
     assert content["codes"] == list(report.codes)
     back = Report.from_json(report.to_json(indent=2))
-    # NaN differs from itself, and so would reports that hold one.
+    # NaN differs from itself, so reports that contain it are compared by repr.
     assert repr(back) == repr(report)
     assert (back.findings, back.notes) == (report.findings, report.notes)
 

@@ -1,4 +1,4 @@
-"""A report's table and failure as text, against what is written here by hand."""
+"""A report's table and failure as text, against text written by hand."""
 
 import pytest
 
