@@ -130,9 +130,7 @@ def test_results_share_no_memory_with_the_start():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute:UserWarning"
-)  # dynamo inspects arguments of resume functions
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # dynamo reads .grad
 def test_compiled_code_goes_on_around_it():
     f = torch.compile(lambda p: square_root(newton())(p).cos().sum(), backend="eager")
     p = P.clone().requires_grad_()
