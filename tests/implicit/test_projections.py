@@ -80,7 +80,7 @@ def test_derivatives_in_a_half_open_box() -> None:
 
 
 def test_first_and_second_derivatives_by_hand() -> None:
-    """With two free entries and one at its bound, y = x - n (n·(x, u) - c) / (n1² + n2²)."""
+    """The solution with two free entries and one at its bound is y = x - n (n·(x, u) - c) / (n1² + n2²)."""
     x = torch.tensor([0.3, 0.4, 3.0], dtype=torch.float64)
     n = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
     J = torch.func.jacrev(project_box_plane)(x, n, 0.2)

@@ -136,7 +136,7 @@ def test_fixed_points_and_systems():
 
 
 def test_a_jacobian_that_is_not_symmetric():
-    """For x + x³ plus the preceding unknown, forward mode and (with the transpose) reverse mode are correct."""
+    """Forward mode and (with the transpose) reverse mode are correct for x + x³ plus the preceding unknown."""
     below = lambda x: torch.nn.functional.pad(x[:-1], (1, 0))  # noqa: E731
     solution = root(lambda x, p: x + x**3 + below(x) - p, newton(linear_solver="sparse"), linear_solver="sparse")
     f = lambda p: solution(torch.zeros_like(p), p)  # noqa: E731

@@ -227,7 +227,7 @@ def with_norm(momentum: float | None = 0.1) -> nn.Module:
 @pytest.mark.parametrize("learner", [MAML, Reptile, IMAML])
 @pytest.mark.filterwarnings("ignore::hodiff.HodiffWarning")
 def test_batch_norm_policies(policy: str, learner: type[MetaLearner], momentum: float | None) -> None:
-    """With momentum None, statistics are means over all batches so far, and each task counts its own batches."""
+    """Statistics with momentum None are means over all batches so far, and each task counts its own batches."""
     module = with_norm(momentum)
     module[1].num_batches_tracked += 0 if momentum else 4
     started = module[1].num_batches_tracked.item()

@@ -156,7 +156,7 @@ def test_a_frozen_script() -> None:
 
 
 def test_examples_count_by_the_first_tensor_or_as_told() -> None:
-    """With class weights, batches count by the sum of their weights, not by the number of examples."""
+    """Batches count by the sum of their class weights, not by the number of examples."""
     p = problem("mlp")
     weight = torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
 

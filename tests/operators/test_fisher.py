@@ -40,7 +40,7 @@ def test_exact_is_the_gauss_newton_matrix(name: str, reduction: str) -> None:
 @ALL
 @REDUCTIONS
 def test_drawn_targets_converge_to_the_exact_one(name: str, reduction: str) -> None:
-    """For every likelihood and layout, the error falls like one over the square root of the number of samples."""
+    """The error falls like one over the square root of the number of samples, for every likelihood and layout."""
     p = problem(name)
     loss = partial(p.loss.function, reduction=reduction)
     exact = p.gauss_newton(reduction)
@@ -132,7 +132,7 @@ def test_ignored_targets_are_ignored_when_drawn(ignored: int) -> None:
 
 
 def test_likelihood_of_ones_own() -> None:
-    """For Laplace noise, the Fisher information of a location is one over the squared scale."""
+    """The Fisher information of a location with Laplace noise is one over the squared scale."""
 
     def sample(z: Tensor, count: int, generator: torch.Generator) -> Tensor:
         u = torch.rand(count, *z.shape, generator=generator, dtype=z.dtype) - 0.5

@@ -173,7 +173,7 @@ def test_batches_count_what_their_loss_counts(kind: Any) -> None:
 
 
 def test_empirical_fisher_counts_examples_over_batches() -> None:
-    """With one example per output row, batch one has an ignored example and batch two has none."""
+    """One example per output row: batch one has an ignored example, and batch two has none."""
     labels = LABELS[:, :1].clone()
     labels[:CUT] = torch.tensor([[-100], [1]])
     inputs = INPUTS[:, :1]
@@ -234,7 +234,7 @@ def test_empirical_fisher_does_not_depend_on_the_cut(
 
 
 def test_dict_batches() -> None:
-    """As tokenizers return them: a dict of inputs with separate labels, or the whole dict for both functions."""
+    """Batches may be a dict of inputs with separate labels, or a dict that both functions get, as from tokenizers."""
     batches = [{"tokens": INPUTS[:CUT], "labels": PADDED[:CUT]}, {"tokens": INPUTS[CUT:], "labels": PADDED[CUT:]}]
     expected = FisherOperator(logits, F.cross_entropy, W, INPUTS, PADDED).to_dense()
     model = lambda w, batch: logits(w, batch["tokens"])  # noqa: E731
@@ -249,7 +249,7 @@ def test_dict_batches() -> None:
 
 
 def test_drawn_targets_weigh_in_double_precision() -> None:
-    """With 8 labels and 3 samples, the quotient is not representable in float32."""
+    """The quotient of 8 labels and 3 samples is not representable in float32."""
     mean = FisherOperator(logits, F.cross_entropy, W, INPUTS, PADDED, samples=3).to_dense()
     loss = partial(F.cross_entropy, reduction="sum")
     summed = FisherOperator(logits, loss, W, INPUTS, PADDED, samples=3, reduction="sum").to_dense()

@@ -230,7 +230,7 @@ def test_lower_precision_stays_near_float64(dtype: torch.dtype, tolerance: float
 
 @pytest.mark.slow
 def test_sixteen_bit_batches_are_summed_in_float32() -> None:
-    """In bfloat16, a sum of a thousand products of 1 would stop at 256."""
+    """A sum of a thousand products of 1 would stop at 256 in bfloat16."""
     x = torch.ones(1, dtype=torch.bfloat16)
     data = [torch.ones(1, dtype=torch.bfloat16)] * 1000
     A = HessianOperator(lambda x, a: (a * x**2 / 2).sum(), x, data=data, reduction="sum")
@@ -340,7 +340,7 @@ def test_nested_tensors_inside_and_points_with_a_negative_bit() -> None:
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_a_point_without_numbers(route):
-    """On the device "meta", a product has a shape but no values."""
+    """A product on the device "meta" has a shape but no values."""
     x = torch.ones(3, dtype=torch.float64, device="meta")
     A = hodiff.HessianOperator(lambda x: (x**3).sum(), x, route=route)
     for found, shape in ((A @ x, (3,)), (A @ torch.ones(3, 2, dtype=x.dtype, device="meta"), (3, 2))):

@@ -50,7 +50,7 @@ def test_a_module_at_several_points():
 
 
 def test_buffers_stay_those_of_the_module():
-    """In training mode, runs update copies of the buffers, which other threads do not see."""
+    """Runs in training mode update copies of the buffers, which other threads do not see."""
     module = nn.Sequential(nn.Linear(3, 4, dtype=D), nn.BatchNorm1d(4, dtype=D), nn.Linear(4, 2, dtype=D))
     point = {name: p.detach() for name, p in module.named_parameters()}
     vector = {name: torch.ones_like(p) for name, p in point.items()}

@@ -129,7 +129,7 @@ def test_residuals_that_are_none():
     "form", [tuple, list, lambda sides: tuple(map(np.array, sides)), lambda sides: so.Bounds(*sides)]
 )
 def test_bounds_are_lower_and_upper_as_for_scipy(form):
-    """With two unknowns, the bounds could be mistaken for the pairs of `minimize`."""
+    """Bounds of two unknowns could be mistaken for the pairs of `minimize`."""
     start, target = np.array([0.5, 2.5]), np.array([5.0, -5.0])
     expected = so.least_squares(lambda x: x - target, start, bounds=([0, 1], [2, 3])).x
     found = least_squares(
@@ -144,7 +144,7 @@ def test_bounds_that_leave_nothing_to_move_are_refused():
 
 
 def test_a_start_on_a_bound_is_told():
-    """From a bound, SciPy's default method may not move, and reports success."""
+    """SciPy's default method may not move from a bound, and reports success."""
     start = torch.zeros(2, dtype=torch.float64)
     with pytest.warns(hodiff.HodiffWarning, match="x0: it lies on a bound") as told:
         least_squares(lambda x: x - torch.tensor([1.0, 2.0]), start, bounds=(0, 1))

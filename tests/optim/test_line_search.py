@@ -39,7 +39,7 @@ def test_wolfe_conditions_hold(name, step):
 
 
 def test_approximate_conditions_near_the_minimum():
-    """If values are equal up to rounding, derivatives alone find the minimum."""
+    """Derivatives find the minimum if values are equal up to rounding."""
     start = 1e-9
 
     def evaluate(t):
@@ -57,6 +57,6 @@ def test_a_function_that_only_rises_has_no_step():
 
 
 def test_a_function_without_end():
-    """For an unbounded function, the search returns the lowest trial."""
+    """The search returns the lowest trial of an unbounded function."""
     found = line_search(lambda t: Trial(t, -t, -1.0), Wolfe(Trial(0.0, 0.0, -1.0), 0.1, 0.5))
     assert found.value < -1e6

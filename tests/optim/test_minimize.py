@@ -124,7 +124,7 @@ def test_constraints(method, constraint):
 
 @pytest.mark.parametrize("method", ["slsqp", "trust-constr"])
 def test_constraints_and_bounds_together(method):
-    """On the circle, (0.6, 0.8) is out of bounds, and x = 0.5 is nearest; SciPy lists Jacobians of unequal shapes."""
+    """The point (0.6, 0.8) of the circle is out of bounds, and x = 0.5 is nearest; SciPy lists unequal Jacobians."""
     target = torch.tensor([3.0, 4.0], dtype=D)
     found = minimize(
         lambda x: (x - target).square().sum(),
@@ -222,7 +222,7 @@ def test_functions_that_are_none(f):
 
 
 def test_functions_without_a_second_derivative():
-    """If backward is differentiable once, gradient methods work, and other methods raise."""
+    """Gradient methods work if backward is differentiable once, and other methods raise."""
 
     class Cubed(torch.autograd.Function):
         @staticmethod

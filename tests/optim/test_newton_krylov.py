@@ -63,7 +63,7 @@ def symmetric(n, seed, *, positive):
 @pytest.mark.parametrize("positive", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_smaller_balls_replay_the_path(positive, weighted):
-    """For a smaller ball, the recorded path gives the step of conjugate gradients without a new product."""
+    """The recorded path gives the step of conjugate gradients in a smaller ball without a new product."""
     A, g = symmetric(12, 1, positive=positive)
     weights = 1 / A.diag().abs() if weighted else torch.ones(12, dtype=D)
     precondition = (lambda v: weights * v) if weighted else None

@@ -51,7 +51,7 @@ def test_steps_are_those_of_dense_derivatives(method):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_newton_step_is_that_of_the_formula(sparse):
-    """If the Hessian is positive definite and the full step suffices, the step is Newton's."""
+    """The step is Newton's if the Hessian is positive definite and the full step suffices."""
     x0 = torch.full((5,), 1.02, dtype=D)
     step = np.linalg.solve(so.rosen_hess(x0.numpy()), so.rosen_der(x0.numpy()))
     found = minimize(rosenbrock, x0, method="newton", sparse=sparse, options={"maxiter": 1})
@@ -147,7 +147,7 @@ def test_a_matrix_that_no_shift_mends_is_said():
 
 
 def test_from_where_the_hessian_is_indefinite():
-    """At the start, every second unknown has negative curvature."""
+    """Every second unknown has negative curvature at the start."""
 
     def double_wells(x):
         return ((x**2 - 1) ** 2).sum() + 0.1 * (x[1:] - x[:-1]).square().sum()

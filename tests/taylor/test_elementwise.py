@@ -139,7 +139,7 @@ def test_ties_and_kinks_are_torchs():
 
 
 def test_softplus_at_its_threshold_is_torchs():
-    """At the threshold, the first derivative is the left one, and higher derivatives are zero."""
+    """The first derivative at the threshold is the left one, and higher derivatives are zero."""
     one, zero = number(1.0), number(0.0)
     for x, curvature in ((20.0, 0.0), (19.999, None), (20.001, 0.0)):
         value, (slope, second) = jet(functional.softplus, (number(x),), ([one, zero],))

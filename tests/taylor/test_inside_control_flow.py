@@ -237,7 +237,7 @@ def written(x):
 
 
 def with_a_jet(x):
-    """A jet that starts under no_grad has derivatives of its own."""
+    """A jet that starts under no_grad has its derivatives."""
     with torch.no_grad():
         _, (slope,) = jet(lambda a: a**3, (x,), ([torch.ones_like(x)],))
     return slope * x

@@ -120,7 +120,7 @@ def test_a_determinant_with_a_jastrow_factor(electrons):
 
 
 def test_the_hydrogen_atom():
-    """For exp(-r), Δψ / ψ = 1 - 2 / r."""
+    """The ratio Δψ / ψ for exp(-r) is 1 - 2 / r."""
     r = randn(3)
     psi, _, total = value_grad_laplacian(lambda r: torch.exp(-torch.linalg.vector_norm(r)))(r)
     torch.testing.assert_close(total / psi, 1 - 2 / r.norm())
@@ -176,7 +176,7 @@ def test_the_profile_of_burgers():
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_parameter_gradients_of_a_residual(n):
-    """As in n-TangentProp, a loss of network derivatives to order 3 or 4 has the gradient of nested autograd."""
+    """A loss of network derivatives to order 3 or 4 has the gradient of nested autograd, as in n-TangentProp."""
     W, b, w = randn(6, 1), randn(6), randn(1, 6) / 2
     k = 2
     parameters = [each.requires_grad_() for each in (W, b, w)]

@@ -270,7 +270,7 @@ def test_a_network_learns_by_it():
 
 
 def test_the_laplacian_of_a_flow():
-    """By jets of jets, y = y0 / (1 - t y0) has the second derivative 2 t / (1 - t y0)³."""
+    """Jets of jets: y = y0 / (1 - t y0) has the second derivative 2 t / (1 - t y0)³."""
     t = torch.tensor([0.0, 0.5], dtype=D)
     found = hodiff.laplacian(lambda y0: odeint_taylor(lambda t, y: y * y, y0, t, **TIGHT)[1])(number(0.6))
     torch.testing.assert_close(found, number(1 / 0.7**3), rtol=1e-9, atol=0)

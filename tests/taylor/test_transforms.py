@@ -81,7 +81,7 @@ def test_a_jet_of_a_jet():
 
 @pytest.mark.parametrize("order", [1, 3])
 def test_gradients_inside(order):
-    """As in physics-informed networks, |∇f|² of a cubic has the correct series along a line."""
+    """The series of |∇f|² of a cubic along a line is correct, as in physics-informed networks."""
 
     def squared_slope(x):
         x.requires_grad_()

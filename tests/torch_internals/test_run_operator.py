@@ -1,4 +1,4 @@
-"""Under dispatch modes, operators on complex numbers and on zeros without storage give the same values as outside."""
+"""Operators on complex numbers and on zeros without storage give the same values under dispatch modes as outside."""
 
 import signal
 import subprocess
@@ -34,7 +34,7 @@ A, B = numbers(3, 2), numbers(2, 3)
 
 
 def test_torch_alone_is_wrong():
-    """If this fails, torch is correct, and `run_operator` can be removed."""
+    """Remove `run_operator` when this test fails: torch is then correct."""
     with Bare():
         wrong = torch.linalg.pinv(A)
     assert (wrong - torch.linalg.pinv(A)).abs().max() > 0.1

@@ -51,7 +51,7 @@ class Deep(torch.autograd.Function):
 
 
 def test_autograds_own_threads_do_not_wait():
-    """As on a GPU, these threads work for a thread that waits for them and may hold the lock."""
+    """Threads of autograd work for a thread that waits for them and may hold the lock, as on a GPU."""
 
     def backward():
         x = torch.ones((), requires_grad=True)

@@ -151,7 +151,7 @@ def test_gradients_are_those_of_learned_step_size_quantization():
 
 
 def test_gradient_of_an_upper_end_is_that_of_clipped_activations():
-    """As in PACT, clipped entries move with the upper end of the range."""
+    """Clipped entries move with the upper end of the range, as in PACT."""
     x = torch.tensor([0.1, 0.6, 3.0, 4.0], dtype=torch.float64)
     high = torch.tensor(1.5, dtype=torch.float64)
     gradient = torch.func.jacrev(lambda h: quantize_ste(x, 8, low=0.0, high=h, symmetric=False))(high)

@@ -181,7 +181,7 @@ def test_means_what_torchs_cross_entropy_means(reduction, weight, small_tiles):
 
 
 def test_closed_form():
-    """With one feature and two classes the loss is softplus, and its Hessian is the logistic curvature."""
+    """The loss of one feature and two classes is softplus, and its Hessian is the logistic curvature."""
     x, w = torch.tensor([[1.5]], dtype=D), torch.tensor([[0.0], [0.7]], dtype=D)
     p = 1 / (1 + math.exp(-1.05))
     target = torch.tensor([1])

@@ -73,7 +73,7 @@ def test_equal_numbers_share_a_rank():
 
 
 def test_jacobian_takes_block_means():
-    """At this temperature, the ranks of 1.0 and 0.8 are pooled, and the other entries are not."""
+    """Soft ranks of 1.0 and 0.8 are pooled at this temperature, and the other entries are not."""
     jacobian = torch.func.jacfwd(lambda x: soft_rank(x, 0.25))(X)
     expected = torch.zeros(4, 4, dtype=torch.float64)
     expected[2:, 2:] = (torch.eye(2, dtype=torch.float64) - 0.5) / 0.25

@@ -1,4 +1,4 @@
-"""Where theory says that K-FAC is exact, it equals the block-diagonal Gauss-Newton matrix of another operator."""
+"""K-FAC equals the block-diagonal Gauss-Newton matrix of another operator where theory says that it is exact."""
 
 from typing import Any
 
@@ -132,7 +132,7 @@ def test_blocks_of_norms_are_exact(name: str) -> None:
 
 
 def test_other_fishers() -> None:
-    """For one example, the blocks match the empirical Fisher matrix and the exact Fisher matrix of probabilities."""
+    """Blocks for one example match the empirical Fisher matrix and the exact Fisher matrix of probabilities."""
     torch.manual_seed(0)
     given = arguments(tanh(), (1, 3), CLASSES)
     sizes = [16, 15]
@@ -148,7 +148,7 @@ def test_other_fishers() -> None:
 
 
 def test_factors_of_a_sequence_are_taken_one_by_one() -> None:
-    """For layers that mix tokens, K-FAC of a normalization's full block has no cross terms of two tokens' losses."""
+    """K-FAC of a normalization's full block has no cross terms of two tokens' losses if layers mix tokens."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 4), nn.Conv1d(3, 2, 1)).double()
     inputs, y = torch.randn(3, 3, 4).double(), torch.randint(2, (3, 4))

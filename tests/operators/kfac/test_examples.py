@@ -54,7 +54,7 @@ def test_examples_that_the_loss_ignores_do_not_count(kind: Any, sharing: str) ->
 
 @pytest.mark.parametrize("flat", [False, True], ids=["dimension", "rows"])
 def test_padding_does_not_count(flat: bool) -> None:
-    """With "expand" a token is an example, so the used tokens alone give the same matrix."""
+    """A token is an example with "expand", so the used tokens alone give the same matrix."""
     x, y = torch.randn(3, 4, 4, dtype=torch.float64), torch.arange(12).reshape(3, 4) % 3
     y[0, 2:], y[2] = -100, -100
     model = Tokens(flat)
@@ -74,7 +74,7 @@ def test_reduced_inputs_are_means_of_what_counts() -> None:
 
 
 def test_ignored_positions_that_others_hang_on_count() -> None:
-    """With a running sum, an ignored position counts if a later label depends on it."""
+    """An ignored position counts if a later label depends on it, here through a running sum."""
 
     class Sums(nn.Module):
         def __init__(self) -> None:
@@ -191,7 +191,7 @@ class Recurrent(nn.Module):
 
 
 def test_steps_of_a_recurrent_layer_share_examples() -> None:
-    """With one label per example, EKFAC's trace is exact only if the contributions of the steps are added."""
+    """EKFAC's trace with one label per example is exact only if the contributions of the steps are added."""
     torch.manual_seed(0)
     model = Recurrent(every=False).double()
     x, y = torch.randn(4, 3, 3, dtype=torch.float64), torch.arange(4) % 3

@@ -56,7 +56,7 @@ def test_company_changes_nothing(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ends_are_those_of_the_loop(method):
-    """With shared and per-problem arguments, solutions match a loop, and values and gradients match formulas."""
+    """Solutions with shared and per-problem arguments match a loop; values and gradients match formulas."""
     a = torch.linspace(0.5, 2, 3, dtype=D)
     x0 = starts(3, seed=1).abs()
     options = {"gtol": 1e-8} | ({"ftol": 1e-15} if method == "l-bfgs-b" else {})
@@ -186,7 +186,7 @@ def test_least_squares_are_those_of_scipy():
 
 
 def test_least_squares_where_gauss_and_newton_diverge():
-    """For the arc tangent beyond 1.39, Gauss-Newton steps grow; damping shortens them."""
+    """Gauss-Newton steps grow for the arc tangent beyond 1.39; damping shortens them."""
     x0 = torch.tensor([[3.0], [-10.0], [1.0]], dtype=D)
     found = least_squares(torch.atan, x0, batched=True)
     assert found.success.all()
@@ -215,7 +215,7 @@ def test_float32_ends_where_its_digits_do():
 
 
 def test_tol_sets_what_scipy_has_it_set():
-    """For "l-bfgs-b", `tol` sets both tolerances; otherwise the change of the value would end the search at 2e-9."""
+    """`tol` sets both tolerances of "l-bfgs-b"; otherwise the change of the value would end the search at 2e-9."""
     given = {"method": "l-bfgs-b", "batched": True}
     by_tol = minimize(rosenbrock, starts(3), tol=1e-14, **given)
     by_name = minimize(rosenbrock, starts(3), options={"gtol": 1e-14, "ftol": 1e-14}, **given)

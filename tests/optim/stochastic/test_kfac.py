@@ -362,7 +362,7 @@ def test_frozen_biases_are_in_no_block():
 
 @pytest.mark.parametrize("make", [KFAC, EKFAC])
 def test_ignored_rows_and_calls_on_chunks_take_the_steps_of_the_operators_data(make):
-    """With ignored rows and calls on chunks, the step equals a step on the other rows at once."""
+    """A step with ignored rows and calls on chunks equals a step on the other rows at once."""
     whole, chunked, x, y = twins()
     labels = y.clone()
     labels[[1, 4]] = -100
@@ -455,7 +455,7 @@ def test_momentum_of_earlier_versions():
 
 @pytest.mark.parametrize("failures", [1, 2])
 def test_factors_whose_eigenvectors_do_not_converge(monkeypatch, failures):
-    """If LAPACK does not converge, EKFAC retries in float64, and then in NumPy."""
+    """EKFAC retries in float64, and then in NumPy, if LAPACK does not converge."""
     plain, other = Problem(), Problem()
     expected = plain.run(TABLE["EKFAC"], TABLE["EKFAC"](plain.model.parameters()))
     eigh, calls = torch.linalg.eigh, []

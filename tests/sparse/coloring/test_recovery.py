@@ -94,7 +94,7 @@ def test_plans_are_what_they_say(method):
 
 @pytest.mark.parametrize("n", [5, 40, 1000])
 def test_trees_hang_from_their_centres(n):
-    """For a path of n - 1 edges, the number of doublings is the logarithm of half its length."""
+    """The number of doublings for a path of n - 1 edges is the logarithm of half its length."""
     plan = color(graphs.band(n, 1), "acyclic", "natural").plan
     height = n // 2
     assert plan.doublings == (height - 1).bit_length()

@@ -1,4 +1,4 @@
-"""For torch's own operators, patterns contain every nonzero entry of the Jacobian and of the Hessian."""
+"""Patterns of torch's own operators contain every nonzero entry of the Jacobian and of the Hessian."""
 
 import warnings
 

@@ -84,7 +84,7 @@ def test_terms_that_cancel_are_no_missing_entries(name, dtype, method):
 
 
 def test_a_derivative_that_swallows_digits_is_told():
-    """For probabilities near 1 in float32, even autograd's Hessian is not symmetric."""
+    """Autograd's Hessian is not symmetric for probabilities near 1 in float32."""
 
     def f(x):
         return torch.logsumexp(50 * x.view(-1, 2), 1).sum()
@@ -102,7 +102,7 @@ def test_a_derivative_that_swallows_digits_is_told():
 
 
 def test_digits_lost_by_substitution_are_told():
-    """In a chain whose entries vary by many orders of magnitude, substitution loses digits, and warns."""
+    """Substitution loses digits, and warns, in a chain whose entries vary by many orders of magnitude."""
     sizes = 10 ** (6 + 6 * torch.linspace(0, 20, 39, dtype=D).sin())
 
     def f(x):
