@@ -157,7 +157,6 @@ def test_second_derivative_against_scipy(case):
 @pytest.mark.one_in(6)
 @each(APPROXIMATE)
 def test_derivatives_are_the_surrogates(case):
-    """The derivatives of every order and route are the derivatives of the surrogate."""
     inputs = case.draw()
     point = contracted(case, inputs)[1]
     for order in range(1, case.order + 1):

@@ -49,7 +49,6 @@ def test_secant_equation_and_positive_definiteness(method, seed):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_update_is_the_formula_of_the_papers(method):
-    """The update matches the printed formula in matrices and vectors, with tau and phi."""
     n = 6
     for seed in range(6):
         H, (s, y) = positive(n, seed), pair(n, seed)

@@ -106,7 +106,7 @@ def test_training_by_a_bilaplacian():
 
 
 def test_operators_inside_transforms():
-    """Differentiate an operator's value by the point, in reverse mode, forward mode, and by jets of jets."""
+    """Operators can be differentiated by the point in reverse mode, in forward mode, and by jets of jets."""
     x, v, k = randn(3), randn(3), randn(3)
     length = k.square().sum()
     wave = lambda x: torch.sin(x @ k)  # noqa: E731

@@ -177,7 +177,7 @@ def test_parameters_train_through_it():
 
 
 def test_functional_call():
-    """The parameters move, by `torch.func.functional_call`."""
+    """The parameters move, and the input is constant."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double().requires_grad_(False)
     parameters = dict(net.named_parameters())
     moves = {name: randn(*each.shape) for name, each in parameters.items()}

@@ -203,7 +203,6 @@ def test_parameter_gradients_of_a_residual(n):
 
 
 def test_softmax_regression_in_single_precision():
-    """Results in float32 match float64."""
     W, x = randn(5, 4), randn(4)
 
     def f(x):

@@ -46,7 +46,7 @@ def test_along_a_line():
 
 
 def test_a_gradient_of_a_jet():
-    """The third coefficient is the product of the directions; its gradient by one is the product of the others."""
+    """The third coefficient is the product of the elements of v, and its gradient is the products of two elements."""
 
     def third(v):
         return jet(cubic, (X,), ([v, ZERO, ZERO],))[1][2]

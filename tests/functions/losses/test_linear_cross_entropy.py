@@ -434,7 +434,7 @@ def test_memory_is_that_of_the_arguments(step, monkeypatch):
     logits = 4 * 2048**2
     if step is not third_step:
         assert peak(step, plain, 2048, 2048) > 2 * logits
-    # Besides the tiles, memory grows with the size of the arguments.
+    # Apart from the tiles, memory grows with the size of the arguments.
     assert ours[2048] < logits / 4
     assert ours[2048] < 2.1 * ours[1024]
 

@@ -43,7 +43,7 @@ def test_corrected_eigenvalues(setting: tuple[str, str, str]) -> None:
     found = {(source.layer, source.parts[0]): block for source, block in zip(A._all_sources, A.blocks, strict=True)}
 
     def correct(layer: str, group: int, part: str, A: np.ndarray, B: np.ndarray, gradients: Any) -> np.ndarray:
-        # Eigenvectors of equal eigenvalues are not unique, so use those of the operator.
+        # Eigenvectors of equal eigenvalues are not unique, so use the operator's.
         block = found[layer, part]
         left = block.left[group].numpy()
         right = np.eye(len(A)) if block.right is None else block.right[group].numpy()

@@ -110,7 +110,7 @@ def test_batches_without_a_gradient(case, dtype):
 
 
 def test_large_inputs_in_float32():
-    """Solve least squares in float32 where the squared norm of Hessian times gradient overflows."""
+    """Least squares are solved in float32 although the squares of Hessian times gradient overflow."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(10_000, 3, generator=generator) * torch.tensor([1.0, 30.0, 1000.0])
     targets = inputs @ torch.tensor([1.0, 2.0, 3.0])

@@ -66,7 +66,7 @@ def test_random_patterns(setting, m, n, density, diagonal, seed):
 
 @pytest.mark.parametrize("method", SIDES)
 def test_plans_are_what_they_say(method):
-    """Evaluate gathers and the sum over consecutive unknowns from the plan's arrays alone."""
+    """Gathers, and sums over consecutive unknowns, give the entries from the plan's arrays alone."""
     pattern = graphs.grid(6, 7)
     matrix = integers(pattern, symmetric=True)
     coloring = color(pattern, method)

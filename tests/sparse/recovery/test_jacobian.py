@@ -188,7 +188,7 @@ def test_what_autograd_alone_differentiates(name, method):
     expected = torch.func.jacrev(formula)(x)
     found = J(x)
     torch.testing.assert_close(found.to_dense(), expected)
-    assert not found.requires_grad or name == "gradients inside"  # hodiff cannot tell in this case
+    assert not found.requires_grad or name == "gradients inside"  # hodiff cannot know it there
     assert jacobian_pattern(f, x).nnz == (expected != 0).sum()
     scale = torch.tensor(2.0, dtype=D, requires_grad=True)
     entries = jacobian(lambda x: scale * f(x), method=method, format="values")(x.requires_grad_())
