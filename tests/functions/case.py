@@ -1,4 +1,4 @@
-"""What the contract of all Functions needs to know of one."""
+"""The description of a Function for the shared contract tests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,19 +12,19 @@ Inputs = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Extremes:
-    """How a Function of numbers behaves where formulas break, as mpmath sees it.
+    """Behaviour of a Function of numbers at extreme arguments, with mpmath as oracle.
 
     Attributes:
-        exact: The function in mpmath, of the same positional arguments; it must be accurate for any argument at the
-            working precision in force.
-        argnum: The argument that is varied; the derivatives are by it.
+        exact: The function in mpmath, with the same positional arguments; it must be accurate for any argument at the
+            current working precision.
+        argnum: The argument that varies, by which the function is differentiated.
         others: The other arguments, by position.
-        domain: Where the function is smooth: pairs of bounds, ends excluded.
-        limits: Value and first three derivatives where mpmath cannot go (infinities, kinks), as far as they are
-            specified; NaN means that NaN is right.
+        domain: The intervals where the function is smooth, as pairs of bounds, ends excluded.
+        limits: Value and first three derivatives where mpmath cannot evaluate (infinities, kinks), as far as they are
+            specified; NaN means that NaN is correct.
         scale: The distance over which the function changes around zero; 0 for functions like log, which have none.
-        ulps: Largest error allowed, by order 0 to 3, in units of `eps * max(|f^(k)|, max(|x|, scale) |f^(k+1)|)`: that
-            of rounding the result or the argument, whichever moves the result more.
+        ulps: Largest allowed error, by order 0 to 3, in units of `eps * max(|f^(k)|, max(|x|, scale) |f^(k+1)|)`: the
+            error from rounding the result or the argument, whichever changes the result more.
     """
 
     exact: Callable[..., Any]
@@ -41,24 +41,24 @@ class FunctionCase:
     """One row of the catalogue.
 
     Attributes:
-        name: What tests call it; the function's name, and the setting where there are several.
+        name: The name in tests: the function's name, followed by the setting if there are several.
         function: The plain function; keyword options are bound, all positional arguments are in `inputs`.
-        Function: The `torch.autograd.Function` behind it, or None where there is none.
-        direct: Calls the Function with the same arguments, where the plain function does not in plain reverse mode.
-        inputs: Draws positional arguments, at a smooth point, of few numbers (at most about 24 differentiated).
+        Function: The `torch.autograd.Function` behind it, or None.
+        direct: Calls the Function with the same arguments, if the plain function does not in plain reverse mode.
+        inputs: Draws positional arguments at a smooth point, with few numbers (at most about 24 differentiated).
         formula: The formula, in LaTeX without dollars, for the table of the documentation.
-        reference: The same by torch primitives or torch's own right built-in, of the same positional arguments.
-        surrogate: For approximate Functions: whose derivatives of every order this one has (`reference` then gives the
-            values). Its derivatives differ from those of its values on purpose.
+        reference: The function by torch primitives or a correct torch built-in, with the same positional arguments.
+        surrogate: For approximate Functions: the function whose derivatives of every order this one has (`reference`
+            then gives the values). The derivatives intentionally differ from the derivatives of the values.
         saved_bytes: Bytes that a forward pass keeps for backward, given the inputs.
-        saved: What those are, in words for the table, as "input", "output", "1 byte an element".
+        saved: The saved tensors, in words for the table, like "input", "output", "1 byte an element".
         extremes: Behaviour at extreme arguments, for Functions of numbers.
         nan_propagates: Whether NaN in any input element gives NaN in the output.
-        empty: Inputs without elements, where the function takes those.
+        empty: Inputs without elements, if the function accepts them.
         order: Highest order checked.
-        vmap: Whether it batches (NumPy code may).
-        compile: Whether torch.compile(fullgraph=True) takes it.
-        float32_tolerance: Largest error in float32 of value, gradient and product, over the largest element.
+        vmap: Whether the function supports vmap (NumPy code may).
+        compile: Whether torch.compile(fullgraph=True) supports the function.
+        float32_tolerance: Largest error in float32 of value, gradient and product, relative to the largest element.
         check_options: Further arguments of `hodiff.check`.
     """
 
@@ -82,19 +82,19 @@ class FunctionCase:
     check_options: Mapping[str, Any] = field(default_factory=dict)
 
     def draw(self, dtype: torch.dtype = torch.float64, seed: int = 0) -> Inputs:
-        """Inputs that depend on the seed alone (rounded to `dtype`)."""
+        """Return inputs that depend on the seed alone (rounded to `dtype`)."""
         return self.inputs(dtype, torch.Generator().manual_seed(seed))
 
     def differentiated(self, inputs: Inputs) -> list[int]:
-        """Positions of the arguments that take a gradient."""
+        """Return the positions of the arguments that take a gradient."""
         return [i for i, each in enumerate(inputs) if isinstance(each, Tensor) and each.is_floating_point()]
 
 
 def normal(shape: Any, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Normal numbers, drawn in float64 whatever the dtype."""
+    """Draw normal numbers in float64, then cast, so that every dtype gets the same numbers."""
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def uniform(low: float, high: float, shape: Any, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Uniform numbers, drawn in float64 whatever the dtype."""
+    """Draw uniform numbers in float64, then cast, so that every dtype gets the same numbers."""
     return (low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)).to(dtype)

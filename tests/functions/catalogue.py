@@ -1,4 +1,4 @@
-"""All cases, from every file of `cases/`: a Function joins the contract by being listed in one."""
+"""All cases from every file of `cases/`; a Function joins the contract tests when a file lists it."""
 
 import importlib
 from pathlib import Path
@@ -14,5 +14,5 @@ CASES = [case for cases in _BY_FAMILY.values() for case in cases]
 
 
 def family_of(case: FunctionCase) -> str:
-    """The file that a case comes from."""
+    """Return the name of the file that defines a case."""
     return next(family for family, cases in _BY_FAMILY.items() if any(case is each for each in cases))

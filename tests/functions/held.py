@@ -1,4 +1,4 @@
-"""What graphs hold at a moment, without what was held for a while only."""
+"""A meter of the memory that graphs hold."""
 
 import weakref
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Meter:
-    """Bytes that graphs hold, each storage counted once."""
+    """Count the bytes that live graphs hold, each storage once."""
 
     def __init__(self):
         self._boxes = []
@@ -30,6 +30,6 @@ class Meter:
 
 
 class _Box(list):
-    """A list that can be referred to weakly."""
+    """A list that supports weak references."""
 
     __slots__ = ("__weakref__",)

@@ -15,7 +15,7 @@ HEADING = [
     "|---|---|---|---|",
 ]
 
-# Functions that the contract cannot hold: forward mode refuses them, by design. Their tests are in their family's file.
+# Forward mode refuses these Functions by design, so the contract tests skip them. Their family's file tests them.
 REVERSE_ONLY = {
     "clip_gradient": (r"x, \text{ whose gradient is clipped}", "nothing"),
     "noise_gradient": (r"x, \text{ whose gradient has noise added}", "nothing"),
@@ -23,7 +23,6 @@ REVERSE_ONLY = {
 
 
 def row(case) -> str:
-    """One line of the table."""
     from functions.extremes import DIGITS, worst_ulps
     from mpmath import mp
 
@@ -34,19 +33,19 @@ def row(case) -> str:
 
 
 def source(case) -> str:
-    """The file that defines a Function, from the root of the repository."""
+    """Return the path of the file that defines a Function, from the root of the repository."""
     import hodiff
     from hodiff import functions
 
     name = case.name.partition("-")[0]
     public = (getattr(room, name, None) for room in (functions, hodiff))
-    # Files have names, too: `logistic` is one, and no function.
+    # Modules can have the same name: `logistic` is a module.
     function = next((each for each in public if callable(each)), case.Function)
     return function.__module__.replace(".", "/") + ".py"
 
 
 def write(path: Path, lines: list[str]) -> None:
-    """Put lines between the marks of a file."""
+    """Replace the lines between the markers of a file."""
     text = path.read_text(encoding="utf-8")
     pattern = re.compile(f"{re.escape(BEGIN)}.*{re.escape(END)}", re.DOTALL)
     replacement = "\n".join([BEGIN, "", *lines, END])

@@ -1,4 +1,4 @@
-"""Which shapes are refused."""
+"""Tests of the refusal of wrong shapes."""
 
 import itertools
 

@@ -1,8 +1,8 @@
-"""What every Function of the catalogue must do; a new one joins by being listed in a file of `cases/`.
+"""Contract tests of all Functions in the catalogue; a new Function joins when a file of `cases/` lists it.
 
-Derivatives are held against differences, SciPy and gradcheck (by `hodiff.check`) and against primitives of torch;
-batches against loops, compiled code against eager, float32 against float64. Checks and compiling take long: the first
-Function of each family and a few others go through them at once, the others with the slow tests.
+Derivatives are compared with differences, SciPy and gradcheck (by `hodiff.check`) and with torch primitives; batches
+with loops, compiled code with eager code, float32 with float64. Checks and compiling are slow: the first Function of
+each family and a few others run by default, the rest with the slow tests.
 """
 
 import itertools
@@ -41,7 +41,7 @@ def with_leaves(case: FunctionCase, inputs, leaves):
 
 
 def contracted(case: FunctionCase, inputs, function: Callable | None = None) -> tuple[Callable, Tensor]:
-    """The function as a scalar one of a flat vector, with a curved and asymmetric contraction; and the vector."""
+    """Return a nonlinear, asymmetric scalar function of a flat vector, and the vector."""
     function = function or case.function
     leaves = [inputs[i] for i in case.differentiated(inputs)]
     sizes = [leaf.numel() for leaf in leaves]
@@ -72,14 +72,14 @@ def first_of_each_family(cases):
 
 
 def others_slow(cases, soon):
-    """Some cases at once, the others with the slow tests."""
+    """Run some cases by default and the others with the slow tests."""
     return pytest.mark.parametrize("case", some_at_once(cases, soon, lambda case: case.name))
 
 
 FIRST = first_of_each_family([case for case in EXACT if case.order > 2])
 
 
-# What goes through third order goes through second order there.
+# The third-order test of a case includes second order.
 SECOND = [case for case in EXACT if case.order == 2 or case in FIRST[1::3]]
 
 
@@ -95,7 +95,7 @@ def test_every_route_to_third_order(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)
 
 
-# Seconds each: the first of each family; training steps below compile all of them.
+# Each case takes seconds: compile the first of each family. The training steps below compile all cases.
 COMPILED = first_of_each_family([case for case in EXACT if case.compile])
 
 
@@ -103,7 +103,7 @@ COMPILED = first_of_each_family([case for case in EXACT if case.compile])
 @others_slow(COMPILED, soon=[case for case in COMPILED if case.name == "log_sigmoid"])
 def test_compiled(case):
     def of_intermediates(*inputs):
-        # Dynamo treats a Function of a graph's own inputs otherwise than one of what was computed from them.
+        # Dynamo treats a Function of graph inputs differently from a Function of intermediates.
         return case.function(*(1 * x if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs))
 
     generator = torch.Generator().manual_seed(0)
@@ -119,7 +119,7 @@ def test_compiled(case):
     soon=first_of_each_family([case for case in CASES if case.compile]),
 )
 def test_compiled_training(case):
-    """A gradient recorded through compiled code, of inputs that require one."""
+    """A gradient recorded through compiled code matches eager code."""
     if case.name == "AttentionGradient" and torch.__version__ < "2.13":
         pytest.skip("torch compiles the gradient of a Function with several outputs to zeros")
     inputs = case.draw()
@@ -135,11 +135,11 @@ def test_compiled_training(case):
         assert_close(got, expected)
 
 
-# Where they may, the checks above ask SciPy.
+# For the other cases, `hodiff.check` above includes SciPy.
 @each([case for case in EXACT if not case.check_options.get("scipy", True)])
 def test_second_derivative_against_scipy(case):
     phi, point = contracted(case, case.draw())
-    # SciPy evaluates the function for each pair of directions; a few random ones see every element of the Hessian.
+    # SciPy evaluates the function for each pair of directions. A few random directions involve every Hessian element.
     directions = torch.stack([direction(point, seed) for seed in range(4)], 1)
     directions = torch.linalg.qr(directions)[0] if len(point) > 4 else torch.eye(len(point), dtype=point.dtype)
 
@@ -157,7 +157,6 @@ def test_second_derivative_against_scipy(case):
 @pytest.mark.one_in(6)
 @each(APPROXIMATE)
 def test_derivatives_are_the_surrogates(case):
-    """Values of one function, derivatives of every order and route of another."""
     inputs = case.draw()
     point = contracted(case, inputs)[1]
     for order in range(1, case.order + 1):
@@ -169,7 +168,7 @@ def test_derivatives_are_the_surrogates(case):
 
 
 def _derivative_of_linear(case, inputs, function, route, directions, point):
-    """The derivative of a linear contraction; a curved one would mix values into it, which differ on purpose."""
+    """Return the derivative of a linear contraction; a nonlinear one would mix in values, which differ on purpose."""
     leaves = [inputs[i] for i in case.differentiated(inputs)]
     sizes = [leaf.numel() for leaf in leaves]
 
@@ -179,7 +178,7 @@ def _derivative_of_linear(case, inputs, function, route, directions, point):
         weights = [torch.linspace(0.5, 1.5, max(y.numel(), 1), dtype=y.dtype).reshape(y.shape) for y in ys]
         return torch.stack([(w * y).sum() for w, y in zip(weights, ys, strict=True)]).sum()
 
-    # `derivative` contracts all but one slot of the k-th derivative and returns the remaining one.
+    # `derivative` contracts all but one slot of the k-th derivative and returns the remaining slot.
     return derivative(phi, route)(point, *directions[:-1])
 
 
@@ -276,7 +275,7 @@ def test_subsets_of_arguments_that_need_a_gradient(case):
 
 @each([case for case in CASES if case.Function is not None and len(case.differentiated(case.draw())) > 1])
 def test_gradients_that_nobody_needs_are_not_computed(case, monkeypatch):
-    """Backward must return None for arguments that do not require a gradient."""
+    """Backward returns None for arguments that do not require a gradient."""
     inputs = case.draw()
     positions = case.differentiated(inputs)
     returned = []
@@ -316,7 +315,7 @@ def test_non_contiguous_inputs(case):
 @pytest.mark.one_in(2)
 @each(CASES)
 def test_float32_error(case):
-    """Value, gradient and product in float32 against float64 at the same rounded point."""
+    """Value, gradient and product in float32 match float64 at the same rounded point."""
     low = case.draw(torch.float32)
     high = tuple(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in low)
 
@@ -333,7 +332,7 @@ def test_float32_error(case):
 
 @each([case for case in CASES if case.saved_bytes])
 def test_saved_bytes(case):
-    """What the graph holds between forward and backward, each storage counted once."""
+    """The graph holds the stated bytes between forward and backward, each storage counted once."""
     inputs = case.draw()
     arguments = [x.clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
     held = {}

@@ -1,4 +1,4 @@
-"""Sizes that are symbols: Functions and modules are exported with them, and compiled and trained once for all."""
+"""Tests of Functions and modules with symbolic sizes: exported, compiled and trained once for all sizes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from hodiff import InputError
 from hodiff.functions import swish, weighted_sum
 
 D = torch.float64
-# For each input, which of its dimensions have which symbol for a size. By default it is the first, of all inputs that
-# have as many dimensions and as many rows as the first input.
+# For each input, the dimensions with symbolic sizes and their symbols. The default is the first dimension of all inputs
+# with the rank and number of rows of the first input.
 Symbols = Sequence[dict[int, str]]
 ROWS, COLUMNS, NONE = {0: "batch"}, {1: "batch"}, {}
 SYMBOLS: dict[str, Symbols] = {
@@ -49,8 +49,8 @@ SYMBOLS: dict[str, Symbols] = {
     "soft_rank-columns": (COLUMNS,),
     "soft_sort-columns": (COLUMNS,),
 }
-# Not to be exported: NumPy code, eigenvalues whose gaps decide which formula serves, and a node that is there for its
-# derivatives; without a batch: one vector, and a target, a draw or lengths of a size that is fixed.
+# These cases cannot be exported: NumPy code, eigenvalues whose gaps select a formula, a node that exists for its
+# derivatives. The rest have no batch: a single vector, or a target, a draw or lengths of fixed size.
 WITHOUT = {
     "numpy_function-elementwise",
     "numpy_function-rules",
@@ -63,10 +63,9 @@ WITHOUT = {
     "packed_attention",
 }
 QUICK = {"swish", "softplus", "attention", "layer_norm", "cross_entropy-probabilities"}
-# Of the cases of one Function, the first is compiled as well, and trained; quick ones by way of what is traced for the
-# default backend, too.
+# Compile and train the first case of each Function. The quick cases are also traced for the default backend.
 COMPILED = QUICK | set({case.Function: case.name for case in reversed(CASES) if case.name not in WITHOUT}.values())
-# A convolution needs what its filter spans.
+# A convolution needs at least the width of its filter.
 LONG = 8
 SIZES = (3, 5, 2, 7, 4, 11, 6, 8, 9, 10)
 
@@ -76,7 +75,7 @@ def selected(names: Any) -> list[Any]:
 
 
 def symbols_of(case: FunctionCase, inputs: Sequence[Any]) -> Symbols:
-    """What the table says, or the first dimension."""
+    """Return the symbols from the table, or the first dimension by default."""
     if case.name in SYMBOLS:
         return SYMBOLS[case.name]
     rank, rows = inputs[0].dim(), inputs[0].shape[0]
@@ -86,7 +85,7 @@ def symbols_of(case: FunctionCase, inputs: Sequence[Any]) -> Symbols:
 
 
 def resized(inputs: Sequence[Any], symbols: Symbols, size: int) -> tuple[Any, ...]:
-    """The inputs with other sizes, their numbers repeated; each symbol has a size of its own."""
+    """Return the inputs at other sizes, with repeated numbers; each symbol has a different size."""
     names = sorted({name for each in symbols for name in each.values()})
     found = []
     for each, dims in zip(inputs, symbols, strict=True):
@@ -121,7 +120,7 @@ def exported_for_all_sizes(function: Any, inputs: Sequence[Any], symbols: Symbol
 
 
 def differentiated(inputs: Sequence[Any]) -> list[Any]:
-    """The inputs, as leaves that take a gradient where they can."""
+    """Return the inputs, with floating-point tensors as leaves that require a gradient."""
     return [
         each.detach().requires_grad_() if isinstance(each, Tensor) and each.is_floating_point() else each
         for each in inputs
@@ -129,7 +128,7 @@ def differentiated(inputs: Sequence[Any]) -> list[Any]:
 
 
 def with_gradients(function: Any, inputs: Sequence[Any], parameters: Sequence[Tensor]) -> tuple[Any, ...]:
-    """The value, and the gradient of its squares."""
+    """Return the value and the gradient of its sum of squares."""
     value = function(*inputs)
     parts = value if isinstance(value, (tuple, list)) else [value]
     parts = [each.square().sum() for each in parts if each.requires_grad]
@@ -144,7 +143,7 @@ def compiled_for_all_sizes(
     compiled = torch.compile(lambda *inputs: function(*inputs), backend=backend, fullgraph=True)
     for count, size in enumerate(SIZES):
         values = differentiated(resized(inputs, symbols, size))
-        # One graph for the first size, and one for all.
+        # The first size compiles one graph, and the second compiles a graph for all sizes.
         with torch.compiler.set_stance("default" if count < 2 else "fail_on_recompile"):
             found = with_gradients(compiled, values, parameters)
         torch.testing.assert_close(found, with_gradients(function, values, parameters))
@@ -221,7 +220,7 @@ def test_every_module_is_here() -> None:
 
 
 def test_shapes_that_do_not_fit() -> None:
-    """Compiled and exported code names the arguments, as eager code does."""
+    """Compiled and exported code names the arguments in its errors, like eager code."""
     rows, five = torch.ones(3, 4), torch.ones(5)
     message = r"swish: expected shapes that broadcast, got x \(3, 4\), beta \(5,\)"
     with pytest.raises(InputError, match=message):
@@ -230,13 +229,13 @@ def test_shapes_that_do_not_fit() -> None:
         export(Wrapped(swish), (rows, five), dynamic_shapes=(({0: Dim.DYNAMIC}, {}),))
     with pytest.raises(InputError, match=message):
         torch.compile(swish, backend="eager")(rows, five)
-    # Dynamo words it, and quotes what was raised.
+    # Dynamo wraps the message and quotes the original error.
     with pytest.raises(Exception, match=message):
         torch.compile(swish, backend="eager", fullgraph=True)(rows, five)
 
 
 def test_without_gradients() -> None:
-    """A Function of any number of tensors, where nothing is differentiated."""
+    """A Function of a variable number of tensors compiles without gradients."""
     xs, weights = (torch.ones(3), torch.full((3,), 2.0)), torch.tensor([1.0, 3.0])
     compiled = torch.compile(weighted_sum, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(xs, weights), torch.full((3,), 7.0))

@@ -1,4 +1,4 @@
-"""A model made of Functions leaves torch: torch.export, ONNX and onnxruntime give the same outputs."""
+"""Tests of the export of a model of Functions: torch.export, ONNX and onnxruntime give the same outputs."""
 
 import warnings
 
@@ -51,7 +51,7 @@ def test_torch_export(model, images):
 def test_onnx(model, images, tmp_path):
     path = tmp_path / "model.onnx"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own deprecations
+        warnings.simplefilter("ignore")  # deprecation warnings of the exporter
         torch.onnx.export(model, (images,), dynamo=True, verbose=False).save(path)
     runtime = onnxruntime.InferenceSession(path)
     (output,) = runtime.run(None, {runtime.get_inputs()[0].name: images.numpy()})

@@ -1,6 +1,6 @@
-"""Value and three derivatives at extreme numbers against mpmath at 50 digits, at infinities, NaN and empty tensors.
+"""Tests of values and three derivatives at extreme numbers, against mpmath, at infinities, NaN and without elements.
 
-Mpmath's answers are on file; some of them are asked for again here, and all of them by the slow tests.
+A file stores mpmath's results, computed with 50 digits; these tests recompute some, and the slow tests all of them.
 """
 
 import math
@@ -30,7 +30,7 @@ def _precision():
 def assert_accurate(case: FunctionCase, extremes: Extremes, point: float, exact: list) -> None:
     errors = errors_in_ulps(case, extremes, point, exact)
     for order, (error, limit) in enumerate(zip(errors, extremes.ulps, strict=True)):
-        # The file's 20 digits are the exact ones to 0.0003 ulps.
+        # The file's 20 digits are exact to 0.0003 ulps.
         assert round(error, 3) <= limit, f"order {order} at {point!r}: {error:.3g} ulps, {limit} allowed"
 
 
@@ -47,7 +47,7 @@ def test_accurate_at_extreme_numbers(name, case, extremes):
 
 
 def test_what_is_on_file_is_of_the_points_that_are_asked_for():
-    """After a change, `python tests/functions/write_truths.py` writes it anew."""
+    """After a change, `python tests/functions/write_truths.py` rewrites the file."""
     asked = {name: set(points(name, extremes)) for name, _, extremes in each_extremes()}
     assert {name: set(rows) for name, rows in truths().items()} == asked
 
@@ -85,14 +85,14 @@ def test_limits(case, extremes):
     for point, expected in extremes.limits.items():
         got = derivatives(case, extremes, point)
         for order, (a, b) in enumerate(zip(got, expected, strict=False)):
-            # The last bit depends on which kernel runs.
+            # The last bit depends on the kernel.
             same = math.isnan(a) if math.isnan(b) else a == b or math.isclose(a, b, rel_tol=2**-51)
             assert same, f"order {order} at {point!r}: expected {b}, got {a}"
 
 
 @pytest.mark.parametrize(("case", "extremes"), [each for each in EXTREMES if each.values[0].nan_propagates])
 def test_nan_stays_nan(case, extremes):
-    """A NaN that became a number would hide an error upstream."""
+    """A NaN that becomes a number would hide an earlier error."""
     assert math.isnan(derivatives(case, extremes, math.nan)[0])
 
 
@@ -105,5 +105,5 @@ def test_empty(case):
     assert [g.shape for g in gradients] == [x.shape for x in leaves]
     for g in gradients:
         assert not g.isnan().any()
-        # Of no outputs; memory that nobody wrote need not be NaN.
+        # The gradient of no outputs is zero. Uninitialized memory need not be NaN.
         assert output.numel() or not g.any()

@@ -1,4 +1,4 @@
-"""The documentation lists every Function of the catalogue, and every Function is in the catalogue."""
+"""The documentation lists every Function of the catalogue, and the catalogue has every Function."""
 
 from pathlib import Path
 
@@ -10,9 +10,9 @@ from functions.table import REVERSE_ONLY
 from hodiff import functions
 
 ROOT = Path(__file__).resolve().parents[2]
-# Without derivatives of their own, or with none that a table of derivatives could hold; tested in their family's file.
+# These have no derivatives of their own, or none that fit a table of derivatives. Their family's file tests them.
 ELSEWHERE = {"stop_gradient", "clip_gradient", "noise_gradient", "gradient_hook", "nestable_jvp", "straight_through"}
-# Noise is a constant, and the cases of gumbel_softmax call the other at a noise of their own.
+# Noise is a constant, and the cases of gumbel_softmax call perturbed_softmax with their own noise.
 ELSEWHERE |= {"sample_gumbel", "perturbed_softmax"}
 
 
@@ -36,7 +36,7 @@ def test_catalogue_holds_every_public_class():
         if isinstance(value, type) and issubclass(value, torch.autograd.Function)
     }
     held = {case.Function.__name__ for case in CASES if case.Function is not None}
-    # The base class of elementwise ones is none itself; these two have no forward mode, which the contract is about.
+    # ElementwiseFunction is a base class. The other two have no forward mode, which the contract tests.
     assert classes - held == {"ElementwiseFunction", "ClipGradient", "NoiseGradient"}
 
 

@@ -1,4 +1,4 @@
-"""Functions that dynamo is kept out of."""
+"""Tests of Functions that dynamo does not trace."""
 
 import gc
 import weakref
@@ -16,7 +16,7 @@ def made(factor):
 @pytest.mark.slow
 @pytest.mark.parametrize("called_before", [(), (0, 2), (1,)])
 def test_graphs_go_on_around_each(called_before):
-    """Wrappers share their code, and dynamo may compile the frame of one for the others."""
+    """Wrappers share their code, so dynamo may reuse the frame compiled for another wrapper."""
     functions = [made(factor) for factor in (2.0, 3.0, 5.0)]
     x = torch.ones(2)
     for i in called_before:

@@ -1,4 +1,4 @@
-"""Distribution, noise and straight-through derivatives of Gumbel-softmax samples."""
+"""Tests of the distribution, noise and straight-through derivatives of Gumbel-softmax samples."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Functions of symmetric matrices where eigenvalues are equal, nearly equal and apart: matrix_exp and closed forms."""
+"""Tests of functions of symmetric matrices with equal, nearly equal and distinct eigenvalues."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_third_derivatives_where_eigenvalues_are_equal():
 
 
 def test_logarithmic_strain_at_rest_in_closed_form():
-    """The Hessian of |log C|^2 / 2 at the identity is the identity on symmetric matrices; batches, transforms too."""
+    """The Hessian of |log C|^2 / 2 at the identity is the identity on symmetric matrices, also under vmap."""
 
     def energy(C):
         return hodiff.functions.spectral_function(C, torch.log).square().sum() / 2

@@ -1,4 +1,4 @@
-"""Write what mpmath knows of Functions at extreme numbers, for the tests, into a file.
+"""Write mpmath's results for Functions at extreme numbers into a file for the tests.
 
 python tests/functions/write_truths.py
 """
@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-# More than float64 holds; what mpmath rounds differently tomorrow stays below.
+# More digits than float64 holds; later changes in mpmath's rounding stay below them.
 STORED_DIGITS = 20
 
 
@@ -23,7 +23,7 @@ def main() -> None:
         name: {repr(point): row(extremes, point) for point in points(name, extremes)}
         for name, _, extremes in tqdm(list(each_extremes()), unit=" functions")
     }
-    # A line a function.
+    # Write one line per function.
     lines = [f"{json.dumps(name)}: {json.dumps(rows)}" for name, rows in table.items()]
     TRUTHS.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

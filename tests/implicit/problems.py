@@ -1,4 +1,4 @@
-"""Problems with closed forms, one table for all tests of implicit differentiation."""
+"""Problems with closed-form solutions, for all tests of implicit differentiation."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def like(n, p):
     return torch.zeros(n, dtype=p.dtype)
 
 
-# Data of small regressions.
+# Data for small regressions.
 X, Y = draw((5, 3), (5,))
 EYE = torch.eye(3, dtype=torch.float64)
 
@@ -46,7 +46,7 @@ def square_root(solver):
 
 
 def unsymmetric(**options):
-    """A eˣ = b, whose Jacobian is not symmetric."""
+    """Solve A eˣ = b, whose Jacobian is not symmetric."""
     f = root(lambda x, p: p["A"] @ x.exp() - p["b"], newton(), **options)
     return lambda A, b: f(torch.zeros_like(b), {"A": A + 2 * EYE, "b": b, "a constant": 3})
 
@@ -88,7 +88,7 @@ def in_trees_truth(p, q):
 def system(method, symmetric=False):
     def solve(A, b):
         A = A + A.T + 4 * EYE if symmetric else A + 4 * EYE
-        # The series wants I - A to contract.
+        # The Neumann series converges if I - A is a contraction.
         scale = 6.0 if method == "neumann" else 1.0
         return linear_solve(lambda x, A: A @ x / scale, b, A, method=method, symmetric=symmetric)
 
@@ -100,7 +100,7 @@ def system_truth(A, b, symmetric=False, scale=1.0):
 
 
 def quadratic_program(q, s):
-    """min ½ xᵀ diag(q) x - Σ x subject to Σ x = s."""
+    """Solve min ½ xᵀ diag(q) x - Σ x subject to Σ x = s."""
     f = equality_argmin(lambda x, q, s: (q * x * x).sum() / 2 - x.sum(), lambda x, q, s: x.sum() - s)
     x, y = f(like(3, q), q, s)
     return torch.cat([x, y[None]])
@@ -124,7 +124,7 @@ def lasso(lam, y):
 
 
 def lasso_truth(lam, y):
-    """With the signs known, the normal equations on the support."""
+    """Solve the normal equations on the support, for known signs."""
     signs = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
     on = signs.nonzero()[:, 0]
     Z = X[:, on]
@@ -141,7 +141,7 @@ def kernel(width):
 
 
 def support_vectors(width, bound):
-    """The dual of a support vector machine without a bias."""
+    """Solve the dual of a support vector machine without a bias."""
     f = projected_argmin(
         lambda a, width, bound: a @ kernel(width) @ a / 2 - a.sum(),
         lambda a, width, bound: torch.minimum(a.clamp(min=0.0), bound),
@@ -151,7 +151,7 @@ def support_vectors(width, bound):
 
 
 def support_vectors_truth(width, bound):
-    """The first and the third are free, the others at the bound."""
+    """Solve for free variables 0 and 2, with the other two at the bound."""
     Q = kernel(width)
     free, high = torch.tensor([0, 2]), torch.tensor([1, 3])
     a = like(4, width).index_put((high,), bound.expand(2))
@@ -159,7 +159,7 @@ def support_vectors_truth(width, bound):
 
 
 def support_vectors_with_bias(width, bound):
-    """The dual of a support vector machine with bias."""
+    """Solve the dual of a support vector machine with a bias."""
     f = projected_argmin(
         lambda a, width, bound: a @ kernel(width) @ a / 2 - a.sum(),
         lambda a, width, bound: project_box_plane(a, LABELS, 0.0, 0.0, bound),
@@ -169,7 +169,7 @@ def support_vectors_with_bias(width, bound):
 
 
 def support_vectors_with_bias_truth(width, bound):
-    """The first and the third are free, the others at the bound; the last unknown is the bias."""
+    """Solve for the bias and free variables 0 and 2, with the other two at the bound."""
     Q = kernel(width)
     free, high = torch.tensor([0, 2]), torch.tensor([1, 3])
     a = like(4, width).index_put((high,), bound.expand(2))
@@ -180,7 +180,7 @@ def support_vectors_with_bias_truth(width, bound):
 
 
 def on_simplex(b, r):
-    """min ½ ‖x - b‖² over the simplex of sum r."""
+    """Solve min ½ ‖x - b‖² over the simplex of sum r."""
     f = projected_argmin(
         lambda x, b, r: ((x - b) ** 2).sum() / 2, lambda x, b, r: project_simplex(x, r), picard(), step_size=0.5
     )
@@ -188,7 +188,7 @@ def on_simplex(b, r):
 
 
 def on_simplex_truth(b, r):
-    """The two largest entries are the support."""
+    """Project with the two largest entries as support."""
     top = b.argsort(descending=True)[:2]
     return like(3, b).index_put((top,), b[top] + (r - b[top].sum()) / 2)
 
@@ -203,7 +203,7 @@ def in_box(b, high):
 
 
 def in_box_truth(b, high):
-    """The last is at its upper bound, the others are free."""
+    """Solve for the first two variables, with the last at its upper bound."""
     Q = (EYE + 0.1)[:2, :2]
     free = torch.linalg.inv(Q) @ (b[:2] - 0.1 * high[2])
     return torch.cat([free, high[2:]])
@@ -211,7 +211,7 @@ def in_box_truth(b, high):
 
 @dataclass(frozen=True)
 class Problem:
-    """A solution found by iteration, and its closed form."""
+    """An implicit function and its closed form."""
 
     name: str
     function: Callable
@@ -221,7 +221,7 @@ class Problem:
 
 A, B = draw((3, 3), (3,))
 P = draw(3, shift=0.5)
-# So that the equation's solution A⁻¹ b has a logarithm.
+# The solution A⁻¹ b of the equation is positive, so it has a logarithm.
 RHS = (A + 2 * EYE) @ draw(3, shift=0.5)[0]
 
 SVM_AT = (torch.tensor(0.4, dtype=torch.float64), torch.tensor(1.5, dtype=torch.float64))

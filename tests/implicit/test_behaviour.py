@@ -1,4 +1,4 @@
-"""What implicit functions do besides: solver runs, batches, aux, modes, modules, solvers of every family."""
+"""Tests of implicit functions beyond derivatives: solver runs, vmap, aux, modes, modules, solvers of every family."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ P = torch.tensor([1.5, 2.0, 3.0], dtype=torch.float64)
 
 
 class Counting:
-    """A loop until convergence, in plain Python, that notes how many steps each run took."""
+    """A solver in plain Python that iterates to convergence and records the number of steps of each run."""
 
     def __init__(self):
         self.steps = []
@@ -130,7 +130,7 @@ def test_results_share_no_memory_with_the_start():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # dynamo looks at what it resumes with
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # dynamo reads .grad
 def test_compiled_code_goes_on_around_it():
     f = torch.compile(lambda p: square_root(newton())(p).cos().sum(), backend="eager")
     p = P.clone().requires_grad_()
@@ -148,7 +148,7 @@ def test_hodiffs_own_transforms():
 
 
 def test_an_equilibrium_model_by_functional_call():
-    """The layer z = tanh(W z + x): its gradient is that of a long unrolled loop."""
+    """The gradient of the layer z = tanh(W z + x) matches a long unrolled loop."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 4).double()
     x = torch.randn(5, 4, dtype=torch.float64)
@@ -187,7 +187,7 @@ def test_neumann_terms_are_what_unrolling_the_last_steps_gives():
 
 @pytest.mark.slow
 def test_corrections_are_at_work():
-    """torch's layer_norm is wrong in the third derivative by reverse mode, which the second of a minimum takes."""
+    """The Hessian of a minimum takes third derivatives of the objective, where torch's layer_norm is wrong."""
 
     def objective(x, p, norm):
         return (norm(x * p, (3,)).sin() * P).sum() + (x**2).sum() * 3
@@ -213,7 +213,7 @@ SOLVERS = {
 @pytest.mark.parametrize("name", SOLVERS)
 def test_solvers_for_roots(name):
     make, solver = SOLVERS[name]
-    # In a tree; df-sane needs a start nearby.
+    # Test a tree. df-sane needs a nearby start.
     x0 = {"a": P.sqrt() + 0.1, "b": torch.tensor(1.2, dtype=torch.float64)}
     f = make(lambda x, p: {"a": x["a"] ** 2 - p, "b": x["b"] ** 3 - x["a"][0]}, solver, residual_tol=1e-5)
     found = f(x0, P)
@@ -422,7 +422,7 @@ def test_the_rule_is_linear():
 
 
 class Cube(torch.autograd.Function):
-    """Without setup_context, which torch.func asks for."""
+    """A Function without setup_context, which torch.func requires."""
 
     @staticmethod
     def forward(ctx, x):
@@ -457,7 +457,7 @@ def test_functions_without_setup_context():
     x = minimum(torch.ones_like(P), p)
     (slope,) = torch.autograd.grad(x.sum(), p, create_graph=True)
     (second,) = torch.autograd.grad(slope.sum(), p)
-    # x^2 + x = p.
+    # The closed form solves x^2 + x = p.
     torch.testing.assert_close(x, ((1 + 4 * P).sqrt() - 1) / 2)
     torch.testing.assert_close(slope, (1 + 4 * P) ** -0.5)
     torch.testing.assert_close(second, -2 * (1 + 4 * P) ** -1.5)

@@ -1,4 +1,4 @@
-"""Implicit functions against their closed forms: every route to third order, and batching."""
+"""Tests of implicit functions against their closed forms: every route to third order, and vmap."""
 
 import pytest
 import torch
@@ -10,8 +10,8 @@ from hodiff.checks import derivative, route_names
 from hodiff.implicit import newton
 
 each = pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.name)
-# The third order says what those below it would; of the others it takes a minute in all, and half of them are looked at
-# to second order at once.
+# A third-order test includes the lower orders. Third order of the other problems takes a minute in all, so by default
+# half of them are tested to second order.
 FAST = {"sqrt of a number", "unsymmetric", "ridge by newton and cg"}
 DEPTHS = [
     pytest.param(
@@ -74,7 +74,7 @@ def test_vmap(problem):
 
 @pytest.mark.slow
 def test_check_finds_nothing():
-    """By the closed forms above the others are right as well."""
+    """One problem suffices for `hodiff.check`, since closed forms test all problems."""
     problem = next(each for each in PROBLEMS if each.name == "sqrt of a number")
     hodiff.assert_differentiable(problem.function, problem.inputs, order=3)
 
@@ -127,7 +127,7 @@ def test_nested_vmap_and_shared_arguments():
 
 
 def test_an_implicit_function_inside_another():
-    """y(p) = x(p)², with x = √p inside of the outer residual."""
+    """y(p) = x(p)³ with x = √p inside the outer residual has the correct second derivative."""
     inner = square_root(newton())
     from hodiff.implicit import root
 

@@ -1,4 +1,4 @@
-"""What is said of points that are no solutions, singular Jacobians and linear solvers that fail."""
+"""Tests of the messages for points that are no solutions, singular Jacobians, and linear solvers that fail."""
 
 import warnings
 
@@ -71,7 +71,7 @@ def test_one_element_of_a_batch_that_fails_is_told():
 
 
 def test_singular_jacobian():
-    # A double root: the derivative of the residual vanishes at the solution.
+    # At a double root the derivative of the residual vanishes.
     f = root(lambda x, p: (x - p) ** 2, lambda residual, x0, p: p.clone())
     with pytest.warns(HodiffWarning, match="is singular: the smallest pivot is 0.0e"):
         found = gradient(f)

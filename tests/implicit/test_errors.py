@@ -1,4 +1,4 @@
-"""Wrong arguments: one error each, that names the argument."""
+"""Wrong arguments raise an error that names the argument."""
 
 import pytest
 import torch
@@ -164,13 +164,13 @@ def test_captured_tensors_with_a_derivative_are_refused(name, make):
     for transform in (torch.func.jacrev, torch.func.jacfwd):
         with pytest.raises(InputError, match=match):
             transform(lambda w: make(w)(X, X))(X)
-    # A parameter is lost for autograd outside, whatever transform is inside.
+    # Outer autograd would lose the parameter, whatever the inner transform.
     w = torch.ones(2, dtype=torch.float64, requires_grad=True)
     with pytest.raises(InputError, match=match):
         torch.func.jacrev(lambda p: make(w)(X, p))(X)
     with pytest.raises(InputError, match=name), torch.autograd.forward_ad.dual_level():
         make(torch.autograd.forward_ad.make_dual(X, X))(X, X)
-    # Nothing is lost where nothing is recorded, nor of a constant.
+    # Nothing is lost without recording, or with a constant.
     with torch.no_grad():
         make(w)(X, X)
     make(X)(X, X)

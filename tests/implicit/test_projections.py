@@ -1,4 +1,4 @@
-"""The projection on a box cut by a hyperplane: against SciPy, closed forms, differences, and in batches."""
+"""Tests of the projection on a box and a hyperplane, against SciPy, closed forms and differences, and under vmap."""
 
 import warnings
 
@@ -17,7 +17,7 @@ INFINITY = float("inf")
 
 
 def problem(seed: int, size: int = 7) -> tuple[Tensor, ...]:
-    """A point, a normal with labels or zeros in some cases, a level that the box attains, and the box."""
+    """Draw a point, a normal (some with labels or zeros), an attainable level, and a box (some unbounded)."""
     generator = torch.Generator().manual_seed(seed)
     x, normal = torch.randn(2, size, generator=generator, dtype=torch.float64)
     lower, upper, where = torch.rand(3, size, generator=generator, dtype=torch.float64)
@@ -36,7 +36,7 @@ def by_scipy(x: Tensor, normal: Tensor, level: Tensor, lower: Tensor, upper: Ten
     x, normal = x.numpy(), normal.numpy()
     plane = {"type": "eq", "fun": lambda y: y @ normal - level.item(), "jac": lambda y: normal}
     with warnings.catch_warnings():
-        # SciPy 1.15 tells when a step leaves the box before it is cut.
+        # SciPy 1.15 warns when a step leaves the box before clipping.
         warnings.simplefilter("ignore", RuntimeWarning)
         found = minimize(
             lambda y: (((y - x) ** 2).sum() / 2, y - x),
@@ -62,14 +62,14 @@ def test_equals_a_quadratic_program(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", some_at_once((1, 3, 4), ()))
 def test_derivatives_to_third_order_by_every_route(seed: int) -> None:
-    """Differences in all five arguments; the piece is the same around the point."""
+    """Derivatives in all five arguments match differences; the active set is constant around the point."""
     x, normal, level, lower, upper = problem(seed, 5)
     hodiff.check(project_box_plane, (x, normal, level, lower, upper), order=3).raise_on_failure()
 
 
 @pytest.mark.slow
 def test_derivatives_in_a_half_open_box() -> None:
-    """Differences cannot move an infinite bound."""
+    """The bounds are constants here, since differences cannot move an infinite bound."""
     x, normal, level, lower, upper = problem(10, 6)
     assert upper[5] == INFINITY
 
@@ -80,7 +80,7 @@ def test_derivatives_in_a_half_open_box() -> None:
 
 
 def test_first_and_second_derivatives_by_hand() -> None:
-    """Two free entries and one at its bound: y = x - n (n·(x, u) - c) / (n1² + n2²)."""
+    """The solution with two free entries and one at its bound is y = x - n (n·(x, u) - c) / (n1² + n2²)."""
     x = torch.tensor([0.3, 0.4, 3.0], dtype=torch.float64)
     n = torch.tensor([1.0, 2.0, -1.0], dtype=torch.float64)
     J = torch.func.jacrev(project_box_plane)(x, n, 0.2)
@@ -90,7 +90,7 @@ def test_first_and_second_derivatives_by_hand() -> None:
     assert (J[:, 2] == 0).all()
     by_level = torch.func.jacfwd(project_box_plane, argnums=2)(x, n, torch.tensor(0.2, dtype=torch.float64))
     np.testing.assert_allclose(by_level, torch.cat([n[:2] / 5, torch.zeros(1)]), atol=1e-15)
-    # Of y1 = x1 - n1 s / |n|² with s = n·(x, u) - c, twice in n3, where it is linear, and in n3 and n1.
+    # Second derivatives of y1 = x1 - n1 s / |n|² with s = n·(x, u) - c. y1 is linear in n3.
     H = torch.func.hessian(lambda n: project_box_plane(x, n, 0.2)[0])(n)
     s, q = 0.3 + 0.8 - 1.0 - 0.2, 5.0
     assert H[2, 2].item() == pytest.approx(0, abs=1e-15)
@@ -104,7 +104,7 @@ def test_special_sets() -> None:
     torch.testing.assert_close(project_box_plane(x.T, 1.0, 1.0, 0.0, INFINITY, dim=0), project_simplex(x).T)
     plane = project_box_plane(x, 1.0, 3.0, -INFINITY, INFINITY)
     torch.testing.assert_close(plane, x - (x.sum(-1, keepdim=True) - 3) / 3)
-    # One corner, which nothing moves.
+    # The only feasible point is a corner, so the derivative is zero.
     assert project_box_plane(x[0], 1.0, 3.0).tolist() == [1, 1, 1]
     assert (torch.func.jacrev(project_box_plane)(x[0], 1.0, 3.0) == 0).all()
     assert project_box_plane(x[0], 0.0, 0.0).tolist() == [0.5, 1, 0]

@@ -1,4 +1,4 @@
-"""Implicit functions by gradgradcheck and SciPy's Hessian; `test_derivatives.py` has their closed forms."""
+"""Tests of implicit functions with gradgradcheck and SciPy's Hessian; `test_derivatives.py` compares closed forms."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ import hodiff
 from hodiff import implicit
 from hodiff.implicit import project_box_plane
 
-# The names that a problem of the table is about.
+# The public names that each problem tests.
 NAMES = {
     "sqrt of a number": ("root", "newton"),
     "sqrt by scipy": ("scipy_root",),
@@ -23,7 +23,7 @@ NAMES = {
     "lasso": ("proximal_argmin",),
     "simplex": ("projected_argmin",),
 }
-# A row checks all its names at once. SciPy asks for hundreds of solutions, of which these take milliseconds each.
+# A row checks all its names. SciPy needs hundreds of solutions, which take milliseconds each for these problems.
 SLOW = {"ridge by scipy", "ridge by newton and cg", "ridge by sgd", "equality", "lasso", "simplex"}
 OF_PROBLEMS = [
     Row(names[-1], problem.function, problem.inputs, problem.name, step=0.02, slow=problem.name in SLOW)
@@ -54,7 +54,7 @@ def test_second_order(row):
 
 
 def test_parameters_in_the_jacobian_of_the_equation() -> None:
-    """The solution q = 1/p moves with the parameters, though its Function is given it as a constant."""
+    """The solution q = 1/p depends on the parameters, although its Function gets q as a constant."""
     p, v = torch.tensor([1.0, 4.0, 9.0], dtype=torch.float64), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     one = torch.ones_like(p)
 

@@ -1,4 +1,4 @@
-"""The linear solver "sparse": problems too large for dense Jacobians against derivatives by hand, and its diagnosis."""
+"""Tests of the linear solver "sparse": large problems against derivatives by hand, and messages on singular systems."""
 
 import numpy as np
 import pytest
@@ -14,18 +14,18 @@ P = torch.tensor(1.5, dtype=D)
 
 
 def bratu(u, p):
-    """-u'' = p exp(u) on the unit interval, zero at both ends, times h²."""
+    """Compute the residual of -u'' = p exp(u) on the unit interval, zero at both ends, times h²."""
     padded = torch.nn.functional.pad(u, (1, 1))
     return 2 * u - padded[2:] - padded[:-2] - p * (u.exp() / (len(u) + 1) ** 2)
 
 
 def energy(u, p):
-    """Whose gradient it is."""
+    """Compute an energy whose gradient is `bratu`."""
     return torch.nn.functional.pad(u, (1, 1)).diff().square().sum() / 2 - p * u.exp().sum() / (len(u) + 1) ** 2
 
 
 def by_hand(u, p):
-    """First and second derivative of u by p: J u' = h² exp(u), and J u'' = h² exp(u) (2 u' + p u'²)."""
+    """Compute first and second derivatives of u by p: J u' = h² exp(u), and J u'' = h² exp(u) (2 u' + p u'²)."""
     load = np.exp(u) / (len(u) + 1) ** 2
     bands = np.full((3, len(u)), -1.0)
     bands[1] = 2 - p * load
@@ -58,7 +58,7 @@ def test_two_thousand_unknowns(name):
 
 
 def test_no_product_is_made_for_each_unknown():
-    """Nor is the pattern looked for again."""
+    """The number of products does not grow with the unknowns, and the sparsity pattern is cached."""
     calls = []
 
     def residual(u, p):
@@ -77,7 +77,7 @@ def test_no_product_is_made_for_each_unknown():
 
 
 def test_trees_with_numbers_and_several_dtypes():
-    """x = (a, b) with b a number, and each in a dtype of its own."""
+    """The solver supports x = (a, b) with a scalar b and a different dtype for each."""
 
     def residual(x, p):
         return {"a": x["a"] ** 3 - p, "b": x["b"] - x["a"].sum().float()}
@@ -91,7 +91,7 @@ def test_trees_with_numbers_and_several_dtypes():
 
 
 def test_multipliers():
-    """The conditions of Karush, Kuhn and Tucker, as sparse as both functions are."""
+    """Derivatives of the Karush-Kuhn-Tucker conditions match the dense solver and the closed form."""
     q, s = torch.linspace(1, 2, 8, dtype=D), torch.tensor(0.7, dtype=D)
 
     def slopes(linear_solver):
@@ -136,7 +136,7 @@ def test_fixed_points_and_systems():
 
 
 def test_a_jacobian_that_is_not_symmetric():
-    """x + x³ with the unknown before each: by tangents and, with the transpose, by cotangents."""
+    """Forward mode and (with the transpose) reverse mode are correct for x + x³ plus the preceding unknown."""
     below = lambda x: torch.nn.functional.pad(x[:-1], (1, 0))  # noqa: E731
     solution = root(lambda x, p: x + x**3 + below(x) - p, newton(linear_solver="sparse"), linear_solver="sparse")
     f = lambda p: solution(torch.zeros_like(p), p)  # noqa: E731
@@ -148,7 +148,7 @@ def test_a_jacobian_that_is_not_symmetric():
 
 @pytest.mark.parametrize("apart", [0.0, 1e-15])
 def test_a_singular_jacobian_is_told(apart):
-    """Exactly, and to rounding."""
+    """A Jacobian that is singular exactly, or up to rounding, raises."""
 
     def residual(x, p):
         return torch.stack([x.sum() - p, 3 * x.sum() - 3 * p + apart * (x[0] - p / 2)])

@@ -1,4 +1,4 @@
-"""The float32 kernels against mpmath, against the formulas they replace, and where they must stand aside."""
+"""Tests of the float32 kernels against mpmath and the replaced formulas, and of inputs that fall back to torch."""
 
 import math
 
@@ -88,7 +88,7 @@ def test_infinities_and_nan(name):
 @pytest.mark.parametrize("name", sorted(set(EXACT) & set(fused.pullbacks())))
 @pytest.mark.parametrize("n", [1, 7, 2048, 40_001])
 def test_products_and_pullbacks(name, n):
-    """Every length, on one thread and on several."""
+    """Products and pullbacks match for every length, on one thread and on several."""
     x, by, c = (torch.randn(n, generator=torch.Generator().manual_seed(k)) for k in range(3))
     slope = list(EXACT)[[EXACT[each] for each in EXACT].index((EXACT[name][0], EXACT[name][1] + 1))]
     torch.testing.assert_close(fused.elementwise(name, x, by), by * fused.elementwise(name, x))
@@ -200,7 +200,7 @@ def test_the_curvature_of_a_normalization_adds_the_biases_part_and_stands_aside_
     )
     first = torch.autograd.grad(hf.layer_norm(x, (6,), w, b), (x, w, b), g, create_graph=True)
     cotangents = [normal(*each.shape, seed=9).float() for each in first]
-    recorded = torch.autograd.grad(first, (x, g, w), cotangents, create_graph=True)  # by formulas
+    recorded = torch.autograd.grad(first, (x, g, w), cotangents, create_graph=True)  # by formulas, without kernels
     assert all(each.requires_grad for each in recorded)
     for one, other in zip(torch.autograd.grad(first, (x, g, w), cotangents), recorded, strict=True):
         torch.testing.assert_close(one, other.detach(), rtol=1e-5, atol=1e-5)
@@ -289,7 +289,7 @@ def test_what_kernels_do_not_take():
 )
 @pytest.mark.parametrize("built", [True, False])
 def test_with_and_without_kernels(function, shapes, built, monkeypatch):
-    """Value, gradient, product and third order in float32 against float64, which has no kernels."""
+    """Value, gradient, product and third order in float32 match float64, which has no kernels."""
     if not built:
         monkeypatch.setattr(fused_library, "library", lambda: None)
 

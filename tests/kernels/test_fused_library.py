@@ -1,6 +1,6 @@
-"""The compiled library: built wherever a compiler is, refused where it is not what was built, called as C declares it.
+"""Tests of the compiled library: it is built if there is a compiler, refused if changed, and called as C declares it.
 
-What is refused would kill the process if it were loaded, so the cases have a process of their own.
+Loading a refused library would kill the process, so the cases run in a subprocess.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ FOLDER = Path(fused_library.__file__).parent
 LIBRARY = next((p for suffix in EXTENSION_SUFFIXES if (p := FOLDER / f"_fused{suffix}").exists()), None)
 built = pytest.mark.skipif(not fused_library.available(), reason="no compiled kernels")
 
-# For each folder, a softmax by its library or by torch's operators, and its product, which either way are the same.
+# For each folder, compute a softmax by the library or by torch's operators, and its product; the results must agree.
 PROGRAM = """
 import json, sys, warnings
 from pathlib import Path
@@ -123,7 +123,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """What one process said of each case, until it ended or died."""
+    """Return the output of one process for each case, until it ended or died."""
     folders = [tmp_path_factory.mktemp("without", numbered=False)]
     for spoil in [None, *(spoil for spoil, _ in REFUSED)] if LIBRARY else []:
         folders.append(tmp_path_factory.mktemp(spoil.__name__ if spoil else "as_built", numbered=False))
@@ -142,7 +142,7 @@ def run(tmp_path_factory):
 @built
 @pytest.mark.parametrize(("spoil", "reason"), REFUSED)
 def test_another_library_is_refused(run, spoil: Callable[[Path], None], reason: str):
-    """It is named once with the remedy, and torch's operators compute the same."""
+    """One warning names the library and the remedy, and torch's operators compute the same results."""
     found, end = run
     assert spoil.__name__ in found, end
     assert found[spoil.__name__]["available"] is False
@@ -160,7 +160,7 @@ def test_the_library_that_was_built_is_taken(run):
 
 
 def test_without_a_library_nothing_is_said(run):
-    """Who has no compiler chose nothing, and loses nothing but speed."""
+    """Without a compiler there is no warning: only speed is lost."""
     found, end = run
     assert found.get("without") == {"available": False, "warnings": []}, end
 
@@ -169,7 +169,7 @@ C_TYPES = {"long": ctypes.c_long, "float": ctypes.c_float, "double": ctypes.c_do
 
 
 def declared() -> dict[str, tuple]:
-    """Result and arguments of each function of the C++ sources, as ctypes names them."""
+    """Return the ctypes of result and arguments of each exported C++ function."""
     code = "\n".join((FOLDER / name).read_text() for name in SOURCES if name.endswith(".cpp"))
     found = re.findall(r"^EXPORT ([^(]+?)(\w+)\(([^)]*)\)", code, re.MULTILINE)
     return {

@@ -1,4 +1,4 @@
-"""The library of a graph's matrix products: right products, a choice that is measured once and remembered."""
+"""Tests of the matrix products of compiled graphs: correct products, and a choice that is measured once and cached."""
 
 import json
 import math
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not has_onednn_products(), reason="torch without
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Nothing measured yet, and nothing left behind."""
+    """An empty cache that is cleared afterwards."""
     monkeypatch.setenv("HODIFF_CACHE", str(tmp_path))
     matrix_products._remembered.cache_clear()
     yield tmp_path
@@ -49,7 +49,7 @@ def test_winners_alone_are_exchanged(folder, monkeypatch):
 
     inputs = draw(128, 128), draw(128, 128, seed=1), draw(256, 128, seed=2)
     graph = make_fx(twice, tracing_mode="fake")(*inputs)
-    # The second is not faster by enough, the third too small, the fourth in float64.
+    # The second product is not enough faster, the third is too small, the fourth has dtype float64.
     assert exchange_products(graph) == 1
     assert [node.target for node in graph.graph.nodes].count(matrix_product()) == 1
     for found, expected in zip(graph(*inputs), twice(*inputs), strict=True):
@@ -61,7 +61,7 @@ def test_a_choice_is_measured_once(folder, monkeypatch):
     monkeypatch.setattr(matrix_products, "_ratio", lambda *form: asked.append(form) or 0.5)
     for _ in range(2):
         assert onednn_wins(64, 64, 64, False, False)
-    # As another process would.
+    # Clear the cache, like a new process.
     matrix_products._remembered.cache_clear()
     assert onednn_wins(64, 64, 64, False, False)
     assert len(asked) == 1

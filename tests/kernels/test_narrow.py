@@ -1,4 +1,4 @@
-"""The narrow kernels against torch's own, in and out of the shapes that they were made for."""
+"""Tests of the narrow kernels against torch's own, at shapes inside and outside their range."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Triton's attention against plain softmax attention, differentiated by torch.func in float64.
+"""Tests of Triton's attention against plain softmax attention, differentiated by torch.func in float64.
 
 Without a GPU the kernels run in Triton's interpreter, in tiles of 16 queries and 32 keys.
 """
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
     mask: Any
     seed: Any
     g: Any
-    # Of q, k, v and g.
+    # Tangents of q, k, v and g.
     tangents: Any
 
     @property
@@ -53,7 +53,7 @@ class Problem(NamedTuple):
 
 
 def attention(options, q, k, v, mask, seed):
-    """Primitives, and a row of -inf alone gives zeros."""
+    """Compute attention by primitives; a row of -inf scores gives zeros."""
     scores = options.scale * q @ k.mT
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
@@ -75,7 +75,7 @@ def attention(options, q, k, v, mask, seed):
 
 
 def expected(problem):
-    """Value, tangent, gradient and its tangent."""
+    """Return the value, its tangent, the gradient and its tangent."""
     options, q, k, v, mask, seed, g, tangents = (_double(each) for each in problem)
 
     def value(q, k, v):
@@ -92,7 +92,7 @@ def expected(problem):
 
 def _double(each):
     if isinstance(each, torch.Tensor):
-        # Tangents are written to, which expanded tensors do not take.
+        # In-place writes to tangents fail on expanded tensors.
         return each.double().contiguous() if each.is_floating_point() else each
     return tuple(map(_double, each)) if type(each) is tuple else each
 
@@ -137,7 +137,7 @@ CASES = {
     "causal": lambda: {"high": 0},
     "causal, fewer keys": lambda: {"q": (1, 50, 3), "k": (1, 17, 3), "v": (1, 17, 4), "high": 0},
     "window that passes over tiles": lambda: {"q": (1, 70, 3), "k": (1, 75, 3), "v": (1, 75, 2), "low": -5, "high": 2},
-    # Query 32 sees key 31, and query 15 key 32: each the only pair that two tiles have in common.
+    # Query 32 sees key 31, and query 15 sees key 32. These are the only pairs in their tiles.
     "bounds one past an edge of a tile": lambda: {
         "q": (1, 40, 3), "k": (1, 40, 3), "v": (1, 40, 2), "low": -1, "high": 17,
     },
@@ -184,7 +184,7 @@ def computed(problem, saved=None):
 
 
 def require_close(found, wanted, relative):
-    """By the size of each tensor, which a wrong term would change by about as much."""
+    """Compare relative to the largest element of each tensor; a wrong term would change a tensor by about that much."""
     flat_found, flat_wanted = (
         [each for part in parts for each in (part if isinstance(part, tuple) else (part,))] for parts in (found, wanted)
     )
@@ -211,13 +211,13 @@ def test_gradient_of_what_a_value_saved(case):
     require_close(kernels.gradient(problem.options, ALL, *problem.inputs, problem.g, saved), wanted[2], 1e-12)
 
 
-# Rounding to 8 and 11 bits of each weight and input; a wrong term is off by a tenth or more.
+# Weights and inputs are rounded to 8 or 11 bits. A wrong term would be off by a tenth or more.
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("dtype", "relative"),
     [
         (torch.float32, 1e-5),
-        pytest.param(torch.float16, 4e-3, marks=pytest.mark.slow),  # as bfloat16, which has fewer digits
+        pytest.param(torch.float16, 4e-3, marks=pytest.mark.slow),  # like bfloat16, which has fewer digits
         (torch.bfloat16, 3e-2),
     ],
     ids=str,
@@ -233,7 +233,7 @@ def test_dtypes(dtype, relative):
 def test_gradients_of_what_is_broadcast_are_summed_in_float32():
     one = torch.ones(1, 1, 1, dtype=torch.float16)
     problem = make(q=torch.ones(2, 2, 1, dtype=torch.float16), k=one, v=one)
-    # What comes of either batch is beyond float16, and their sum is not.
+    # The contribution of either batch overflows float16, but their sum does not.
     g = torch.tensor([[[60000.0], [60000.0]], [[-60000.0], [-51200.0]]], dtype=torch.float16).to(DEVICE)
     (by_v,) = kernels.gradient(problem.options, (False, False, True), *problem.inputs, g)
     assert by_v.item() == 8800
@@ -242,7 +242,7 @@ def test_gradients_of_what_is_broadcast_are_summed_in_float32():
 SMALL = {"q": (1, 4, 3), "k": (1, 5, 3), "v": (1, 5, 2), "softcap": 0.8, "dropout_p": 0.3, "batch": (1,)}
 
 
-# Every third of them, together, have each pair of tangents in all four ways.
+# Every third case together covers all four combinations of each pair of tangents.
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("given", list(product((True, False), repeat=4)))
 def test_tangents_of_none_are_zero(given):
@@ -280,7 +280,7 @@ def test_dropout_drops_the_same_weights_as_torch():
     zeros = torch.zeros(3, 2, 20, 1, device=DEVICE), torch.zeros(3, 2, keys, 1, device=DEVICE)
     options = Options(dropout_p=0.25, batch=(3, 2))
     seed = torch.tensor(0xFEDCBA98).reshape(1, 1, 1, 1).to(DEVICE)
-    # Equal weights of the rows of an identity matrix are the factors, but for 1 / keys.
+    # With equal weights and the identity matrix as values, the output is the dropout factors times 1 / keys.
     out = kernels.value(options, *zeros, torch.eye(keys, device=DEVICE).expand(3, 2, keys, keys), None, seed)
     factors = kept(seed, (3, 2), (0, 0), (20, keys), 0.25, torch.float32)
     assert torch.equal(out != 0, factors != 0)
@@ -288,7 +288,7 @@ def test_dropout_drops_the_same_weights_as_torch():
 
 
 def test_rows_that_a_mask_lowers_by_all_of_float32():
-    """They see all keys alike, as torch has it; the logarithm of their sums would say that each key is the only one."""
+    """These rows weight all keys equally, like torch; a log-sum-exp would give every key the weight 1."""
     mask = torch.zeros(1, 20, 35)
     mask[:, 4:9] = torch.finfo(torch.float32).min
     problem = make(dtype=torch.float32, mask=mask)
@@ -318,7 +318,7 @@ def test_lengths_of_zero():
 
 
 class _Sizes(TorchDispatchMode):
-    """The greatest number of bytes of any result."""
+    """Record the largest storage, in bytes, of any result."""
 
     greatest = 0
 

@@ -1,4 +1,4 @@
-"""Triton's attention compiled to machine code of GPUs, which takes none."""
+"""Compile Triton's attention to GPU machine code, which needs no GPU."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 triton = pytest.importorskip("triton")
 
-# With a driver that names a GPU and runs nothing: the kernels of a call of each kind, in the last size of tile.
+# Compile the kernels of each kind of call in the smallest tile, with a driver that names a GPU but runs nothing.
 COMPILE = """
 import sys
 import torch, triton
@@ -68,5 +68,5 @@ def test_compiles(capability, dtype, tmp_path):
     assert run.returncode == 0, run.stderr[-3000:]
     passes = [line.split() for line in run.stdout.splitlines()]
     assert [name for name, *_ in passes] == ["output_pass", "keys_pass", "queries_pass"] * 3
-    # The smallest tile has to fit in what any GPU of today has.
+    # The smallest tile must fit into the shared memory of any current GPU.
     assert all(made == "True" and int(shared) <= 99 * 1024 for _, made, shared in passes)

@@ -1,4 +1,4 @@
-"""Products with unit directions, which are picked, against products that multiply."""
+"""Tests of products with unit directions, which select columns, against ordinary products."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_picked_products(m, p, n, data, transposed, dtype):
     a = torch.randn(m, b.shape[1], generator=torch.Generator().manual_seed(0)).to(dtype).expand(stop - first, -1, -1)
     found = batched_product(a, b, UnitRows(rows, first))
     assert torch.equal(found, torch.bmm(a, b))
-    # The layouts that the kernels after it are fast in.
+    # The following kernels are fast with these layouts.
     if stop - first > 1:
         assert found.mT.is_contiguous() if b.shape[2] < NARROW else found.is_contiguous()
 
@@ -45,7 +45,7 @@ def test_only_views_of_all_rows_are_places():
         rows.flip(0),
     ]
     assert [unit.places(other) for other in others] == [None] * len(others)
-    # Other shapes of the same rows are as good.
+    # Other shapes of the same rows are accepted.
     row, column = unit.places(rows.view(12, 2, 6))
     assert (rows.view(12, 2, 6)[range(12), row, column] == 1).all()
 

@@ -1,4 +1,4 @@
-"""Small inner problems that the tests of hodiff.meta share."""
+"""Small inner problems for the tests of hodiff.meta."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ def batch(seed: int = 0, size: int = 5) -> tuple[Tensor, Tensor]:
 
 
 def quartic(w: Tensor, shift: Tensor) -> Tensor:
-    """A loss of a vector whose derivatives of every order to the fourth are alive."""
+    """Compute a loss with nonzero derivatives up to fourth order."""
     return ((w - shift) ** 2).sum() / 2 + (w * w.roll(1)).sin().sum() / 3 + (w**4).sum() / 20
 
 

@@ -1,4 +1,4 @@
-"""The inner loop: values and derivatives against loops written out, finite differences and each other."""
+"""Tests of the inner loop against explicit loops, finite differences and other variants."""
 
 import functools
 import gc
@@ -62,7 +62,7 @@ def leaves() -> list[Tensor]:
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_derivatives_for_every_optimizer(optimizer: str) -> None:
-    """In the start, what the loss closes over and the learning rate, backward, forward and to second order."""
+    """Derivatives by the start, closed-over tensors and the learning rate are correct to second order in both modes."""
     for steps in (1, 2, 3):
         assert gradcheck(
             adapted(optimizer, steps), leaves(), check_forward_ad=steps == 2, check_batched_grad=steps == 2
@@ -83,7 +83,7 @@ def test_derivatives_for_every_variant(optimizer: str, variant: str) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("variant", ["plain", "mixed", "checkpointed", "checkpointed mixed"])
 def test_third_order(variant: str) -> None:
-    """Against central differences of the second derivative of the loop written out."""
+    """Third derivatives match central differences of the second derivative of the explicit loop."""
 
     def plain(w: Tensor) -> Tensor:
         for _ in range(3):
@@ -166,7 +166,7 @@ def test_first_order_counts_gradients_as_constants(in_transform: bool) -> None:
     w = START.clone()
     for _ in range(3):
         w = w - 0.1 * (slopes(w) + 0.5 * w)
-    # The gradient of the square, times (1 - lr * weight_decay) a step.
+    # The gradient of the square is multiplied by (1 - lr * weight_decay) per step.
     expected = 2 * w * 0.95**3
     if in_transform:
         torch.testing.assert_close(torch.func.grad(objective)(START), expected)
@@ -257,7 +257,7 @@ def test_unused_frozen_and_tied_parameters() -> None:
         result = torch.func.vmap(lambda _: compute(params))(torch.ones(1)) if transform else compute(params)
         torch.testing.assert_close(result["unused"].flatten(), torch.full((2,), 0.95))
         assert result["unused"].requires_grad
-    # A frozen one is a constant, closed over. A tied one is adapted in both places, apart.
+    # A frozen parameter is a constant that the loss closes over. A tied parameter is adapted separately in both places.
     tied = START.clone().requires_grad_()
     pair = adapt(
         lambda p, _: quartic(p["a"], SHIFT) + 2 * quartic(p["b"], SHIFT), {"a": tied, "b": tied}, None, SGD(0.1), 1
@@ -277,7 +277,7 @@ def test_tied_modules() -> None:
 
 
 def test_the_start_is_kept_apart_from_itself_in_the_loss() -> None:
-    """A proximal term closes over the very tensor that the loop starts from."""
+    """A proximal term closes over the tensor from which the loop starts."""
     w = START.clone().requires_grad_()
     result = adapt(lambda v, _: ((v - 3 * w) ** 2).sum() / 2, w, None, SGD(0.1), 1)
     torch.testing.assert_close(result, START + 0.2 * START)
@@ -286,7 +286,7 @@ def test_the_start_is_kept_apart_from_itself_in_the_loss() -> None:
 
 @pytest.mark.parametrize("variant", ["plain", "mixed", "checkpointed"])
 def test_dropout_is_replayed(variant: str) -> None:
-    """Finite differences of a loop that is seeded anew each time see the same masks as the backward pass."""
+    """Finite differences of a loop with a fixed seed use the same masks as the backward pass."""
 
     def f(w: Tensor) -> Tensor:
         torch.manual_seed(4)
@@ -449,7 +449,7 @@ def test_once_differentiable_losses_are_refused() -> None:
 
 
 class Held:
-    """Keeps a tensor where no search of what a loss closes over looks: on a class."""
+    """Stores a tensor on a class, where the search for closed-over tensors does not look."""
 
     shift = SHIFT
 
@@ -563,7 +563,7 @@ def test_one_of_a_thousand_steps_is_flat_in_memory_when_nothing_is_recorded() ->
 
     with torch.no_grad():
         adapt(loss, START, SHIFT, SGD(0.01), 1000, check_finite=False)
-    # The losses of the steps are what grows: one number a step.
+    # Only the losses of the steps grow: one number per step.
     assert seen[-1] - seen[0] <= 750
 
 

@@ -1,4 +1,4 @@
-"""Hypergradients of ridge regression against its closed form, and what is said where they are not right."""
+"""Tests of hypergradients of ridge regression against its closed form, and of their warnings."""
 
 from collections.abc import Callable
 from typing import Any
@@ -72,7 +72,7 @@ def test_error_estimates_have_the_size_of_the_error(method: str, options: dict[s
     else:
         with pytest.warns(HodiffWarning, match=f"{method} left a relative residual"):
             result = hypergradient(outer, inner, start, WEIGHTS, method, **options)
-    # Of the minimum's own derivative: what damping changes is an error, too.
+    # The reference is the derivative of the exact minimum, so the effect of damping counts as an error.
     error = (result.value - closed_form()).norm().item()
     assert error > 1e-8
     assert error / 6 < result.error_estimate < 6 * error

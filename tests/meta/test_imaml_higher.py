@@ -1,4 +1,4 @@
-"""Derivatives of implicit MAML beyond its meta-gradient: against finite differences, by every route."""
+"""Tests of higher derivatives of implicit MAML against finite differences, by every route."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ ROUTES = {
 
 
 def recorded(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """The Hessian by `.backward()` twice."""
+    """Compute the Hessian by two calls of `torch.autograd.grad`."""
 
     def rows(x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
@@ -46,7 +46,7 @@ def learner(module: nn.Module, loss: Any = mse, **options: Any) -> IMAML:
 
 
 def of_vector(imaml: IMAML, given: Any) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """The meta-loss as a function of all adapted parameters in one vector."""
+    """Return the meta-loss as a function of one vector of all adapted parameters, and the vector."""
     parts = imaml.adapted_parameters()
     sizes = [each.numel() for each in parts.values()]
 
@@ -60,7 +60,7 @@ def of_vector(imaml: IMAML, given: Any) -> tuple[Callable[[Tensor], Tensor], Ten
 
 @pytest.fixture(scope="module")
 def differences() -> Tensor:
-    """Of fourth order, of the plain meta-gradient, which is tested by itself."""
+    """Fourth-order central differences of the plain meta-gradient, which has its own tests."""
     f, x = of_vector(learner(network()), tasks())
 
     def slope(x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def test_hessian_of_the_meta_loss(route: str, chunk_size: int | None, difference
 
 @pytest.mark.slow
 def test_third_derivatives_are_those_of_the_unrolled_loop() -> None:
-    """60 steps go all the way: the loop itself, differentiated, is a reference that solves no system."""
+    """60 steps converge, so differentiating the unrolled loop is a reference that solves no system."""
 
     class Unrolled(IMAML):
         def forward(self, given: Any) -> Tensor:
@@ -109,7 +109,7 @@ def test_third_derivatives_are_those_of_the_unrolled_loop() -> None:
 
 
 def test_derivatives_by_frozen_parameters_in_transforms() -> None:
-    """What is not adapted shifts the minimum all the same."""
+    """Derivatives by parameters that are not adapted include the shift of the minimum."""
     module = network()
     module[0].bias.requires_grad_(False)
     imaml = learner(module)
@@ -125,7 +125,7 @@ def test_derivatives_by_frozen_parameters_in_transforms() -> None:
 
 
 def test_dropout_is_replayed() -> None:
-    """The meta-gradient that is recorded for more has the masks of the plain one."""
+    """The meta-gradient with create_graph uses the same masks as the plain meta-gradient."""
     module = nn.Sequential(nn.Linear(2, 1, bias=False), nn.Dropout(0.5)).double()
     generator = torch.Generator()
     imaml = learner(module, steps=3, generator=generator)
@@ -162,7 +162,7 @@ def test_shared_statistics_are_refused_in_transforms() -> None:
 
 @pytest.mark.parametrize("transform", [None, jacrev])
 def test_losses_with_derivatives_of_their_own_are_refused(transform: Any) -> None:
-    """They would be lost without a word."""
+    """IMAML would lose these derivatives silently."""
     scale = torch.ones((), dtype=torch.float64, requires_grad=True)
 
     module, given = network(), tasks()

@@ -1,4 +1,4 @@
-"""Meta-learners against loops over tasks that are written out here with torch.autograd.grad."""
+"""Tests of meta-learners against explicit loops over tasks with torch.autograd.grad."""
 
 import copy
 import gc
@@ -31,7 +31,7 @@ def tasks(count: int = 3) -> Tasks:
 def descend(
     module: nn.Module, x: Tensor, y: Tensor, *, lr: Any = 0.1, steps: int = 2, again: bool = True, names: Any = None
 ) -> Tree:
-    """Some steps of gradient descent on one task."""
+    """Run some steps of gradient descent on one task."""
     params = {name: each for name, each in module.named_parameters() if each.requires_grad}
     for _ in range(steps):
         chosen = {name: each for name, each in params.items() if names is None or name in names}
@@ -227,7 +227,7 @@ def with_norm(momentum: float | None = 0.1) -> nn.Module:
 @pytest.mark.parametrize("learner", [MAML, Reptile, IMAML])
 @pytest.mark.filterwarnings("ignore::hodiff.HodiffWarning")
 def test_batch_norm_policies(policy: str, learner: type[MetaLearner], momentum: float | None) -> None:
-    """With momentum None statistics are means over all batches so far, of which each task counts its own."""
+    """Statistics with momentum None are means over all batches so far, and each task counts its own batches."""
     module = with_norm(momentum)
     module[1].num_batches_tracked += 0 if momentum else 4
     started = module[1].num_batches_tracked.item()
@@ -271,7 +271,7 @@ OPTIONS_OF_NORMS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("policy", ["per-task", "shared", "frozen"])
 @pytest.mark.parametrize("options", OPTIONS_OF_NORMS)
 def test_cumulative_statistics_are_those_of_the_plain_loop(policy: str, options: str) -> None:
-    """Steps that are computed again do not count again, nor do chunks of tasks follow one another."""
+    """Recomputed steps do not count twice, and chunks of tasks do not continue each other's counts."""
     modules: list[nn.Module] = []
     gradients = []
     for chosen in ({}, OPTIONS_OF_NORMS[options]):
@@ -370,13 +370,13 @@ def test_convolutions_with_cross_entropy() -> None:
 
 
 def quadratic_tasks() -> tuple[nn.Module, Tasks]:
-    """Linear regression: support losses whose Hessians are constant."""
+    """Return a linear regression, whose support losses have constant Hessians, and its tasks."""
     module = nn.Linear(2, 1, bias=False).double()
     return module, tasks()
 
 
 def exact_implicit(module: nn.Module, given: Tasks, strength: float) -> tuple[Tensor, Tensor]:
-    """Loss and meta-gradient by dense linear algebra."""
+    """Compute the loss and the meta-gradient by dense linear algebra."""
     start, losses, total = module.weight.detach().flatten(), [], torch.zeros(2, dtype=torch.float64)
     for x, y, query_x, query_y in zip(*given, strict=True):
         H, b = 2 * x.T @ x / len(x), 2 * x.T @ y.flatten() / len(x)
@@ -405,7 +405,7 @@ def test_imaml_says_when_it_does_not_converge() -> None:
     module, given = quadratic_tasks()
     with pytest.warns(HodiffWarning, match="IMAML: conjugate gradients stopped at a relative residual"):
         loss = IMAML(module, mse, 0.1, 5, strength=0.1, cg_steps=1)(given)
-    # Beyond the meta-gradient, it is also said how far the inner loop is from its minimum.
+    # For higher derivatives, a second warning reports how far the inner loop is from its minimum.
     with pytest.warns(HodiffWarning) as told:
         torch.autograd.grad(loss, module.weight, create_graph=True)
     messages = [str(each.message) for each in told]
@@ -416,7 +416,7 @@ def test_imaml_says_when_it_does_not_converge() -> None:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, {"checkpoint": 1}, {"route": "forward-over-reverse"}])
 def test_meta_steps_are_flat_in_memory(options: dict[str, Any]) -> None:
-    """With the garbage collector off, so that cycles would pile up."""
+    """The garbage collector is off, so reference cycles would accumulate."""
     steps = 50 if options else 300
     module = nn.Linear(2, 1).double()
     learner = MAML(module, mse, 0.1, **options)
@@ -437,7 +437,7 @@ def test_meta_steps_are_flat_in_memory(options: dict[str, Any]) -> None:
 
 
 def ours(each: object) -> bool:
-    """Tensors, nodes of graphs and hodiff's objects; torch's pytrees leave empty cycles of functions behind."""
+    """Whether the object is a tensor, a module or from hodiff; torch's pytrees leave empty function cycles behind."""
     kind = type(each)
     return isinstance(kind, type) and (
         issubclass(kind, (Tensor, nn.Module)) or str(kind.__module__).startswith("hodiff")
@@ -471,7 +471,7 @@ def only_inner() -> Callable[[Tensor, Tensor], Tensor]:
 
 
 class Scaled(nn.Module):
-    """A module with a parameter of no dimensions, and a buffer that it assigns."""
+    """A module with a zero-dimensional parameter and a buffer that it reassigns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -519,7 +519,7 @@ def test_learners_with_clipping_are_pickled() -> None:
 
 
 def test_modules_that_torch_cannot_batch() -> None:
-    """Spectral norm writes its vectors with out=, for which torch has no batching rule."""
+    """Spectral norm writes its vectors with out=, which has no batching rule in torch."""
 
     torch.manual_seed(0)
     module = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 1).double())
@@ -572,7 +572,7 @@ def test_bad_input(case: str) -> None:
 
 @pytest.mark.slow
 def test_a_thousand_steps_of_a_digits_network_fit_in_a_gigabyte() -> None:
-    """Peak resident memory of a process of its own; without segments it takes some 600 MB, with them some 30."""
+    """The peak memory of a subprocess grows by about 600 MB without segments and about 30 MB with them."""
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""Functional optimizers against torch.optim, closed forms and finite differences."""
+"""Tests of functional optimizers against torch.optim, closed forms and finite differences."""
 
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +50,7 @@ ROWS = [
     for number, options in enumerate(rows)
     for common in ({}, {"maximize": True})
 ]
-# Smooth where they are tested; NAdam in the dtype of the test.
+# The tested points are smooth; NAdam has the dtype of the test.
 EVERY = [(name, options) for name, rows in OPTIONS.items() for options in (rows[0], rows[-1])]
 
 
@@ -104,7 +104,7 @@ def test_tensor_settings_equal_numbers(name: str, options: dict[str, Any]) -> No
     cls = getattr(meta, name)
     tensors = {key: convert(value) for key, value in options.items()}
     tree = {**tensors, "lr": {key: torch.full_like(leaf, options["lr"]) for key, leaf in start().items()}}
-    # Torch keeps NAdam's product of momenta in float32; with tensors ours is in float64.
+    # torch computes NAdam's product of momenta in float32. With tensors as settings, hodiff computes it in float64.
     tolerance = 1e-6 if name == "NAdam" else 1e-12
     expected, _ = run(cls(**options), start(), 10)
     for each in (tensors, tree):
@@ -133,7 +133,7 @@ def test_lion_equals_its_formula(weight_decay: float, maximize: bool) -> None:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "options"), [*EVERY, ("Lion", {}), ("Lion", {"weight_decay": 0.1})])
 def test_derivatives_of_two_steps(name: str, options: dict[str, Any]) -> None:
-    """In gradients, parameters and all numeric settings, to second order, backward and forward."""
+    """Derivatives by gradients, parameters and all numeric settings are correct to second order in both modes."""
     options = {"lr": 0.05, **options}
     numbers = {key: value for key, value in options.items() if isinstance(value, float) and key != "eps"}
 
@@ -153,7 +153,7 @@ def test_derivatives_of_two_steps(name: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", [*OPTIONS, "Lion"])
 def test_zero_gradients_have_no_nan(name: str) -> None:
-    """The slope in a gradient at zero is that of the formula: no root of zero gets in its way."""
+    """The derivative by a zero gradient follows the formula, without NaN from the square root of zero."""
     rule = getattr(meta, name)(lr=0.5)
 
     def step(grad: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def test_zero_gradients_have_no_nan(name: str) -> None:
     assert gradient.isfinite().all()
     assert hodiff.hessian(step)(zero).isfinite().all()
     if name in {"Adam", "RMSprop"}:
-        # sum_t lr (1 - b^t)/(1 - b^t) / eps, where the denominator is eps to first order.
+        # sum_t lr (1 - b^t)/(1 - b^t) / eps, since the denominator is eps to first order.
         torch.testing.assert_close(gradient, torch.full_like(zero, -2 * 0.5 / 1e-8))
 
 

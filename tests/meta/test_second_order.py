@@ -1,4 +1,4 @@
-"""Inner loops, optimizers and learners by gradgradcheck and SciPy's Hessian, and hypergradients against SciPy's."""
+"""Tests of inner loops, optimizers and learners with gradgradcheck and SciPy's Hessian; hypergradients with SciPy."""
 
 import inspect
 
@@ -21,12 +21,12 @@ OPTIMIZERS = [
 
 
 def adapted_by(name: str):
-    """Two steps, in the start, in what the loss closes over and in the learning rate."""
+    """Run two steps, as a function of the start, a closed-over tensor and the learning rate."""
     return lambda w, shift, lr: meta.adapt(quartic, w, shift, getattr(meta, name)(lr), 2)
 
 
 def by_torchs(shift: Tensor, size: Tensor) -> Tensor:
-    """A start that torch's optimizer holds, in what the loss closes over."""
+    """Run two steps from the start in a torch optimizer, as a function of the closed-over tensors."""
     start = nn.Parameter(X.clone())
     optimizer, state = meta.from_torch(torch.optim.Adam([start], lr=0.05))
 
@@ -41,7 +41,7 @@ NETWORK = nn.Sequential(nn.Linear(2, 1), nn.Tanh(), nn.Linear(1, 1, bias=False))
 
 
 def of_learner(learner: meta.MetaLearner) -> Row:
-    """The meta-objective in all that is learned."""
+    """Return the meta-objective as a function of all learned parameters."""
     names, values = zip(*learner.named_parameters(), strict=True)
     values = tuple(draw(*each.shape, seed=i) / 2 for i, each in enumerate(values))
     objective = lambda *leaves: functional_call(learner, dict(zip(names, leaves, strict=True)), (TASKS,))  # noqa: E731
@@ -100,7 +100,7 @@ def minimum(h: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("method", ["implicit-cg", "neumann", "nystrom"])
 def test_hypergradients_are_slopes_of_scipys(method):
-    """SciPy differentiates t -> t * outer(minimum(h + s d)), whose mixed second derivative is the slope along d."""
+    """SciPy differentiates t -> t * outer(minimum(h + s d)); its mixed second derivative is the derivative along d."""
     options = {"damping": 1e-8, "iterations": 2} if method == "nystrom" else {"tolerance": 1e-10}
     found = meta.hypergradient(outer, inner, minimum(WEIGHTS), WEIGHTS, method, **options).value
     direction = draw(2, seed=6)

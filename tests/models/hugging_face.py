@@ -1,9 +1,9 @@
-"""Write the table of Hugging Face's architectures into the documentation: hodiff's products beside torch's.
+"""Write the table of Hugging Face architectures into the documentation: products by hodiff and by torch.
 
 python tests/models/hugging_face.py [model types ...]
 
-Every model is built from its default configuration with sizes that take seconds, and random weights. With names, the
-rows of those alone are printed.
+Every model has its default configuration with sizes that take seconds, and random weights. With model types as
+arguments, the script prints only their rows.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "hugging_face.md"
-# Finished rows, one a line, from which an interrupted run continues; delete the file to measure anew.
+# Finished rows, one per line, from which an interrupted run continues; delete the file to measure again.
 FINISHED = ROOT / "build" / "hugging_face.jsonl"
 ATTENTIONS = ("eager", "sdpa")
 OUTCOMES = ("right", "wrong", "raises")
-# Derivatives of a function's gradient are symmetric to 5e-11 in these differences, of others to 1e-7 at best.
+# In these differences, derivatives of a function's gradient are symmetric to 5e-11, and other fields to 1e-7 at best.
 SYMMETRIC = 1e-9
 WORDS, IMAGE, BANDS, SAMPLES = 40, 32, 8, 800
 
-# Fields of configurations, by what they become.
+# Configuration fields, by their reduced value.
 SIZES = {
     name: size
     for size, names in {
@@ -58,7 +58,7 @@ SIZES = {
     for name in names.split()
 }
 SPECIAL_WORDS = ("pad", "bos", "eos", "sep", "cls", "mask", "decoder_start")
-# What the sizes above do not go together with.
+# Fields that are inconsistent with the sizes above.
 EXCEPTIONS: dict[str, dict[str, Any]] = {
     "codegen": {"n_head": 4},
     "dac": {"encoder_hidden_size": 4, "hidden_size": 64, "decoder_hidden_size": 64, "n_codebooks": 2},
@@ -82,12 +82,12 @@ EXCEPTIONS: dict[str, dict[str, Any]] = {
 def _time_series() -> dict[str, Tensor]:
     from models.specimen import noise
 
-    # Eight steps of context, and seven that lag behind.
+    # Eight steps of context, and seven lagged steps.
     past = {"past_values": noise(2, 15), "past_time_features": noise(2, 15, 1), "past_observed_mask": torch.ones(2, 15)}
     return past | {"future_values": noise(2, 4), "future_time_features": noise(2, 4, 1)}
 
 
-# Of those that are not called with what their main input tells.
+# Inputs of models whose main input does not determine them.
 SHAPES: dict[str, dict[str, tuple[int, ...]]] = {
     "dac": {"input_values": (2, 1, SAMPLES)},
     "videomae": {"pixel_values": (2, 2, 3, IMAGE, IMAGE)},
@@ -108,7 +108,7 @@ ARCHITECTURES = NAMES.split()
 
 
 def shrunk(config: Any) -> Any:
-    """A configuration with its sizes, and those inside of it, cut down."""
+    """Reduce the sizes of a configuration and its nested configurations."""
     for name, value in list(vars(config).items()):
         if hasattr(value, "model_type"):
             shrunk(value)
@@ -128,7 +128,7 @@ def shrunk(config: Any) -> Any:
 
 
 def _shrunk_list(name: str, value: Any) -> Any:
-    """One block in each stage, widths that double, the first two kinds of layers."""
+    """Keep one block in each stage, doubling widths, and the first two layers."""
     if name in ("image_size", "patch_size"):
         return [SIZES[name]] * len(value)
     if name == "depths":
@@ -141,14 +141,14 @@ def _shrunk_list(name: str, value: Any) -> Any:
 
 
 def built(kind: str, attention: str) -> Built:
-    """A model of random weights, and what it is called with."""
+    """Return a model with random weights, and its inputs."""
     from models.specimen import Built, noise, tokens
     from transformers import AutoModel
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     torch.manual_seed(0)
     config = shrunk(CONFIG_MAPPING[kind]())
-    # The grouped product of experts has no float64.
+    # The grouped product of experts does not support float64.
     config._experts_implementation = "eager"
     model = AutoModel.from_config(config, attn_implementation=attention).eval()
     names = list(inspect.signature(model.forward).parameters)
@@ -162,7 +162,7 @@ def built(kind: str, attention: str) -> Built:
 
 
 def _inputs(kind: str, model: torch.nn.Module, config: Any) -> dict[str, Tensor]:
-    """Two rows of what a model takes."""
+    """Return two rows of inputs for a model."""
     from models.specimen import noise, tokens
 
     if kind == "informer":
@@ -185,14 +185,14 @@ class Row:
     """Errors of the products of one model.
 
     Attributes:
-        kind: Its type, as in `AutoConfig`.
-        attention: Its implementation of attention.
-        coarse: Whether it computes in float32 inside.
-        hodiff: For each product the error relative to the largest number, or the message that it raised.
-        torch: Likewise for torch's three ways.
-        verdict: Preflight's.
-        curl: How far derivatives of the gradient are from symmetric: where something is detached inside, it is the
-            gradient of no function, and differences see what derivatives hold fixed.
+        kind: The type, as in `AutoConfig`.
+        attention: The implementation of attention.
+        coarse: Whether the model computes in float32 inside.
+        hodiff: For each product the error relative to the largest element, or the error message.
+        torch: The errors of torch's three ways.
+        verdict: The verdict of preflight.
+        curl: The asymmetry of the derivatives of the gradient. If the model detaches a tensor, its gradient is not the
+            gradient of a function, and differences see dependencies that derivatives hold fixed.
     """
 
     kind: str
@@ -205,16 +205,16 @@ class Row:
 
     @property
     def allowed(self) -> float:
-        """Half the digits of what it computes in."""
+        """Tolerance: half the digits of the dtype in which the model computes."""
         return 1e-3 if self.coarse else 1e-6
 
     def outcome(self, found: float | str) -> str:
-        """One of three words."""
+        """Return "right", "wrong" or "raises"."""
         return "raises" if isinstance(found, str) else "right" if found <= self.allowed else "wrong"
 
 
 def torch_ways(case: Case) -> dict[str, Callable[[], Any]]:
-    """How a product is written with torch alone."""
+    """Return the three ways of writing a product with torch alone."""
     from models.measures import flat
     from torch.func import grad, jvp
 
@@ -233,7 +233,7 @@ def torch_ways(case: Case) -> dict[str, Callable[[], Any]]:
 
 
 def measured(kind: str, attention: str) -> Row:
-    """All products of a model."""
+    """Compute all products of a model."""
     from models.measures import Case, error, flat
     from models.specimen import Architecture
 
@@ -262,7 +262,7 @@ def measured(kind: str, attention: str) -> Row:
     def product(**options: str) -> Callable[[], Tensor]:
         return lambda: flat(hodiff.hvp(case.loss, case.parameters, case.direction, **options))
 
-    # Forward-over-forward takes a pass for each parameter.
+    # Skip forward-over-forward, which takes a pass for each parameter.
     routes = {"`hvp`": product()} | {route: product(route=route) for route in hodiff.ROUTES[:3]}
     routes["`HessianOperator`"] = lambda: flat(hodiff.HessianOperator(case.loss, case.parameters) @ case.direction)
     verdict = hodiff.preflight(case.model, *case.inputs).verdict.removeprefix("verdict: ")
@@ -270,7 +270,7 @@ def measured(kind: str, attention: str) -> Row:
 
 
 def rows(kinds: list[str]) -> Iterator[Row]:
-    """One model after the other, those that were finished before from the file."""
+    """Yield the rows of all models, and read finished rows from the file."""
     from tqdm import tqdm
 
     from hodiff.checks.torch_warnings import silence_torch_warnings
@@ -285,7 +285,7 @@ def rows(kinds: list[str]) -> Iterator[Row]:
                     with silence_torch_warnings():
                         row = measured(kind, attention)
                 except Exception as raised:
-                    # Many models support one attention alone.
+                    # Many models support only one attention.
                     sys.stderr.write(f"{kind} {attention}: {type(raised).__name__}: {str(raised)[:200]}\n")
                     continue
                 with FINISHED.open("a", encoding="utf-8") as file:
@@ -322,7 +322,7 @@ def _torch_version() -> str:
 
 
 def page(found: list[Row]) -> str:
-    """The table, with what it comes to."""
+    """Format the table and its totals."""
     detaching = sorted({row.kind for row in found if row.curl > SYMMETRIC})
     shown = [row for row in found if row.kind not in detaching]
     ways = list(found[0].torch)

@@ -1,4 +1,4 @@
-"""What hodiff does with a model, against differences: of gradients, which torch takes, and of outputs."""
+"""Features of hodiff on a model, compared with differences of torch's gradients and of outputs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Measure:
     """One feature of hodiff on one model.
 
     Attributes:
-        feature: Which.
-        outcome: An error relative to the largest number, or what was said.
-        seconds: How long it took.
+        feature: The name of the feature.
+        outcome: An error relative to the largest element, or the message.
+        seconds: The running time.
     """
 
     feature: str
@@ -44,7 +44,7 @@ class Case:
 
     def __init__(self, architecture: Architecture):
         built = architecture.made()
-        # Differences of what rounds to float32 inside would show that alone.
+        # If the model rounds to float32 inside, differences would show only rounding errors.
         self.exact: AbstractContextManager[Any] = InDouble() if architecture.coarse else nullcontext()
         self.model = built.model.double()
         self.inputs = tree_map_only(Tensor, _in_double, built.inputs)
@@ -53,29 +53,29 @@ class Case:
         }
         generator = torch.Generator().manual_seed(3)
         self.direction = {name: _random(each, generator) for name, each in self.parameters.items()}
-        # What training never moves, and torch's gradient leaves out.
+        # Training never moves the padding row, and torch's gradient omits it.
         names = {id(each): name for name, each in self.model.named_parameters()}  # a tied weight has one of its names
         for module in self.model.modules():
             if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:
                 name = names.get(id(module.weight))
-                if name in self.direction:  # it may be frozen, or parametrized
+                if name in self.direction:  # the weight may be frozen or parametrized
                     self.direction[name][module.padding_idx] = 0
 
     def outputs(self, parameters: Parameters, inputs: Any = None) -> list[Tensor]:
-        """The floating outputs, of random numbers that are the same in every call."""
+        """Return the floating-point outputs, with the same random numbers in every call."""
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            # A model may write into its inputs, or make leaves of them.
+            # A model may write into its inputs, or make them require a gradient.
             given = tree_map_only(Tensor, Tensor.clone, self.inputs if inputs is None else inputs)
             everything = tree_leaves(functional_call(self.model, parameters, given))
         return [each.double() for each in everything if isinstance(each, Tensor) and each.is_floating_point()]
 
     def loss(self, parameters: Parameters) -> Tensor:
-        """A curved scalar of the outputs."""
+        """Compute a nonlinear scalar function of the outputs."""
         return torch.stack([(each.sin() + each.square()).mean() for each in self.outputs(parameters)]).sum()
 
     def gradient(self, parameters: Parameters) -> Tensor:
-        """By torch, once; and where torch has no such gradient, within corrections."""
+        """Compute the gradient by torch, with hodiff's corrections if torch raises."""
         try:
             return self._gradient(parameters)
         except RuntimeError:
@@ -88,13 +88,13 @@ class Case:
         return flat(torch.autograd.grad(value, leaves, materialize_grads=True))
 
     def moved(self, step: float, direction: Parameters) -> Parameters:
-        """The parameters, a step away."""
+        """Return the parameters after a step along the direction."""
         return {name: each + step * direction[name] for name, each in self.parameters.items()}
 
     def difference(self, function: Callable[[Parameters], Tensor], direction: Parameters) -> Tensor:
-        """The derivative of a function along a direction by central differences of two steps, in float64 throughout.
+        """Differentiate a function along a direction by central differences of two steps, in float64 throughout.
 
-        Steps are small, as one across a kink of relu says nothing, and smaller where two of them disagree.
+        Steps are small, since a step across a kink of relu is useless, and smaller if the two differences disagree.
         """
 
         def central(h: float) -> Tensor:
@@ -109,7 +109,7 @@ class Case:
 
 
 def flat(tree: Any) -> Tensor:
-    """All numbers of a tree, complex ones by their parts."""
+    """Flatten all numbers of a tree into a vector, with complex numbers as two real ones."""
     return torch.cat([_real(each).reshape(-1) for each in tree_leaves(tree)])
 
 
@@ -123,25 +123,25 @@ def _in_double(tensor: Tensor) -> Tensor:
 
 
 def _random(tensor: Tensor, generator: torch.Generator) -> Tensor:
-    """A direction in proportion to a parameter."""
+    """Draw a direction in proportion to a parameter."""
     draw = torch.randn(tensor.shape, dtype=tensor.dtype, generator=generator)
     return draw * (tensor.abs().square().mean().sqrt() + 1e-2)
 
 
 def error(got: Tensor, expected: Tensor) -> float:
-    """The largest difference, relative to the largest number."""
-    # What makes a leaf inside has products with a graph.
+    """Return the largest difference, relative to the largest element."""
+    # If the model makes a leaf inside, the product has a graph.
     return float((got.detach() - expected).abs().max() / expected.abs().max())
 
 
 def checked(architecture: Architecture) -> hodiff.Report:
-    """What a newcomer calls first."""
+    """Check the model, usually a user's first call."""
     built = architecture.made()
     return hodiff.check(built.model, built.inputs, **architecture.options)
 
 
 def previewed(architecture: Architecture) -> Any:
-    """What a newcomer calls second."""
+    """Run preflight on the model, usually a user's second call."""
     built = architecture.made()
     return hodiff.preflight(built.model, *built.inputs)
 
@@ -149,7 +149,7 @@ def previewed(architecture: Architecture) -> Any:
 def route_errors(
     architecture: Architecture, routes: Sequence[str] = (), **options: bool
 ) -> Iterator[tuple[str, float]]:
-    """The error of a product by some routes, or by each that is there."""
+    """Yield the error of a product by the given routes, or by all supported routes."""
     case = Case(architecture)
     expected = case.difference(case.gradient, case.direction)
     for route in routes or architecture.routes:
@@ -158,7 +158,7 @@ def route_errors(
 
 
 def operator_error(architecture: Architecture) -> float:
-    """The error of a column of a block that the Hessian is multiplied by."""
+    """Return the error of one column of a product with a block of vectors."""
     case = Case(architecture)
     A = hodiff.HessianOperator(case.loss, case.parameters)
     column = flat(case.direction)
@@ -167,7 +167,7 @@ def operator_error(architecture: Architecture) -> float:
 
 
 def gauss_newton_error(architecture: Architecture) -> float:
-    """The error of a product with J'J, whose J v is a difference of outputs and whose J' is torch's gradient."""
+    """Return the error of a product with J'J, against J v by differences of outputs and J' by torch's gradient."""
     case = Case(architecture)
 
     def squares(outputs: list[Tensor], _: Any) -> Tensor:
@@ -184,7 +184,7 @@ def gauss_newton_error(architecture: Architecture) -> float:
 
 
 def eigenvalue_error(architecture: Architecture) -> float:
-    """The residual of the largest eigenpair, by differences of the gradient along the eigenvector."""
+    """Return the residual of the largest eigenpair, by differences of the gradient along the eigenvector."""
     case = Case(architecture)
     A = hodiff.HessianOperator(case.loss, case.parameters)
     found = hodiff.estimators.eigsh(A, 1, tol=1e-8)
@@ -194,7 +194,7 @@ def eigenvalue_error(architecture: Architecture) -> float:
 
 
 def captured_error(architecture: Architecture) -> float | str:
-    """The error of a compiled operator whose graphs run as they were captured; or why it stayed eager."""
+    """Return the error of a compiled operator that runs its captured graphs, or the reason why it is eager."""
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(graphs, "compile_graph", lambda graph, *_, **__: graph))
         caught = stack.enter_context(warnings.catch_warnings(record=True))
@@ -207,12 +207,12 @@ def captured_error(architecture: Architecture) -> float | str:
 
 
 def measured_captured(architecture: Architecture) -> Measure:
-    """How a compiled operator fares, timed."""
+    """Time a compiled operator."""
     return _timed("captured", lambda: captured_error(architecture))
 
 
 def measures(architecture: Architecture) -> Iterator[Measure]:
-    """Every feature, timed."""
+    """Time every feature."""
     yield _timed("check", lambda: str(checked(architecture)).splitlines()[0].partition(": ")[2])
     yield _timed("preflight", lambda: previewed(architecture).verdict.removeprefix("verdict: "))
     if not architecture.measured:

@@ -1,4 +1,4 @@
-"""What the zoo of models holds: architectures that people have, in sizes that take seconds."""
+"""The definition of an architecture in the zoo of models, which users train, in sizes that take seconds."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from hodiff.routes import ROUTES
 
 @dataclass(frozen=True)
 class Built:
-    """A model and what it is called with.
+    """A model and its inputs.
 
     Attributes:
         model: The model, in evaluation mode, float32.
-        inputs: Its arguments by position.
+        inputs: The positional arguments.
     """
 
     model: nn.Module
@@ -29,20 +29,20 @@ class Built:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model with what hodiff has to say of it.
+    """A model, and the results that hodiff should report on it.
 
     Attributes:
-        name: What it is called, in identifiers of tests and in tables.
-        build: Makes it.
-        needs: The package that it comes from; empty for torch alone.
-        verdict: The beginning of preflight's verdict, behind `verdict: `.
-        routes: The routes that are there; the others raise.
+        name: The name in identifiers of tests and in tables.
+        build: Builds the model and its inputs.
+        needs: The package of the model; empty for torch alone.
+        verdict: The beginning of preflight's verdict, after `verdict: `.
+        routes: The supported routes; other routes raise.
         errors: The codes of errors that a check finds.
-        warnings: Those of warnings.
+        warnings: The codes of warnings that a check finds.
         options: Arguments of the check.
-        measured: Whether products by its parameters are right, and so can be measured.
-        coarse: Whether it computes in float32 inside, so that products are as coarse.
-        quick: Whether it belongs to the quick tests, too.
+        measured: Whether products by the parameters are correct, so that they can be measured.
+        coarse: Whether the model computes in float32 inside, so that products are less accurate.
+        quick: Whether the quick tests include the model.
     """
 
     name: str
@@ -59,19 +59,19 @@ class Architecture:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """The routes that are not there."""
+        """Routes that are not supported."""
         return tuple(route for route in ROUTES if route not in self.routes)
 
     def made(self) -> Built:
-        """The model with the same weights every time."""
-        self.build()  # to import what draws random numbers on import
+        """Build the model with the same weights every time."""
+        self.build()  # import modules that draw random numbers on import
         torch.manual_seed(0)
         built = self.build()
         return Built(built.model.eval(), built.inputs)
 
 
 def architectures() -> list[Architecture]:
-    """All of `architectures/`, file by file."""
+    """Return all architectures in `architectures/`, file by file."""
     found: list[Architecture] = []
     for path in sorted((Path(__file__).parent / "architectures").glob("*.py")):
         found += importlib.import_module(f"models.architectures.{path.stem}").ARCHITECTURES
@@ -81,10 +81,9 @@ def architectures() -> list[Architecture]:
 
 
 def tokens(size: int, *shape: int) -> Tensor:
-    """Words of a vocabulary, none of which is special."""
+    """Draw words of a vocabulary, without special tokens."""
     return torch.randint(3, size, shape, generator=torch.Generator().manual_seed(1))
 
 
 def noise(*shape: int) -> Tensor:
-    """Normal numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(2))

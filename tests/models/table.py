@@ -1,4 +1,4 @@
-"""Write the table of what hodiff does with models into the documentation.
+"""Write the table of hodiff's results on models into the documentation.
 
 python tests/models/table.py [--captured]
 """
@@ -48,7 +48,7 @@ AFTER = "\nWith "
 
 
 def cell(measure: "Measure | None") -> str:
-    """An error or a text, and the seconds."""
+    """Format an error or a text, and the seconds."""
     if measure is None:
         return "–"
     outcome = measure.outcome if isinstance(measure.outcome, str) else f"{measure.outcome:.0e}"
@@ -60,13 +60,13 @@ def line(*cells: str) -> str:
 
 
 def captured(rows: Iterable[tuple["Architecture", "Measure"]]) -> str:
-    """The section on compiled operators."""
+    """Format the section on compiled operators."""
     lines = [line(architecture.name, cell(measure)) for architecture, measure in rows]
     return CAPTURED + "\n".join([line("model", "compiled operator"), line("---", "---"), *lines, ""])
 
 
 def page(rows: Iterable[tuple["Architecture", list["Measure"]]], section: str) -> str:
-    """The text: what is said, then what is measured, with the section on compiled operators."""
+    """Format the page: the table of verdicts, the table of errors, and the section on compiled operators."""
     rows = list(rows)
     said = [line("model", "`check`", "`preflight`"), line("---", "---", "---")]
     measured = [line("model", *FEATURES), line("---", *["---"] * len(FEATURES))]

@@ -1,4 +1,4 @@
-"""Models of Hugging Face: hodiff's products are right, also where torch alone has them wrong or raises."""
+"""Hessian-vector products of Hugging Face models are correct, even if torch's are wrong or raise."""
 
 import pytest
 from models.hugging_face import Row, built, measured, page
@@ -28,7 +28,7 @@ def test_products(kind, attention, by_torch):
 
 @pytest.mark.slow
 def test_a_backward_with_a_saved_factor_is_refused():
-    """The attention of YOSO saves a power that depends on its arguments, and differentiates around it."""
+    """YOSO's attention saves a power that depends on its arguments, and its backward ignores the dependence."""
     pytest.importorskip("transformers")
     case = Case(Architecture("yoso", lambda: built("yoso", "eager")))
     with (

@@ -1,7 +1,7 @@
-"""Architectures that people have: what a check and preflight say, products by every route, operators, eigenvalues.
+"""Tests of architectures that users train: check, preflight, products by every route, operators and eigenvalues.
 
-Truth are differences of torch's gradients and of outputs; what check and preflight have to say is in the tables of
-`architectures/`.
+The references are differences of torch's gradients and of outputs. The tables in `architectures/` list the expected
+results of check and preflight.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ ALL = architectures()
 
 
 def each(*, measured=False):
-    """All architectures, most of them slow; those whose derivatives are right, if they are to be measured."""
+    """Parametrize by all architectures, most of them slow, or only by architectures with correct derivatives."""
     return [
         pytest.param(one, id=one.name, marks=[] if one.quick else [pytest.mark.slow])
         for one in ALL
@@ -46,7 +46,7 @@ def made(architecture):
 
 
 def allowed(architecture):
-    """What a float32 norm inside leaves of a product, or what differences do not see."""
+    """Tolerance, larger for a float32 norm inside the model."""
     return 1e-4 if architecture.coarse else 1e-6
 
 
@@ -93,7 +93,7 @@ def test_operators(architecture):
     assert eigenvalue_error(architecture) < 1e-4
 
 
-# Recurrent layers, masks and sizes that are read, routers, solvers, scripts, a matrix that is compared.
+# Recurrent layers, masks and sizes that control flow reads, routers, solvers, scripts, a comparison of matrices.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GRU", "GAT", "GraphSAGE", "Mixtral", "neural ODE, rk4", "e3nn", "ConvNeXt"])
 def test_compiled_operators(name):
@@ -105,14 +105,14 @@ def test_compiled_operators(name):
 
 @pytest.mark.slow
 def test_a_gaussian_process_is_refused():
-    """The covariance of gpytorch keeps its derivative by the length scale as a constant."""
+    """The covariance of gpytorch saves its derivative by the length scale as a constant."""
     architecture = made(next(one for one in ALL if one.name == "Gaussian process"))
     with pytest.raises(hodiff.RouteError, match=r"RBFCovariance\.backward .* a part of its slope"):
         captured_error(architecture)
 
 
 def test_wrong_numbers_would_be_seen():
-    """Else nothing above proves anything."""
+    """Without corrections the error is large, so the tests above can fail."""
     normalized = next(one for one in ALL if one.name == "weight-normalized convolutions")
     ((_, error),) = route_errors(normalized, hodiff.ROUTES[:1], correct=False)
     assert error > 1e-2

@@ -1,4 +1,4 @@
-"""What every module of `hodiff.nn` must do: train, be copied, pickled, restored and described."""
+"""Every module of `hodiff.nn` can be trained, copied, pickled, restored and printed."""
 
 import copy
 import inspect
@@ -19,7 +19,7 @@ def with_target(target):
     return lambda: (*normal(4, 3)(), target)
 
 
-# How to build each module, and the inputs it takes.
+# The constructor and the inputs of each module.
 MODULES = {
     "Swish": (nn.Swish, normal(2, 3)),
     "ScaledSigmoid": (lambda: nn.ScaledSigmoid(2.0, learned=True), normal(2, 3)),
@@ -113,7 +113,7 @@ def test_a_training_step_and_a_product(built):
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
 def test_fused_layers_are_reached_by_dynamic_quantization():
-    """As torch's own pair of layer and activation is, and not without `unfused`, as torch looks at the exact type."""
+    """After `unfused`, fused layers quantize like torch's layer and activation; torch matches the exact type."""
     model = torch.nn.Sequential(nn.FusedLinear(64, 32, "gelu"), torch.nn.Linear(32, 2)).eval()
     (x,) = normal(16, 64)()
     pair = torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.GELU()).eval()
@@ -135,7 +135,7 @@ def test_unfused_computes_the_same(activation):
     torch.testing.assert_close(apart["b"](x), model["b"](x))
     assert not any(isinstance(each, nn.FusedLinear) for each in apart.modules())
     assert isinstance(model["a"], nn.FusedLinear)
-    # Tied layers stay tied, and none is shared with the model.
+    # Tied layers stay tied, and the model shares none of them.
     assert apart["a"] is apart["b"][0]
     assert len(list(apart.parameters())) == len(list(model.parameters()))
     assert not {id(each) for each in apart.parameters()} & {id(each) for each in model.parameters()}

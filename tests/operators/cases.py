@@ -1,7 +1,7 @@
-"""Models and losses for the curvature operators, with the Hessian of each loss in the outputs as a textbook has it.
+"""Models and losses for the curvature operators, with the textbook Hessian of each loss by the outputs.
 
-Everything is in float64 and small. Closed forms are written with elementary operations, and Jacobians are torch.func's
-of the model, so that they share no code with the operators.
+All cases are small and in float64. Closed forms use elementary operations, and Jacobians of models come from
+torch.func, so they share no code with the operators.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ EXAMPLES = 5
 
 
 def ravel(tree: Any) -> Tensor:
-    """Leaves one after another."""
+    """Flatten the leaves of a tree into a vector."""
     return torch.cat([leaf.reshape(-1) for leaf in tree_leaves(tree)])
 
 
@@ -30,11 +30,11 @@ def unravel(flat: Tensor, like: Any) -> Any:
 
 
 def categorical_hessian(logits: Tensor) -> Tensor:
-    """diag(s) - s s^T for each distribution along dimension 1, of the sum of cross-entropies."""
+    """Compute the Hessian of a sum of cross-entropies: diag(s) - s s^T for each distribution along dimension 1."""
     rows = logits.movedim(1, -1).reshape(-1, logits.shape[1])
     s = rows.exp() / rows.exp().sum(1, keepdim=True)
     blocks = torch.block_diag(*(torch.diag(p) - torch.outer(p, p) for p in s))
-    # The blocks are of logits with the classes last; put them in the order in which the outputs lie.
+    # The blocks have the classes last, so permute them to the order of the outputs.
     order = torch.arange(logits.numel()).reshape(logits.shape).movedim(1, -1).reshape(-1)
     hessian = torch.empty_like(blocks)
     hessian[order[:, None], order[None, :]] = blocks
@@ -56,7 +56,7 @@ def squares_hessian(outputs: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss of torch with its Hessian when it sums, the factors that its mean averages, and random targets."""
+    """A loss of torch, its Hessian when it sums, the number of factors that its mean averages, and random targets."""
 
     function: Callable[..., Tensor]
     hessian: Callable[[Tensor], Tensor]
@@ -78,7 +78,7 @@ LOSSES = {
 
 
 class Skip(nn.Module):
-    """A convolution whose result stands beside its input, as in a U-Net."""
+    """A convolution whose result is concatenated with its input, as in a U-Net."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class Skip(nn.Module):
 
 
 class OfDict(nn.Module):
-    """A network of a dict."""
+    """A network whose input is a dict."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class OfDict(nn.Module):
 
 
 class Tied(nn.Module):
-    """One matrix used twice."""
+    """A network that uses one matrix twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Tied(nn.Module):
 
 
 class ReverseOnce(torch.autograd.Function):
-    """A square with a backward that is differentiable in forward mode alone."""
+    """A square whose backward is differentiable only in forward mode."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class ReverseOnce(torch.autograd.Function):
 
 
 def nested(x: Any, inputs: Tensor) -> Tensor:
-    """A network in a nested pytree with a number and a leaf that it ignores."""
+    """Apply a network with a nested pytree of parameters, including a number and an ignored leaf."""
     (first, second), scale = x["layers"], x["scale"]
     return torch.tanh(inputs @ first) @ second * scale
 
@@ -166,7 +166,7 @@ def _tokens() -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Problem:
-    """A model at a point, a loss, and one batch of five examples."""
+    """A model at a point, a loss, and a batch of five examples."""
 
     name: str
     model: Any
@@ -177,13 +177,13 @@ class Problem:
 
     @property
     def call(self) -> Callable[[Any, Any], Tensor]:
-        """The model as a function."""
+        """Return the model as a function."""
         if isinstance(self.model, nn.Module):
             return lambda x, inputs: functional_call(self.model, x, (inputs,))
         return self.model
 
     def objective(self, reduction: str = "mean") -> Callable[[Any, Any], Tensor]:
-        """The loss as a function of parameters and batch."""
+        """Return the loss as a function of parameters and batch."""
 
         def f(x: Any, batch: Any) -> Tensor:
             inputs, targets = batch
@@ -198,7 +198,7 @@ class Problem:
         return loss
 
     def batches(self, *cuts: int) -> list[Any]:
-        """The batch, cut at some examples."""
+        """Split the batch at the given examples."""
         edges = (0, *cuts, EXAMPLES)
         return [
             tree_map(lambda leaf, start=start, stop=stop: leaf[start:stop], (self.inputs, self.targets))
@@ -206,7 +206,7 @@ class Problem:
         ]
 
     def hessian(self, reduction: str = "mean") -> Tensor:
-        """The Hessian by `torch.autograd.functional`."""
+        """Compute the Hessian by `torch.autograd.functional`."""
         f, batch = self.objective(reduction), (self.inputs, self.targets)
         return torch.autograd.functional.hessian(lambda flat: f(unravel(flat, self.x), batch), ravel(self.x))
 
@@ -236,7 +236,7 @@ MODELS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
 
 
 def problem(name: str) -> Problem:
-    """A problem of the table, the same each time."""
+    """Build a problem of the table with the same random numbers every time."""
     make, inputs_of, loss_name = MODELS[name]
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -258,6 +258,6 @@ def problem(name: str) -> Problem:
 
 
 def close(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
-    """Equal up to rounding, relative to the largest number."""
+    """Assert equality up to rounding, relative to the largest element."""
     scale = max(1.0, float(expected.abs().max())) if expected.numel() else 1.0
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance * scale)

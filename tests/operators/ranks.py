@@ -1,4 +1,4 @@
-"""One rank of two: operators over split data against the same operators over all data; run by test_distributed.py."""
+"""One rank of two, run by test_distributed.py: operators over split data equal operators over all data."""
 
 import sys
 from datetime import timedelta
@@ -33,7 +33,7 @@ def refused(pattern: str, **options: Any) -> None:
 
 def compare(name: str, reduction: str, group: Any) -> None:
     p = problem(name)
-    # Four examples in two batches on one rank, one example on the other.
+    # One rank has four examples in two batches, the other has one example.
     mine = p.batches(1, 4)[:2] if dist.get_rank() == 0 else p.batches(4)[1:]
     loss, f = p.reduced(reduction), p.objective(reduction)
     shared = {"reduction": reduction, "process_group": group}
@@ -61,7 +61,7 @@ def compare(name: str, reduction: str, group: Any) -> None:
 
 
 def drawn_targets(group: Any) -> None:
-    """Ranks draw for themselves: equal data on both must not give twice the same matrix."""
+    """Ranks draw different targets, even for equal data."""
     p = problem("mlp")
     mine = p.batches()
     alone = FisherOperator(p.model, F.cross_entropy, p.x, data=mine, samples=1).to_dense()

@@ -1,4 +1,4 @@
-"""Operators made of operators, against the same expressions of dense matrices."""
+"""Tests of composed operators against the same expressions of dense matrices."""
 
 import functools
 import warnings
@@ -32,7 +32,7 @@ def matrix(m: int, n: int, seed: int) -> Tensor:
     return torch.randn(m, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-# Operators with their matrices, made of a random matrix (m, n): a line here takes part in all expressions.
+# Operators and their matrices from a random matrix (m, n); every entry here takes part in all expressions.
 LEAVES: dict[str, Callable[[Tensor], Pair]] = {
     "matrix": lambda M: (MatrixOperator(M), M),
     "jacobian": lambda M: (JacobianOperator(lambda x: M @ x + (x**2).sum(), torch.ones_like(M[0])), M + 2),
@@ -40,13 +40,13 @@ LEAVES: dict[str, Callable[[Tensor], Pair]] = {
 
 
 def kronecker(M: Tensor) -> Pair:
-    """K-FAC of a linear model with one output, which is its Hessian."""
+    """Return K-FAC of a linear model with one output, which is its Hessian."""
     layer = torch.nn.Linear(len(M.T), 1, bias=False).double()
     loss = torch.nn.functional.mse_loss
     return hodiff.KFACOperator(layer, loss, dict(layer.named_parameters()), M, M[:, :1]), 2 * M.T @ M / len(M)
 
 
-# The same of a square matrix.
+# Operators and their matrices from a square matrix.
 SQUARE_LEAVES: dict[str, Callable[[Tensor], Pair]] = {
     "diagonal": lambda M: (DiagonalOperator(M[0]), torch.diag(M[0])),
     "identity": lambda M: (IdentityOperator(M[0]), torch.eye(len(M)).double()),
@@ -57,7 +57,7 @@ SQUARE_LEAVES: dict[str, Callable[[Tensor], Pair]] = {
 
 @st.composite
 def expressions(draw: st.DrawFn, m: int = 3, n: int = 3, depth: int = 3) -> Pair:
-    """A random expression and the matrix that it stands for."""
+    """Draw a random expression and its matrix."""
     kind = draw(
         st.sampled_from(
             ["leaf", "sum", "difference", "product", "scaled", "transposed", "damped"] if depth else ["leaf"]
@@ -97,7 +97,7 @@ def test_expressions_are_those_of_matrices(pair: Pair, seed: int) -> None:
 
 
 def test_numbers_of_few_bits_are_those_that_they_stand_for() -> None:
-    """Nothing is computed of them in their own precision: 1/3 in float32 is wrong in the eighth digit."""
+    """Scalars of low precision are converted exactly: 1/3 in float32 is wrong in the eighth digit."""
     third, A = torch.tensor(3.0), MatrixOperator(matrix(3, 3, 0))
     close((A / third).to_dense(), matrix(3, 3, 0) / 3)
     close((A / third / third).to_dense(), matrix(3, 3, 0) / 9)
@@ -170,7 +170,7 @@ def test_float32_vectors_of_float64_operators_are_multiplied_in_float64() -> Non
 
 
 def test_two_dimensional_leaf() -> None:
-    """A vector in the shape of the one leaf is that vector; any other matrix is a block."""
+    """A vector in the shape of the single leaf is a vector; any other matrix is a block."""
     M = torch.arange(6.0).reshape(2, 3)
     A = DiagonalOperator(M)
     assert torch.equal(A @ torch.ones(2, 3), M)

@@ -1,4 +1,4 @@
-"""Linearized operators of attention hold nothing of the size of its weights, eager and compiled."""
+"""Linearized operators of attention hold nothing of the size of its weights, eager or compiled."""
 
 import gc
 
@@ -17,7 +17,7 @@ SIZE = 8
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-    """Blocks of 16 rows, and graphs that run as they were captured, operator by operator, so that they are counted."""
+    """Use blocks of 16 rows, and run captured graphs uncompiled, so that each operation is counted."""
     monkeypatch.setattr(blockwise, "BLOCK", 1)
     monkeypatch.setattr(graphs, "compile_graph", lambda graph, inputs, **options: graph)
 
@@ -47,7 +47,7 @@ OPERATORS = [hessian, gauss_newton]
 
 
 def peak(operator, attend, length, **options):
-    """Bytes while it is linearized and two products are made, the second at the same point."""
+    """Return the peak number of bytes for a linearization and two products."""
     x, weights, v = problem(length)
     gc.collect()
     with Living() as counted:
@@ -59,7 +59,7 @@ def peak(operator, attend, length, **options):
 
 def assert_linear(operator, **options):
     short, middle, long = (peak(operator, attention, length, **options) for length in (512, 1024, 2048))
-    # Quadratic memory is four times as large at twice the length.
+    # Quadratic memory would grow fourfold at twice the length.
     assert middle < 2.5 * short
     assert long < 2.5 * middle
     assert long < 4 * 2048**2 / 2
@@ -80,7 +80,7 @@ def test_compiled_operators_take_linear_memory(operator):
 @pytest.mark.slow
 @pytest.mark.parametrize("compile", [False, True])
 def test_the_formula_takes_quadratic_memory(compile):
-    """Else nothing above could fail."""
+    """Plain attention takes quadratic memory, so the tests above can fail."""
     assert peak(hessian, plain_attention, 256, compile=compile) > 3 * peak(
         hessian, plain_attention, 128, compile=compile
     )
@@ -94,7 +94,7 @@ def test_compiled_products_are_those_of_the_formula(operator):
     block = torch.stack([v.reshape(-1), x[:24].reshape(-1)], 1)
     A = operator(attention, x, weights, compile=True)
     torch.testing.assert_close(A @ v, expected, rtol=1e-11, atol=1e-13)
-    # Several vectors at once, by the batching rule of the operator in the graph.
+    # A block of vectors uses the batching rule of the operator in the graph.
     torch.testing.assert_close((A @ block)[:, 0], expected.reshape(-1), rtol=1e-11, atol=1e-13)
     theirs = operator(plain_attention, x, weights) @ block
     torch.testing.assert_close(A @ block, theirs, rtol=1e-11, atol=1e-13)

@@ -1,4 +1,4 @@
-"""Hessian operators in the caller's modes, of unusual functions, and of wrong arguments."""
+"""Tests of Hessian operators in the caller's modes, on unusual functions, and with wrong arguments."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_parameters_of_a_module_need_not_be_detached() -> None:
 
 
 def test_functions_that_differentiate_inside() -> None:
-    """Penalties of gradients, by the input or by the point itself."""
+    """Functions may contain gradient penalties, by the input or by the point itself."""
 
     def of_input(w: Tensor) -> Tensor:
         t = torch.linspace(0, 1, 5, dtype=w.dtype, requires_grad=True)
@@ -156,7 +156,7 @@ def test_a_frozen_script() -> None:
 
 
 def test_examples_count_by_the_first_tensor_or_as_told() -> None:
-    """Class weights: batches count by the sum of their weights, not by their examples."""
+    """Batches count by the sum of their class weights, not by the number of examples."""
     p = problem("mlp")
     weight = torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
 

@@ -1,4 +1,4 @@
-"""Compiled products: equal to eager ones, captured once for each form, and eager where anything is amiss."""
+"""Compiled products equal eager products, are captured once for each form, and fall back to eager on problems."""
 
 import math
 import warnings
@@ -33,12 +33,12 @@ def _quiet() -> Iterator[None]:
 
 @pytest.fixture
 def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
-    """Graphs that would be compiled, which run as they are: what is captured, split and widened is tested at once."""
+    """Run the graphs uncompiled, to test capture, partition and batching quickly."""
     graphs: list[fx.GraphModule] = []
 
     def keep(graph: fx.GraphModule, inputs: Any, **_: Any) -> fx.GraphModule:
         graphs.append(graph)
-        # The compiler reads a view as a reshape, and so takes strides that the trace did not foresee.
+        # The compiler lowers a view to a reshape, so it accepts strides that the trace did not foresee.
         for node in graph.graph.nodes:
             if node.target is torch.ops.aten.view.default:
                 node.target = torch.ops.aten.reshape.default
@@ -46,13 +46,13 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
         return graph
 
     monkeypatch.setattr(compiled_graphs, "compile_graph", keep)
-    # Blocks run as blocks, however long it takes.
+    # Always run blocks as blocks, however slow.
     monkeypatch.setattr(compiled_graphs, "GAIN", 0.0)
     return graphs
 
 
 def test_forward_mode_inside(compilations: list[fx.GraphModule]) -> None:
-    """Its derivatives are made of zeros without memory, which compiled code would read."""
+    """The derivatives contain zeros without storage, which compiled code would read."""
 
     def f(x: Tensor) -> Tensor:
         return torch.func.jvp(torch.func.grad(lambda y: (y**4).sum()), (x,), (torch.ones_like(x),))[1].square().sum()
@@ -62,7 +62,7 @@ def test_forward_mode_inside(compilations: list[fx.GraphModule]) -> None:
     assert compilations
 
 
-# Every operator for one model and every model for one operator at once, the other pairs with the slow tests.
+# By default, test every operator for one model and every model for one operator; the other pairs are slow tests.
 @pytest.mark.one_in(18)
 @pytest.mark.parametrize(
     ("name", "kind"),
@@ -84,7 +84,7 @@ def test_captured_graphs_equal_eager(kind: str, name: str, compilations: list[An
         close(A @ V, expected @ V)
     close(ravel(A @ p.x), ravel(B @ p.x))
     assert (A @ torch.ones(A.shape[0], 0).double()).shape == (A.shape[0], 0)
-    # One graph for one vector and one for a block, for each of the two lengths of batches.
+    # One graph for a vector and one for a block, for each of the two batch lengths.
     assert len(compilations) == 4
 
 
@@ -102,7 +102,7 @@ def test_graphs_serve_all_points(kind: str, compilations: list[Any]) -> None:
         close(other.to_dense(), eager.to_dense())
         v = torch.randn(A.shape[0]).double()
         close(other @ v, eager @ v)
-    # The graph of one vector is compiled when one is asked for.
+    # The graph for one vector is compiled on first use.
     assert len(compilations) == 2
 
 
@@ -118,7 +118,7 @@ def test_batches_of_one_shape_share_a_graph(compilations: list[Any]) -> None:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_graphs_see_what_functions_close_over(kind: str, compilations: list[Any]) -> None:
-    """A hyperparameter, a mode and tensors that are other ones at the next point, as in a training loop."""
+    """Graphs see changes of a hyperparameter, a mode and tensors between points, as in a training loop."""
     p = problem("mlp")
     scale, shift, drop = 1.0, torch.zeros(3).double(), nn.Dropout(0.5).eval()
     model, loss = p.model, p.loss.function
@@ -242,7 +242,7 @@ def test_vectors_one_by_one_are_no_more_than_there_are(
 
 
 def test_disagreement_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A compiler that returns something else is found out on the first product, and not asked again."""
+    """The first product detects wrong compiled code, and the operator does not compile again."""
     calls = []
 
     def wrong(graph: fx.GraphModule, inputs: Any, **_: Any) -> Any:
@@ -272,7 +272,7 @@ def test_failing_compiler_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_images_keep_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layout for convolutions would be made anew of the residuals by each product."""
+    """Every product would recompute a convolution layout of the residuals, so graphs compile without relayout."""
     asked = []
 
     def keep(graph: fx.GraphModule, inputs: Any, *, relayout: bool = True, **_: Any) -> fx.GraphModule:
@@ -305,7 +305,7 @@ def test_the_compiler_itself(kind: str) -> None:
 
 
 def test_what_f_reads_changed_in_place(compilations: list[fx.GraphModule]) -> None:
-    """Beside the old sines the new weights would give the product of no function: the Hessian is -diag(w² sin(w x))."""
+    """Mixing cached sines with changed weights would give a wrong product, so the operator raises."""
     x, v = torch.tensor([0.3, -0.5], dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
     w = torch.nn.Parameter(torch.tensor([2.0, 3.0], dtype=torch.float64))
     A = HessianOperator(lambda x: (w * x).sin().sum(), x, compile=True)
@@ -320,7 +320,7 @@ def test_what_f_reads_changed_in_place(compilations: list[fx.GraphModule]) -> No
 
 
 def test_sparse_constants_and_products_that_are_nan(compilations: list[fx.GraphModule]) -> None:
-    """Neither has what a count of memory, or a comparison, would take for granted."""
+    """Sparse constants have no storage to count, and NaN products never compare equal."""
     x, v = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
     weights = torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64).to_sparse()
     A = HessianOperator(lambda x: ((weights @ x[:, None]) ** 3).sum(), x, compile=True)
@@ -334,7 +334,7 @@ def test_sparse_constants_and_products_that_are_nan(compilations: list[fx.GraphM
 
 @pytest.mark.slow
 def test_a_product_of_rounding_alone_is_no_disagreement() -> None:
-    """Ones move both logits alike, and are in the null space of the Gauss-Newton matrix of a softmax."""
+    """Ones shift both logits equally, so they are in the null space of the softmax Gauss-Newton matrix."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     point = {"2.weight": model[2].weight.detach().clone()}
     A = GaussNewtonOperator(
@@ -346,7 +346,7 @@ def test_a_product_of_rounding_alone_is_no_disagreement() -> None:
 
 
 def test_wrong_code_is_found_by_such_a_product() -> None:
-    """Code that is zero everywhere agrees there, too."""
+    """Code that is nearly zero agrees on a null vector, but is still detected."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     point = {"2.weight": model[2].weight.detach().clone()}
     A = GaussNewtonOperator(

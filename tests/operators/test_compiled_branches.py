@@ -1,4 +1,4 @@
-"""Functions that read numbers on their way: a graph for each way, never used on another, or a reason for none."""
+"""Functions that branch on numbers get a graph for each branch, or a warning with the reason for none."""
 
 import math
 import sys
@@ -23,13 +23,13 @@ from hodiff.operators.compiled.linear_graphs import capture
 
 D = torch.float64
 X = torch.tensor([2.0, 1.0, -1.5, 0.5], dtype=D)
-# Other signs, other numbers of positive ones, another order.
+# Other signs, other counts of positive elements, another order.
 POINTS = (X, -X, 0.7 * X, X.flip(0), X.abs(), -X.abs(), X)
 
 
 @pytest.fixture(autouse=True)
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fx.GraphModule]]:
-    """Graphs that would be compiled, which run as they are; and whatever is not captured is an error."""
+    """Run the graphs uncompiled, and raise if capture fails."""
     graphs: list[fx.GraphModule] = []
 
     def keep(graph: fx.GraphModule, inputs: Any, **_: Any) -> fx.GraphModule:
@@ -83,7 +83,7 @@ def repeated(x: Tensor) -> Tensor:
     return (x.repeat_interleave((x.detach() > 0).long() + 1) ** 3).sum()
 
 
-# The diagonal of each Hessian by hand.
+# The diagonals of the Hessians, derived by hand.
 DIAGONALS: dict[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] = {
     on_one_side: lambda x: 6 * x if x.sum() > 0 else 12 * x**2,
     in_inference_mode: lambda x: 6 * x if x.sum() > 0 else 12 * x**2,
@@ -105,13 +105,13 @@ def test_each_way_has_its_graph(f: Callable[[Tensor], Tensor]) -> None:
     for x in POINTS:
         torch.testing.assert_close(A.at(x) @ v, (DIAGONALS[f](x) * v).to(D))
     ways = [len(branches.graphs) for branches in A._compiled._graphs._graphs.values()]  # type: ignore[union-attr]
-    # Points on one way share a graph.
+    # Points on one branch share a graph.
     assert sum(ways) < len(POINTS)
 
 
 @pytest.mark.slow
 def test_too_many_ways_stay_eager() -> None:
-    """Each number of positive elements is another way."""
+    """Each number of positive elements is another branch."""
     points = [torch.cat([torch.ones(count), -torch.ones(10 - count)]).to(D) for count in range(10)]
     A = HessianOperator(as_often_as_positive, points[0], compile=True)
 
@@ -122,7 +122,7 @@ def test_too_many_ways_stay_eager() -> None:
         agrees(x)
     with pytest.warns(hodiff.HodiffWarning, match=r"taken 8 ways.* in as_often_as_positive, .* became 8"):
         agrees(points[8])
-    # It is told once, and ways that have a graph go on by it.
+    # The warning appears once, and branches with a graph continue to use it.
     for x in reversed(points):
         agrees(x)
 
@@ -138,7 +138,7 @@ def with_noise(x: Tensor) -> Tensor:
 
 
 class OnTheSignOfItsCotangent(torch.autograd.Function):
-    """A rule that is not linear, which a graph would not see."""
+    """A nonlinear backward rule, which a graph would not see."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -171,7 +171,7 @@ def test_what_stays_eager_is_told_by_its_line(f: Callable[[Tensor], Tensor]) -> 
 
 
 def test_writes_through_views_are_edges() -> None:
-    """Else the second product would find what the first one has written."""
+    """Otherwise the second product would find the values that the first product wrote."""
 
     def product(constants: Any, tangents: Any) -> tuple[Tensor]:
         total = 2 * constants[0]
@@ -203,7 +203,7 @@ def test_recurrent_layers(kind: Any, compilations: list[fx.GraphModule]) -> None
 
 
 class Lazy(dict[str, Any]):
-    """Makes what it holds when it is asked, as registries of models do."""
+    """A dict that creates its items on access, like a registry of models."""
 
     def __getitem__(self, name: str) -> Any:
         raise NotImplementedError
@@ -230,7 +230,7 @@ def test_containers_are_not_asked(compilations: list[fx.GraphModule]) -> None:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [tuple, dict])
 def test_constants_of_packages(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A method's coefficients are in its graph; what a package keeps in a dict may be the user's."""
+    """Constants from tuples of packages are in the graph; a tensor in a package's dict may belong to the user."""
     coefficients = torch.arange(4, dtype=D)
     package = types.ModuleType(f"a_package_of_{kind.__name__}s")
     package.__file__ = f"{sysconfig.get_path('purelib')}/{package.__name__}.py"
@@ -260,7 +260,7 @@ def test_who_waits_is_told(terminal: bool, patience: float, monkeypatch: pytest.
 
 
 def test_numbers_that_are_no_numbers() -> None:
-    """NaN is the same again, and another one than a number."""
+    """NaN equals NaN in a branch condition, and differs from a number."""
     A = HessianOperator(lambda x: (x**2).sum() * (1 if math.isnan(float(x[0].detach().log())) else 3), X, compile=True)
     for x, factor in ((-X, 2.0), (-2 * X, 2.0), (X, 6.0)):
         torch.testing.assert_close(A.at(x) @ X, factor * X)

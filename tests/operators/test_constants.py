@@ -1,4 +1,4 @@
-"""What operators take as constants: derivatives in matrices and factors by closed forms, all else refused."""
+"""Derivatives through matrices and factors of operators match closed forms; other dependences raise."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def matrix(x: Tensor) -> Tensor:
     return torch.diag(x**2 + 1) + x.outer(x.sin())
 
 
-# An operator made of tensors that depend on x, times v; and the same by plain tensors.
+# A composed operator from tensors that depend on x, times v, and the same product with plain tensors.
 COMPOSED: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
     "matrix": (lambda x, v: MatrixOperator(matrix(x)) @ v, lambda x, v: matrix(x) @ v),
     "transposed": (lambda x, v: MatrixOperator(matrix(x)).T @ v, lambda x, v: matrix(x).T @ v),
@@ -54,7 +54,7 @@ def test_data_of_operators_that_are_made_of_tensors_have_derivatives(name: str) 
     for in_dims in ((0, None), (0, 0)):
         batch = (stacked, V if in_dims[1] is None else stacked)
         torch.testing.assert_close(torch.func.vmap(ours, in_dims)(*batch), torch.func.vmap(theirs, in_dims)(*batch))
-    # Both at once, where the one must not take the other for a constant.
+    # Differentiate by both at once, since neither may treat the other as a constant.
     leaves = [each.clone().requires_grad_() for each in (X, V)]
     found = torch.autograd.grad(ours(*leaves).square().sum(), leaves)
     torch.testing.assert_close(found, torch.autograd.grad(theirs(*leaves).square().sum(), leaves))

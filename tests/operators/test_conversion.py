@@ -1,4 +1,4 @@
-"""Operators in another dtype compute in it: the same as one that was made there."""
+"""An operator that is converted to another dtype equals an operator that is created in that dtype."""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +54,7 @@ KINDS: dict[str, Callable[[torch.dtype], LinearOperator]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_computes_in_the_other_dtype(kind: str) -> None:
-    """In float64 to its last digits, which a cast of products in float32 would lack."""
+    """The result has float64 accuracy, which casting float32 products would lack."""
     single, double = KINDS[kind](torch.float32), KINDS[kind](torch.float64)
     before = single.to_dense()
     moved = single.to(dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Operators in use are copied and pickled: the copy is at the same point, and records anew."""
+"""Copied and pickled operators are at the same point, and record again."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""Functions that are not what they were, data that change, buffers that must not, and objects that must go."""
+"""Tests of nondeterministic functions, changing data, unchanged buffers, and released objects."""
 
 import random
 import weakref
@@ -75,7 +75,7 @@ def test_other_state_is_named() -> None:
 
 
 class Drifting(nn.BatchNorm1d):
-    """A batch norm in training mode that reads what it writes."""
+    """A batch norm in training mode that reads the running mean that it updates."""
 
     def forward(self, x: Tensor) -> Tensor:
         super().forward(x)
@@ -144,7 +144,7 @@ def test_shuffling_is_named() -> None:
 
 
 def walk(A: LinearOperator) -> None:
-    """More passes than chance has equal permutations for."""
+    """Run so many passes that equal random permutations are improbable."""
     for _ in range(3):
         A @ torch.ones(A.shape[1]).double()
 
@@ -338,7 +338,7 @@ def test_what_is_kept_is_of_the_model_as_it_was() -> None:
 
 
 class LateDropout(nn.Module):
-    """Draws from the second batch on."""
+    """A model that draws random numbers from the second batch on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -410,7 +410,7 @@ def test_tensors_that_f_reads_and_that_change_in_place() -> None:
 
 
 class Masked:
-    """A network with masks drawn at each call, which can be drawn again."""
+    """A network with masks drawn at each call, which can be reproduced."""
 
     def __init__(self):
         generator = torch.Generator().manual_seed(0)
@@ -436,7 +436,7 @@ class Masked:
         return (self.outputs(w, batch[0]) - batch[1]).square().mean()
 
     def hessian(self):
-        """By torch.func, with the masks as constants."""
+        """Compute the Hessian by torch.func, with the masks as constants."""
         total = 0
         for inputs, targets in self.data:
             mask = self.mask(inputs)

@@ -1,4 +1,4 @@
-"""Two gloo ranks with data split unevenly give the operators of one rank with all data."""
+"""Two gloo ranks with unevenly split data give the operators of one rank with all data."""
 
 from pathlib import Path
 

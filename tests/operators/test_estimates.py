@@ -1,4 +1,4 @@
-"""Estimators as methods, solutions and eigenvectors as pytrees, arrays and sparse matrices beside tensors."""
+"""Tests of estimators as methods: solutions and eigenvectors as pytrees, arrays and sparse matrices."""
 
 import inspect
 from typing import Any
@@ -33,7 +33,7 @@ METHODS = [name for name, value in vars(Estimates).items() if inspect.isfunction
 
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_are_the_functions(name: str) -> None:
-    """With their signatures; the dense matrix says what is right."""
+    """Methods have the signatures of the functions, and their results match the dense matrix."""
     method, function = getattr(A, name), getattr(estimators, name)
     positional = {"solve": (torch.ones(7).double(),), "eigsh": (2,)}.get(name, ())
     result = method(*positional)
@@ -64,7 +64,7 @@ def test_methods_hand_options_on() -> None:
     )
     with pytest.raises(TypeError, match="unexpected keyword argument 'metod'"):
         A.trace(metod="hutchinson")
-    # An operator with a diagonal of its own has the method, too.
+    # An operator with a known diagonal has the method, too.
     close(DiagonalOperator(torch.tensor([1.0, 2.0])).diagonal().value, torch.tensor([1.0, 2.0]))
 
 
@@ -84,7 +84,7 @@ def test_solve_of_a_pytree(method: str) -> None:
 
 
 def test_solve_of_a_single_leaf_and_of_another_space() -> None:
-    """A leaf (2, 3) is one right-hand side; rectangular operators take a product's form and give a vector's."""
+    """A leaf (2, 3) is one right-hand side; rectangular operators accept right-hand sides like their outputs."""
     D = DiagonalOperator(torch.arange(1.0, 7.0).reshape(2, 3))
     close(D.solve(torch.ones(2, 3)).value, 1 / torch.arange(1.0, 7.0).reshape(2, 3), 1e-3)
     assert D.solve(torch.ones(6, 2)).value.shape == (6, 2)

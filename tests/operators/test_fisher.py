@@ -1,4 +1,4 @@
-"""Fisher matrices: exact, drawn, and empirical."""
+"""Tests of Fisher matrices: exact, Monte Carlo, and empirical."""
 
 import itertools
 from functools import partial
@@ -40,7 +40,7 @@ def test_exact_is_the_gauss_newton_matrix(name: str, reduction: str) -> None:
 @ALL
 @REDUCTIONS
 def test_drawn_targets_converge_to_the_exact_one(name: str, reduction: str) -> None:
-    """For every likelihood and layout; the error falls as one over the root of the number of samples."""
+    """The error falls like one over the square root of the number of samples, for every likelihood and layout."""
     p = problem(name)
     loss = partial(p.loss.function, reduction=reduction)
     exact = p.gauss_newton(reduction)
@@ -56,7 +56,7 @@ def test_drawn_targets_converge_to_the_exact_one(name: str, reduction: str) -> N
             for seed in range(3)
         ]
         errors[samples] = sum(distance(A, exact) ** 2 for A in few) ** 0.5
-    # One over ten is what theory has; three times as far on either side is far outside of chance.
+    # Theory gives one tenth. A deviation by a factor of three is far outside of chance.
     assert 0.03 < errors[4000] / errors[40] < 0.3
     assert errors[4000] < 0.2
 
@@ -109,7 +109,7 @@ def test_generator_decides_and_global_state_does_not() -> None:
 
 
 def test_batches_draw_targets_of_their_own() -> None:
-    """Two equal batches must not repeat each other's errors."""
+    """Two equal batches draw different targets, so their errors differ."""
     p = problem("mlp")
     twice = FisherOperator(p.model, F.cross_entropy, p.x, data=2 * p.batches(), samples=1).to_dense()
     once = FisherOperator(p.model, F.cross_entropy, p.x, data=p.batches(), samples=1).to_dense()
@@ -127,12 +127,12 @@ def test_ignored_targets_are_ignored_when_drawn(ignored: int) -> None:
     if ignored == -100:
         assert distance(drawn, exact) < 0.1
     else:
-        # A class of its own can be drawn too, and is as ignored as its place; the rest stays finite and symmetric.
+        # The ignored class can be drawn, and is then ignored like its position; the result stays finite.
         assert bool(torch.isfinite(drawn.to_dense()).all())
 
 
 def test_likelihood_of_ones_own() -> None:
-    """Laplace noise: the Fisher information of a location is one over the squared scale."""
+    """The Fisher information of a location with Laplace noise is one over the squared scale."""
 
     def sample(z: Tensor, count: int, generator: torch.Generator) -> Tensor:
         u = torch.rand(count, *z.shape, generator=generator, dtype=z.dtype) - 0.5
@@ -150,14 +150,14 @@ def test_likelihood_of_ones_own() -> None:
         samples=500,
         likelihood=Likelihood(sample, Tensor.numel),
     )
-    # Signs have the square 1 whatever is drawn; only products of different examples are left to chance.
+    # The squared signs are 1 for every draw; only products of different examples are random.
     close(A.to_dense(), X.T @ X / 6)
 
 
 @pytest.mark.parametrize("name", ["mlp", "regression", "soft-labels", "counts", "dict", "tied"])
 @REDUCTIONS
 def test_empirical_fisher_is_the_gradients_second_moment(name: str, reduction: str) -> None:
-    """The gradients are taken one example at a time."""
+    """The reference computes the gradient of one example at a time."""
     p = problem(name)
     f = p.objective(reduction)
     rows = []
@@ -165,7 +165,7 @@ def test_empirical_fisher_is_the_gradients_second_moment(name: str, reduction: s
         leaves = {key: value.clone().requires_grad_() for key, value in p.x.items()}
         rows.append(ravel(list(torch.autograd.grad(f(leaves, example), list(leaves.values())))))
     G = torch.stack(rows)
-    # The numbers of a row that the mean is taken over as well.
+    # The mean also averages over the elements of a row.
     numbers = p.targets[0].numel() if p.targets.is_floating_point() else 1
     expected = G.T @ G * (numbers / len(rows) if reduction == "mean" else 1)
     loss = partial(p.loss.function, reduction=reduction)
@@ -178,13 +178,13 @@ def test_empirical_fisher_is_the_gradients_second_moment(name: str, reduction: s
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.binary_cross_entropy_with_logits], ids=["squares", "bits"])
 def test_empirical_fisher_has_the_scale_of_the_fisher_matrix(loss: Any) -> None:
-    """Its mean over targets that the model draws is that matrix: bits are enumerated, Gaussian noise by two points."""
+    """Its mean over targets drawn from the model is the Fisher matrix, with bits enumerated and noise at two points."""
     w, inputs = torch.randn(3, 2).double(), torch.randn(4, 3).double()
     model = lambda w, x: x @ w  # noqa: E731
     z = model(w, inputs)
     total = torch.zeros(6, 6).double()
     for bits in itertools.product([0.0, 1.0], repeat=2):
-        # Moments of the noise are those of two points, and no more of them counts; all examples draw alike.
+        # Only the first two moments of the noise matter, and two points have them; all examples share the draw.
         y = torch.tensor(bits).double().expand(4, 2)
         if loss is F.mse_loss:
             targets, chances = z + (2 * y - 1) * 0.5**0.5, torch.full((4,), 0.25).double()
@@ -226,7 +226,7 @@ IGNORING = {
 
 @pytest.mark.parametrize(("loss", "ignored", "weights"), IGNORING.values(), ids=IGNORING)
 def test_empirical_fisher_leaves_ignored_targets_out(loss: Any, ignored: int, weights: Any) -> None:
-    """The mean of the examples' gradients is the loss's, and theirs are the terms, one example at a time."""
+    """The reference sums the outer products of the loss terms, one example at a time."""
     generator = torch.Generator().manual_seed(0)
     w, inputs = (torch.randn(size, 4, generator=generator, dtype=torch.float64) for size in (3, 5))
     w = w.T
@@ -285,7 +285,7 @@ def test_bad_arguments() -> None:
 
 
 def test_a_single_example_needs_its_own_dimension() -> None:
-    """Logits (C,) are one example; taken for C of them they would give a diagonal on the outputs."""
+    """Logits (C,) are refused: as C examples they would give a diagonal matrix on the outputs."""
     w, y = torch.randn(2, 3), torch.tensor(1)
     model = lambda w, x: x @ w  # noqa: E731
     for A in (

@@ -1,4 +1,4 @@
-"""Fisher matrices against their definition, the sum over targets of p(y) g gᵀ, and as means over uneven batches."""
+"""Tests of Fisher matrices against their definition, the sum over targets of p(y) g gᵀ, and over uneven batches."""
 
 import copy
 from collections.abc import Callable
@@ -21,7 +21,7 @@ N, LENGTH, FEATURES, CLASSES = 5, 3, 2, 4
 W = torch.randn(FEATURES, CLASSES, generator=GENERATOR, dtype=torch.float64)
 INPUTS = torch.randn(N, LENGTH, FEATURES, generator=GENERATOR, dtype=torch.float64)
 LABELS = torch.randint(CLASSES, (N, LENGTH), generator=GENERATOR)
-# Uneven: two tokens of batch one count, six of batch two.
+# Uneven: two tokens count in batch one, and six in batch two.
 PADDED = LABELS.masked_fill(torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 0], [0, 0, 1], [1, 0, 1]]).bool(), -100)
 CUT = 2
 
@@ -49,7 +49,7 @@ def bernoulli(p: Tensor) -> Any:
 def definition(
     model: Any, loss: Any, outcomes: Callable[[Tensor], Any], counted: Tensor, w: Tensor = W, inputs: Tensor = INPUTS
 ) -> Tensor:
-    """Factor by factor and target by target, with torch's plain first derivatives."""
+    """Sum over all factors and targets, with torch's plain first derivatives."""
     total, count = torch.zeros(w.numel(), w.numel(), dtype=w.dtype), 0
     for i, t in counted.nonzero().tolist():
         leaf = w.clone().requires_grad_()
@@ -85,7 +85,7 @@ def targets_for(outcomes: Any, padded: bool) -> Tensor:
 @pytest.mark.parametrize("padded", some_at_once([True, False], [True], {False: "whole", True: "padded"}.get))
 @pytest.mark.parametrize("name", KNOWN)
 def test_against_the_definition(name: str, padded: bool) -> None:
-    """Of all examples at once, and of two batches with unevenly many labels that count."""
+    """The matrix is correct for all examples at once, and for two batches with unequal numbers of counted labels."""
     model, loss, outcomes = KNOWN[name]
     y = targets_for(outcomes, padded)
     counted = (y != -100) if outcomes is categorical else torch.ones(N, LENGTH)
@@ -100,7 +100,7 @@ def test_against_the_definition(name: str, padded: bool) -> None:
     close(A @ v[:, 0], expected @ v[:, 0])
     batches = [(INPUTS[:CUT], y[:CUT]), (INPUTS[CUT:], y[CUT:])]
     close(FisherOperator(model, loss, W, data=batches).to_dense(), expected)
-    # Probabilities by their first derivatives: the drawn ones converge to the same.
+    # Monte Carlo estimates converge to the same matrix.
     drawn = FisherOperator(model, loss, W, data=batches, samples=3000).to_dense()
     assert float((drawn - expected).norm() / expected.norm()) < 0.1
 
@@ -121,7 +121,7 @@ def test_single_precision() -> None:
     close(single.double(), exact, 1e-6)
 
 
-# Inductor imports TorchScript, which announces its deprecation.
+# Inductor imports TorchScript, which warns of its deprecation.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow
 def test_compiled() -> None:
@@ -134,7 +134,7 @@ def test_compiled() -> None:
 
 
 def test_certain_probabilities_are_finite() -> None:
-    """A probability of 1 in floating point has no information left, and no inf."""
+    """A probability of 1 in floating point has zero information, not inf."""
     w = torch.full((1, 1), 100.0)
     A = FisherOperator(lambda w, x: (x @ w).sigmoid(), F.binary_cross_entropy, w, torch.ones(2, 1), torch.ones(2, 1))
     assert A.to_dense().item() == 0.0
@@ -149,7 +149,7 @@ def test_outputs_that_are_no_log_probabilities_are_refused() -> None:
 
 @pytest.mark.parametrize("kind", [GaussNewtonOperator, FisherOperator])
 def test_batches_count_what_their_loss_counts(kind: Any) -> None:
-    """Ignored labels, class weights and sequences of different lengths: all batches at once give the same."""
+    """Splitting the data gives the same matrix for ignored labels, class weights and sequences of different lengths."""
     batches = [(INPUTS[:CUT], PADDED[:CUT]), (INPUTS[CUT:], PADDED[CUT:])]
     whole = kind(logits, F.cross_entropy, W, INPUTS, PADDED).to_dense()
     close(kind(logits, F.cross_entropy, W, data=batches).to_dense(), whole)
@@ -173,7 +173,7 @@ def test_batches_count_what_their_loss_counts(kind: Any) -> None:
 
 
 def test_empirical_fisher_counts_examples_over_batches() -> None:
-    """One example an output row: two of batch one are ignored, none of batch two."""
+    """One example per output row: batch one has an ignored example, and batch two has none."""
     labels = LABELS[:, :1].clone()
     labels[:CUT] = torch.tensor([[-100], [1]])
     inputs = INPUTS[:, :1]
@@ -211,7 +211,7 @@ CUT_ALIKE = {
 def test_empirical_fisher_does_not_depend_on_the_cut(
     loss: Any, targets: Tensor, divisor: Any, factors: Any, cuts: list[int]
 ) -> None:
-    """M / D^2 times the sum of products of gradients that no mean divides."""
+    """The matrix is M / D^2 times the sum of outer products of gradients that are not divided by a mean."""
     summed = partial(loss, reduction="sum") if not isinstance(loss, nn.Module) else copy.copy(loss)
     if isinstance(summed, nn.Module):
         summed.reduction = "sum"
@@ -234,7 +234,7 @@ def test_empirical_fisher_does_not_depend_on_the_cut(
 
 
 def test_dict_batches() -> None:
-    """As tokenizers give them: the inputs a dict, the labels apart; or the whole dict to both functions."""
+    """Batches may be a dict of inputs with separate labels, or a dict that both functions get, as from tokenizers."""
     batches = [{"tokens": INPUTS[:CUT], "labels": PADDED[:CUT]}, {"tokens": INPUTS[CUT:], "labels": PADDED[CUT:]}]
     expected = FisherOperator(logits, F.cross_entropy, W, INPUTS, PADDED).to_dense()
     model = lambda w, batch: logits(w, batch["tokens"])  # noqa: E731
@@ -249,7 +249,7 @@ def test_dict_batches() -> None:
 
 
 def test_drawn_targets_weigh_in_double_precision() -> None:
-    """Of 8 labels and 3 samples the quotient is no number of float32."""
+    """The quotient of 8 labels and 3 samples is not representable in float32."""
     mean = FisherOperator(logits, F.cross_entropy, W, INPUTS, PADDED, samples=3).to_dense()
     loss = partial(F.cross_entropy, reduction="sum")
     summed = FisherOperator(logits, loss, W, INPUTS, PADDED, samples=3, reduction="sum").to_dense()

@@ -1,4 +1,4 @@
-"""The Gauss-Newton operator against J^T H J with the loss's Hessian from a textbook."""
+"""Tests of the Gauss-Newton operator against J^T H J with the textbook Hessian of the loss."""
 
 from typing import Any
 
@@ -56,20 +56,20 @@ def test_settings_change_nothing(settings: dict[str, Any]) -> None:
 
 
 def test_loss_is_taken_as_given() -> None:
-    """Class weights and label smoothing are in the Hessian."""
+    """The Hessian includes class weights and label smoothing."""
     p = problem("mlp")
     weight = torch.tensor([1.0, 2.0, 0.5]).double()
     loss = nn.CrossEntropyLoss(weight=weight, label_smoothing=0.2)
     A = GaussNewtonOperator(p.model, loss, p.x, p.inputs, p.targets)
     outputs, J = p.call(p.x, p.inputs), p.jacobian()
-    # (1 - e) w_y + e mean(w) is the weight of the log-partition function, and the linear terms have no curvature.
+    # The log-partition function has weight (1 - e) w_y + e mean(w), and the linear terms have no curvature.
     heavy = (0.8 * weight[p.targets] + 0.2 * weight.mean()).repeat_interleave(3)
     expected = J.mT @ (heavy[:, None] * categorical_hessian(outputs)) @ J / weight[p.targets].sum()
     close(A.to_dense(), expected)
 
 
 def test_several_outputs() -> None:
-    """A pytree of outputs of different shapes, whose loss mixes them."""
+    """The outputs are a pytree of different shapes, and the loss mixes them."""
     W = {"a": torch.randn(3, 2).double(), "b": torch.randn(3, 1).double()}
     X, classes = torch.randn(4, 3).double(), torch.randint(2, (4,))
 
@@ -212,7 +212,7 @@ def test_a_point_that_the_model_does_not_read_is_no_zero_matrix() -> None:
     for point in (list(module.parameters()), {"weights": torch.ones(2, 3)}):
         with pytest.raises(hodiff.InputError, match="x: expected a dict with names of the module's parameters"):
             hodiff.GaussNewtonOperator(module, loss, point, inputs, targets)
-    # The outputs carry a graph all the same, to the parameters that the function closes over.
+    # The outputs have a graph to the closed-over parameters, but do not depend on x.
     operator = hodiff.GaussNewtonOperator(lambda x, inputs: module(inputs), loss, torch.ones(6), inputs, targets)
     with pytest.raises(hodiff.InputError, match="does not depend on the differentiated argument"):
         _ = operator @ torch.ones(6)

@@ -1,4 +1,4 @@
-"""The Hessian operator against textbooks, torch's dense Hessians and itself in all forms and settings."""
+"""Tests of the Hessian operator against textbooks and torch's dense Hessians, in all forms and settings."""
 
 import warnings
 from typing import Any
@@ -140,7 +140,7 @@ def test_another_point() -> None:
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_a_point_that_was_changed_in_place(cache: bool) -> None:
-    """Kept linearizations would belong to the old values, others to the new ones."""
+    """Cached linearizations would use the old values, and new ones the changed values."""
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     A = HessianOperator(lambda x, a: a * (x**4).sum(), x, data=[torch.ones(1)[0]], reduction="sum", cache=cache)
     A @ torch.ones(2)
@@ -230,7 +230,7 @@ def test_lower_precision_stays_near_float64(dtype: torch.dtype, tolerance: float
 
 @pytest.mark.slow
 def test_sixteen_bit_batches_are_summed_in_float32() -> None:
-    """A thousand products of 1 among bfloat16 numbers end at 256 if the sum is taken in bfloat16."""
+    """A sum of a thousand products of 1 would stop at 256 in bfloat16."""
     x = torch.ones(1, dtype=torch.bfloat16)
     data = [torch.ones(1, dtype=torch.bfloat16)] * 1000
     A = HessianOperator(lambda x, a: (a * x**2 / 2).sum(), x, data=data, reduction="sum")
@@ -255,7 +255,7 @@ def test_autocast() -> None:
             return F.cross_entropy(p.call(x, p.inputs.float()).float(), p.targets)
 
     with warnings.catch_warnings():
-        # Halves of the matrix that differ by rounding to 16 bits are no sign of a wrong rule.
+        # An asymmetry by rounding to 16 bits does not indicate a wrong rule.
         warnings.simplefilter("error", hodiff.HodiffWarning)
         H = HessianOperator(f, x).to_dense()
         assert torch.equal(H, hodiff.hessian_matrix(f, x))
@@ -288,7 +288,7 @@ def test_a_linear_function_has_a_dense_matrix_of_zeros() -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 def test_a_product_is_a_tensor_of_its_own(reduction: str) -> None:
-    """Autograd hands the vector itself back as the product with an identity, and one number n times for a sum."""
+    """Products are new tensors, while autograd returns the vector for an identity and an expanded number for a sum."""
     x, v = torch.ones(3, dtype=torch.float64), torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     for f, expected in ((lambda x, *_: x @ x / 2, v.clone()), (lambda x, *_: x.sum() ** 2, torch.full_like(v, 14.0))):
         for options in ({}, {"data": [torch.ones(1), torch.ones(1)], "reduction": reduction}):
@@ -340,7 +340,7 @@ def test_nested_tensors_inside_and_points_with_a_negative_bit() -> None:
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_a_point_without_numbers(route):
-    """On the device "meta" a product has a shape and no numbers."""
+    """A product on the device "meta" has a shape but no values."""
     x = torch.ones(3, dtype=torch.float64, device="meta")
     A = hodiff.HessianOperator(lambda x: (x**3).sum(), x, route=route)
     for found, shape in ((A @ x, (3,)), (A @ torch.ones(3, 2, dtype=x.dtype, device="meta"), (3, 2))):

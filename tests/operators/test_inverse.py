@@ -1,4 +1,4 @@
-"""Inverse operators against torch.linalg."""
+"""Tests of inverse operators against torch.linalg."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_pseudo_inverse() -> None:
 
 @pytest.mark.parametrize("shape", [(3, 1), (1, 3), (3,)])
 def test_least_squares_with_a_jacobian_of_any_shape(shape: tuple[int, ...]) -> None:
-    """A column (n, 1) is a block for the solver, never the one leaf of x."""
+    """A column (n, 1) is a block for the solver, not the single leaf of x."""
     M = torch.randn(5, 3).double()
     J = JacobianOperator(lambda x: {"y": (M @ x.reshape(3))[:, None]}, torch.randn(shape).double())
     inverse = J.inverse("lsmr", tol=1e-10)

@@ -1,4 +1,4 @@
-"""The Jacobian operator and its transpose against torch.func's dense Jacobian."""
+"""Tests of the Jacobian operator and its transpose against torch.func's dense Jacobian."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def test_composition_is_the_gauss_newton_matrix() -> None:
 
 
 def test_forward_only_holes_do_not_matter() -> None:
-    """An operator whose forward rule torch lacks, and one whose forward rule is wrong."""
+    """The function contains one operator without a forward rule in torch, and one with a wrong rule."""
     x = torch.randn(2, 4).double()
 
     def f(x: Tensor) -> Tensor:

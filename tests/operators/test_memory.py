@@ -1,4 +1,4 @@
-"""What products hold and take, counted in bytes of tensors that are alive at once."""
+"""Tests of the memory of products, in bytes of live tensors."""
 
 import gc
 import weakref
@@ -17,12 +17,12 @@ from hodiff.operators import GaussNewtonOperator, HessianOperator
 
 MODULE = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 10))
 X = {name: parameter.detach() for name, parameter in MODULE.named_parameters()}
-# Activations outweigh the parameters, as in a benchmark's network on its batch.
+# Activations are larger than the parameters, as in a benchmark's network and batch.
 INPUTS, TARGETS = torch.randn(512, 64), torch.randint(10, (512,))
 
 
 class Living(TorchDispatchMode):
-    """The bytes of storages made under it that are alive, and the most that were so at once."""
+    """Count the bytes of live storages that are created inside the context, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ OPERATORS = {
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "first", "later"), [("hessian", 3.0, 2.2), ("gauss-newton", 2.3, 2.2)])
 def test_a_product_takes_few_gradients(name: str, first: float, later: float) -> None:
-    """In the first product of a new operator the linearization is included, in later ones it lies there already."""
+    """The first product of a new operator includes the linearization, which later products reuse."""
     floor = peak(gradient)
     A = OPERATORS[name](data=[(INPUTS, TARGETS)])
     assert 1.0 < peak(lambda: OPERATORS[name](data=[(INPUTS, TARGETS)]) @ X) / floor < first

@@ -1,4 +1,4 @@
-"""`compile="dynamic"`: one graph for batches of any size, equal to eager products, which share no graph with it."""
+"""Tests of `compile="dynamic"`: one graph for batches of any size, equal to eager products."""
 
 import warnings
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ def loss(x: dict[str, Tensor], batch: Any) -> Tensor:
 
 
 def summed(x: dict[str, Tensor], batch: Any) -> Tensor:
-    """Of shapes that are made of the number of rows."""
+    """Compute a loss with shapes that depend on the number of rows."""
     inputs, labels = batch
     outputs = functional_call(MODEL, x, (inputs,))
     return (outputs.reshape(inputs.shape[0] * 3).reshape(-1, 3) ** 3).mean() + labels.sum() * 0.0
 
 
 def divided(x: dict[str, Tensor], batch: Any) -> Tensor:
-    """By the number of rows as a number, which a graph then fixes."""
+    """Divide the loss by the number of rows as a Python number, which a graph would fix."""
     return summed(x, batch) / len(batch[0])
 
 
@@ -45,7 +45,7 @@ KINDS = {
 
 @pytest.fixture(autouse=True)
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fx.GraphModule]]:
-    """Graphs that would be compiled, which run as they are; whatever is not captured is an error."""
+    """Run the graphs uncompiled, and raise if capture fails."""
     graphs: list[fx.GraphModule] = []
 
     def keep(graph: fx.GraphModule, inputs: Any, **_: Any) -> fx.GraphModule:
@@ -89,7 +89,7 @@ def test_sizes_as_numbers_have_a_graph_each(compilations: list[Any]) -> None:
 @pytest.mark.slow
 def test_one_size_takes_one_graph_each_without_it(compilations: list[Any]) -> None:
     equals_eager("shapes", (6, 11), compile=True)
-    assert len(compilations) == 4  # of a vector and of a block each
+    assert len(compilations) == 4  # for a vector and for a block each
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_a_function_of_one_size_has_a_graph_for_each(compilations: list[Any]) ->
 
 @pytest.mark.slow
 def test_every_new_size_is_compared_with_eager(compilations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A graph that is wrong from a second size on is not used there."""
+    """A graph that is wrong from the second size on is not used there."""
     data = [batch(6), batch(11)]
     A, B = KINDS["shapes"](data[:1], compile="dynamic"), KINDS["shapes"](data[1:])
     v = torch.ones(A.shape[0]).double()

@@ -1,4 +1,4 @@
-"""The options that all operators at a point share: in every signature with their defaults, explained once."""
+"""All operators at a point share their options: in every signature, with the same defaults, documented once."""
 
 import inspect
 import pydoc

@@ -1,4 +1,4 @@
-"""Products of operators by gradgradcheck and SciPy's Hessian; their matrices against SciPy's derivatives of values."""
+"""Tests of operator products with gradgradcheck and SciPy's Hessian, and of matrices against SciPy's derivatives."""
 
 import pytest
 import torch
@@ -48,7 +48,7 @@ KFAC = KFACOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, Non
 EKFAC = EKFACOperator(LAYER, mse_loss, {"weight": X[None]}, INPUTS, TARGETS[:, None])
 JACOBIAN = JacobianOperator(model, X, INPUTS)
 
-# Products are linear in the vector, in which they are differentiable; the contraction in `second_order` is curved.
+# Products are linear and differentiable in the vector; `second_order` contracts them nonlinearly.
 ROWS = [
     Row("HessianOperator", lambda v: HESSIAN @ v, (V,)),
     Row("GaussNewtonOperator", lambda v: GAUSS_NEWTON @ v, (V,)),
@@ -60,7 +60,7 @@ ROWS = [
     Row("EKFACOperator", lambda v: EKFAC @ {"weight": v[None]}, (V,)),
     Row("InverseOperator", lambda v: InverseOperator(FISHER, damping=0.1, tol=1e-12) @ v, (V,)),
     Row("LinearOperator", lambda v: (HESSIAN @ FISHER - 2 * MatrixOperator(M)).damped(0.5).T @ v, (V,)),
-    # These are differentiable in what they are made of, too.
+    # These are also differentiable in their data.
     Row("MatrixOperator", lambda A, v: MatrixOperator(A).T @ v, (M, V)),
     Row("DiagonalOperator", lambda d, v: DiagonalOperator(d) @ v, (X, V)),
     Row("IdentityOperator", lambda c, v: c.prod() * IdentityOperator(v) @ v, (X, V)),
@@ -78,7 +78,7 @@ def test_second_order(row):
 
 
 def differences(g) -> Tensor:
-    """The Jacobian of a function of two numbers at X, from its values."""
+    """Compute the Jacobian of a function of two numbers at X by SciPy, from its values."""
 
     def values(points):
         columns = torch.from_numpy(points.reshape(2, -1).copy())
@@ -88,14 +88,14 @@ def differences(g) -> Tensor:
 
 
 def gauss_newton(loss) -> Tensor:
-    """J^T H J, of SciPy's Jacobian of the model and SciPy's Hessian of the loss."""
+    """Compute J^T H J from SciPy's Jacobian of the model and SciPy's Hessian of the loss."""
     J = differences(lambda x: model(x, INPUTS))
     H = scipy_hessian(lambda outputs: loss(outputs, TARGETS), model(X, INPUTS), initial_step=0.1).matrix
     return J.T @ H @ J
 
 
 def of_gradients() -> Tensor:
-    """The mean of outer products of the gradients of each example's loss."""
+    """Compute the mean outer product of the per-example gradients."""
     rows = differences(lambda x: (model(x, INPUTS) - TARGETS).square())
     return rows.T @ rows / len(TARGETS)
 

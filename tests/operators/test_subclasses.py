@@ -1,4 +1,4 @@
-"""Operators and transforms where subclasses of tensors take part, in every grad mode, against closed forms."""
+"""Tests of operators and transforms with tensor subclasses, in every grad mode, against closed forms."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def cubes(x):
     return (x**3).sum()
 
 
-# What is multiplied by V, with the product from a textbook.
+# Products with V, and their closed forms.
 PRODUCTS = {
     "Hessian at a subclass": (lambda: hodiff.HessianOperator(cubes, SUB) @ V, 6 * X * V),
     "Hessian by a closed-over subclass": (

@@ -1,4 +1,4 @@
-"""Operators of one module in several threads, against dense Jacobians of the same network in plain operators."""
+"""Tests of operators of one module in several threads, against dense Jacobians of the same network."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ def ravel(tree):
 
 
 class Pause(nn.Module):
-    """Lets other threads run while a module has the parameters of this one."""
+    """Let other threads run while the module holds this thread's parameters."""
 
     def forward(self, x):
         time.sleep(1e-4)
@@ -50,7 +50,7 @@ def test_a_module_at_several_points():
 
 
 def test_buffers_stay_those_of_the_module():
-    """In training mode runs update copies, which no other thread takes for the module's own."""
+    """Runs in training mode update copies of the buffers, which other threads do not see."""
     module = nn.Sequential(nn.Linear(3, 4, dtype=D), nn.BatchNorm1d(4, dtype=D), nn.Linear(4, 2, dtype=D))
     point = {name: p.detach() for name, p in module.named_parameters()}
     vector = {name: torch.ones_like(p) for name, p in point.items()}
@@ -68,7 +68,7 @@ def test_buffers_stay_those_of_the_module():
 
 
 def test_what_one_thread_captures_another_runs(monkeypatch):
-    """While a graph is captured, closures hold placeholders, which no eager operator of the same function may see."""
+    """During capture, closures hold placeholders, which eager operators of the same function must not see."""
     monkeypatch.setattr(graphs, "compile_graph", lambda graph, inputs, **_: graph)
     weights, captured = torch.randn(3, dtype=D), threading.Event()
     x = torch.tensor([1.0, 2.0, -1.0], dtype=D)
@@ -91,12 +91,12 @@ def test_what_one_thread_captures_another_runs(monkeypatch):
 
 
 def test_first_products_over_data_that_is_not_kept():
-    """Each pass compares with one that came to its end, and not with one of another thread that is under way."""
+    """A pass is compared with a finished pass, not with an unfinished pass of another thread."""
     x, one = torch.tensor([0.5, -1.0, 2.0], dtype=D), torch.ones(3, dtype=D)
     data = [torch.randn(count, 3, dtype=D) for count in (4, 4, 2)]
 
     def loss(x, batch):
-        time.sleep(1e-4)  # gives the others a turn
+        time.sleep(1e-4)  # lets other threads run
         return ((batch @ x).tanh() ** 2).mean()
 
     truth = hodiff.HessianOperator(loss, x, data=data).to_dense() @ one

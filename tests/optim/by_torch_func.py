@@ -1,4 +1,4 @@
-"""SciPy called by hand with derivatives by `torch.func`, without hodiff; for functions made of elementary operators."""
+"""SciPy with derivatives by `torch.func` instead of hodiff, for functions of elementary operators."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _of_arrays(function: Callable[..., Tensor]) -> Callable[..., Any]:
 
 
 def minimize(f: Callable[[Tensor], Tensor], x0: Tensor, method: str, options: dict[str, Any]) -> so.OptimizeResult:
-    """By gradients in reverse mode, products and Hessians forward over reverse."""
+    """Minimize with gradients in reverse mode, and products and Hessians by forward over reverse."""
     slope = torch.func.grad(f)
     of_curvature = {
         "": {},
@@ -37,7 +37,7 @@ def minimize(f: Callable[[Tensor], Tensor], x0: Tensor, method: str, options: di
 
 
 def least_squares(f: Callable[[Tensor], Tensor], x0: Tensor, method: str, options: dict[str, Any]) -> so.OptimizeResult:
-    """By Jacobians in forward mode."""
+    """Solve least squares with Jacobians in forward mode."""
     with np.errstate(all="ignore"):
         slopes = _of_arrays(torch.func.jacfwd(f))
         return so.least_squares(_of_arrays(f), x0.numpy(), slopes, method=method, **options)

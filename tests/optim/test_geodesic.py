@@ -1,4 +1,4 @@
-"""Levenberg-Marquardt with geodesic acceleration: fewer Jacobians along canyons, and SciPy's minima."""
+"""Tests of Levenberg-Marquardt with geodesic acceleration: fewer Jacobians in narrow valleys, and SciPy's minima."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ def decays(p):
 
 
 def powell(x):
-    """Its Jacobian is singular at the minimum."""
+    """Compute residuals whose Jacobian is singular at the minimum."""
     return torch.stack([x[0] + 10 * x[1], 5**0.5 * (x[2] - x[3]), (x[1] - 2 * x[2]) ** 2, 10**0.5 * (x[0] - x[3]) ** 2])
 
 
@@ -56,7 +56,7 @@ def test_minima_are_those_of_scipy(f, start, scale):
 
 
 def test_a_step_is_that_of_the_paper():
-    """One step, by normal equations and differences along the velocity."""
+    """One step matches normal equations and a difference along the velocity."""
     x = torch.tensor([-0.5, 0.4], dtype=D)
 
     def f(x):
@@ -81,7 +81,7 @@ def test_fewer_residuals_than_unknowns_and_structure():
 
 
 def test_what_is_not_finite_is_walked_around():
-    """log and sqrt have no value beyond zero, and sqrt no second derivative at it."""
+    """log and sqrt are undefined below zero, and sqrt has no second derivative at zero."""
     found = least_squares(
         lambda x: torch.cat([x.log() + 3, x.sqrt() - 0.2]), torch.ones(2, dtype=D), method="lm-geodesic"
     )
@@ -90,7 +90,7 @@ def test_what_is_not_finite_is_walked_around():
     )
     assert found.success
     np.testing.assert_allclose(found.x.numpy(), expected.x, rtol=1e-5)
-    # Begins where the slope is finite and the second derivative is not.
+    # At the start the first derivative is finite, but the second is not.
     found = least_squares(lambda x: x**1.5 + x - 2, torch.zeros(1, dtype=D), method="lm-geodesic")
     assert found.success
     torch.testing.assert_close(found.x, torch.ones(1, dtype=D), rtol=0, atol=1e-6)
@@ -106,7 +106,7 @@ def test_ends():
     found = least_squares(canyon, start, method="lm-geodesic", max_nfev=5)
     assert (found.nfev, found.status, found.success) == (5, 0, False)
     assert "maximum number" in found.message
-    # To rounding, with no tolerance.
+    # Without tolerances, iterate until rounding.
     found = least_squares(
         decays, torch.tensor([1.0, 1.0, 2.0, 0.1], dtype=D), method="lm-geodesic", ftol=None, gtol=None
     )

@@ -1,4 +1,4 @@
-"""`least_squares` against SciPy called by hand with the Jacobian written by hand, and its own contract."""
+"""Tests of `least_squares` against SciPy with a Jacobian by hand, and of its own contract."""
 
 import numpy as np
 import pytest
@@ -37,7 +37,7 @@ def test_against_scipy_with_the_jacobian_by_hand(method, loss):
     assert ours.nfev == theirs.nfev
     np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-10)
     np.testing.assert_allclose(ours.cost, theirs.cost, rtol=1e-10)
-    # That of the residuals; SciPy's is scaled by a robust loss.
+    # This is the Jacobian of the residuals; SciPy scales its Jacobian by a robust loss.
     np.testing.assert_allclose(ours.jac.numpy(), jacobian(ours.x.numpy()), rtol=1e-8)
     np.testing.assert_allclose(ours.grad.numpy(), theirs.grad, atol=1e-8)
 
@@ -76,7 +76,7 @@ def test_scales_like_the_unknowns():
 
 @pytest.mark.parametrize("method", ["trf", "dogbox", "lm"])
 def test_scales_are_by_default_those_of_the_installed_scipy(method):
-    """Of unknowns of different sizes, on which they have their effect."""
+    """Unknowns of different sizes show the effect of the scales."""
 
     def by_hand(p):
         return p[0] * np.exp(-1e-3 * p[1] * T.numpy()) - DATA.numpy()
@@ -129,7 +129,7 @@ def test_residuals_that_are_none():
     "form", [tuple, list, lambda sides: tuple(map(np.array, sides)), lambda sides: so.Bounds(*sides)]
 )
 def test_bounds_are_lower_and_upper_as_for_scipy(form):
-    """Of two unknowns as well, where two pairs of `minimize` would look the same."""
+    """Bounds of two unknowns could be mistaken for the pairs of `minimize`."""
     start, target = np.array([0.5, 2.5]), np.array([5.0, -5.0])
     expected = so.least_squares(lambda x: x - target, start, bounds=([0, 1], [2, 3])).x
     found = least_squares(
@@ -144,7 +144,7 @@ def test_bounds_that_leave_nothing_to_move_are_refused():
 
 
 def test_a_start_on_a_bound_is_told():
-    """From there SciPy's default method may go nowhere, and calls it success."""
+    """SciPy's default method may not move from a bound, and reports success."""
     start = torch.zeros(2, dtype=torch.float64)
     with pytest.warns(hodiff.HodiffWarning, match="x0: it lies on a bound") as told:
         least_squares(lambda x: x - torch.tensor([1.0, 2.0]), start, bounds=(0, 1))

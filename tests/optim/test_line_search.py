@@ -1,4 +1,4 @@
-"""The line search of Hager and Zhang on functions of one number, as Moré and Thuente chose them."""
+"""Tests of the line search of Hager and Zhang on the test functions of Moré and Thuente."""
 
 import math
 
@@ -6,7 +6,7 @@ import pytest
 
 from hodiff.optim.line_search import Trial, Wolfe, line_search
 
-# Value and slope of functions that fall at 0; the last is not finite beyond 3.
+# Value and derivative of functions that decrease at 0; the last is not finite beyond 3.
 FUNCTIONS = {
     "pole": (lambda t: -t / (t**2 + 2), lambda t: (t**2 - 2) / (t**2 + 2) ** 2),
     "flat": (lambda t: (t + 0.004) ** 5 - 2 * (t + 0.004) ** 4, lambda t: 5 * (t + 0.004) ** 4 - 8 * (t + 0.004) ** 3),
@@ -39,11 +39,11 @@ def test_wolfe_conditions_hold(name, step):
 
 
 def test_approximate_conditions_near_the_minimum():
-    """Values that are equal to rounding: slopes alone find the minimum."""
+    """Derivatives find the minimum if values are equal up to rounding."""
     start = 1e-9
 
     def evaluate(t):
-        # In x = start - t: 1 + x^2, which is 1 in float64.
+        # With x = start - t, the value 1 + x^2 is 1 in float64.
         x = start - t
         return Trial(t, 1 + x**2, -2 * x)
 
@@ -57,6 +57,6 @@ def test_a_function_that_only_rises_has_no_step():
 
 
 def test_a_function_without_end():
-    """Falls for ever: the lowest trial is returned."""
+    """The search returns the lowest trial of an unbounded function."""
     found = line_search(lambda t: Trial(t, -t, -1.0), Wolfe(Trial(0.0, 0.0, -1.0), 0.1, 0.5))
     assert found.value < -1e6

@@ -1,4 +1,4 @@
-"""`minimize` against SciPy called by hand with derivatives written by hand: the same iterates; and its own contract."""
+"""Tests of `minimize` against SciPy with derivatives by hand: equal iterates; and of its own contract."""
 
 import functools
 import importlib
@@ -31,7 +31,7 @@ def bowl(x, center=0.0):
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.solver is None])
 def test_iterates_are_those_of_scipy_with_derivatives_by_hand(method):
-    # dogleg wants a positive Hessian, and so begins where it is one; the others must cope.
+    # dogleg requires a positive definite Hessian, so its start has one.
     start = START if method != "dogleg" else torch.full((5,), 1.02, dtype=D)
     ours, theirs = [], []
     found = minimize(rosenbrock, start, method=method, callback=lambda r: ours.append(r.x.numpy().copy()))
@@ -39,7 +39,7 @@ def test_iterates_are_those_of_scipy_with_derivatives_by_hand(method):
     expected = so.minimize(
         so.rosen, start.numpy(), method=method, callback=lambda x, *_: theirs.append(x.copy()), **given
     )
-    # Rounding grows from step to step, most of all in conjugate gradients and in Newton's method truncated by CG.
+    # Rounding errors grow at each step, most in conjugate gradients and truncated Newton.
     for k, (one, other) in enumerate(zip(ours[:12], theirs[:12], strict=True)):
         np.testing.assert_allclose(one, other, rtol=1e-14 * 10 ** (k / 2) * (1e6 if method in {"cg", "tnc"} else 10))
     assert found.success
@@ -106,12 +106,12 @@ def circle(x):
     ids=["dict", "scipy"],
 )
 def test_constraints(method, constraint):
-    """The point of the circle nearest to (3, 4), which is (0.6, 0.8)."""
+    """The point of the circle nearest to (3, 4) is (0.6, 0.8)."""
     target = torch.tensor([3.0, 4.0], dtype=D)
     x0 = {"p": torch.tensor([1.0, 0.5], dtype=D)}
     found = minimize(lambda x: bowl(x["p"], target), x0, method=method, constraints=constraint)
     torch.testing.assert_close(circle(found.x), torch.ones((), dtype=D), atol=1e-7, rtol=0)
-    # bowl is no distance, but symmetric enough: compare with SciPy by hand.
+    # bowl is not a distance, so compare with SciPy by hand.
     expected = so.minimize(
         lambda x: ((x - [3, 4]) ** 2).sum() + ((x - [3, 4]) ** 4).sum(),
         [1.0, 0.5],
@@ -124,7 +124,7 @@ def test_constraints(method, constraint):
 
 @pytest.mark.parametrize("method", ["slsqp", "trust-constr"])
 def test_constraints_and_bounds_together(method):
-    """On the circle, (0.6, 0.8) is out of bounds: x = 0.5 is nearest. SciPy lists Jacobians of unequal shapes."""
+    """The point (0.6, 0.8) of the circle is out of bounds, and x = 0.5 is nearest; SciPy lists unequal Jacobians."""
     target = torch.tensor([3.0, 4.0], dtype=D)
     found = minimize(
         lambda x: (x - target).square().sum(),
@@ -222,7 +222,7 @@ def test_functions_that_are_none(f):
 
 
 def test_functions_without_a_second_derivative():
-    """A Function whose backward is differentiable once: methods with gradients go on, others say so."""
+    """Gradient methods work if backward is differentiable once, and other methods raise."""
 
     class Cubed(torch.autograd.Function):
         @staticmethod
@@ -241,7 +241,7 @@ def test_functions_without_a_second_derivative():
 
 
 def test_a_loss_that_differentiates_inside():
-    """As physics-informed ones do, by torch.autograd.grad."""
+    """The loss contains torch.autograd.grad, like a physics-informed loss."""
     t = torch.linspace(0, 1, 7, dtype=D)
 
     def loss(c):
@@ -258,7 +258,7 @@ def test_a_loss_that_differentiates_inside():
 
 @pytest.mark.parametrize("method", ["trust-ncg", "bfgs", "trust-exact"])
 def test_minimisers_are_differentiable(method):
-    """argmin_x of x^4/4 + x^2/2 - p x has the slope 1 / (3 x^2 + 1)."""
+    """argmin_x of x^4/4 + x^2/2 - p x has the derivative 1 / (3 x^2 + 1)."""
     solver = functools.partial(minimize, method=method, tol=1e-10)
     found = hodiff.implicit.argmin(lambda x, p: (x**4 / 4 + x**2 / 2 - p * x).sum(), solver)
     p = torch.tensor([2.0, 0.3], dtype=D, requires_grad=True)
@@ -350,14 +350,14 @@ def test_options_that_scipy_does_not_know(method):
 
 @pytest.mark.parametrize("method", OPTIONS)
 def test_options_are_those_of_the_installed_scipy(method):
-    """By the parameters of its function, all but those that `minimize` itself passes."""
+    """The options are the parameters of SciPy's function, except those that `minimize` passes itself."""
     name = {"newton-cg": "newtoncg", "l-bfgs-b": "lbfgsb", "trust-constr": "trustregion_constr"}.get(method)
     if method in {"dogleg", "trust-exact", "trust-krylov", "trust-ncg"}:
         from scipy.optimize._trustregion import _minimize_trust_region as function
     else:
         function = getattr(importlib.import_module("scipy.optimize._minimize"), f"_minimize_{name or method}")
     passed = {"args", "jac", "grad", "hess", "hessp", "callback", "bounds", "constraints", "unknown_options"}
-    own = {"trust-exact": {"inexact"}, "trust-krylov": {"subproblem_maxiter"}}  # one function's, each for one method
+    own = {"trust-exact": {"inexact"}, "trust-krylov": {"subproblem_maxiter"}}  # one function serves several methods
     foreign = own.get(method, {"inexact", "subproblem_maxiter"})
     taken = set(list(inspect.signature(function).parameters)[2:]) - passed - foreign - {"subproblem"}
     assert taken <= {*OPTIONS[method], *_documented(method)}
@@ -413,7 +413,7 @@ def test_no_problems_at_all():
 @pytest.mark.parametrize("method", [None, "newton-cg", "trust-krylov", "trust-constr", "newton-krylov", "l-bfgs-b"])
 @pytest.mark.parametrize("unit", [1e20, 1e30])
 def test_large_values_in_float32(method, unit):
-    """Products of the Hessian with the gradient itself would overflow."""
+    """Multiplying the Hessian by the unscaled gradient would overflow."""
 
     def f(x):
         return unit * ((x[0] - 1) ** 2 + 10 * (x[1] - x[0] ** 2) ** 2)

@@ -1,4 +1,4 @@
-"""The problems of Moré, Garbow & Hillstrom: derivatives against differences, published minima by all methods."""
+"""The problems of Moré, Garbow & Hillstrom: derivatives against differences, and published minima by all methods."""
 
 import numpy as np
 import pytest
@@ -16,15 +16,15 @@ from hodiff.checks import scipy_hessian
 from hodiff.optim import least_squares, minimize
 
 D = torch.float64
-# Of values of 1e12 differences leave nothing, but they are made by hand in a line: 2(x1 - 1e6) + 2 x2 (x1 x2 - 2), ...
+# Differences of values around 1e12 lose all digits. By hand, the gradient is 2(x1 - 1e6) + 2 x2 (x1 x2 - 2), ...
 BY_HAND = {"brown badly scaled": ([-2e6, -4e-6], [[4.0, 0.0], [0.0, 4.0]])}
-# Where x is known to few digits, though f to all.
+# Problems that determine x to few digits, although f is accurate.
 NEARLY_SINGULAR = {"watson 9", "watson 12", "linear of rank 1", "linear of rank 1 with zeros"}
 SOON = {"trf", "trust-exact", "bfgs"}
 
 
 def differences(problem):
-    """Gradient and Hessian at the start, in units of its elements, by SciPy's differences of the value."""
+    """Compute the gradient and the Hessian at the start, in units of its elements, by SciPy's differences."""
     if problem.name in BY_HAND:
         return tuple(torch.tensor(each, dtype=D) for each in BY_HAND[problem.name])
     zero = torch.zeros_like(problem.start)
@@ -61,7 +61,7 @@ def test_norm_at_the_start_and_value_at_the_minimiser(name):
     if problem.norm_at_start is not None:
         assert problem.residuals(problem.start).norm().item() == pytest.approx(problem.norm_at_start, rel=1e-7)
     for point in problem.minimisers:
-        # Points of four digits are so near.
+        # The published points have four digits.
         assert problem.value(torch.tensor(point, dtype=D)).item() == pytest.approx(
             problem.minima[0], rel=1e-5, abs=1e-7
         )
@@ -74,7 +74,7 @@ def test_all_are_there():
 @pytest.mark.parametrize("method", some_at_once([*LEAST_SQUARES, *MINIMIZE], {"trust-exact", "trust-krylov", "trf"}))
 @pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: len(PROBLEMS[name].start) == 2))
 def test_first_steps_are_those_with_other_derivatives(name, method):
-    """Wrong Hessians may lead to the minimum as well, by other steps."""
+    """Wrong Hessians may also lead to the minimum, but by other steps."""
     problem = PROBLEMS[name]
     if method in LEAST_SQUARES:
         ours = least_squares(problem.residuals, problem.start, method=method, x_scale=1.0, max_nfev=5)
@@ -131,7 +131,7 @@ def test_published_minimum_is_found(name, method):
     if problem.is_solved_by(found):
         return
     assert problem.minima[0] < found <= problem.value(problem.start).item() * (1 + 1e-12)
-    # Not for want of right derivatives: so it ends with those of torch.func, too.
+    # The derivatives are not the cause: the method also fails with torch.func.
     assert (name, method) in ELSEWHERE or not problem.is_solved_by(of_scipy(problem, method))
 
 
@@ -150,5 +150,5 @@ def test_our_own_methods_find_it(case):
         found = 2 * least_squares(problem.residuals, problem.start, method=method, **OWN_LEAST_SQUARES[method]).cost
     else:
         found = minimize(problem.value, problem.start, method=method, options=OWN_MINIMIZE[method]).fun
-    # As above, rounding decides where they may end elsewhere.
+    # Rounding decides which runs end elsewhere, as above.
     assert problem.is_solved_by(found) or case in OWN, found

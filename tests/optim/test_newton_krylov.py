@@ -1,4 +1,4 @@
-"""Newton's method by conjugate gradients in a trust region: SciPy's iterates with fewer products, and options."""
+"""Tests of the trust-region Newton-CG method: SciPy's iterates with fewer products, and options."""
 
 import itertools
 
@@ -20,7 +20,7 @@ def rosenbrock(x):
 
 
 def moved(points):
-    """The points without those that repeat the one before, which rejected steps leave."""
+    """Remove points that repeat the previous point, as after rejected steps."""
     return [np.array(p) for p, _ in itertools.groupby(tuple(p) for p in points)]
 
 
@@ -63,7 +63,7 @@ def symmetric(n, seed, *, positive):
 @pytest.mark.parametrize("positive", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
 def test_smaller_balls_replay_the_path(positive, weighted):
-    """Without a product, the step is the one that conjugate gradients would make in the smaller ball."""
+    """The recorded path gives the step of conjugate gradients in a smaller ball without a new product."""
     A, g = symmetric(12, 1, positive=positive)
     weights = 1 / A.diag().abs() if weighted else torch.ones(12, dtype=D)
     precondition = (lambda v: weights * v) if weighted else None
@@ -74,13 +74,13 @@ def test_smaller_balls_replay_the_path(positive, weighted):
         fresh = steihaug(A.mv, g, 1e-8, small, 100, precondition).step
         step = path.within(small)
         torch.testing.assert_close(step.z, fresh.z, rtol=1e-9, atol=0)
-        # In the norm of the preconditioner's inverse.
+        # The norm is that of the preconditioner's inverse.
         assert abs(float((weights.rsqrt() * step.z).norm()) - small) < 1e-9 * small
         assert abs(step.change - float(g @ step.z + step.z @ A @ step.z / 2)) < 1e-9 * abs(step.change)
 
 
 def test_along_negative_curvature_the_lower_end_is_taken():
-    """Which may lie behind: -0.1 t - 5 t^2 from 0.9, in a ball of radius 1, ends at 1 or lower at -1."""
+    """The lower end may be behind: -0.1 t - 5 t^2 from 0.9, in a ball of radius 1, is lower at -1 than at 1."""
     z, d = torch.tensor([0.9], dtype=D), torch.ones(1, dtype=D)
     segment = Segment(z, d, value=0.0, slope=-0.1, curvature=-10.0, square=0.81, cross=0.9, length=1.0)
     step = segment.to(1.0)
@@ -115,7 +115,7 @@ def test_a_preconditioner_saves_products(form):
 
 
 def test_forcing_terms_of_eisenstat_and_walker():
-    """They do not hang on the unit of the function."""
+    """The terms do not depend on the unit of the function."""
     counts = {
         (name, unit): minimize(
             lambda x, unit=unit: unit * rosenbrock(x),
@@ -131,11 +131,11 @@ def test_forcing_terms_of_eisenstat_and_walker():
 
 
 def test_to_rounding_and_not_beyond():
-    """A gradient's norm that rounding allows is reached, and what it does not allow is told."""
+    """The method reaches a gradient norm that rounding allows, and reports a norm that it does not."""
     found = minimize(rosenbrock, START, method="newton-krylov", options={"gtol": 1e-12})
     assert found.success
     found = minimize(lambda x: rosenbrock(x) + 1e6, START, method="newton-krylov", options={"gtol": 0.0})
-    # The value has ten digits left of the change, the gradient all of them.
+    # The value has lost ten digits, but the gradient none.
     assert found.nit < 200
     assert max(abs(found.jac.numpy())) < 1e-10
 

@@ -1,4 +1,4 @@
-"""`least_squares` against NIST's certified regressions, which were computed in 128 bits from analytic derivatives."""
+"""Tests of `least_squares` against NIST's certified regressions, computed in 128 bits from analytic derivatives."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from hodiff import jacobian
 from hodiff.optim import least_squares
 
 SOON = ("lower", 2, "trf")
-# From the far start these may end elsewhere or nowhere, with any exact Jacobian; they are in the benchmark.
+# From the far start, these may end elsewhere or fail with any exact Jacobian; the benchmark includes them.
 ASTRAY = {("MGH10", 1, "lm"), ("MGH09", 1, "dogbox"), ("MGH17", 1, "dogbox"), ("Rat43", 1, "dogbox")}
 CASES = [
     pytest.param(name, number, method, marks=[] if (set_.level, number, method) == SOON else pytest.mark.slow)
@@ -27,13 +27,13 @@ def test_all_are_there():
 
 @pytest.mark.parametrize("name", REGRESSIONS)
 def test_certified_parameters_have_certified_squares_and_deviations(name):
-    """So the data and the models are NIST's; the deviations ask for the Jacobian, too."""
+    """The data and models are NIST's; the deviations also test the Jacobian."""
     set_ = REGRESSIONS[name]
     residuals = set_.residuals(set_.certified)
     assert set_.is_solved_by(residuals.square().sum().item())
     slopes = jacobian(set_.residuals)(set_.certified) * set_.certified
     m, n = slopes.shape
-    # By a QR decomposition of scaled columns: the normal equations of MGH17 and Bennett5 lose all digits.
+    # Use a QR decomposition of scaled columns: the normal equations of MGH17 and Bennett5 lose all digits.
     inverse = torch.linalg.inv(torch.linalg.qr(slopes / slopes.norm(dim=0)).R)
     relative = inverse.norm(dim=1) / slopes.norm(dim=0) * (set_.squares / (m - n)) ** 0.5
     torch.testing.assert_close(relative * set_.certified.abs(), set_.deviations, rtol=1e-6, atol=0)

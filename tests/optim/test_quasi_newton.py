@@ -1,4 +1,4 @@
-"""Self-scaled quasi-Newton methods: what the formulas promise, textbook BFGS, and SciPy's."""
+"""Tests of self-scaled quasi-Newton methods: the papers' formulas, textbook BFGS, and SciPy's BFGS."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def positive(n, seed, condition=1e4):
 
 
 def pair(n, seed):
-    """A step and a change of gradient with positive product."""
+    """Return a step and a change of gradient with a positive inner product."""
     g = torch.Generator().manual_seed(seed)
     s, y = torch.randn(2, n, dtype=D, generator=g)
     return s, y if s @ y > 0 else -y
@@ -49,7 +49,6 @@ def test_secant_equation_and_positive_definiteness(method, seed):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_update_is_the_formula_of_the_papers(method):
-    """Written with matrices and vectors as printed, of tau and phi."""
     n = 6
     for seed in range(6):
         H, (s, y) = positive(n, seed), pair(n, seed)
@@ -69,7 +68,7 @@ def test_ssbfgs_is_bfgs_where_the_scale_is_one():
         H, (s, y) = positive(n, seed), pair(n, seed)
         bs, rho = float(s @ torch.linalg.solve(H, s)), 1 / float(y @ s)
         left = torch.eye(n, dtype=D) - rho * torch.outer(s, y)
-        # Textbook BFGS of the matrix scaled as Oren and Luenberger do, where that enlarges it.
+        # Textbook BFGS of the matrix with Oren-Luenberger scaling, if that enlarges it.
         scale = max(bs * rho, 1.0)
         unscaled += scale == 1
         expected = left @ (H * scale) @ left.T + rho * torch.outer(s, s)
@@ -91,7 +90,7 @@ def test_ssbroyden_stays_within_what_keeps_it_positive(b, ah):
 @pytest.mark.parametrize("b", [0.05, 0.3, 0.9, 1.5, 20.0])
 @pytest.mark.parametrize("h", [0.3, 1.3, 4.0, 50.0])
 def test_ssbroyden_chooses_as_printed(b, h):
-    """Al-Baali, Spedicato and Maggioni, by the quotients' own signs and roots; n is 3."""
+    """The parameters match Al-Baali, Spedicato and Maggioni's formulas for n = 3."""
     a = b * h - 1
     if a <= 0:
         pytest.skip("by Cauchy and Schwarz there are no such vectors")
@@ -107,7 +106,7 @@ def test_ssbroyden_chooses_as_printed(b, h):
 
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=METHODS)
 def test_quadratics_end_in_n_steps_of_exact_line_search(choose):
-    """Broyden's family makes conjugate directions, whatever its scales; H is then the inverse to a scale of each."""
+    """Broyden's family generates conjugate directions at any scale, so n exact line searches suffice."""
     n = 6
     A, x = positive(n, 3, 100), torch.ones(n, dtype=D)
     inverse = InverseHessian(choose, x)
@@ -128,14 +127,14 @@ def test_rosenbrock_beside_bfgs_of_scipy(method):
     np.testing.assert_allclose(found.x.numpy(), expected.x, rtol=1e-7)
     assert found.nit < 2 * expected.nit
     assert found.nfev == found.njev < 2 * found.nit
-    # The inverse Hessian is near the true one.
+    # The inverse Hessian approximates the true inverse.
     torch.testing.assert_close(
         found.hess_inv, torch.linalg.inv(hodiff.hessian_matrix(rosenbrock, found.x)), rtol=0.3, atol=0.05
     )
 
 
 def test_more_digits_than_bfgs_of_scipy_on_an_ill_conditioned_fit():
-    """A smooth function fitted by a small network: what these methods are for."""
+    """The self-scaled methods fit a small network to a smooth function more accurately than BFGS."""
     t = torch.linspace(-1, 1, 40, dtype=D)[:, None]
     g = torch.Generator().manual_seed(0)
     start = {"w": torch.randn(1, 8, dtype=D, generator=g), "b": torch.zeros(8, dtype=D), "v": torch.ones(8, 1, dtype=D)}
@@ -200,7 +199,7 @@ def test_callback_interruption_and_numbers_that_are_none(method):
     found = minimize(lambda x: (x * float("nan")).sum(), START, method=method)
     assert not found.success
     assert "nan" in found.message
-    # A wall of NaN beside the minimum is walked along.
+    # The method continues next to a boundary of NaN.
     found = minimize(lambda x: (x - x.log()).sum(), torch.full((3,), 4.0, dtype=D), method=method)
     assert found.success
     torch.testing.assert_close(found.x, torch.ones(3, dtype=D), rtol=0, atol=1e-4)

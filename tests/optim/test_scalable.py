@@ -17,17 +17,17 @@ from hodiff.optim import minimize
 D = torch.float64
 SMALL = ("trust-ncg", "trust-krylov", "newton-cg", "l-bfgs-b", "cg", "trust-exact")
 LARGE = ("trust-ncg", "newton-cg", "l-bfgs-b")
-# Of the published minima, by the number of unknowns for which they are.
+# Numbers of unknowns with published minima.
 PUBLISHED = (1_000, 2_000, 5_000)
-# The sixteen of the DIXMAAN family differ in factors and powers.
+# The sixteen problems of the DIXMAAN family differ in factors and powers.
 ALIKE = {name for name in PROBLEMS if name.startswith("dixmaan")} - {"dixmaan b", "dixmaan l"}
 TRIED = {*in_turn(PROBLEMS, SMALL, by=3), *((name, "trust-ncg") for name in PROBLEMS if name not in ALIKE)}
 THOUSANDS_OF_STEPS = {("nondquar", "l-bfgs-b"), ("dixmaan l", "l-bfgs-b")}
-# Errors of one rounding in the derivatives move four steps by more than 1e-7: ill-conditioned Hessians.
+# A rounding error in the derivatives changes four steps by more than 1e-7, since the Hessians are ill-conditioned.
 FEW_DIGITS = {"variably dimensioned": 1e-2, "discrete boundary value": 1e-3}
-# From its start of zeros, rounding decides where Lanczos' process ends.
+# From its zero start, rounding decides where the Lanczos process ends.
 UNDETERMINED = ("fletchcr", "trust-krylov")
-# More than a hundred milliseconds.
+# These take more than a hundred milliseconds.
 LONG = {"arwhead", "chained rosenbrock", "discrete boundary value", "extended wood", "fletchcr", "nondquar"}
 
 
@@ -54,7 +54,7 @@ def test_derivatives_along_a_line(name):
 @pytest.mark.parametrize("method", some_at_once(SMALL, {"trust-ncg"}))
 @pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: name not in ALIKE))
 def test_first_steps_are_those_with_other_derivatives(name, method):
-    """Wrong products and Hessians may lead to the minimum as well, by other steps."""
+    """Wrong products and Hessians may also lead to the minimum, but by other steps."""
     problem = PROBLEMS[name]
     start = problem.start(problem.size(100))
     if (name, method) == UNDETERMINED:
@@ -67,7 +67,7 @@ def test_first_steps_are_those_with_other_derivatives(name, method):
 
 
 def cases():
-    """A third of what the benchmark of the same name runs; it also counts where methods end with many unknowns."""
+    """Yield a third of the runs of the benchmark of the same name, which also counts ends at large sizes."""
     for name, problem in PROBLEMS.items():
         at_any_size = problem.minimum(1) is not None
         for n in {100, problem.largest} if at_any_size else {100, *PUBLISHED}:

@@ -1,4 +1,4 @@
-"""Sparse Hessians in `minimize`: the steps of dense ones, Newton's method with factors, surfaces, refusals."""
+"""Tests of sparse Hessians in `minimize`: steps of dense Hessians, Newton's method with factors, surfaces, refusals."""
 
 import numpy as np
 import pytest
@@ -51,7 +51,7 @@ def test_steps_are_those_of_dense_derivatives(method):
 
 @pytest.mark.parametrize("sparse", [False, True])
 def test_a_newton_step_is_that_of_the_formula(sparse):
-    """Where the Hessian is positive definite and the full step does."""
+    """The step is Newton's if the Hessian is positive definite and the full step suffices."""
     x0 = torch.full((5,), 1.02, dtype=D)
     step = np.linalg.solve(so.rosen_hess(x0.numpy()), so.rosen_der(x0.numpy()))
     found = minimize(rosenbrock, x0, method="newton", sparse=sparse, options={"maxiter": 1})
@@ -73,7 +73,7 @@ def test_ten_thousand_unknowns_and_quadratic_convergence():
 
 
 def scherk(side):
-    """Scherk's surface, a closed form of a minimal one, and the area of its triangulations with that boundary."""
+    """Return Scherk's surface, a minimal surface in closed form, and the area of triangulations with that boundary."""
     t = torch.linspace(-1, 1, side + 2, dtype=D)
     z = torch.log(torch.cos(t) / torch.cos(t)[:, None])
     edge = z.clone()
@@ -100,7 +100,7 @@ def surface_error(side):
     )
     assert found.success
     assert norms[-1] <= 1e-8
-    assert norms[-2] ** 2 < norms[-1] * 1e6  # two steps tell an order of convergence
+    assert norms[-2] ** 2 < norms[-1] * 1e6  # two steps show the order of convergence
     assert norms[-1] < 100 * norms[-2] ** 2
     return float((found.x.view(side, side) - exact).abs().max())
 
@@ -147,7 +147,7 @@ def test_a_matrix_that_no_shift_mends_is_said():
 
 
 def test_from_where_the_hessian_is_indefinite():
-    """Its start has curvature below zero in every second unknown."""
+    """Every second unknown has negative curvature at the start."""
 
     def double_wells(x):
         return ((x**2 - 1) ** 2).sum() + 0.1 * (x[1:] - x[:-1]).square().sum()
@@ -167,7 +167,7 @@ def test_a_coloring_that_is_there():
 
 
 def test_the_pattern_is_looked_for_once():
-    """Which takes a call of its own; then each Hessian takes one."""
+    """The pattern takes one call of the function, and then each Hessian takes one."""
     calls = []
 
     def counted(x):
@@ -181,7 +181,7 @@ def test_the_pattern_is_looked_for_once():
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [so.NonlinearConstraint, so.LinearConstraint])
 def test_sparse_constraints_and_bounds(kind):
-    """The steps of dense Jacobians and Hessians."""
+    """The steps match those with dense Jacobians and Hessians."""
     x0 = torch.linspace(0.3, 0.9, 6, dtype=D)
     if kind is so.NonlinearConstraint:
         constraints = [kind(lambda x: x[1:] * x[:-1], 0.1, 0.7), kind(lambda x: x.square().sum(), 0, 4)]

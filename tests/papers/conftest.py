@@ -1,4 +1,4 @@
-"""What the tests of reproductions share: one quick run of all papers, and the scripts as modules."""
+"""Fixtures for the tests of reproductions: one quick run of all papers, and the scripts as modules."""
 
 import importlib.util
 import json
@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="session")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """Results of a paper's quick run; all of them run when the first is asked for."""
+    """Return the results of a paper's quick run; the first use runs all papers."""
     out = tmp_path_factory.mktemp("papers")
     done = subprocess.run(
         [sys.executable, "-m", "papers", "--quick", "--jobs", "2", "--out", str(out)],
@@ -30,7 +30,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     )
 
     def of(paper: str) -> Any:
-        # What other papers raised is not this one's failure.
+        # Exceptions in other papers must not fail this one.
         assert (out / paper / "results.json").exists(), done.stderr
         found = json.loads((out / paper / "results.json").read_text())
         found["figure"] = (out / paper / "figure.png").read_bytes()
@@ -42,7 +42,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
 
 @pytest.fixture(scope="session")
 def script() -> Callable[[str], ModuleType]:
-    """A paper's script as a module."""
+    """Load a paper's script as a module."""
     known: dict[str, ModuleType] = {}
 
     def load(paper: str) -> ModuleType:
@@ -51,7 +51,7 @@ def script() -> Callable[[str], ModuleType]:
             spec = importlib.util.spec_from_file_location(name, ROOT / "papers" / paper / "reproduce.py")
             assert spec is not None
             assert spec.loader is not None
-            # Dataclasses look their module up.
+            # Dataclasses look up their module in sys.modules.
             known[paper] = sys.modules[name] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(known[paper])
         return known[paper]

@@ -1,4 +1,4 @@
-"""Reproductions of implicit and soft functions, traces, influence: oracles of their own, and what quick runs show."""
+"""Tests of reproductions on implicit and soft functions, traces and influence: independent references, quick runs."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The reproductions of meta-learning papers, piece by piece, against oracles of their own."""
+"""Tests of the parts of the meta-learning reproductions against independent references."""
 
 from collections.abc import Callable
 from types import ModuleType

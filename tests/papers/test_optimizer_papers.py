@@ -1,4 +1,4 @@
-"""Reproductions of optimizers: their problems against oracles of their own, and what quick runs have to show."""
+"""Tests of reproductions of optimizers: their problems against independent references, and quick runs."""
 
 import math
 from collections.abc import Callable
@@ -102,7 +102,7 @@ def test_abreu_counts_iterations(script: Script) -> None:
 
 @pytest.mark.papers
 def test_martens_hessian_free_gets_where_gradient_descent_does_not(quick: Quick) -> None:
-    """By as many gradients, so that the figures are the same on every machine but for rounding."""
+    """Both methods use the same number of gradients, so the figures depend on the machine only by rounding."""
     best = quick("martens-2010")["data"]["best"]
     assert best["Hessian-free"] < 0.7 * best["gradient descent with momentum"]
 

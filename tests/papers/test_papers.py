@@ -1,4 +1,4 @@
-"""Each reproduction on a small problem: what it saves, and that the paper's main claims hold in its numbers."""
+"""Tests of every reproduction on a small problem: the saved files, and the paper's main claims in the numbers."""
 
 import subprocess
 import sys
@@ -38,11 +38,11 @@ def test_pearlmutter_exact_products_beat_every_step(quick: Quick) -> None:
         assert min(one_sided) > 30 * max(errors["exact"].values())
         assert min(central) < min(one_sided)
         for curve in (one_sided, central):
-            # A V: curvature at the large end, rounding at the small one.
+            # For A V, truncation error dominates at large steps and rounding error at small steps.
             assert curve[0] > 100 * min(curve) < curve[-1]
     (costs,) = found["costs"].values()
-    # Counted by hand, in multiplications an image, for layers of 64 x 32 and 32 x 10: a gradient multiplies forward and
-    # for the weights, and back through all layers but the first; R{} has two such products for each, but one where the
+    # Multiplications per image, counted by hand for layers of 64 x 32 and 32 x 10. A gradient multiplies forward, for
+    # the weights, and back through all layers but the first. R{} has two such products for each, but one where the
     # input takes part.
     gradient, applied = 2 * 64 * 32 + 3 * 32 * 10, 2 * 64 * 32 + 6 * 32 * 10
     assert costs["at a linearized point"]["operations"] == pytest.approx(applied / gradient, rel=1e-5)
@@ -54,7 +54,7 @@ def test_dagreou_costs_are_a_few_gradients_and_hodiffs_routes_right(quick: Quick
     found = quick("dagreou-2024")["data"]["costs"]
     for families in found.values():
         for costs in (each for family in families.values() for each in family.values()):
-            assert costs["time"] > 0  # how much depends on what else the machine does
+            assert costs["time"] > 0  # the time depends on the load of the machine
             assert 1 < costs["memory"] < 8
             assert 2 < costs["operations"] <= 3.01
         assert all(each["relative error"] < 1e-4 for each in families["hodiff"].values())
@@ -106,8 +106,9 @@ def test_griewank_tensors_by_as_many_series_and_no_more_operations(quick: Quick)
     results = quick("griewank-2000-mixed")
     found = results["data"]
     assert all(0 < error < 1e-12 for error in found["errors"].values())
-    # By hand: along 3 lines 5 multiplications and the value's, against 15 pairs of monomials in two variables.
-    assert found["products"]["2"]["2"] == pytest.approx(16 / 15, rel=1e-5)  # six digits are kept
+    # By hand: along 3 lines there are 5 multiplications and the value's, against 15 pairs of monomials in two
+    # variables.
+    assert found["products"]["2"]["2"] == pytest.approx(16 / 15, rel=1e-5)  # results are saved with six digits
     assert found["lines of parts"] == {"5": [4, 4], "20": [4, 4]}
     for by_order in found["times"].values():
         for by_size in by_order.values():

@@ -1,4 +1,4 @@
-"""The tables in the READMEs, and that those on file show the results on file."""
+"""Tests of the tables in the READMEs; the saved tables show the saved results."""
 
 import importlib.util
 import json

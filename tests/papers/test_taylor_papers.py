@@ -1,4 +1,4 @@
-"""Reproductions on Taylor mode: all ways agree with nested derivatives of primitives, and what quick runs show."""
+"""Tests of reproductions on Taylor mode: all methods agree with nested derivatives of primitives, and quick runs."""
 
 from collections.abc import Callable
 from types import ModuleType

@@ -1,4 +1,4 @@
-"""The drawn numbers against closed forms, and the drawn graph against what is known to be in it."""
+"""Tests of the plotted numbers against closed forms, and of the drawn graph against its known contents."""
 
 import re
 import sys
@@ -159,7 +159,7 @@ def test_says_what_to_install(monkeypatch):
 
 
 def nodes(picture):
-    """Attributes of each node, by name."""
+    """Return the attributes of all nodes, by name."""
     found = re.findall(r'^\t"?([^"\s]+)"? \[(.*)\]$', picture.source, flags=re.MULTILINE)
     return {name: attributes for name, attributes in found if name not in {"graph", "node"}}
 
@@ -205,7 +205,7 @@ def test_the_graph_is_drawn_without_other_programs(monkeypatch, tmp_path):
 
 
 def test_layers_keep_what_is_tied_together():
-    """Two chains side by side, and an arrow past two layers, which goes round their nodes."""
+    """Two parallel chains stay in order, and an arrow across two layers avoids their nodes."""
     arrows = [("a", "d"), ("b", "c"), ("d", "e"), ("c", "f"), ("e", "g"), ("f", "g"), ("b", "g")]
     layout = layered(dict.fromkeys("abcdefg", 1.0), arrows, 1.0)
     x = {name: place[0] for name, place in layout.places.items()}
@@ -270,7 +270,7 @@ def attention(q):
 @pytest.mark.parametrize(
     ("f", "x", "marked", "dead_end", "third"),
     [
-        # Torch finds no path to x behind the first, and does not try.
+        # torch finds no path to x behind the first Function, and does not try.
         (lambda x: (OnceSine.apply(x) ** 2).sum(), torch.ones(3), {"OnceSineBackward_0"}, "Error_0", set()),
         (attention, torch.ones(1, 1, 2, 4), set(), "NotImplemented_0", {"order3_raises"}),
     ],
@@ -287,7 +287,7 @@ def test_dead_ends_are_red(f, x, marked, dead_end, third):
 @pytest.mark.parametrize(
     "f",
     [
-        # What comes back to each is a constant, so that no node of the second order stands for the missing derivative.
+        # The cotangents are constants, so no node of second order represents the missing derivative.
         lambda x: OnceSine.apply(x).sum(),
         lambda x: OnceSine.apply(3 * x).sum(),
         lambda x: x.square().sum() + OnceSine.apply(x).sum(),

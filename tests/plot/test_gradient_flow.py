@@ -1,4 +1,4 @@
-"""Values and gradients at the nodes of a graph, against closed forms."""
+"""Tests of values and gradients at the nodes of a graph, against closed forms."""
 
 import matplotlib as mpl
 import pytest
@@ -68,7 +68,7 @@ def test_inside_of_modules_and_of_what_f_closes_over():
     assert lines(picture, "AddmmBackward0_0")[1] == f"gradient [{', '.join(f'{each:.3g}' for each in expected[0])}]"
     leaves = [box.lines for box in picture.boxes.values() if box.shape == "ellipse"]
     assert sorted(each[0] for each in leaves) == ["leaf", "leaf", "x"]
-    # What it draws it leaves as it was.
+    # Drawing leaves the gradients of the parameters unchanged.
     assert all(each.grad is None for each in layer.parameters())
 
 

@@ -1,4 +1,4 @@
-"""Spectra, Hessians and landscapes: the numbers in the artists, not their looks."""
+"""Tests of plots of spectra, Hessians and landscapes: the numbers in the artists, not their looks."""
 
 from itertools import pairwise
 
@@ -101,7 +101,7 @@ def test_hessian_of_an_operator_is_its_matrix_with_its_names():
     np.testing.assert_allclose(ax.images[0].get_array(), expected)
     assert [text.get_text() for text in ax.get_yticklabels()] == A.domain.labels == ["a", "b"]
     assert ax.get_title() == "HessianOperator of f, 3 × 3\nat a, b"
-    # A quarter of the largest entry has half of its colour, and the bar tells the entry.
+    # A quarter of the largest entry has half of its color, and the color bar shows the entry.
     np.testing.assert_allclose(ax.images[0].norm([-12.0, -3.0, 0.0, 3.0, 12.0]), [0, 0.25, 0.5, 0.75, 1])
 
 
@@ -202,7 +202,7 @@ def test_landscape_in_a_plane():
     values = (1 + t[None, :]) ** 3 + (2 + t[:, None]) ** 3 + (3 + t[None, :] + t[:, None]) / 4
     np.testing.assert_allclose(contours.zmin, values.min(), rtol=1e-12)
     np.testing.assert_allclose(contours.zmax, values.max(), rtol=1e-12)
-    # The first direction is the horizontal one.
+    # The first direction is horizontal.
     asymmetric = plot.loss_landscape(lambda x: x[0], torch.zeros(2), torch.eye(2), points=3)
     (contours,) = [each for each in asymmetric.collections if hasattr(each, "levels")]
     path = contours.get_paths()[len(contours.levels) // 2].vertices

@@ -1,4 +1,4 @@
-"""Curves and verdicts of routes against closed forms, and differences of values where there is no derivative."""
+"""Tests of the curves and verdicts of routes against closed forms, and of differences at points without derivative."""
 
 import matplotlib as mpl
 import numpy as np
@@ -21,7 +21,7 @@ def _closed_figures():
 
 
 def curves(ax):
-    """By their labels."""
+    """Return the curves by their labels."""
     return {line.get_label(): line.get_xydata().T for line in ax.lines if not line.get_label().startswith("_")}
 
 
@@ -97,7 +97,7 @@ AWAY = "\naway from dotted lines"
     ids=["linear", "constant", "relu", "abs"],
 )
 def test_derivatives_that_are_zero(f, away):
-    """And look so: what rounding leaves of them is far below the height of the axis."""
+    """Zero derivatives look like zero: their rounding errors are far below the height of the axis."""
     panels = routes(f, -1, 1, points=9)
     assert titles(panels)[2] == f"$f''$: differences confirm all 4 routes{away}"
     assert 0.01 < panels[2].get_ylim()[1] < 1
@@ -112,7 +112,7 @@ def dotted(ax):
     [
         (torch.round, [-0.5, 0.5]),
         (torch.sign, [0.0]),
-        (lambda x: torch.sign(x - 0.04), [0.04]),  # between the reaches of two differences
+        (lambda x: torch.sign(x - 0.04), [0.04]),  # outside the stencils of two adjacent differences
         (torch.reciprocal, [0.0]),
         (lambda x: (x > 0.123).to(x) + 5 * x, [0.123]),
         (lambda x: torch.tanh(50 * x), []),
@@ -132,7 +132,7 @@ def test_a_jump_of_the_slope_is_marked_once():
 
 
 def test_a_jump_leaves_the_axis_readable():
-    """SciPy's difference at the jump of a sign is in the ten thousands."""
+    """SciPy's difference at the jump of the sign function is of order 10,000."""
     ax = derivatives(hodiff.functions.sign_ste, -3, 3, order=1)
     assert ax.get_ylim()[1] < 1.2
     (dots,) = [line for line in ax.lines if line.get_marker() == "."]
@@ -153,7 +153,7 @@ def test_straight_through():
     _, own = curves(slopes)["slope of forward"]
     assert np.nanmax(np.abs(own)) < 1e-12
     assert slopes.get_ylim()[1] < 1.2
-    # Descent by hand: each weight moves as if it were not rounded.
+    # Gradient descent by hand, where weights move as if they were not rounded.
     w, target = np.array([-1.6, 1.7]), np.array([0.7, -1.2])
     for _ in range(25):
         away = np.round(w) - target
@@ -198,6 +198,6 @@ def test_refuses(call, message):
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_where_there_is_no_value():
-    """Half of the interval, and all of it."""
+    """Functions without values on half of the interval, or on all of it, are plotted without warnings."""
     assert routes(torch.log, -1, 1)[2].get_title() == f"$f''$: differences confirm all 4 routes{AWAY}"
     assert routes(lambda x: x * torch.nan, -1, 1)[1].get_title() == "$f'$: differences know it nowhere"

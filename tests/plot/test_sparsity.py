@@ -1,4 +1,4 @@
-"""Pictures of sparse matrices: each entry in the colour of what it is multiplied with, or their densities."""
+"""Tests of plots of sparse matrices: the entries in the colors of their seeds, or the densities."""
 
 import matplotlib as mpl
 import numpy as np

@@ -1,4 +1,4 @@
-"""The interactive pictures, driven as a notebook drives them: by setting the values of controls."""
+"""Tests of the interactive plots, driven like in a notebook by setting the values of controls."""
 
 import sys
 
@@ -19,7 +19,7 @@ def picture(panel) -> bytes:
 
 
 def follows(panel, **values) -> None:
-    """Each change redraws, and leaves no figure open."""
+    """Assert that every change redraws, and leaves no figure open."""
     for name, value in values.items():
         before = picture(panel)
         panel.controls[name].value = value

@@ -1,4 +1,4 @@
-"""What recomputation keeps: gradients of whatever f reads, random numbers, buffers, autocast; and memory bounded."""
+"""Recomputation preserves gradients of tensors that f reads, random numbers, buffers and autocast; it saves memory."""
 
 import copy
 from functools import partial
@@ -21,7 +21,7 @@ def plain(f, *args, **kwargs):
 
 
 def first_and_second(output, leaves):
-    """Gradients of the squared output, and of their squared norm."""
+    """Return the gradients of the squared output, and of their squared norm."""
     first = torch.autograd.grad(output.square().sum(), leaves, create_graph=True)
     second = torch.autograd.grad(sum(g.square().sum() for g in first), leaves, retain_graph=True)
     return [*first, *second]
@@ -33,7 +33,7 @@ def assert_same(ours, theirs):
 
 
 class Scale(nn.Module):
-    """A module that keeps tensors in unusual places."""
+    """A module that stores tensors in unusual places."""
 
     def __init__(self):
         super().__init__()
@@ -98,7 +98,7 @@ def test_gradients_of_whatever_f_reads(f, leaves):
 
 
 def test_closed_over_tensors_of_transforms():
-    """Parameters of `functional_call`, differentiated by every route while the input is a constant."""
+    """Parameters of `functional_call` are differentiated by every route, while the input is a constant."""
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(D)
     x = torch.randn(5, 3, dtype=D)
     parameters = {name: p.detach() for name, p in module.named_parameters()}
@@ -115,7 +115,7 @@ def test_closed_over_tensors_of_transforms():
 
 
 class Registry:
-    """A class attribute, which is not searched."""
+    """A class attribute, which the search for tensors skips."""
 
     w: torch.Tensor
 
@@ -190,7 +190,7 @@ def test_dropout_under_vmap(randomness):
 
 
 def test_jacobian_draws_once_for_all_rows():
-    """The rows are one recomputation under vmap, where torch refuses to draw."""
+    """The rows share one recomputation under vmap, where torch refuses to draw random numbers."""
     x = torch.randn(8, dtype=D)
 
     def f(x):
@@ -217,7 +217,7 @@ def test_autocast_is_restored():
 
 
 def test_function_modes_are_restored():
-    """A correction that was in force in the forward pass is so in the recomputation."""
+    """A function mode that is active in the forward pass is active in the recomputation."""
 
     class Negate(torch.overrides.TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
@@ -248,7 +248,7 @@ FACTOR = 1.0
 
 
 class Factors(nn.Module):
-    """A product of numbers from all the places where a module may have them."""
+    """A product of numbers from all the places where a module can store them."""
 
     def __init__(self):
         super().__init__()

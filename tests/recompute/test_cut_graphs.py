@@ -1,4 +1,4 @@
-"""Functions whose backward loses the graph: an error in place of zeros, and zeros where they are right."""
+"""A Function whose backward cuts the graph raises an error, unless zeros are the correct derivative."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ ZERO = torch.zeros_like(X)
 
 
 class SavedSquare(torch.autograd.Function):
-    """The square, by a backward that each subclass writes."""
+    """The square; subclasses define backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -56,7 +56,7 @@ class ByKernel(SavedSquare):
 
 
 class IgnoresCotangent(torch.autograd.Function):
-    """As losses do that compute their gradient in forward."""
+    """A Function that computes its gradient in forward, like some losses."""
 
     @staticmethod
     def forward(ctx, x):
@@ -69,7 +69,7 @@ class IgnoresCotangent(torch.autograd.Function):
 
 
 class TransformedSquare(torch.autograd.Function):
-    """A cut backward that torch.func takes, beside a right jvp."""
+    """A backward that cuts the graph but is accepted by torch.func, and a correct jvp."""
 
     generate_vmap_rule = True
 
@@ -170,11 +170,11 @@ def test_recorded_gradients_within_corrections() -> None:
                 torch.autograd.grad(function.apply(leaf), [leaf], V, create_graph=True)
             with pytest.raises(RouteError, match=rf"{function.__name__}\.backward"):
                 function.apply(leaf).sum().backward(create_graph=True)
-        # What it is not differentiated by, and first derivatives, are of no interest.
+        # First derivatives, and Functions that are not on the path of differentiation, are accepted.
         (found,) = torch.autograd.grad((WithoutGrad.apply(X) * leaf).sum(), leaf, create_graph=True)
         torch.testing.assert_close(found, X * X)
         torch.testing.assert_close(torch.autograd.grad(WithoutGrad.apply(leaf).sum(), leaf)[0], 2 * X)
-        # Outputs without rows and sparse ones, and modules whose hooks run once.
+        # Outputs without rows and sparse outputs are accepted, and module hooks run once.
         empty = torch.ones(0, 2, requires_grad=True)
         assert torch.autograd.grad(RightTangent.apply(empty).sum(), empty, create_graph=True)[0].shape == (0, 2)
         sparse = RightTangent.apply(leaf).to_sparse()
@@ -187,7 +187,7 @@ def test_recorded_gradients_within_corrections() -> None:
 
 
 class WithAttributes(torch.autograd.Function):
-    """3 (M x)², with an attribute of the context under a common name."""
+    """3 (M x)², with a context attribute of a common name."""
 
     @staticmethod
     def forward(matrix, x):
@@ -217,7 +217,7 @@ def test_the_route_by_a_right_jvp_is_left() -> None:
 
 
 def test_where_the_gradient_is_zero() -> None:
-    # The cotangent is zero at a minimum, and shows nothing.
+    # The cotangent is zero at a minimum, so it gives no information.
     with pytest.raises(RouteError, match=r"WithoutGrad\.backward"):
         hodiff.hvp(lambda x: (WithoutGrad.apply(x) - X.square()).square().sum(), X, V)
 
@@ -331,7 +331,7 @@ class Tripled(torch.autograd.Function):
 
 
 class Matrix(torch.autograd.Function):
-    """Linear, by a constant that it keeps."""
+    """A linear Function with a saved constant."""
 
     @staticmethod
     def forward(ctx, x, a):
@@ -375,7 +375,7 @@ class Rectified(torch.autograd.Function):
 
 
 class WithAuxiliaryLoss(torch.autograd.Function):
-    """The first argument, with a gradient of one for the second in each backward pass, as mixtures of experts do."""
+    """The first argument; every backward pass gives the second a gradient of one, as in mixtures of experts."""
 
     @staticmethod
     def forward(ctx, x, loss):
@@ -403,7 +403,7 @@ A = torch.tensor([[1.0, 2.0], [0.0, -1.0]], dtype=torch.float64)
         (lambda x: Rectified.apply(x).pow(2).sum(), torch.tensor([2.0, 0.0], dtype=torch.float64)),
         (lambda x: (x.relu() * 3).sum(), ZERO),
         (lambda x: (x * x.detach()).sum(), ZERO),
-        # Of no interest: the gradient does not go through it, or goes past it.
+        # The gradient does not go through the Function.
         (lambda x: (x * WithoutGrad.apply(x.detach().requires_grad_())).sum(), ZERO),
         (lambda x: (x * WithoutGrad.apply(x).detach()).sum(), ZERO),
     ],

@@ -1,4 +1,4 @@
-"""What a callable reads besides its arguments: each change of it is seen, what stays is not taken for a change."""
+"""Tests of the values that a callable reads besides its arguments: every change is detected, and nothing else."""
 
 import functools
 import types
@@ -26,7 +26,7 @@ class Slotted:
 
 
 class Layer(nn.Module):
-    """State in all the ways that a module has it."""
+    """A module with state in all possible places."""
 
     power = 2.0
 
@@ -57,7 +57,6 @@ def of_layer(layer: Layer) -> Callable[[Tensor], Tensor]:
 
 
 def put(container: Any, key: Any, value: Any) -> None:
-    """Set an item, or an attribute."""
     container[key] = value
 
 
@@ -141,7 +140,7 @@ def test_tensors_take_the_places_for_a_while() -> None:
     with dependencies.filled([torch.full_like(each, 7.0) for each in dependencies.tensors]):
         assert float(layer.weight[0]) == float(layer.buffer[0]) == float(layer.items[1][0]) == 7
         assert float(layer.table["a"][0][0]) == float(TENSOR[0]) == 7
-        # What a run leaves behind is gone with it.
+        # Values that the run leaves behind are discarded with it.
         layer.items.append(2.0)
         layer.memory = torch.zeros(1)
         layer.number = 5.0

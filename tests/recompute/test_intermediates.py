@@ -1,4 +1,4 @@
-"""Intermediate results that are computed again: what the graph keeps, and what it refuses."""
+"""Tests of recomputed intermediate results: what the graph saves, and what it refuses."""
 
 import weakref
 

@@ -1,4 +1,4 @@
-"""Tensors that a checkpointed function leaves in places: refused where derivatives would be lost on the way."""
+"""A checkpointed function that stores a tensor elsewhere is refused if derivatives would be lost."""
 
 import warnings
 
@@ -16,7 +16,7 @@ D = torch.float64
 
 
 class Leaving(nn.Module):
-    """A layer that leaves its output, or what `keep` makes of it, in one of several places."""
+    """A layer that stores its output, or `keep` of its output, in one of several places."""
 
     def __init__(self, place, keep=lambda h: h):
         super().__init__()
@@ -73,7 +73,7 @@ def test_what_does_not_is_left_there(place, keep):
 
 
 def test_later_runs_leave_nothing():
-    """Not where the first run left something, nor where it was taken away since."""
+    """A recomputation does not repeat the side effects of the first run, even if they were undone since."""
     layer = Leaving("list", torch.detach)
     layer.entries = {}
 
@@ -107,7 +107,7 @@ def test_variables():
 
 
 def test_hooks_that_write_weights():
-    """They write them anew in each call, and nobody else reads them."""
+    """Hooks that write weights in every call are allowed, since nothing else reads the weights."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         layer = nn.utils.weight_norm(nn.Linear(3, 3, dtype=D))

@@ -1,4 +1,4 @@
-"""What a checkpointed function reads besides tensors, changed between its call and backward: as before, or refused."""
+"""Values other than tensors that change between a checkpointed call and backward are restored, or refused."""
 
 import numpy as np
 import pytest
@@ -119,7 +119,7 @@ def test_afterwards_they_are_what_they_were():
 
 
 def test_what_f_itself_changes_is_changed_once():
-    """A later run starts where the first one did, and leaves what others changed since."""
+    """The recomputation starts from the state of the first call, and keeps changes made since."""
     module = Scaled()
     module.calls = 0
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_put_back_is_refused(make):
 
 
 def test_layers_of_other_segments_are_not_used():
-    """A derivative has as many results whether it is recorded, or taken by torch.func for many directions."""
+    """Recorded derivatives under vmap match the chain without checkpoints."""
     chain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh()).to(D)
     x = torch.randn(3, dtype=D, requires_grad=True)
 

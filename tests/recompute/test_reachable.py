@@ -1,4 +1,4 @@
-"""What callables reach."""
+"""Tests of the search for objects that a callable reaches."""
 
 import sys
 from typing import Any
@@ -9,14 +9,14 @@ HERE = sys.modules[__name__]
 
 
 class Holder:
-    """What user's objects may hold: the namespace that they were made in, and another of the same names."""
+    """An object that holds a dictionary, such as the namespace of its module."""
 
     def __init__(self, held: dict[str, Any]):
         self.held = held
 
 
 def test_namespaces_of_modules_are_left() -> None:
-    """They lead to the loader, and from it to all that the program has loaded."""
+    """A module's namespace would lead to the loader, and so to all loaded modules."""
     assert not any(each is vars(HERE) for each in reachable(Holder(vars(HERE))))
 
 

@@ -1,4 +1,4 @@
-"""Recorded gradients against closed forms, and who may differentiate them."""
+"""Tests of recorded gradients against closed forms, and of which transforms may differentiate them."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Checkpoints in several threads: what they exchange for the time of a run is shared, and so are random numbers."""
+"""Checkpoints in several threads share the state that a run replaces temporarily, and the random number generator."""
 
 import torch
 from threads import in_threads
@@ -10,7 +10,7 @@ POINTS = [torch.tensor([0.1 * i, 1.0, -0.3 * i], dtype=torch.float64) for i in r
 
 
 def test_closure_and_module():
-    """The truth is the same function without a checkpoint."""
+    """The reference is the same function without a checkpoint."""
     weight = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64, requires_grad=True)
     layer = nn.Linear(3, 3, dtype=torch.float64)
 
@@ -31,7 +31,7 @@ def test_closure_and_module():
 
 
 def test_random_numbers():
-    """A linear function is its gradient times its argument, where both drew the same mask."""
+    """A linear function equals its gradient times its argument only if both draw the same mask."""
 
     def gap(x):
         point = x.clone().requires_grad_()

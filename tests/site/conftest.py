@@ -1,4 +1,4 @@
-"""The site as `make docs` built it if nothing has changed since, or else built here; and a browser."""
+"""Fixtures: the site from `make docs` if it is up to date, or built here; and a browser."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUILT = ROOT / "build" / "site" / "html"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-# What the pages are made of.
+# Sources of the pages.
 SOURCES = ("docs", "hodiff", "examples", "papers", "benchmarks/results", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 
 
@@ -25,7 +25,7 @@ def newest(paths):
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
-    """The folder of the built site."""
+    """Return the folder of the built site."""
     front = BUILT / "index.html"
     if front.exists() and front.stat().st_mtime > newest([ROOT / each for each in SOURCES]):
         return BUILT
@@ -44,7 +44,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="session")
 def address(site):
-    """Where a server on this machine shows the site."""
+    """Serve the site on this machine, and return the address."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(site)))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -56,7 +56,7 @@ def address(site):
 
 @pytest.fixture(scope="session")
 def browser():
-    """Chromium of the machine, without a window."""
+    """Start the machine's Chromium without a window."""
     if CHROMIUM is None:
         pytest.skip("there is no Chromium")
     api = pytest.importorskip("playwright.sync_api")
@@ -68,7 +68,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, address):
-    """A fresh page; it fails on errors in the console and on what asks for another machine."""
+    """Open a new page; errors in the console and requests to other machines fail the test."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     page = context.new_page()
     wrong = []

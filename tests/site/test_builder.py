@@ -1,4 +1,4 @@
-"""How the site is laid out, before Sphinx sees it: links by hand, findings and the audit against their files."""
+"""Tests of the site's layout before Sphinx: links against links by hand, findings and audit against their files."""
 
 import base64
 import json
@@ -151,7 +151,7 @@ def test_a_notebook_has_links_of_the_site_and_its_first_picture(tree, tmp_path, 
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory):
-    """The pages of the reference, by room."""
+    """Return the reference pages by room."""
     tree = Tree(tmp_path_factory.mktemp("reference"))
     return {
         page.rpartition("/")[2].removesuffix(".md"): (tree.folder / page).read_text() for page in api.write_api(tree)
@@ -174,5 +174,5 @@ def test_what_two_rooms_export_has_one_home(reference):
     assert "{py:obj}`HessianOperator <hodiff.operators.HessianOperator>`" in reference["hodiff"]
     assert "{py:class} HessianOperator(" not in reference["hodiff"]
     assert "{py:class} HessianOperator(f: " in reference["hodiff.operators"]
-    # `check` is the name of a file and of the function in it.
+    # `check` is the name of a module and of its function.
     assert "{py:function} check(f: " in reference["hodiff.checks"]

@@ -1,4 +1,4 @@
-"""The site in Chromium, against the repository: search, formulas, the audit's filters, pictures, a narrow screen."""
+"""Tests of the site in Chromium against the repository: search, formulas, audit filters, images, a narrow screen."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_formulas_are_drawn(page, address):
     )
     assert len(sizes) > 10
     assert all(width > 3 and height > 3 for width, height in sizes)
-    # A fraction is drawn as one: its numerator stands above its denominator.
+    # A fraction's numerator is above its denominator.
     above, below = page.eval_on_selector("mfrac", "f => [...f.children].map(c => c.getBoundingClientRect().top)")
     assert above < below
 
@@ -96,7 +96,7 @@ def test_filters_narrow_the_table(page, address):
     assert rows(page) == []
     choose(page, run="0", version=str(len(versions_on_file())))
     assert [len(row) for row in rows(page)] == [1 + len(versions_on_file())] * 2
-    # What was chosen is in the address, for others to open.
+    # The address includes the selection, so that it can be shared.
     again = page.url
     page.goto("about:blank")
     page.goto(again)

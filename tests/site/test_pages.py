@@ -1,4 +1,4 @@
-"""The built pages: links and anchors lead somewhere, nothing comes from another machine, formulas are MathML."""
+"""Tests of the built pages: links and anchors resolve, no page loads from other machines, formulas are MathML."""
 
 import re
 from functools import cache
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 class Reader(HTMLParser):
-    """Links, anchors, what is loaded, and the text that is no code and no formula."""
+    """Collect links, anchors, loaded files, and the text outside of code and formulas."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Functions with sparse Hessians, and the matrices of some."""
+"""Functions with sparse Hessians, and the Hessians of some."""
 
 import torch
 
@@ -6,17 +6,17 @@ D = torch.float64
 
 
 def rosenbrock(x):
-    """Chained: a tridiagonal Hessian."""
+    """Compute the chained Rosenbrock function, with a tridiagonal Hessian."""
     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def broyden(x):
-    """CUTEst's BDEXP: a band of two off-diagonals."""
+    """Compute CUTEst's BDEXP, with two off-diagonals on each side."""
     return ((x[:-2] + x[1:-1]) * torch.exp(-x[2:] * (x[:-2] + x[1:-1]))).sum()
 
 
 def woods(x):
-    """CUTEst's WOODS: blocks of four."""
+    """Compute CUTEst's WOODS, with blocks of four."""
     a, b, c, d = x.view(-1, 4).T
     return (
         100 * (b - a**2) ** 2
@@ -29,12 +29,12 @@ def woods(x):
 
 
 def arrow(x):
-    """CUTEst's ARWHEAD: an arrowhead."""
+    """Compute CUTEst's ARWHEAD, with an arrowhead."""
     return ((x[:-1] ** 2 + x[-1] ** 2) ** 2 - 4 * x[:-1] + 3).sum()
 
 
 def plate(x):
-    """The area of a surface over a square grid, each cell with two triangles."""
+    """Compute the area of a surface over a square grid, with two triangles for each cell."""
     side = int(x.numel() ** 0.5)
     u = torch.nn.functional.pad(x.view(side, side), (1, 1, 1, 1))
     dx, dy = u[1:, :-1] - u[:-1, :-1], u[:-1, 1:] - u[:-1, :-1]
@@ -43,7 +43,7 @@ def plate(x):
 
 
 def crossing(x):
-    """A conditional random field's negative log likelihood on a chain of two labels."""
+    """Compute the negative log-likelihood of a conditional random field on a chain with two labels."""
     score = x.view(-1, 2)
     alpha = score[0]
     for row in score[1:]:
@@ -55,7 +55,7 @@ RING = torch.stack([torch.arange(12), torch.arange(1, 13) % 12])
 
 
 def message_passing(x):
-    """The energy of a graph network of two rounds: each node of a ring hears those beside it, both ways."""
+    """Compute the energy of a graph network with two rounds of messages between adjacent nodes of a ring."""
     weights = torch.linspace(-1, 1, 24, dtype=D).view(4, 6).sin()
     nodes = x.view(-1, 2)
     for _ in range(2):
@@ -67,13 +67,13 @@ def message_passing(x):
 
 
 def pairs_within(positions, cutoff):
-    """Neighbours, each pair once."""
+    """Return the pairs of neighbours, each pair once."""
     distance = torch.cdist(positions, positions)
     return ((distance < cutoff).triu(1)).nonzero().T
 
 
 def cutoff_energy(x, i, j, cutoff=1.6):
-    """A Lennard-Jones potential that ends smoothly at a cutoff."""
+    """Compute a Lennard-Jones potential with a smooth cutoff."""
     r = x.view(-1, 3)
     squared = (r[i] - r[j]).square().sum(-1)
     gate = (1 - squared / cutoff**2).clamp_min(0) ** 3

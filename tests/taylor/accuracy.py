@@ -1,4 +1,4 @@
-"""How many units in the last place jets of elementary functions are off, against mpmath at fifty digits."""
+"""Errors of jets of elementary functions in units in the last place, against mpmath at fifty digits."""
 
 import json
 import math
@@ -18,7 +18,7 @@ TRUTHS = Path(__file__).with_name("taylor_truths.json")
 
 
 def exact_coefficients(name):
-    """By point, Taylor coefficients 0 to K + 1, to forty digits."""
+    """Return Taylor coefficients 0 to K + 1 to forty digits, for each point."""
     _, f, points = HARD[name]
     with mp.workdps(50):
         rows = [[each.real for each in mp.taylor(f, mp.mpf(point), ORDER + 1)] for point in points]
@@ -27,7 +27,7 @@ def exact_coefficients(name):
 
 @cache
 def truths():
-    """What mpmath said of every function; `write_accuracy.py` asks it again."""
+    """Read mpmath's stored coefficients; `write_accuracy.py` recomputes them."""
     return json.loads(TRUTHS.read_text(encoding="utf-8"))
 
 
@@ -39,16 +39,16 @@ def coefficients(name, point, dtype, order=ORDER):
 
 
 def unit(size, dtype):
-    """The distance of neighbours among the numbers of a size."""
+    """Return the distance of neighbouring floating-point numbers of a given size."""
     info = torch.finfo(dtype)
     return 2.0 ** math.floor(math.log2(size)) * info.eps if size > info.tiny else info.tiny * info.eps
 
 
 def errors(name, dtype, order=ORDER):
-    """By order the largest error over the points, in units in the last place of the coefficient.
+    """Return the largest error over the points for each order, in units in the last place of the coefficient.
 
-    A coefficient that vanishes by cancellation is as uncertain as the point: the unit is that of what a change of the
-    point by itself would change, where this is larger.
+    A coefficient that vanishes by cancellation is as uncertain as the point. Its unit is the effect of a relative
+    change of the point, if this is larger.
     """
     with mp.workdps(50):
         return _errors(name, dtype, order)

@@ -1,4 +1,4 @@
-"""Elementary functions at points where digits are easily lost: near poles and zeros, in tails, where they saturate."""
+"""Elementary functions at points where they easily lose digits: near poles and zeros, in tails, at saturation."""
 
 import mpmath as mp
 import torch
@@ -13,7 +13,7 @@ def softplus(x):
     return mp.log1p(mp.exp(x))
 
 
-# The torch function, mpmath's, and points that float32 has, too.
+# The torch function, the mpmath function, and points that float32 represents exactly.
 HARD = {
     "exp": (torch.exp, mp.exp, (-80.0, -1.0, 2.0**-20, 1.0, 80.0)),
     "exp2": (torch.exp2, lambda x: mp.power(2, x), (-100.0, -1.0, 2.0**-20, 1.0, 100.0)),

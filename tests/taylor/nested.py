@@ -1,4 +1,4 @@
-"""Derivatives along a curve by nested forward mode, and the Laplacian by them: what series are held against."""
+"""Reference derivatives along a curve, and Laplacians, by nested forward mode."""
 
 import math
 
@@ -13,7 +13,7 @@ from hodiff.taylor.passes import framed, through
 
 
 def along_a_curve(f, x, terms):
-    """Value and derivatives of f at x + t x₁ + t² x₂ / 2 + …"""
+    """Compute the value and the derivatives of f at x + t x₁ + t² x₂ / 2 + …"""
 
     def at(t):
         return f(x + sum(c * t**k / math.factorial(k) for k, c in enumerate(terms, start=1)))
@@ -29,13 +29,13 @@ def along_a_curve(f, x, terms):
 
 
 def laplacian(f, x):
-    """The sum of second derivatives along the axes."""
+    """Compute the sum of second derivatives along the axes."""
     axes = torch.eye(x.numel(), dtype=D).reshape(-1, *x.shape)
     return sum(along_a_curve(f, x, [axis, torch.zeros_like(x)])[2] for axis in axes)
 
 
 def assert_all(f, right, x, terms, **tolerance):
-    """Series of f, plain and collapsed and in several directions at once, against derivatives of `right`."""
+    """Compare series of f (plain, collapsed and in several directions) with derivatives of `right`."""
     value, derivatives = jet(f, (x,), (terms,))
     torch.testing.assert_close((value, *derivatives), along_a_curve(right, x, terms), **tolerance)
     torch.testing.assert_close(hodiff.laplacian(f)(x), laplacian(right, x), **tolerance)
@@ -44,7 +44,7 @@ def assert_all(f, right, x, terms, **tolerance):
         ((_, first, second),), _ = through(frame, f, (new_jet(frame, [x, directions, None]),))
     for i, direction in enumerate(directions):
         _, slope, curvature = along_a_curve(right, x, [direction, torch.zeros_like(x)])
-        # Coefficients that are None are zero.
+        # A coefficient None is zero.
         torch.testing.assert_close(torch.zeros_like(slope) if first is None else first[i], slope, **tolerance)
         half = torch.zeros_like(slope) if second is None else second[i]
         torch.testing.assert_close(2 * half, curvature, **tolerance)

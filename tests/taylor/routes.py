@@ -1,4 +1,4 @@
-"""Taylor coefficients along curves by nested `torch.func.jvp`, for functions of elementary operators alone."""
+"""Taylor coefficients along curves by nested `torch.func.jvp`, for functions of elementary operators only."""
 
 import math
 
@@ -10,7 +10,7 @@ from hodiff.checks.audit.jets.oracles import by_jets, by_values
 
 
 def nested(curves, order):
-    """Coefficients 0 to K of each output, those above 0 with the directions first."""
+    """Compute coefficients 0 to K of each output; above order 0, the first dimension is the direction."""
 
     def tower(direction, t, height):
         if height == 0:
@@ -26,7 +26,7 @@ def nested(curves, order):
 
 
 def curves(f, start, order, directions=2, seed=0, size=0.5):
-    """A function of tensors along random curves; it may return one tensor."""
+    """Return a function of tensors along random curves; the function may return a single tensor."""
     generator = torch.Generator().manual_seed(seed)
     terms = tuple(torch.randn((order, directions, *x.shape), generator=generator, dtype=D) * size for x in start)
 
@@ -38,7 +38,7 @@ def curves(f, start, order, directions=2, seed=0, size=0.5):
 
 
 def assert_close(found, right, order, *, collapsed=False, rtol=1e-9):
-    """Jets against coefficients; of collapsed ones the highest is the sum over the directions."""
+    """Compare jets with coefficients; the highest collapsed coefficient is the sum over the directions."""
     assert len(found) == len(right)
     for own, exact in zip(found, right, strict=True):
         for k in range(order + 1):
@@ -49,7 +49,7 @@ def assert_close(found, right, order, *, collapsed=False, rtol=1e-9):
 
 
 def assert_as_nested(along, order, collapsed_orders=(2,)):
-    """Plain to an order, and collapsed to others below."""
+    """Compare plain jets up to an order, and collapsed jets of lower orders, with nested forward mode."""
     right = nested(along, order)
     assert_close(by_jets(along, order), right, order)
     for k in collapsed_orders:
@@ -57,7 +57,7 @@ def assert_as_nested(along, order, collapsed_orders=(2,)):
 
 
 def assert_as_values(along, order, collapsed_orders=(2,)):
-    """The same against interpolated values, which share no code with any derivative, and have to settle."""
+    """Compare jets with interpolated values, which must converge and share no code with any derivative."""
     right = by_values(along, order)
     for each in right:
         for error, number in zip(each.errors, each.numbers, strict=True):

@@ -1,4 +1,4 @@
-"""Digits of elementary functions at hard points, in units in the last place; and the page that shows them."""
+"""Tests of the accuracy of elementary functions at hard points, in units in the last place, and of its page."""
 
 import mpmath as mp
 import pytest
@@ -12,7 +12,7 @@ import hodiff
 from hodiff.taylor import jet
 from hodiff.taylor.rules.elementary import ELEMENTARY
 
-# Up to twice what was measured; the fifth coefficient of mish nearly vanishes at 0, by cancellation of larger ones.
+# Up to twice the measured errors; the fifth coefficient of mish nearly vanishes at 0 by cancellation.
 ULPS = 15.0
 MORE = {"mish": 120.0}
 
@@ -25,14 +25,14 @@ def test_every_row_with_digits_to_lose_is_here():
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", HARD)
 def test_few_ulps(name, dtype):
-    # The value is torch's own.
+    # The value comes from torch.
     assert max(errors(name, dtype)[1:]) < MORE.get(name, ULPS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("point", [-(1e6) - 0.25, -1000.3, -1 - 1e-6, -0.9, -1e-5, -1e-10, 1e-10])
 def test_gamma_functions_below_zero(point, dtype):
-    r"""Derivatives of $\log|\Gamma|$ by the reflection formula, in no more time than above zero."""
+    r"""Derivatives of $\log|\Gamma|$ by the reflection formula take no more time than above zero."""
     x = torch.tensor(point, dtype=dtype)
     one, zero = torch.ones_like(x), torch.zeros_like(x)
     _, found = jet(torch.lgamma, (x,), ([one, zero, zero],), normalized=True)
@@ -43,7 +43,7 @@ def test_gamma_functions_below_zero(point, dtype):
 
 
 class Arguments(TorchDispatchMode):
-    """Notes what torch's zeta and polygamma functions are taken of."""
+    """Record the arguments of torch's zeta and polygamma functions."""
 
     def __init__(self):
         super().__init__()
@@ -56,7 +56,7 @@ class Arguments(TorchDispatchMode):
 
 
 def test_gamma_functions_far_below_zero_take_no_loop():
-    """Torch's kernels climb from a negative argument to zero by ones, which takes seconds from -1e8."""
+    """torch's kernels climb from a negative argument to zero in steps of one, which takes seconds from -1e8."""
     x = torch.tensor([-1e8 + 0.25] * 4, dtype=torch.float64)
     with Arguments() as arguments:
         hodiff.laplacian(lambda x: torch.lgamma(x).sum())(x)

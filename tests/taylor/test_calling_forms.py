@@ -1,4 +1,4 @@
-"""Odd ways to call torch, each against the function as torch computes it and its forward mode with corrections."""
+"""Tests of unusual calls of torch, against torch's values and forward mode with corrections."""
 
 import copy
 from contextlib import nullcontext
@@ -19,7 +19,7 @@ V = torch.tensor([1.0, -1.0, 2.0, 0.5], dtype=D)
 
 
 def written_through(take):
-    """A function that writes to what may be a view of a value, and returns that."""
+    """Return a function that writes to a possible view of a value, and returns the value."""
 
     def f(x):
         y = x * x
@@ -84,7 +84,7 @@ def test_form(name):
 
 
 def test_complex_powers():
-    """Against x^i = exp(i log x) and a^x = exp(x log a), written out."""
+    """Complex powers match x^i = exp(i log x) and a^x = exp(x log a)."""
     terms = ([V, 0 * V, V],)
     found = jet(lambda x: ((x**1j).real, ((2 + 1j) ** x).imag), (Q,), terms)
     right = jet(lambda x: (x.log().cos(), (x * (0.5 * np.log(5.0))).exp() * (x * np.arctan(0.5)).sin()), (Q,), terms)
@@ -122,7 +122,7 @@ def test_second_derivatives_at_kinks_are_torchs():
 
 
 class Cubed(torch.autograd.Function):
-    """With backward alone."""
+    """A Function that defines only backward."""
 
     @staticmethod
     def forward(x):
@@ -138,7 +138,7 @@ class Cubed(torch.autograd.Function):
 
 
 class Doubled(torch.autograd.Function):
-    """Writes to its argument."""
+    """A Function that writes to its argument."""
 
     @staticmethod
     def forward(x):
@@ -162,7 +162,7 @@ def test_laplacian_of_a_function_with_backward_alone():
 
 
 def _in_mode(mode):
-    """A cube whose forward switches derivatives off itself."""
+    """Return a cube whose forward switches derivatives off."""
 
     def forward(x):
         with mode():
@@ -173,7 +173,7 @@ def _in_mode(mode):
 
 
 class Solved(torch.autograd.Function):
-    """An old form whose forward runs autograd."""
+    """An old-style Function whose forward runs autograd."""
 
     @staticmethod
     def forward(ctx, x):
@@ -216,7 +216,7 @@ CLOSED_OVER: list = []
 
 
 class ClosingOver(torch.autograd.Function):
-    """Multiplies by what is no argument."""
+    """A Function that multiplies by a closed-over value."""
 
     @staticmethod
     def forward(x):
@@ -363,7 +363,7 @@ def test_determinants_of_singular_matrices(n):
     generator = torch.Generator().manual_seed(0)
     A, V = torch.randn(2, n, n, dtype=D, generator=generator)
     A[:, 0] = A[:, 1]
-    # det(A + tV) is a polynomial, which its values at n + 1 points give.
+    # det(A + tV) is a polynomial, so its values at n + 1 points determine it.
     t = np.arange(n + 1) - n / 2
     values = [torch.linalg.det(A + s * V).item() for s in t]
     polynomial = np.polynomial.polynomial.polyfit(t, values, n)
@@ -390,7 +390,7 @@ def _with_a_break(x):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("f", [lambda x: x.softmax(0).square().sum(), lambda x: x.logsumexp(0) ** 2, _with_a_break])
 def test_a_compiler_breaks_no_graph_inside_of_f(f):
-    # What follows a break would be called with other objects, and be wrong without a word.
+    # The code after a graph break would get other objects, and be wrong silently.
     torch._dynamo.reset()
     x = torch.tensor([0.1, 0.5, 0.9])
     for transformed in (hodiff.laplacian(f), lambda x: jet(f, (x,), ([x],))):
@@ -408,7 +408,7 @@ def test_operators_of_libraries():
     cube, square = torch.ops.hodiff_jet_tests.cube, torch.ops.hodiff_jet_tests.square
     x = torch.tensor([0.5, -1.0], dtype=D)
     torch.testing.assert_close(hodiff.laplacian(lambda x: square(x).sum())(x), torch.tensor(4.0, dtype=D))
-    # Forward mode of torch takes it for a constant.
+    # torch's forward mode treats the result as a constant.
     for call in (
         lambda: hodiff.laplacian(lambda x: cube(x).sum())(x),
         lambda: jet(cube.default, (x,), ([x],)),
@@ -422,7 +422,7 @@ def test_operators_of_libraries():
 
 
 def test_rules_also_hold_where_a_package_wraps_a_function_of_torch(monkeypatch):
-    """As torch_geometric does with `index_select`."""
+    """torch_geometric wraps `index_select`, for example."""
     own = torch.index_select
     monkeypatch.setattr(torch, "index_select", lambda *args: own(*args))
     assert own in set(functions_named("index_select"))

@@ -1,4 +1,4 @@
-"""Complex values that move along real t: against interpolated values, and written out in real and imaginary parts."""
+"""Tests of complex values along real t, against interpolated values and formulas in real and imaginary parts."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ def z_of(a, b):
     return torch.complex(a, b)
 
 
-# Of z = a + ib, both of which move.
+# Functions of z = a + ib, where both a and b move.
 FUNCTIONS = {
     "exp": torch.exp,
     "log": torch.log,
@@ -88,7 +88,7 @@ def test_of_complex_values(name):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["exp", "product", "matmul", "fft", "abs", "log"])
 def test_complex_primals(name):
-    """Series of complex numbers themselves, in the place of their parts."""
+    """Series of complex numbers are supported directly, not only by their parts."""
     f = FUNCTIONS[name]
     parts = curves(lambda a, b: f(z_of(a, b)), (A, B), 3, 3, size=0.15)
     whole = curves(f, (z_of(A, B),), 3, 3)

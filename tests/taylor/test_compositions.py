@@ -1,4 +1,4 @@
-"""Random compositions of elementary operators that broadcast, plain and collapsed, against nested forward mode."""
+"""Random compositions of elementary operators with broadcasting, plain and collapsed, against nested forward mode."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from mpmath_series import D
 from taylor.routes import assert_as_nested, curves
 
-# Results stay of the size of one, so that eight of them after another do.
+# Results are of order one, even after eight compositions.
 UNARY = {
     "tanh": torch.tanh,
     "sin": torch.sin,
@@ -41,7 +41,7 @@ BINARY = {
     "power": lambda a, b: (1.5 + torch.sin(a)) ** torch.sin(b),
     "where": lambda a, b: torch.where(a > b, a, b * b),
 }
-# 2 and 3 are also the numbers of directions, which must not meet these axes.
+# 2 and 3 are also numbers of directions, which must not be confused with these axes.
 SHAPES = [(), (1,), (2,), (3,), (2, 3), (3, 2), (3, 3), (2, 1), (1, 3), (2, 3, 2)]
 SHAPE = st.sampled_from(SHAPES)
 STEP = st.one_of(
@@ -58,7 +58,7 @@ def applied(step, pool):
 
 
 def fitting(steps, pool):
-    """Those of the steps whose shapes fit, found out with plain tensors."""
+    """Return the steps whose shapes fit, by trying plain tensors."""
     pool, found = list(pool), []
     for step in steps:
         try:
@@ -81,7 +81,7 @@ def fitting(steps, pool):
     seed=st.integers(0, 2**16),
 )
 def test_random_compositions(shapes, both, steps, directions, order, seed):
-    """Of two values that move, or of one, and a constant tensor on either side."""
+    """Two values move, or one with a constant tensor on either side."""
     generator = torch.Generator().manual_seed(seed)
     x, y, c = (torch.randn(shape, generator=generator, dtype=D) for shape in shapes)
     used = fitting(steps, (x, y, c))

@@ -1,4 +1,4 @@
-"""Bilaplacian, divergence and second derivatives by each coordinate, against closed forms."""
+"""Tests of bilaplacian, divergence and second derivatives by each coordinate, against closed forms."""
 
 import mpmath
 import pytest
@@ -22,19 +22,19 @@ W1, W2 = randn(6, 3) / 2, randn(2, 6) / 2
 
 
 def network(x):
-    """Two outputs."""
+    """Apply a network with two outputs."""
     return functional.linear(torch.tanh(functional.linear(x, W1)), W2)
 
 
 def fourth_derivative(u):
-    """Of tanh."""
+    """Compute the fourth derivative of tanh."""
     t = torch.tanh(u)
     s = 1 - t * t
     return 16 * t * s * s - 8 * t**3 * s
 
 
 def exact_bilaplacian(x):
-    """Of the network: tanh'''' times the fourth power of the length of each row of weights."""
+    """Compute the bilaplacian of the network: tanh'''' times the fourth power of the length of each row of weights."""
     return (fourth_derivative(x @ W1.mT) * W1.square().sum(1) ** 2) @ W2.mT
 
 
@@ -60,7 +60,7 @@ def test_bilaplacian_of_a_function_without_a_rule(n, chunk_size):
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("chunk_size", [None, 3])
 def test_bilaplacian_of_a_plane_wave(n, chunk_size):
-    """Both sides of the border between one pass of order 4 and two of order 2."""
+    """The sizes cover one pass of order 4 and two passes of order 2."""
     x, k = randn(4, n), randn(n)
     found = hodiff.bilaplacian(lambda x: torch.sin(x @ k), batched=True, chunk_size=chunk_size)(x)
     torch.testing.assert_close(found, k.square().sum() ** 2 * torch.sin(x @ k))
@@ -106,7 +106,7 @@ def test_training_by_a_bilaplacian():
 
 
 def test_operators_inside_transforms():
-    """Derivatives of an operator's value at the point itself, by reverse and forward mode, and by jets of jets."""
+    """Operators can be differentiated by the point in reverse mode, in forward mode, and by jets of jets."""
     x, v, k = randn(3), randn(3), randn(3)
     length = k.square().sum()
     wave = lambda x: torch.sin(x @ k)  # noqa: E731
@@ -189,7 +189,7 @@ def test_second_derivatives_of_a_tree():
 
 
 def test_groups_of_directions_draw_the_same():
-    """Each column of the Jacobian belongs to one function, whatever it draws."""
+    """All columns of the Jacobian belong to the same function, whatever it draws."""
     x = randn(4)
     noisy = lambda x: x**2 * torch.rand(4, dtype=D)  # noqa: E731
     torch.manual_seed(3)
@@ -205,7 +205,7 @@ def test_groups_of_directions_draw_the_same():
 
 @pytest.mark.parametrize("correct", [True, False])
 def test_corrections_can_be_switched_off(correct):
-    """Series know whether hodiff's rules are to take the place of torch's."""
+    """Series know whether hodiff's rules replace torch's."""
     seen = []
 
     def f(x):
@@ -247,7 +247,7 @@ def test_wrong_arguments():
 
 
 def test_no_directions():
-    # A product has no value to take the derivatives of elements from.
+    # Without elements, a product has no value from which to take derivatives.
     product, empty, three = torch.prod, torch.zeros(0, dtype=D), torch.ones(3, dtype=D)
     assert hodiff.laplacian(product)(empty) == 0
     assert hessian_diagonal(product)(empty).shape == (0,)
@@ -265,7 +265,7 @@ def test_the_derivative_tensor_of_a_number():
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e-15), (torch.float32, 1e15), (D, 1e-110), (D, 1e110)])
 def test_norms_of_numbers_whose_squares_are_none(dtype, size):
     x, v = (torch.tensor(each, dtype=D) for each in ([1.0, 2.0, -1.0], [0.3, -1.0, 0.5]))
-    # The squared part of v across x, over the length, and (n - 1) over it.
+    # vᵀ∇²r v is the squared part of v orthogonal to x, divided by r. The Laplacian is (n - 1) / r.
     second = (v @ v - (x @ v) ** 2 / (x @ x)) / x.norm() * size
     found = hodiff.directional_derivatives(torch.linalg.norm, (x * size).to(dtype), (v * size).to(dtype), order=2)[2]
     torch.testing.assert_close(found, second.to(dtype))

@@ -1,4 +1,4 @@
-"""Elementwise functions in Taylor mode, along curves, against mpmath's series at sixty digits."""
+"""Tests of elementwise functions in Taylor mode, along curves, against mpmath's series at sixty digits."""
 
 import math
 
@@ -91,7 +91,7 @@ def assert_series_are_mpmaths(name, order):
         value, found = jet(f, (number(point),), ([number(each) for each in rest],), normalized=True)
         size = max(map(abs, expected))
         for k, (got, right) in enumerate(zip([value, *found], expected, strict=True)):
-            # Relative to the coefficient, or to the largest where terms of other signs make it small.
+            # Relative to the coefficient, or to the largest coefficient if terms cancel.
             assert math.isclose(got.item(), right, rel_tol=1e-12, abs_tol=1e-13 * size), (name, point, k)
 
 
@@ -100,7 +100,7 @@ def test_series_are_mpmaths(name):
     assert_series_are_mpmaths(name, 3)
 
 
-# Of the fourth order and less they go by powers of the change, above by equations.
+# Up to order four, the rules use powers of the change; above, they use equations.
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_long_series_are_mpmaths(name):
@@ -139,7 +139,7 @@ def test_ties_and_kinks_are_torchs():
 
 
 def test_softplus_at_its_threshold_is_torchs():
-    """At the threshold itself the slope is that from below, and there are no further derivatives."""
+    """The first derivative at the threshold is the left one, and higher derivatives are zero."""
     one, zero = number(1.0), number(0.0)
     for x, curvature in ((20.0, 0.0), (19.999, None), (20.001, 0.0)):
         value, (slope, second) = jet(functional.softplus, (number(x),), ([one, zero],))
@@ -150,7 +150,7 @@ def test_softplus_at_its_threshold_is_torchs():
 
 
 def test_logaddexp_of_infinities():
-    """The larger one counts; two equal ones, half each."""
+    """The larger argument counts, and two equal arguments count half each."""
     inf = math.inf
     for a, b, weight in ((inf, -inf, 1.0), (-inf, inf, 0.0), (-inf, -inf, 0.5), (inf, inf, 0.5), (1.0, -inf, 1.0)):
         value, (slope,) = jet(torch.logaddexp, (number(a), number(b)), ([number(1.0)], [number(3.0)]))
@@ -158,7 +158,7 @@ def test_logaddexp_of_infinities():
 
 
 def test_single_precision():
-    """Functions made of softplus work and keep their digits in float32."""
+    """Functions of softplus keep their accuracy in float32."""
     x, one = torch.tensor(-3.0), torch.tensor(1.0)
     for f in (
         functional.mish,
@@ -174,7 +174,7 @@ def test_single_precision():
             assert math.isclose(got.item(), exact.item(), rel_tol=1e-5)
 
 
-# Functions of one or two numbers, where, along which direction, and value and slope there.
+# Functions of one or two numbers, the point, the direction, and the value and derivative there.
 EXTREMES = {
     "hypot of large numbers": (torch.hypot, (3e200, 4e200), (1.0, 1.0), (5e200, 1.4)),
     "hypot of small numbers": (torch.hypot, (3e-200, 4e-200), (1.0, 1.0), (5e-200, 1.4)),
@@ -192,7 +192,7 @@ EXTREMES = {
 
 @pytest.mark.parametrize("name", EXTREMES)
 def test_extremes(name):
-    """The value is torch's, also where the formula for the slope has none; None for a slope that does not exist."""
+    """Values equal torch's, even where the formula of the derivative fails; None marks a missing derivative."""
     f, point, direction, (value, slope) = EXTREMES[name]
     got, (first,) = jet(f, tuple(map(number, point)), [[number(each)] for each in direction])
     assert math.isclose(got.item(), value, rel_tol=1e-15)
@@ -201,7 +201,7 @@ def test_extremes(name):
 
 @pytest.mark.parametrize("size", [1e200, 1e-100])
 def test_the_second_derivative_of_a_length_at_any_size(size):
-    """In x it is y^2 / r^3, of a triangle of sides 3, 4 and 5."""
+    """The second derivative by x is y^2 / r^3, for a triangle with sides 3, 4 and 5."""
     one = number(1.0)
     _, (_, second) = jet(torch.hypot, (3 * size * one, 4 * size * one), ([one, 0 * one], [0 * one, 0 * one]))
     assert math.isclose(second.item(), 16 / 125 / size, rel_tol=1e-14)

@@ -1,4 +1,4 @@
-"""torch's control flow operators, compiled and exported code, and switched-off derivatives inside of a function."""
+"""Tests of torch's control flow operators, compiled and exported code, and disabled gradients inside a function."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ TERMS = [V, randn(4), randn(4)]
 
 
 def sums(x):
-    """State and outputs of the scan below, from the first."""
+    """Compute the state and the outputs of the scan below, in forward order."""
     state, rows = x[0], []
     for each in x.unbind():
         rows.append(state + each)
@@ -40,7 +40,7 @@ def scanned(x, *, reverse=False):
 
 
 def backwards(x):
-    """The same from the last, with outputs where the elements are."""
+    """Compute the state and the outputs of the scan in reverse order, with outputs at the places of their elements."""
     state, rows = x[0], []
     for each in x.unbind()[::-1]:
         rows.append(state + each)
@@ -144,7 +144,7 @@ def test_names_that_were_bound_before_are_refused(moving):
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_scan_of_so_many_steps(reverse):
-    """As in torch 2.15."""
+    """A scan may have a length instead of inputs, as in torch 2.15."""
 
     def logistic(x, rows):
         assert rows is None
@@ -177,7 +177,7 @@ def test_a_scan_of_other_steps_than_its_rows_is_refused(length, xs, said):
 
 @pytest.mark.parametrize("options", [{"xs": torch.zeros(4, 0, dtype=D), "dim": 1}, {"length": 0}])
 def test_a_scan_of_no_steps(options):
-    """As in torch 2.15, which gives the state, and nothing of the form of what comes out."""
+    """A scan without steps returns the state and empty outputs, as in torch 2.15."""
 
     def f(x):
         state, rows = operators.scan(lambda c, a: (c * c, {"twice": 2 * c, "none": None}), x.sin(), **options)
@@ -229,7 +229,7 @@ def inference(x):
 
 
 def written(x):
-    """What is written there keeps its derivative, as in torch."""
+    """Write in place under no_grad; the tensor keeps its earlier derivative, as in torch."""
     y = x * x
     with torch.no_grad():
         y.mul_(3)
@@ -237,7 +237,7 @@ def written(x):
 
 
 def with_a_jet(x):
-    """Of a jet that begins there the constants move."""
+    """A jet that starts under no_grad has its derivatives."""
     with torch.no_grad():
         _, (slope,) = jet(lambda a: a**3, (x,), ([torch.ones_like(x)],))
     return slope * x
@@ -277,7 +277,7 @@ CONSTANT = {
 @pytest.mark.parametrize("recording", [True, False])
 @pytest.mark.parametrize("name", CONSTANT)
 def test_what_is_constant(name, recording):
-    """Where derivatives are switched off inside of f; whether they are outside of it is another matter."""
+    """Derivatives that are disabled inside f are zero, whatever the grad mode outside."""
     f, right = CONSTANT[name]
     if name == "set_grad_enabled" and not recording:
         pytest.skip("nothing is switched")
@@ -287,7 +287,7 @@ def test_what_is_constant(name, recording):
 
 
 def test_a_module_that_counts():
-    """Buffers that do not move are written as they are without jets."""
+    """Writes to buffers of constants work as without jets."""
 
     class Counting(nn.Module):
         def __init__(self):

@@ -1,4 +1,4 @@
-"""Functions of hodiff, rules of users and derivatives inside of a function of jets."""
+"""Tests of hodiff's Functions, custom rules and derivatives inside a function of jets."""
 
 import math
 
@@ -31,7 +31,7 @@ def numbers(tree):
 @pytest.mark.one_in(132)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_of_the_catalogue(case):
-    """To order 3, and collapsed, against nested forward mode of primitives where the case has them."""
+    """Series to order 3, and collapsed, match nested forward mode of primitives if the case has them."""
     inputs = case.draw()
     places = case.differentiated(inputs)
     points = [inputs[i].detach() for i in places]
@@ -191,7 +191,7 @@ def test_inside(name):
 
 
 def test_a_rule_that_is_no_derivative_is_followed():
-    """The value of `floor` with the derivative of x² / 2, and of `round` with that of the sine."""
+    """Custom rules: the value of `floor` with the derivative of x² / 2, and `round` with the derivative of the sine."""
     value, (first, second) = jet(cut, (X,), ([V, 0 * V],))
     torch.testing.assert_close((value, first, second), (X.floor(), X * V, V * V))
     value, (first, second) = jet(rounded, (X,), ([V, 0 * V],))

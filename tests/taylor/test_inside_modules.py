@@ -1,4 +1,4 @@
-"""Modules with ways of their own inside of a function of jets, against nested forward mode with corrections."""
+"""Tests of special modules inside a function of jets, against nested forward mode with corrections."""
 
 import copy
 
@@ -26,7 +26,7 @@ LSTM = nn.LSTM(2, 3, num_layers=2, batch_first=True)
 GRU, RNN, CELL = nn.GRU(2, 3, bidirectional=True), nn.RNN(2, 3), nn.LSTMCell(2, 3)
 ATTENTION = nn.MultiheadAttention(2, 1)
 ENCODER = nn.TransformerEncoderLayer(2, 1, 4, batch_first=True, dropout=0.0)
-# In evaluation without gradients torch runs a fused kernel.
+# In evaluation mode without gradients, torch runs a fused kernel.
 FAST = copy.deepcopy(ENCODER).eval()
 DECODER = nn.TransformerDecoderLayer(2, 1, 4, batch_first=True, dropout=0.0)
 HOOKED, NORM = nn.Linear(4, 4), nn.BatchNorm1d(4)

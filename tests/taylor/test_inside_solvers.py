@@ -1,4 +1,4 @@
-"""Inner loops, implicit functions and estimates inside of a function of jets: right, or refused as by `hodiff.hvp`."""
+"""Inner loops, implicit functions and estimates inside functions of jets are correct, or refused as in `hodiff.hvp`."""
 
 import functools
 import threading
@@ -33,7 +33,7 @@ def square(q, b):
 
 
 def descended(q, b, rate=0.1, steps=3):
-    """Descent on `square`, written out."""
+    """Run gradient descent on `square`, explicitly."""
     for _ in range(steps):
         q = q - 2 * rate * (q - b)
     return q
@@ -94,7 +94,7 @@ LOOPS = {
 @pytest.mark.one_in(13)
 @pytest.mark.parametrize("name", LOOPS)
 def test_an_inner_loop(name):
-    """To order 3, and collapsed, as the loop written out."""
+    """Series to order 3, and collapsed, match the explicit loop."""
     assert_all(*LOOPS[name], X, TERMS)
 
 
@@ -109,7 +109,7 @@ def test_the_numbers_of_an_inner_loop():
 
 
 def assert_as_hessian(f, x=X):
-    """First and second derivatives along a curve and the Laplacian, against reverse mode over reverse mode."""
+    """Compare derivatives along a curve and the Laplacian with reverse mode over reverse mode."""
     H, slope = hodiff.hessian_matrix(f, x), hodiff.jacobian(f)(x)
     v, a, _ = TERMS
     value, (first, second) = jet(f, (x,), ([v, a],))
@@ -271,7 +271,7 @@ def test_what_an_implicit_function_closes_over_is_refused(name, moving):
 
 @pytest.mark.slow
 def test_constants_that_an_implicit_function_closes_over():
-    """Closing over a detached value, one that f makes, or any value under no_grad is allowed."""
+    """An implicit function may close over a detached value, a value that f creates, or any value under no_grad."""
 
     def of_detached(w):
         level = w.detach().exp().sum()

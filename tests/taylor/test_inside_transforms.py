@@ -1,4 +1,4 @@
-"""torch.func transforms inside of a function of jets, against what they compute written out."""
+"""Tests of torch.func transforms inside a function of jets, against explicit formulas."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ TERMS = [V, X, Y]
 
 
 def energy(x):
-    # By its name: in a graph `@` of a constant and a jet is refused.
+    # Use torch.mv: in a graph, `@` of a constant and a jet is refused.
     return torch.sin(torch.mv(W, x)).sum() + (x**3).sum()
 
 
@@ -43,7 +43,7 @@ def field_slope(x):
 
 
 func = torch.func
-# What stands in f, and the same written out.
+# The function with a transform, and its explicit formula.
 CASES = {
     "grad": (lambda x: func.grad(energy)(x), slope),
     "grad, closed over": (lambda x: func.grad(lambda w: energy(w * x))(ONES), lambda x: slope(x) * x),
@@ -120,7 +120,7 @@ def test_transform(name):
 
 
 def test_of_constants_alone():
-    """They give tensors, which numbers can be taken from."""
+    """Transforms of constants return plain tensors, which may be converted to numbers."""
 
     def f(x):
         (slope_there,) = (func.grad(energy)(Y),)
@@ -131,7 +131,7 @@ def test_of_constants_alone():
 
 @pytest.mark.slow
 def test_a_jet_of_a_jet_with_a_gradient_inside():
-    """The mixed derivative of |∇u|² by two parameters, the inner one at order 2."""
+    """The mixed derivative of |∇u|² by two parameters, with order 2 in the inner one, is correct."""
 
     def squared(x):
         return (func.grad(energy)(x) ** 2).sum()
@@ -154,7 +154,7 @@ def test_a_jet_inside_of_a_transform_inside_of_a_jet():
 
 
 def test_parameters_train_through_it():
-    """The gradient of a residual with a gradient inside, in the weights, against torch.func alone."""
+    """The gradient by the weights of a residual that contains a gradient matches torch.func."""
     points = randn(6, 2)
     net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)).double()
 
@@ -177,7 +177,7 @@ def test_parameters_train_through_it():
 
 
 def test_functional_call():
-    """Parameters that move, by `torch.func.functional_call`."""
+    """The parameters move, and the input is constant."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double().requires_grad_(False)
     parameters = dict(net.named_parameters())
     moves = {name: randn(*each.shape) for name, each in parameters.items()}
@@ -248,7 +248,7 @@ def test_compiled(name):
 
 
 def test_a_branch_is_refused_where_no_value_is_known():
-    """Eager code goes by the value; a batch and a graph have none."""
+    """Eager code branches on the value; a batch and a graph have no value."""
 
     def f(x):
         return x if x > 0 else -x

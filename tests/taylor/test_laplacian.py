@@ -1,4 +1,4 @@
-"""The Laplacian against closed forms, and against the trace of a Hessian made of primitives."""
+"""Tests of the Laplacian against closed forms, and against the trace of a Hessian of primitives."""
 
 import itertools
 
@@ -21,12 +21,12 @@ W1, W2 = randn(7, 4) / 2, randn(3, 7) / 2
 
 
 def network(x):
-    """Three outputs."""
+    """Apply a network with three outputs."""
     return functional.linear(torch.tanh(functional.linear(x, W1)), W2)
 
 
 def exact_laplacian(x):
-    """Of the network: tanh'' is -2 tanh (1 - tanh²), times the squared length of each row of weights."""
+    """Compute the network's Laplacian: tanh'' = -2 tanh (1 - tanh²), times the squared length of each weight row."""
     t = torch.tanh(x @ W1.mT)
     return (-2 * t * (1 - t * t) * W1.square().sum(1)) @ W2.mT
 
@@ -102,7 +102,7 @@ def test_second_argument_alone():
 
 
 def test_training_by_a_laplacian():
-    """The gradient in the weights, against that of the closed form."""
+    """The gradient by the weights matches the gradient of the closed form."""
     x, W = randn(5, 4), W1.clone().requires_grad_()
 
     def loss(W, total):

@@ -1,4 +1,4 @@
-"""Laplacians of small models against the trace of a Hessian by hodiff's routes, and of wavefunctions in closed form."""
+"""Tests of Laplacians of small models against traces of Hessians, and of wavefunctions against closed forms."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def randn(*shape):
 
 
 class Block(nn.Module):
-    """Self-attention and two layers, each behind a layer norm, with residual connections."""
+    """Self-attention and two layers, with layer norms before and residual connections."""
 
     def __init__(self):
         super().__init__()
@@ -68,7 +68,6 @@ def model(name):
 
 
 def trace_of_hessian(f, x):
-    """Of the sum of the outputs' squares, which mixes values and both derivatives."""
     return torch.trace(hodiff.hessian_matrix(f, x))
 
 
@@ -88,7 +87,7 @@ NUCLEI = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 1.4]], dtype=D)
 
 
 def orbitals(r):
-    """Exponentials about the nuclei, and a product of one with a coordinate: as many as electrons, at most four."""
+    """Compute exponentials about the nuclei and their products with coordinates, one per electron, at most four."""
     distances = torch.linalg.vector_norm(r[:, None] - NUCLEI, dim=-1)
     s = torch.exp(-distances * torch.tensor([1.0, 0.8], dtype=D))
     p = r[:, :2] * torch.exp(-0.6 * distances[:, :1])
@@ -111,7 +110,7 @@ def wavefunction(r):
 
 @pytest.mark.parametrize("electrons", [2, 3, 4])
 def test_a_determinant_with_a_jastrow_factor(electrons):
-    """The local kinetic energy by ψ and by log ψ, and both against Hessians."""
+    """The local kinetic energies from ψ and from log ψ agree, and both match Hessians."""
     r = randn(electrons, 3)
     psi, _, total = value_grad_laplacian(wavefunction)(r)
     _, slope, curvature = value_grad_laplacian(log_wavefunction)(r)
@@ -121,24 +120,24 @@ def test_a_determinant_with_a_jastrow_factor(electrons):
 
 
 def test_the_hydrogen_atom():
-    """Δψ / ψ = 1 - 2 / r of exp(-r), and of its logarithm -2 / r."""
+    """The ratio Δψ / ψ for exp(-r) is 1 - 2 / r."""
     r = randn(3)
     psi, _, total = value_grad_laplacian(lambda r: torch.exp(-torch.linalg.vector_norm(r)))(r)
     torch.testing.assert_close(total / psi, 1 - 2 / r.norm())
 
 
-# Self-similar solutions of Burgers's equation: x = -u - u^(2k+1) solves -λ u + ((1 + λ) x + u) u' = 0 with λ = 1 / 2k.
+# Self-similar solutions of Burgers' equation: x = -u - u^(2k+1) solves -λ u + ((1 + λ) x + u) u' = 0, λ = 1 / 2k.
 POINTS = torch.linspace(-1.2, 1.2, 5, dtype=D)[:, None]
 
 
 def along_x(f, x, order):
-    """Value and derivatives by x, one number a row."""
+    """Return the value and the derivatives by x, with one number per row."""
     value, rest = jet(f, (x,), ([torch.ones_like(x), *[torch.zeros_like(x)] * (order - 1)],))
     return [value, *rest]
 
 
 def residual_derivative(u, x, lam, n):
-    """The n-th derivative by x of -λ u + ((1 + λ) x + u) u', by Leibniz's rule, from those of u to order n + 1."""
+    """Compute the n-th derivative of -λ u + ((1 + λ) x + u) u' from derivatives of u up to n + 1, by Leibniz's rule."""
     speed = [(1 + lam) * x + u[0], 1 + lam + u[1], *u[2:]]
     choose = [1.0]
     for i in range(n):
@@ -147,13 +146,13 @@ def residual_derivative(u, x, lam, n):
 
 
 def cardano(x):
-    """The profile for k = 1, a root of u³ + u + x."""
+    """Return the profile for k = 1, a root of u³ + u + x."""
     size = torch.sqrt(x * x / 4 + 1 / 27)
     return (size - x / 2) ** (1 / 3) - (size + x / 2) ** (1 / 3)
 
 
 def implicit_derivatives(x, u, k, order):
-    """Derivatives of the profile: coefficients one after another, so that x + u + u^(2k+1) has none."""
+    """Compute derivatives of the profile, coefficient by coefficient, from x + u + u^(2k+1) = 0."""
     terms = [u, *[0.0] * order]
     for m in range(1, order + 1):
         power = [1.0, *[0.0] * order]
@@ -165,7 +164,7 @@ def implicit_derivatives(x, u, k, order):
 
 
 def test_the_profile_of_burgers():
-    """By a formula for its root, against the implicit series; and its residual vanishes with all derivatives."""
+    """The derivatives of the root formula match the implicit series, and all derivatives of the residual vanish."""
     found = along_x(cardano, POINTS, 6)
     for row, x in enumerate(POINTS[:, 0].tolist()):
         expected = implicit_derivatives(x, found[0][row].item(), 1, 6)
@@ -177,7 +176,7 @@ def test_the_profile_of_burgers():
 
 @pytest.mark.parametrize("n", [2, 3])
 def test_parameter_gradients_of_a_residual(n):
-    """Of a loss with derivatives of a network to order 3 and 4, as n-TangentProp trains it; or by nested autograd."""
+    """A loss of network derivatives to order 3 or 4 has the gradient of nested autograd, as in n-TangentProp."""
     W, b, w = randn(6, 1), randn(6), randn(1, 6) / 2
     k = 2
     parameters = [each.requires_grad_() for each in (W, b, w)]
@@ -204,7 +203,6 @@ def test_parameter_gradients_of_a_residual(n):
 
 
 def test_softmax_regression_in_single_precision():
-    """float32 against float64."""
     W, x = randn(5, 4), randn(4)
 
     def f(x):

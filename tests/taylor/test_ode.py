@@ -1,4 +1,4 @@
-"""Differential equations by Taylor series: closed forms, mpmath's series and solutions, SciPy, what is refused."""
+"""Tests of ODE solutions by Taylor series, against closed forms, mpmath's series and solutions, and SciPy; refusals."""
 
 import math
 
@@ -29,12 +29,12 @@ def kepler(t, state):
 
 
 def kepler_start(eccentricity):
-    """At the nearest point of an ellipse of half axis 1, whose period is 2 π."""
+    """Return the state at the nearest point of an ellipse with half axis 1, whose period is 2 π."""
     e = eccentricity
     return {"q": torch.tensor([1 - e, 0.0], dtype=D), "v": torch.tensor([0.0, math.sqrt((1 + e) / (1 - e))], dtype=D)}
 
 
-# The equation, where it begins, and its solution by mpmath, whose series is the answer.
+# The equation, its initial value, and its solution in mpmath, whose series is the reference.
 EQUATIONS = {
     "exponential": (lambda t, y: y, 1.0, mp.exp),
     "logistic": (lambda t, y: y * (1 - y), 0.2, lambda t: 1 / (1 + 4 * mp.exp(-t))),
@@ -81,7 +81,7 @@ def test_values_are_those_of_the_solution(name):
 
 
 def test_values_are_those_of_mpmath():
-    """Van der Pol's equation by mpmath's own Taylor method, at thirty digits."""
+    """Solutions of Van der Pol's equation match mpmath's own Taylor method at thirty digits."""
     found = odeint_taylor(
         lambda t, y: torch.stack([y[1], (1 - y[0] ** 2) * y[1] - y[0]]),
         torch.tensor([2.0, 0.0], dtype=D),
@@ -104,13 +104,13 @@ def test_lorenz_as_by_scipy():
         return [10 * (u - x), x * (28 - z) - u, x * u - 8 / 3 * z]
 
     right = solve_ivp(slope, (0, 1.5), [1.0, 2, 3], t_eval=t.numpy(), method="DOP853", rtol=3e-14, atol=1e-14).y.T
-    # Errors have grown by about e to the 0.9 t.
+    # Errors grow by about e to the 0.9 t.
     np.testing.assert_allclose(found, right, rtol=1e-9)
 
 
 @pytest.mark.slow
 def test_kepler_keeps_its_energy():
-    """Two periods of an ellipse end where they began, and no energy is lost on the way."""
+    """Two periods of an ellipse end at the start, and conserve the energy."""
     start = kepler_start(0.5)
     found = odeint_taylor(kepler, start, torch.linspace(0, 4 * math.pi, 5, dtype=D), rtol=1e-11, atol=1e-13)
     energy = found["v"].square().sum(-1) / 2 - 1 / found["q"].square().sum(-1).sqrt()
@@ -177,11 +177,11 @@ def test_statistics_and_other_times():
         return -f(t, y)
 
     found = odeint_taylor(counted, number(1.0), t, full_output=True, rtol=1e-10, atol=1e-12)
-    # And one of plain tensors, with which the first pass is compared.
+    # One more evaluation with plain tensors checks the first pass.
     assert found.evaluations == len(calls) - 1
     assert found.steps == len(found.orders) == len(found.step_sizes)
     assert sum(found.step_sizes) == pytest.approx(4)
-    # By the smaller of 1 - log(rtol) / 2 and 1 - log(atol) / 2, as the solution falls below atol / rtol.
+    # The order is the smaller of 1 - log(rtol) / 2 and 1 - log(atol) / 2, as the solution falls below atol / rtol.
     assert set(found.orders) == {13, 15}
     torch.testing.assert_close(found.y, torch.exp(-t * t / 2), rtol=1e-8, atol=1e-10)
     between = torch.tensor([[3.3, 0.1, 4.0], [0.0, 1.7, 2.9]], dtype=D)
@@ -189,7 +189,7 @@ def test_statistics_and_other_times():
 
 
 def test_a_step_over_what_the_series_does_not_see_is_rejected():
-    """The first forty derivatives of t^40 are zero at 0, so that the last coefficients allow any step."""
+    """The first forty derivatives of t^40 are zero at 0, so the last coefficients allow any step."""
     t = torch.tensor([0.0, 1.3], dtype=D)
     found = odeint_taylor(lambda t, y: t**40 + 0 * y, number(0.0), t, full_output=True, order=8)
     assert found.rejected > 0
@@ -197,7 +197,7 @@ def test_a_step_over_what_the_series_does_not_see_is_rejected():
 
 
 def test_a_kink():
-    """|sin| has kinks at multiples of π, before which steps get short."""
+    """|sin| has kinks at multiples of π, before which steps become short."""
     t = torch.tensor([0.0, 5.0], dtype=D)
     found = odeint_taylor(lambda t, y: torch.sin(t).abs() + 0 * y, number(0.0), t, full_output=True)
     assert found.rejected > 0
@@ -205,7 +205,7 @@ def test_a_kink():
 
 
 def test_gradients_by_closed_forms():
-    """y = 1 / (1 + (1/y0 - 1) exp(-r t)): derivatives by y0, r, t and t0, and a second one."""
+    """Derivatives by y0, r, t and t0, and a second one, match y = 1 / (1 + (1/y0 - 1) exp(-r t))."""
 
     def solution(y0, r, t):
         return 1 / (1 + (1 / y0 - 1) * torch.exp(-r * (t[1:] - t[0])))
@@ -224,7 +224,7 @@ def test_gradients_by_closed_forms():
 
 @pytest.mark.slow
 def test_gradients_as_scipys_differences():
-    """Of a pendulum with friction, by its parameters and its start."""
+    """Derivatives of a damped pendulum by its parameters and its start match SciPy's solutions."""
     given = torch.tensor([1.2, 0.3, 2.0, 0.0], dtype=D)
 
     def end(given):
@@ -309,7 +309,7 @@ def test_passes_that_remember_find_what_others_find(f, monkeypatch):
 
 
 def test_a_pass_that_is_another_one_remembers_nothing():
-    """What changes from call to call is computed anew, though it is called in the same place."""
+    """Values that change from call to call are recomputed, even at the same place in the code."""
     calls = []
 
     def f(t, y):
@@ -318,7 +318,7 @@ def test_a_pass_that_is_another_one_remembers_nothing():
         z = y * torch.tensor(float(len(calls) > 3) + 1, dtype=D)
         return z * z
 
-    # y' = y², and from the fourth call on y' = 4 y², of which coefficient 3 takes all that were found.
+    # y' = y², and from the fourth call on y' = 4 y², where coefficient 3 uses all earlier ones.
     found = ode_coefficients(f, 0.0, number(1.0), 4)
     assert [float(each) for each in found] == pytest.approx([1, 1, 1, 1, 4 * 4 / 4])
 

@@ -1,4 +1,4 @@
-"""torch's own operators in Taylor mode: the audit on file, a part of it run again, and what it says of faults."""
+"""Tests of torch's own operators in Taylor mode: the stored audit, a partial rerun, and its verdicts on faults."""
 
 import argparse
 import dataclasses
@@ -23,7 +23,7 @@ from hodiff.taylor.registry import RULES
 ROOT = Path(__file__).resolve().parents[2]
 D = torch.float64
 X = torch.tensor([0.3, -0.4, 0.9], dtype=D)
-# Every n-th operator goes to the fifth order in the slow test, all of them to the third.
+# The slow test takes every n-th operator to the fifth order, and all to the third.
 ONE_IN = 10
 
 
@@ -51,7 +51,7 @@ def test_a_few_operators():
 
 
 def faulty(rule, f=torch.special.bessel_j1):
-    """The verdict where a rule of ours for a function of torch is this."""
+    """Return the verdict on a function of torch with the given rule."""
     kept = RULES.get(f)
     register(f)(rule)
     try:
@@ -71,7 +71,7 @@ def test_a_wrong_rule_is_off_by_both_oracles():
 
 
 def test_a_fault_that_values_alone_see():
-    """Of a derivative that torch does not know, or that nesting shares, interpolation tells."""
+    """Interpolation detects a wrong derivative that torch and nested forward mode share."""
 
     class Shared(torch.autograd.Function):
         @staticmethod
@@ -97,7 +97,7 @@ def test_a_fault_that_values_alone_see():
 
 
 def test_a_collapsed_fault():
-    """A sum over a primal axis that has the length of the directions."""
+    """A rule that is wrong only for the collapsed coefficient is detected."""
 
     def rule(x):
         found = x * 1

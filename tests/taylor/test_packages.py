@@ -1,4 +1,4 @@
-"""Taylor mode through layers of other packages, beside the Hessian by products."""
+"""Tests of Taylor mode through layers of other packages, against Hessians by products."""
 
 import pytest
 import torch

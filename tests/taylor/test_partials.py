@@ -1,4 +1,4 @@
-"""Mixed partial derivatives and tensors of them, against SymPy."""
+"""Tests of mixed partial derivatives and derivative tensors, against SymPy."""
 
 import itertools
 import math
@@ -27,13 +27,13 @@ COORDINATES = [
 
 
 def exact(coordinates, x=X):
-    """By SymPy."""
+    """Compute a partial derivative by SymPy."""
     derivative = sympy.diff(FORMULA, *(SYMBOLS[i] for i in coordinates))
     return torch.tensor(float(derivative.subs(dict(zip(SYMBOLS, x.tolist(), strict=True)))), dtype=D)
 
 
 def batch(p):
-    """F at each row."""
+    """Apply F to each row."""
     return F(list(p.unbind(-1)))
 
 
@@ -62,7 +62,7 @@ def test_several_at_once():
         ((0, 1, 1, 1), 4),
         ([(0,), (0, 0), (0, 0, 0), (1,), (1, 1)], 2),
         ([(0, 1), (0, 0), (1, 1)], 3),
-        # All ten of third order in three coordinates share ten lines.
+        # All ten derivatives of third order in three coordinates share ten lines.
         (list(itertools.combinations_with_replacement(range(3), 3)), 10),
     ],
 )
@@ -81,7 +81,7 @@ def test_few_lines(coordinates, lines):
 @pytest.mark.parametrize("scheme", [polarised, interpolated])
 @pytest.mark.parametrize("exponents", [(1,), (4,), (1, 2), (2, 2), (1, 1, 1), (3, 1, 2), (1, 1, 1, 1)])
 def test_factors_are_exact(scheme, exponents):
-    """Of monomials, in whole numbers: a product of factorials for the derivative's own, and 0 for others."""
+    """Factors of monomials give the product of factorials for the derivative's own exponents, and 0 otherwise."""
     order = sum(exponents)
     for powers in itertools.product(range(order + 1), repeat=len(exponents)):
         if sum(powers) == order:

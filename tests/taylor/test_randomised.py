@@ -1,4 +1,4 @@
-"""Operators by random directions: unbiased, with standard errors that tell how far they are off."""
+"""Tests of operators by random directions: unbiased estimates, and standard errors that match the true errors."""
 
 import resource
 
@@ -37,7 +37,7 @@ def assert_same(found, value, error):
 
 
 SECOND = -torch.outer(K, K) * torch.sin(X @ K) + torch.diag(X**2 / 2)
-# Operator, function, options, and the right value.
+# Operator, function, options, and the exact value.
 CASES = {
     "laplacian": (hodiff.laplacian, wave, {}, torch.trace(SECOND)),
     "weighted": (
@@ -59,7 +59,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("case", "kind"), PAIRS)
 def test_mean_and_spread(case, kind):
-    """Each of many points at the same place is an estimate of its own."""
+    """Repeated points give independent estimates."""
     operator, f, options, right = CASES[case]
     generator = torch.Generator().manual_seed(1)
     found = operator(f, batched=True, randomised=kind, samples=3, generator=generator, **options)(X.expand(REPEATS, N))
@@ -67,7 +67,7 @@ def test_mean_and_spread(case, kind):
     assert found.value.shape == found.standard_error.shape == (REPEATS,)
     assert found.value.std() > 0
     assert (found.value.mean() - right).abs() < 5 * found.value.std() / REPEATS**0.5
-    # Squares of standard errors are unbiased; fourth powers of normal numbers vary much themselves.
+    # Squared standard errors are unbiased, but fourth powers of normal numbers have a large variance.
     tolerance = 0.35 if case == "bilaplacian" else 0.15
     torch.testing.assert_close(found.standard_error.square().mean(), found.value.var(), rtol=tolerance, atol=0)
 
@@ -119,7 +119,7 @@ def test_numbers_come_from_the_generator():
     state = torch.get_rng_state()
     by(seeded())(X)
     assert torch.equal(torch.get_rng_state(), state)
-    # Without one they are torch's own.
+    # Without a generator, torch's global one draws.
     torch.manual_seed(7)
     assert_same(by(None)(X), first.value, first.standard_error)
 
@@ -165,7 +165,7 @@ def test_several_outputs():
 
 
 def test_training_by_an_estimate():
-    """The gradient in parameters is that of the same directions' derivatives, vᵀ∇²f v = -(k·v)² sin(k·x)."""
+    """The parameter gradient equals the gradient of the same directions' derivatives, vᵀ∇²f v = -(k·v)² sin(k·x)."""
     k = K.clone().requires_grad_()
     seeded = lambda: torch.Generator().manual_seed(2)  # noqa: E731
     estimate = hodiff.laplacian(lambda x: torch.sin(x @ k), randomised="gaussian", samples=6, generator=seeded())(X)
@@ -225,7 +225,7 @@ def test_wrong_options():
 
 @pytest.mark.slow
 def test_a_million_dimensions():
-    """Nothing of the square of the dimension, and little more than directions and as much for two orders."""
+    """Memory does not grow with the square of the dimension; it is little more than the directions at two orders."""
     n, samples = 1_000_000, 16
     x = torch.rand(n, generator=GENERATOR, dtype=D).float()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

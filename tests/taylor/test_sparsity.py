@@ -1,4 +1,4 @@
-"""Laplacians in slots: right for whatever a function does to particles, and in slots where they should be."""
+"""Laplacians with sparse slots are correct for any function of particles, and use slots where they can."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ def distances(x):
 
 
 def one(x, particle, rows):
-    """A matrix of one particle's features."""
+    """Compute a matrix of one particle's features."""
     return features(x)[..., particle, :].unsqueeze(-2) * weights(rows, WIDTH, rows) + weights(rows, WIDTH, rows + 1)
 
 
@@ -82,7 +82,7 @@ def wavefunction(x):
     return log - (1 / (1 + distances(x))).triu(1).sum((-1, -2))
 
 
-# A function of points (..., 5, 3), and how many of the 15 directions its result holds; None for all.
+# A function of points (..., 5, 3), and the number of the 15 directions in its result; None means all.
 PROGRAMS = {
     "layer": (features, 3),
     "two layers": (lambda x: F.silu(F.linear(F.silu(F.linear(x, FIRST)), SECOND)), 3),
@@ -198,7 +198,7 @@ PROGRAMS = {
 }
 
 
-# Those that torch differentiates for a batch of points alone, or not at all.
+# torch differentiates these for a batch of points only, or not at all.
 ALONE = ("convolution", "three axes", "in place", "nothing")
 
 
@@ -210,7 +210,7 @@ def test_in_slots_and_with_all_directions(name):
 
     def watched(x):
         y = f(x)
-        # The check that points do not meet is a pass of its own, of one direction.
+        # The check that points do not interact is a separate pass with one direction.
         if isinstance(y, Jet) and y.frame.sparse:
             seen.append(None if y.support is None else y.support.slots)
         return y
@@ -228,7 +228,7 @@ def test_in_slots_and_with_all_directions(name):
 
 
 def trace(f, x):
-    """The trace of the Hessian, by reverse-over-reverse rules of torch that its own database confirms."""
+    """Compute the trace of the Hessian by reverse-over-reverse rules that torch's own database confirms."""
     rows = [torch.autograd.functional.hessian(lambda x, i=i: f(x).reshape(-1)[i], x) for i in range(f(x).numel())]
     return torch.stack([each.reshape(x.numel(), -1).trace() for each in rows]).reshape(f(x).shape)
 
@@ -277,7 +277,7 @@ def test_derivatives_of_it_and_batches(name):
 
 
 def test_calls_of_every_kind_leave_nothing_behind():
-    # What is kept between calls must belong to none: not to a transform, not to inference mode.
+    # The cache must not depend on a transform or on inference mode.
     x = torch.randn(PARTICLES, 3, dtype=D, generator=torch.Generator().manual_seed(3))
     scale = torch.tensor(1.5, dtype=D, requires_grad=True)
 
@@ -319,7 +319,7 @@ def test_no_particles_no_points_and_a_number():
 
 @pytest.mark.parametrize("kind", [torch.as_tensor, np.asarray])
 def test_indices_that_change_between_calls(kind):
-    # Of one shape, and so large that printed they look alike.
+    # The indices have one shape, and are so long that their printed forms look alike.
     x = torch.randn(3000, dtype=D)
     for seed in range(3):
         order = kind(np.random.default_rng(seed).permutation(3000))
@@ -414,7 +414,7 @@ def test_sets_of_directions_against_python_sets(seed):
     for given, found in ((a, both and (both[0], both[1][0])), (b, both and (both[0], both[1][1])), (a, along)):
         if found is None:
             continue
-        # What is moved keeps its direction.
+        # A moved element keeps its direction.
         data = torch.rand(given.slots, *shape, dtype=D)
         data[torch.as_tensor(np.broadcast_to(given.index, data.shape) < 0)] = 0
         torch.testing.assert_close(found[0].dense(found[1](data)), given.dense(data))
@@ -427,7 +427,7 @@ def test_rows_beyond_the_limit_are_refused():
 
 
 def test_memory_grows_with_slots():
-    # Of 600 coordinates three stand in slots: the largest tensor is that of one layer, not one a direction.
+    # Three of 600 coordinates are in slots: the largest tensor has the size of a layer, not one per direction.
     largest = []
 
     def f(x):

@@ -9,13 +9,13 @@ from hodiff.taylor import jet
 
 ORDER = 6
 T = sp.Symbol("t")
-# The curves of three variables, coefficients from the value up.
+# The curves of three variables, as coefficients from order 0.
 CURVES = [
     [sp.Rational(1, 2), 1, sp.Rational(-1, 3), sp.Rational(1, 5), 0, 0, sp.Rational(1, 7)],
     [sp.Rational(3, 4), sp.Rational(-1, 2), sp.Rational(1, 4), 0, sp.Rational(1, 6), 0, 0],
     [sp.Rational(4, 3), sp.Rational(1, 3), 0, sp.Rational(-1, 2), 0, sp.Rational(1, 8), 0],
 ]
-# As torch and as SymPy computes it.
+# The function in torch, and in SymPy.
 FUNCTIONS = {
     "a polynomial": (lambda x, y, z: (x * y - z) ** 3 + x * x * y, lambda x, y, z: (x * y - z) ** 3 + x**2 * y),
     "a rational one": (lambda x, y, z: (x + y * z) / (1 + x * z), lambda x, y, z: (x + y * z) / (1 + x * z)),
@@ -49,7 +49,7 @@ FUNCTIONS = {
 
 
 def sympys(f):
-    """Taylor coefficients in t, by symbolic derivatives."""
+    """Compute Taylor coefficients in t by symbolic derivatives."""
     curves = [sum(c * T**k for k, c in enumerate(each)) for each in CURVES]
     expression = f(*curves)
     found = []
@@ -59,7 +59,7 @@ def sympys(f):
     return found
 
 
-# SymPy takes its time for the sixth derivative of these.
+# SymPy is slow for the sixth derivative of these.
 LONG = {"waves", "an angle", "logarithms", "a power", "saturation"}
 
 

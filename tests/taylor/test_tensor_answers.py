@@ -1,4 +1,4 @@
-"""A jet answers as the tensor that it stands for; what values and one product tell of a function is told."""
+"""A jet behaves like the tensor that it replaces, and a check by values and one product reports differences."""
 
 import copy
 import functools
@@ -53,7 +53,7 @@ SINES = {
 
 
 def truth(x):
-    """The Laplacian of Σ sin³ x."""
+    """Compute the Laplacian of Σ sin³ x."""
     return (6 * x.sin() * x.cos() ** 2 - 3 * x.sin() ** 3).sum()
 
 
@@ -81,7 +81,7 @@ def test_branches_in_compiled_code(name):
 
 
 class ByType(nn.Module):
-    """Asks for the very type, which no stand-in has."""
+    """A module that tests for the exact type, which no stand-in has."""
 
     def forward(self, x):
         return (x.sin() if type(x) is torch.Tensor else x).pow(3).sum()
@@ -132,7 +132,7 @@ def test_comparing_leaves_modules_and_random_numbers_as_they_were():
 
 def test_values_that_differ_but_for_rounding_and_chance():
     a = torch.tensor([0.1, 0.2, 0.3], dtype=D)
-    # Nothing but rounding is left of the value.
+    # Only rounding errors of the value remain.
     f = lambda x: (x * a).sum() - 0.1 * x[0] - 0.2 * x[1] - 0.3 * x[2]  # noqa: E731
     hodiff.laplacian(lambda x: torch.softmax(x, 0).sum() - 1 + f(x))(torch.tensor([0.7, 1 / 3, 11.0], dtype=D))
     drawn = iter(range(100))
@@ -140,7 +140,7 @@ def test_values_that_differ_but_for_rounding_and_chance():
 
 
 def test_a_constant_mask_of_another_dtype():
-    """`mask.to(p)`, which asks its argument for the dtype."""
+    """`mask.to(p)` takes the dtype from its argument."""
     numbers = torch.tensor([1, 8])
     p = torch.tensor([[0.3, -0.8], [1.2, 0.4]], dtype=D)
     f = lambda p: (p * (numbers == 8).to(p)[:, None]).square().sum()  # noqa: E731
@@ -194,7 +194,7 @@ def test_constants_of_the_function_take_what_moves(name):
     torch.testing.assert_close(hodiff.laplacian(hodiff.laplacian(f))(X), torch.einsum("iijj", truth))
 
 
-# Values that are kept
+# Stored values
 
 
 class Keeping(nn.Module):
@@ -284,7 +284,7 @@ def test_points_that_do_not_meet():
         nn.LayerNorm(2, dtype=D),
         lambda x: x[:, None] * torch.ones(3, 1, dtype=D),
         lambda x: torch.ones(4, dtype=D),
-        # Means that cancel but for rounding.
+        # The means cancel up to rounding.
         lambda x: (x - x.mean(0) + x.mean(0)).pow(3).sum(-1),
         lambda x: torch.where(x > 0, x / x.abs().clamp_min(0), x).sqrt(),
     ):

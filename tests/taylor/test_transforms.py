@@ -1,4 +1,4 @@
-"""Jets inside of what torch offers: gradients, batches, compilers, writes in place, Functions; and jets of jets."""
+"""Tests of jets inside gradients, batches, compilers, in-place writes and Functions, and of jets of jets."""
 
 import threading
 
@@ -28,7 +28,7 @@ def cubic(x):
 
 
 def cubic_along(x, v):
-    """Its coefficients in t at x + t v."""
+    """Return the coefficients of the cubic in t at x + t v."""
     (a, b, c), (d, e, f) = x, v
     first = d * b * c + a * e * c + a * b * f + 2 * a * d
     second = d * e * c + d * b * f + a * e * f + d * d
@@ -46,7 +46,7 @@ def test_along_a_line():
 
 
 def test_a_gradient_of_a_jet():
-    """The third coefficient is the product of the directions: its gradient in one of them is that of the others."""
+    """The third coefficient is the product of the elements of v, and its gradient is the products of two elements."""
 
     def third(v):
         return jet(cubic, (X,), ([v, ZERO, ZERO],))[1][2]
@@ -67,13 +67,13 @@ def test_a_batch_of_jets():
 
 
 def test_a_jet_of_a_jet():
-    """The mixed derivative by two parameters of curves."""
+    """A jet of a jet is the mixed derivative by the two curve parameters."""
     W = randn(3)
 
     def inner(x):
         return jet(cubic, (x,), ([V, ZERO],))[1][1]
 
-    # D² f(x)[V, V] moved along W: the third differential, of which only x0 x1 x2 has a part.
+    # D² f(x)[V, V] moved along W is the third differential, to which only x0 x1 x2 contributes.
     (d, e, f), (p, q, r) = V, W
     expected = 2 * (d * e * r + d * f * q + e * f * p)
     torch.testing.assert_close(jet(inner, (X,), ([W],))[1][0], expected)
@@ -81,7 +81,7 @@ def test_a_jet_of_a_jet():
 
 @pytest.mark.parametrize("order", [1, 3])
 def test_gradients_inside(order):
-    """As physics-informed networks take them: |∇f|² of a cubic, along a line."""
+    """The series of |∇f|² of a cubic along a line is correct, as in physics-informed networks."""
 
     def squared_slope(x):
         x.requires_grad_()
@@ -136,7 +136,7 @@ WRITTEN = {
 
 @pytest.mark.parametrize("name", WRITTEN)
 def test_what_is_written(name):
-    """By the derivative of torch's own forward mode, and the caller's tensors stay as they are."""
+    """In-place writes match torch's own forward mode, and do not change the caller's tensors."""
     x, v = torch.tensor([-1.0, 0.5, -2.0, 3.0], dtype=D), torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=D)
     kept = x.clone(), v.clone()
 
@@ -215,7 +215,7 @@ class Square(Function):
 
 
 class StraightThrough(Function):
-    """Its rule is not the derivative of its forward."""
+    """A Function whose rule is not the derivative of its forward."""
 
     @staticmethod
     def forward(x):
@@ -318,7 +318,7 @@ def test_numbers_are_not_taken_out():
     ):
         with pytest.raises(hodiff.InputError, match=words):
             jet(f, (X,), ([V],))
-    # Of a comparison the value decides, as it does for torch.
+    # A comparison uses the values, as in torch.
     assert jet(lambda x: x[0] if x[0] > x[1] else x[1], (X,), ([V],))[0] == max(X[0], X[1])
 
 
@@ -391,7 +391,7 @@ def test_wrong_arguments(case):
 
 
 def test_threads():
-    """Each has its own depth of calls."""
+    """Threads have separate call depths."""
     failures = []
 
     def run(seed):

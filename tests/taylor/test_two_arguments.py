@@ -1,4 +1,4 @@
-"""Functions of several arguments of which some move and others are constants, against interpolated values."""
+"""Functions of several arguments, some of them constant, against interpolated values."""
 
 import functools
 
@@ -12,17 +12,17 @@ GENERATOR = torch.Generator().manual_seed(3)
 
 
 def positive(*shape):
-    """Numbers from 0.5 to 1.5, of which curves and small changes stay positive."""
+    """Draw numbers from 0.5 to 1.5, so that curves and small changes stay positive."""
     return torch.rand(shape, generator=GENERATOR, dtype=D) + 0.5
 
 
 def apart(*shape):
-    """Numbers that stay on their side of those of `positive`."""
+    """Draw numbers that stay larger than those of `positive`."""
     return torch.rand(shape, generator=GENERATOR, dtype=D) + 3.0
 
 
 SQUARE = torch.eye(3, dtype=D) * 4
-# The function, and its arguments: of other ranks and with axes of length 1, so that they broadcast.
+# The function and its arguments, of different ranks and with axes of length 1, so that they broadcast.
 ELEMENTWISE = {
     "add": torch.add,
     "add with alpha": lambda a, b: torch.add(a, b, alpha=2),
@@ -114,7 +114,7 @@ CASES |= {
 
 
 def subsets(count):
-    """Which arguments move: all, and each alone."""
+    """Return the sets of moving arguments: all, and each alone."""
     return [tuple(range(count)), *((i,) for i in range(count))]
 
 
@@ -133,7 +133,7 @@ def test_some_arguments_move(name, moving):
             filled[place] = x
         return f(*filled)
 
-    # As many directions as an axis is long.
+    # The number of directions equals the length of an axis.
     assert_as_values(curves(function, [args[i] for i in moving], 3, 3), 3, (2, 3))
 
 

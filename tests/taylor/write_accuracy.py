@@ -1,4 +1,4 @@
-"""`python tests/taylor/write_accuracy.py` writes docs/reference/taylor_accuracy.md, and mpmath's answers for tests."""
+"""`python tests/taylor/write_accuracy.py` writes docs/reference/taylor_accuracy.md and mpmath's coefficients."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Private names of torch in source code, found in its syntax tree; `test_door` and `test_names` ask for them."""
+"""Search the syntax tree of source code for private names of torch, for `test_door` and `test_names`."""
 
 import ast
 import functools
@@ -10,35 +10,35 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-# The structure of arguments is public in all but its name, and stands in half of the modules.
+# pytree is public in all but its name, and half of the modules use it.
 _PUBLIC = "torch.utils._pytree"
 _BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "import_module"}
 _OF_NAMED_TUPLES = {"_fields", "_replace", "_asdict", "_make", "_field_defaults"}
 _OWN = {"self", "cls"}
-# What Python and torch add to each class.
+# Attributes that Python and torch add to each class.
 _OF_CLASSES = {"_abc_impl", "_backward_cls"}
 
 
 def is_private(name: str) -> bool:
-    """Whether a name, without dots, begins with an underscore that Python itself does not ask for."""
+    """Whether a name, without dots, begins with an underscore but is not one of Python's special names."""
     return name.startswith("_") and not (name.startswith("__") and name.endswith("__")) and name != "_"
 
 
 def is_private_of_torch(dotted: str) -> bool:
-    """Whether a dotted name is one of torch with a private part."""
+    """Whether a dotted name belongs to torch and has a private part."""
     parts = dotted.removeprefix(_PUBLIC).split(".") if dotted.startswith("torch.") else []
     return any(map(is_private, parts))
 
 
 def private_names(source: str) -> Iterator[tuple[int, str]]:
-    """Walk a module for private names that are not its own.
+    """Search a module for private names that are not its own.
 
     Args:
         source: Its text.
 
     Yields:
-        Line and name of each use: of what is reached from torch the whole of it, as `torch._C._functorch`; of
-        attributes of other values the attribute alone, as `._version`.
+        Line and name of each use: the full name if it is reached from torch, as `torch._C._functorch`; otherwise the
+        attribute alone, as `._version`.
     """
     tree = ast.parse(source)
     aliases = dict(_imports(tree))
@@ -56,7 +56,7 @@ def private_names(source: str) -> Iterator[tuple[int, str]]:
 
 @functools.lru_cache(maxsize=1)
 def _nodes(tree: ast.AST) -> list[ast.AST]:
-    """All of a tree, which is gone through many times."""
+    """Return all nodes of a tree, cached for repeated traversals."""
     return list(ast.walk(tree))
 
 
@@ -75,7 +75,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _is_stepping_stone(alias: str, tree: ast.AST) -> bool:
-    """Whether an imported module is only used to reach names inside of it, which are found themselves."""
+    """Whether an imported module is used only to reach names inside of it, which are found on their own."""
     inside = _inside_of_attributes(tree)
     uses = [node for node in _nodes(tree) if isinstance(node, ast.Name) and node.id == alias]
     return bool(uses) and all(id(node) in inside for node in uses)
@@ -89,7 +89,7 @@ def _attributes(tree: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[int, s
         root, parts = _chain(node)
         dotted = ".".join((aliases.get(root, root), *parts)) if root else ""
         if dotted.startswith("torch."):
-            # Of a chain, the whole of it.
+            # Report only the longest name of a chain.
             if id(node) not in inner and is_private_of_torch(dotted):
                 yield node.lineno, dotted
         elif is_private(node.attr) and node.attr not in _OF_NAMED_TUPLES and not _is_own(node, aliases):
@@ -97,7 +97,7 @@ def _attributes(tree: ast.AST, aliases: dict[str, str]) -> Iterator[tuple[int, s
 
 
 def _is_own(node: ast.Attribute, aliases: dict[str, str]) -> bool:
-    """Whether an attribute is the class's own, or of a package that is neither torch nor this one."""
+    """Whether an attribute belongs to the class itself, or to a package other than torch and hodiff."""
     if isinstance(node.value, ast.Call):
         return isinstance(node.value.func, ast.Name) and node.value.func.id == "super"
     if not isinstance(node.value, ast.Name):
@@ -107,7 +107,7 @@ def _is_own(node: ast.Attribute, aliases: dict[str, str]) -> bool:
 
 
 def _chain(node: ast.expr) -> tuple[str, list[str]]:
-    """The name that a chain of attributes begins with, "" for what is no name, and the attributes."""
+    """Return the first name of a chain of attributes ("" if it is not a name), and the attributes."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):
         parts.insert(0, node.attr)
@@ -116,7 +116,7 @@ def _chain(node: ast.expr) -> tuple[str, list[str]]:
 
 
 def _strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Names in strings: modules and functions of torch written out, and attributes that are asked for by name."""
+    """Yield names in strings: dotted names of torch, and attributes that are accessed by name."""
     for node in _nodes(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             if re.fullmatch(r"torch(\.\w+)+", node.value) and is_private_of_torch(node.value):
@@ -131,19 +131,19 @@ def _strings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def modules_in(*places: Path) -> Iterator[Path]:
-    """The modules in some folders; a module is one itself."""
+    """Yield the modules in some folders; a module may be given itself."""
     for place in places:
         yield from sorted(place.rglob("*.py")) if place.is_dir() else [place]
 
 
 def of_folder(*places: Path) -> Iterator[tuple[Path, int, str]]:
-    """The private names in the modules of some folders."""
+    """Yield the private names in the modules of some folders."""
     for path in modules_in(*places):
         yield from ((path, line, name) for line, name in private_names(path.read_text(encoding="utf-8")))
 
 
 def strings_of(*places: Path) -> Iterator[tuple[Path, int, str]]:
-    """The strings in them."""
+    """Yield the strings in the modules of some folders."""
     for path in modules_in(*places):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -151,7 +151,7 @@ def strings_of(*places: Path) -> Iterator[tuple[Path, int, str]]:
 
 
 def overridden(package: str) -> Iterator[str]:
-    """What classes of a package define or read of themselves that a base class of torch has as private."""
+    """Yield names that classes of a package define or read, and that are private in a base class of torch."""
     root = import_module(package)
     for each in pkgutil.walk_packages(root.__path__, f"{package}."):
         if each.name.endswith("__main__"):

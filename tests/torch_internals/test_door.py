@@ -1,7 +1,7 @@
-"""No private name of torch outside `hodiff/torch_internals`, by whatever way: what ruff does not see is seen here.
+"""No private name of torch is used outside `hodiff/torch_internals`, including uses that ruff does not detect.
 
-Ruff refuses attributes and imports; a name in a string, a method that overrides a private one, and an attribute of
-`self` that a base class of torch brought are left to these tests.
+Ruff refuses attributes and imports. These tests find names in strings, methods that override private methods, and
+attributes of `self` that come from a base class of torch.
 """
 
 from pathlib import Path
@@ -71,7 +71,7 @@ def test_no_private_name_outside_the_door() -> None:
 def test_no_private_name_of_the_table_as_a_string() -> None:
     private = {part for name in NAMES for part in name.split(".") if part.startswith("_")}
     private |= {name for names in ATTRIBUTES.values() for name in names if name.startswith("_")}
-    # Python's own, such as `__code__`.
+    # Special names of Python, such as `__code__`.
     private = {name for name in private if not name.startswith("__")}
     found = [
         f"{path}:{line}: {text!r}"
@@ -83,5 +83,5 @@ def test_no_private_name_of_the_table_as_a_string() -> None:
 
 @pytest.mark.slow
 def test_no_class_overrides_or_reads_what_is_private_to_its_base_in_torch() -> None:
-    # The door's own.
+    # This override is in `torch_internals` itself.
     assert set(overridden("hodiff")) == {"torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo"}

@@ -1,4 +1,4 @@
-"""The table of torch's private names against the torch in use, and against the folder that uses them."""
+"""Tests of the table of torch's private names against the installed torch, and against the folder that uses them."""
 
 from collections.abc import Callable
 from functools import reduce
@@ -43,10 +43,10 @@ def _hidden_from_dynamo() -> Any:
     return hidden.__wrapped__
 
 
-# Some versions forget what a node knows with the tensor that it computed.
+# In some versions a node loses its attributes with the tensor that it computed.
 _DOUBLED = _Double.apply(_x())
 
-# A value that has the attributes, for each of the table's words.
+# A value with the attributes, for every kind in the table.
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "tensor": _x,
     "storage": lambda: _x().untyped_storage(),
@@ -73,7 +73,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
 
 
 def _found(dotted: str) -> Any:
-    """What a dotted name stands for; raises AttributeError where torch has it no more."""
+    """Return the object of a dotted name, or raise AttributeError if torch does not have it."""
     parts = dotted.split(".")
     for length in range(len(parts), 0, -1):
         try:

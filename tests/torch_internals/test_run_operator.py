@@ -1,4 +1,4 @@
-"""Operators under dispatch modes: of complex numbers, and of zeros without memory, they have the values of outside."""
+"""Operators on complex numbers and on zeros without storage give the same values under dispatch modes as outside."""
 
 import signal
 import subprocess
@@ -34,7 +34,7 @@ A, B = numbers(3, 2), numbers(2, 3)
 
 
 def test_torch_alone_is_wrong():
-    """When it is not any more, `run_operator` may go."""
+    """Remove `run_operator` when this test fails: torch is then correct."""
     with Bare():
         wrong = torch.linalg.pinv(A)
     assert (wrong - torch.linalg.pinv(A)).abs().max() > 0.1

@@ -1,4 +1,4 @@
-"""The one lock: who waits for it, and who must not."""
+"""Tests of the global lock: which threads wait for it, and which must not."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from hodiff.torch_internals.threads import one_thread_at_a_time
 
 
 def in_another_thread(call, timeout=300.0):
-    """Whether a call in another thread ends in time."""
+    """Whether a call in another thread ends within the timeout."""
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
     thread.join(timeout)
@@ -30,7 +30,7 @@ def test_others_wait():
 
 
 class Deep(torch.autograd.Function):
-    """A backward pass in a backward pass, so deep that autograd continues in threads of its own."""
+    """A backward pass inside a backward pass, nested so deeply that autograd continues in its own threads."""
 
     seen = ""
 
@@ -51,7 +51,7 @@ class Deep(torch.autograd.Function):
 
 
 def test_autograds_own_threads_do_not_wait():
-    """As on a GPU: they work for a thread that waits for them, and that may hold the lock."""
+    """Threads of autograd work for a thread that waits for them and may hold the lock, as on a GPU."""
 
     def backward():
         x = torch.ones((), requires_grad=True)
@@ -77,7 +77,7 @@ def test_a_forked_process_does_not_wait():
     assert holding.wait(20.0)
     child = os.fork()
     if child == 0:
-        signal.alarm(5)  # which ends it
+        signal.alarm(5)  # kills the child if it waits
         enter()
         os._exit(0)
     _, status = os.waitpid(child, 0)

@@ -1,4 +1,4 @@
-"""Every error and warning of the table, provoked in torch for real: its pattern has to find what torch says."""
+"""Trigger every error and warning of the table in torch, and match its pattern with torch's message."""
 
 import re
 import warnings
@@ -20,7 +20,7 @@ from hodiff.torch_internals.wording import Wording, pattern_of, says
 
 
 class _Old(Function):
-    """Takes ctx in forward, and marks its gradient."""
+    """A Function that takes ctx in forward, and has a once-differentiable backward."""
 
     @staticmethod
     def forward(ctx, x):
@@ -33,7 +33,7 @@ class _Old(Function):
 
 
 class _Bare(Function):
-    """Has no rule at all."""
+    """A Function without any rule."""
 
     @staticmethod
     def forward(x):
@@ -61,7 +61,7 @@ class _TwoVmaps(_Bare):
 
 
 class _InPlace(_Bare):
-    """Changes its input, and hands out a new tangent."""
+    """A Function that changes its input, and returns a new tangent."""
 
     @staticmethod
     def forward(x):
@@ -117,7 +117,7 @@ def _captured() -> Any:
 
 
 def _branching() -> Any:
-    torch.compiler.reset()  # it says something else the second time
+    torch.compiler.reset()  # torch gives another message the second time
     return gradient(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)).sum())(torch.ones(3))
 
 
@@ -138,7 +138,7 @@ def _with_hooks(x: Tensor) -> Tensor:
 
 
 def _batched_differences() -> Any:
-    # Batched, torch refuses the branch on a number; gradcheck says what it was about.
+    # With batched gradients torch refuses to branch on a number, and gradcheck adds the context.
     class Branching(_Bare):
         @staticmethod
         def backward(ctx, cotangent):
@@ -152,7 +152,7 @@ def _jagged() -> Tensor:
 
 
 def _of_jagged(f: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-    """A weight, and the gradient by it of a function of a product with it."""
+    """Return a weight, and the gradient by it of a function of a jagged product."""
     w = _x(3, 3)
     return w, grad(f(F.linear(_jagged(), w).tanh()).sum(), w, create_graph=True)[0]
 
@@ -177,7 +177,7 @@ def _nested_levels() -> Any:
         return jvp(torch.sin, (torch.ones(3),), (torch.ones(3),))
 
 
-# At least one for each alternative of a pattern.
+# At least one case for each alternative of a pattern.
 def _second_pass() -> None:
     compiled = torch.compile(lambda x: (x @ x).sin().sin().sum(), backend="aot_eager")
     x = _x(3, 3)
@@ -290,7 +290,7 @@ def _scripted(x: Tensor) -> Tensor:
 
 
 def _said(provoke: Callable[[], Any]) -> str:
-    """All that torch says."""
+    """Return all messages of torch."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -302,7 +302,7 @@ def _said(provoke: Callable[[], Any]) -> str:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """The parts of a pattern between bars that stand in no parentheses."""
+    """Split a pattern at the bars outside of parentheses."""
     parts, depth = [""], 0
     for letter in pattern:
         depth += (letter == "(") - (letter == ")")
@@ -313,10 +313,10 @@ def _alternatives(pattern: str) -> list[str]:
     return parts
 
 
-# What a single release says: of sparse gradients in batches.
+# Only a single release says this, for batched sparse gradients.
 OF_ONE_RELEASE = {r"maybe_level\.has_value": "2.14"}
 
-# To import the compiler takes seconds.
+# Importing the compiler takes seconds.
 SLOW = {Wording.HIGHER_ORDER, Wording.COMPILED_GRADIENT, Wording.DONATED_BUFFERS}
 
 
@@ -326,7 +326,7 @@ SLOW = {Wording.HIGHER_ORDER, Wording.COMPILED_GRADIENT, Wording.DONATED_BUFFERS
 def test_torch_says_so(wording: Wording) -> None:
     texts = [_said(each) for each in PROVOCATIONS[wording]]
     if wording == Wording.OTHER_DEVICE and torch.__version__ < "2.12":
-        # There the device without numbers takes indices of any other.
+        # In these versions, the meta device accepts indices of any other device.
         assert says(texts[0], wording)
         return
     if wording == Wording.WRAPPER_WITHOUT_MEMORY and torch.__version__ >= "2.15":

@@ -1,4 +1,4 @@
-"""Activations, rectifiers and logarithms of probabilities: conventions, memory, messages, modules."""
+"""Tests of activations, rectifiers and log-probabilities: conventions at kinks, memory, error messages and modules."""
 
 import copy
 import gc
@@ -38,7 +38,7 @@ class TestKinks:
         x = torch.tensor([-INF, -1, -0.0, 0, 1, INF], dtype=dtype)
         assert torch.equal(gradient(relu, x)[0], torch.tensor([0, 0, 0, 0, 1, 1], dtype=dtype))
 
-    # 0.7 is rounded down in bfloat16, and 0.3 up.
+    # bfloat16 rounds 0.7 down and 0.3 up.
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("top", [0.3, 0.7, 6])
     def test_clipped_relu(self, dtype, top):
@@ -76,7 +76,7 @@ class TestKinks:
 
 
 class TestRectifiersAreLean:
-    """A second derivative that is zero must not be made."""
+    """No graph is recorded for a second derivative that is zero."""
 
     @pytest.mark.parametrize(
         "f",
@@ -160,7 +160,7 @@ class TestLogarithms:
         assert torch.allclose(logit(torch.sigmoid(x[x < 1])), x[x < 1], rtol=1e-12)
 
     def test_entropy_with_impossible_events(self):
-        """All derivatives of a term that is taken for zero are zero, and symmetric, in every route."""
+        """All derivatives of a term 0 log 0 are zero and symmetric, in every route."""
         p, v = f64(0.0, 0.25, 0.75), f64(1.0, 2.0, -3.0)
         entropy = lambda p: -xlogy(p, p).sum()  # noqa: E731
         assert torch.allclose(torch.func.grad(entropy)(p), torch.where(p > 0, -p.log() - 1, 0))

@@ -1,4 +1,4 @@
-"""Activations that are recorded with numbers of their derivatives: right at every order, however they are pulled."""
+"""Tests of the activations that cache their derivatives, against mpmath, torch and `hodiff.check`."""
 
 import mpmath
 import pytest
@@ -39,7 +39,7 @@ def _differences(f):
     return lambda x: [mp.diff(f, x, n) for n in (1, 2, 3)]
 
 
-# The first three derivatives; the last two by differences with many digits, which reach less far.
+# First three derivatives. gelu_tanh and mish use mpmath differences, which are accurate over a shorter range.
 EXACT = {
     "gelu": (_gelu, TAILS),
     "silu": (_silu, TAILS),
@@ -53,7 +53,7 @@ EXACT = {
 
 
 def _pulled(x, name, weights, u):
-    """The gradient of the weighted sum; its pullback as numbers and recorded; the derivative of the recorded one."""
+    """Return the gradient of the weighted sum, its pullback without and with a graph, and its third derivative."""
     x = x.clone().requires_grad_()
     (gradient,) = torch.autograd.grad((weights * record(x, name)).sum(), x, create_graph=True)
     (numbers,) = torch.autograd.grad(gradient, x, u, retain_graph=True)
@@ -74,7 +74,7 @@ def test_pullbacks_at_ordinary_and_extreme_numbers_are_those_of_mpmath(name, dty
     found = _pulled(x, name, weights, u)
     eps, tiny = torch.finfo(dtype).eps, torch.finfo(dtype).tiny
     size = x.double().abs().clamp(min=1)
-    # What rounding the result or the argument moves; of the third derivative nothing steeper is known.
+    # Error from rounding the result or the argument. The third derivative has no fourth to scale by.
     scales = {
         "first": torch.maximum(first.abs(), size * second.abs()),
         "second": torch.maximum(second.abs(), size * third.abs()),
@@ -108,7 +108,7 @@ def test_is_right_by_every_route_to_third_order_and_batched(name):
     second = vmap(vmap(grad(grad(lambda w, x: w * record(x, name), 1), 1), (None, 0)), (0, None))(weights, x)
     alone = torch.stack([_pulled(x, name, w.expand(5), torch.ones_like(x))[1] for w in weights])
     torch.testing.assert_close(second, alone)
-    # Batches in other places, of one argument or of both.
+    # Batch along other dimensions, one argument or both.
     points, rows = torch.stack([x, -x, 2 * x], 1), torch.stack([weights, 2 * weights])
 
     def product(weight, x):
@@ -122,7 +122,7 @@ def test_is_right_by_every_route_to_third_order_and_batched(name):
 
 
 def _loss(x, layers):
-    """A network of all activations, which tell by their values whether torch's own would give the same."""
+    """A network of all activations; the values choose between hodiff's and torch's derivative kernels."""
     y = x
     for k, layer in enumerate(layers):
         y = layer(y @ y.mT / 5) if k % 2 else layer(y + 0.1 * k)
@@ -145,7 +145,7 @@ def test_products_of_operators_are_those_of_torch(chunk_size):
     A = hodiff.HessianOperator(loss, x, chunk_size=chunk_size)
     torch.testing.assert_close(A @ v, expected)
     torch.testing.assert_close(A @ v[:, 0], expected[:, 0])
-    # The same where something outside moves, so that products are differentiated by the point.
+    # The outer variable requires grad, so the product itself is differentiated by the point.
     outer = x.clone().requires_grad_()
     direction = v[:, 0].view(5, 5)
     third = torch.autograd.grad(hodiff.hvp(loss, outer, direction).sum(), outer)[0]
@@ -160,7 +160,7 @@ def test_products_take_no_exponentials(layer, monkeypatch):
     parameters = {name: each.detach() for name, each in model.named_parameters()}
     A = hodiff.HessianOperator(lambda p: layer(functional_call(model, p, (inputs,))).square().sum(), parameters)
     expected = A @ torch.ones(16)
-    # What hodiff's kernels compute, torch's profiler does not see.
+    # The profiler does not see hodiff's kernels, so disable them.
     monkeypatch.setattr(fused, "run", None)
     with torch.profiler.profile() as profile:
         got = A @ torch.ones(16)

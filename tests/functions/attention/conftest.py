@@ -1,4 +1,4 @@
-"""What the tests of attention share."""
+"""Fixtures for the tests of attention."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from hodiff.kernels.attention import cpu
 
 @pytest.fixture
 def calls(monkeypatch):
-    """How often the kernels were called."""
+    """Record every call of the CPU kernels."""
     counted = []
     kernel = cpu.attention
     monkeypatch.setattr(cpu, "attention", lambda *args: (counted.append(args[1]), kernel(*args))[1])

@@ -1,4 +1,4 @@
-"""Attention under functions of scores and positions, each beside the same of whole matrices by primitives."""
+"""Problems for `flex_attention`, with a reference that uses whole matrices and torch primitives."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from hodiff.functions import flex_attention
 
-# No multiples of the blocks, and not equal.
+# Different sizes that are not multiples of the block size.
 BATCH, HEADS, LENGTH, KEYS, SIZE = 2, 2, 5, 7, 2
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 2, 2, 2]])
 PREFIXES = torch.tensor([3, 1])
@@ -36,7 +36,7 @@ def hides_by_score(bias):
 
 
 def singular(table):
-    """Not finite where `apart` hides."""
+    """Return a score function that is not finite on the positions that `apart` hides."""
     return lambda score, b, h, i, j: score * score / (i - j) + table[h]
 
 
@@ -73,7 +73,7 @@ def mask_of(function, rows=2, columns=2, batch=None, heads=None):
 
 
 def listed_blocks() -> tuple[BlockMask, torch.Tensor]:
-    """Blocks that a list alone describes: some whole, some where `causal` decides, and what it makes visible."""
+    """Return a mask of listed blocks, some full and some causal, and the matrix of visible positions."""
     lists = torch.tensor([[0, 1, 2], [2, 0, 1]]), torch.tensor([[2, 1, 0], [1, 0, 2]])
     mask = BlockMask.from_kv_blocks(
         torch.tensor([[[1, 2]]], dtype=torch.int32),
@@ -84,7 +84,7 @@ def listed_blocks() -> tuple[BlockMask, torch.Tensor]:
         mask_mod=causal,
         seq_lengths=(LENGTH, KEYS),
     )
-    # The first three queries: causal in keys 0 to 2, all of key 6; the others: causal in 6 and 0 to 2, all of 3 to 5.
+    # Queries 0 to 2 see keys 0 to 2 causally, and key 6. Queries 3 and 4 see keys 0 to 2 and 6 causally, all of 3-5.
     seen = torch.ones(LENGTH, KEYS).tril().bool()
     seen[:3, 3:6], seen[:3, 6:] = False, True
     seen[3:, 3:6] = True
@@ -93,7 +93,7 @@ def listed_blocks() -> tuple[BlockMask, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Problem:
-    """Functions, of a tensor that they close over, and what is seen as a matrix or by the mask function itself."""
+    """Score and mask functions, the tensor they close over, and the visible positions (matrix or mask function)."""
 
     score_mod: Callable | None = None
     closed_over: torch.Tensor | None = None
@@ -104,7 +104,7 @@ class Problem:
     options: dict = field(default_factory=dict)
 
     def inputs(self) -> tuple[torch.Tensor, ...]:
-        """Queries, keys, values and what is closed over."""
+        """Return queries, keys, values and the tensor that is closed over."""
         keys = (BATCH, self.heads_of_keys, KEYS)
         found = normal(BATCH, HEADS, LENGTH, SIZE), normal(*keys, SIZE, seed=1), normal(*keys, 1, seed=2)
         return found if self.closed_over is None else (*found, self.closed_over)
@@ -122,7 +122,7 @@ class Problem:
         scores = q @ k.mT * self.options.get("scale", 1 / math.sqrt(SIZE))
         if self.score_mod is not None:
             scores = self.score_mod(*closed_over)(torch.where(seen, scores, 1.0), *grid)
-        # Where there is no key at all, the sum is one of zeros.
+        # The sum is zero if a query sees no key.
         seen = (seen & (scores.detach() > -math.inf)).expand_as(scores)
         weights = torch.where(seen, torch.where(seen, scores, 0.0).exp(), 0.0)
         sums = weights.sum(-1, keepdim=True)

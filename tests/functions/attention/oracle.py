@@ -1,4 +1,4 @@
-"""Attention by primitives, and its derivatives by every route, for the tests of the kernels."""
+"""Reference attention by torch primitives, and derivatives by every route, for the tests of the kernels."""
 
 import math
 
@@ -14,7 +14,7 @@ def normal(*shape, dtype=torch.float64, seed=0):
 def by_primitives(
     q, k, v, mask=None, *, is_causal=False, window=(None, None), corner="upper-left", softcap=None, keep=1.0
 ):
-    """The definition, of whole matrices, where dropout multiplies weights by `keep`."""
+    """Compute attention from its definition with whole matrices; dropout multiplies the weights by `keep`."""
     rows, keys = q.shape[-2], k.shape[-2]
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
@@ -33,7 +33,7 @@ def by_primitives(
 
 
 def derivatives(f, inputs, directions, cotangent):
-    """By each of ROUTES, of a loss that is curved in the output."""
+    """Compute the derivatives by all ROUTES of a loss that is nonlinear in the output of `f`."""
 
     def loss(*x):
         y = f(*x)

@@ -1,4 +1,4 @@
-"""Attention: masks, memory, dropout, shared heads, and what it refuses."""
+"""Tests of attention: masks, memory, dropout, shared heads, and refused arguments."""
 
 import re
 import weakref
@@ -28,13 +28,13 @@ def seeded(seed=0):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Two rows a block, so that small inputs have several."""
+    """Use blocks of two rows, so that small inputs have several blocks."""
     monkeypatch.setattr(blockwise, "BLOCK", 1)
     monkeypatch.setattr(blockwise, "FEWEST_ROWS", 2)
 
 
 def everything(f, inputs):
-    """Value, gradient, and one product by each route."""
+    """Return the value, the gradient, and one Hessian-vector product by each route."""
 
     def phi(flat):
         parts = [part.reshape(x.shape) for part, x in zip(flat.split([x.numel() for x in inputs]), inputs, strict=True)]
@@ -121,7 +121,7 @@ def test_shared_heads(small_blocks):
 
 
 def dropped(q, k, seed, p=0.5):
-    """The factors, read off by attention to unit vectors."""
+    """Return the dropout factors, by applying attention to unit vectors."""
     eye = torch.eye(k.shape[-2], dtype=q.dtype)
     weights = attention(q, k, eye)
     return attention(q, k, eye, dropout_p=p, generator=seeded(seed)) / weights
@@ -148,7 +148,7 @@ def test_dropout_statistics():
     factors = dropped(q, k, 2, p=0.3)
     kept = factors > 0.5
     torch.testing.assert_close(factors[kept], torch.full_like(factors[kept], 1 / 0.7))
-    # 32,000 draws: five standard errors; rows, columns and batches must not repeat one another.
+    # The tolerance is five standard errors of 32,000 draws. Rows, columns and batches must be uncorrelated.
     assert abs(float(kept.float().mean()) - 0.7) < 5 * (0.21 / kept.numel()) ** 0.5
     centered = kept.float() - kept.float().mean()
     for dim in range(3):
@@ -172,7 +172,7 @@ def test_everything_dropped():
 
 
 class Peak(TorchDispatchMode):
-    """Bytes of tensors made inside, at most alive at once."""
+    """Track the peak number of bytes of live tensors created inside the context."""
 
     def __init__(self):
         super().__init__()
@@ -243,7 +243,7 @@ def test_16_bits_are_computed_in_float32(dtype):
     gradients = torch.autograd.grad(y.float().square().sum(), leaves)
     doubles = [x.double().requires_grad_() for x in (q, k, v)]
     expected = by_primitives(*doubles)
-    # The cotangent 2 y is rounded as y is.
+    # The cotangent is the rounded 2 y.
     truth = torch.autograd.grad(expected, doubles, 2 * y.detach().double())
     for got, exact in zip((y, *gradients), (expected, *truth), strict=True):
         assert got.dtype == dtype

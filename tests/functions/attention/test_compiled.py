@@ -1,4 +1,4 @@
-"""Compiled transforms of attention: right, and made of nodes that hold no weights."""
+"""Tests of compiled transforms of attention: correct values, and graphs without a tensor of attention weights."""
 
 import pytest
 import torch
@@ -40,12 +40,12 @@ def by_hvp(f):
 
 
 def dense(f):
-    """The Hessian by two numbers that scale and shift the queries."""
+    """Return the Hessian with respect to a scale and a shift of the queries."""
     return lambda x: torch.func.hessian(lambda s: f(s[0] * x + s[1]))(torch.tensor([0.7, 0.2], dtype=D))
 
 
 def backward_of_tangent(f):
-    """As in training with a tangent in the loss: forward mode inside, torch.autograd around."""
+    """Apply forward mode inside and torch.autograd outside, like a training loss that contains a tangent."""
     return lambda x: torch.func.jvp(f, (x,), (U,))[1].square()
 
 
@@ -58,7 +58,7 @@ COMPOSITIONS = [reverse_over_reverse, forward_over_reverse, reverse_over_forward
 
 
 def graphs_of():
-    """A list of what is to be compiled, forward and backward, and the backend that fills it."""
+    """Return a list of compiled forward and backward graphs, and the backend that fills it."""
     graphs = []
 
     def run(graph, _):
@@ -94,7 +94,6 @@ def test_transforms_inside_of_compiled_code(composition, name):
 
 @pytest.mark.slow
 def test_one_of_them():
-    """The quick one."""
     test_transforms_inside_of_compiled_code(forward_over_reverse, "plain")
 
 
@@ -102,14 +101,14 @@ def assert_without_weights(graphs):
     nodes = [node for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
     assert any(node.target is torch.ops.hodiff.attention.default for node in nodes)
     values = [node.meta.get("val") for node in nodes]
-    # A mask is there as it was given, and may be expanded.
+    # A mask appears as it was passed, and may be expanded.
     floats = [each for each in values if isinstance(each, torch.Tensor) and each.is_floating_point()]
     assert all(each.numel() < 2 * LENGTH * KEYS for each in floats)
 
 
 @pytest.mark.slow
 def test_the_formulas_would_be_found_with_weights():
-    """Else nothing above could fail."""
+    """Attention by primitives has a tensor of weights in its graph, so `assert_without_weights` can fail."""
     graphs, backend = graphs_of()
     torch.compiler.reset()
     torch.compile(forward_over_reverse(objective(by_primitives, {})), fullgraph=True, backend=backend)(Q)
@@ -124,7 +123,7 @@ G, Q_T, K_T, V_T = drawn((2, LENGTH, SIZE), (2, LENGTH, SIZE), (2, KEYS, SIZE), 
 ALL = (True, True, True, False)
 NONE = (False,) * 4
 TANGENTS = (Q_T, None, V_T, None)
-# By kind: what follows (q, k, v, mask, seed), what is wanted, and whether the output is.
+# For each kind: the arguments after (q, k, v, mask, seed), the wanted gradients, and whether to return the output.
 KINDS = {
     "value": ((), NONE, True),
     "tangent": (TANGENTS, NONE, True),
@@ -158,7 +157,7 @@ def test_the_gradient_by_a_mask():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_operator_in_batches(kind):
-    """Some of the tensors batched, along any of their dimensions, beside one call after the other."""
+    """The batched operator equals a loop when some tensors are batched."""
     kind, tensors, *rest = call(kind, SEEN[None])
     scales = torch.tensor([1.0, -0.5, 2.0], dtype=D)
 

@@ -1,4 +1,4 @@
-"""Attention under functions of scores and positions: derivatives, memory, and what it refuses."""
+"""Tests of `flex_attention`: derivatives against primitives, memory, and refused arguments."""
 
 import math
 import re
@@ -31,14 +31,14 @@ from hodiff.rules import blockwise
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Two rows a block, so that small inputs have several."""
+    """Use blocks of two rows, so that small inputs have several blocks."""
     monkeypatch.setattr(blockwise, "BLOCK", 1)
     monkeypatch.setattr(blockwise, "FEWEST_ROWS", 2)
     monkeypatch.setattr(room, "_ROWS_TO_SKIP", 2)
 
 
 def weighted(f, inputs):
-    """A function of numbers in a row, and where to look at it."""
+    """Return a scalar function of a flat vector, the point, and a direction."""
     sizes = [x.numel() for x in inputs]
 
     def phi(flat):
@@ -54,7 +54,7 @@ def weighted(f, inputs):
 
 
 def to_second_order(f, inputs):
-    """Value, gradient, tangent, and one product by each route."""
+    """Return the value, gradient and tangent, and one Hessian-vector product by each route."""
     phi, point, v = weighted(f, inputs)
     slope = torch.func.jvp(phi, (point,), (v,))[1]
     return [*pytree.tree_leaves(f(*inputs)), torch.func.grad(phi)(point), slope, *products(phi, point, v, 2)]
@@ -85,7 +85,7 @@ def test_in_one_block(name):
 
 
 def third_derivatives(f, inputs):
-    """Along one direction, forward over a product by each of two routes, and reverse over one."""
+    """Compute the third derivative along one direction by three compositions of transforms."""
     phi, point, v = weighted(f, inputs)
 
     def product(x):
@@ -140,7 +140,7 @@ def test_learned_table_against_scipy():
 
 
 def of_one_head(score_mod=None, *closed_over, block_mask=None):
-    """Of two dimensions."""
+    """Return attention of one head as a function of two-dimensional tensors."""
 
     def f(*x):
         function = None if score_mod is None else score_mod(*closed_over)
@@ -152,7 +152,7 @@ def of_one_head(score_mod=None, *closed_over, block_mask=None):
 
 @cache
 def causal_blocks(length):
-    """Made before memory is counted: torch looks at all weights."""
+    """Cache the mask before memory is counted: torch builds it from the whole matrix."""
     return create_block_mask(causal, None, None, length, length, device="cpu")
 
 
@@ -184,11 +184,11 @@ def assert_linear(f, step, monkeypatch, length):
         causal_blocks(each)
     short, long = (peak(step, f, each) for each in (length, 2 * length))
     assert long < 2.2 * short
-    assert long < 3 * 4 * (2 * length) ** 2 / 2  # half of what three matrices of weights take
+    assert long < 3 * 4 * (2 * length) ** 2 / 2  # half the size of three weight matrices
 
 
 def kernels_run(monkeypatch, f):
-    """How many blocks go to `attention`, which has kernels."""
+    """Return the number of calls of `attention`, which runs the kernels."""
     found = []
     monkeypatch.setattr(
         rows,

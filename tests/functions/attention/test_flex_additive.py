@@ -1,4 +1,4 @@
-"""Whether a function of a score only adds to it: right for whatever could be taken for a sum and is none."""
+"""Tests of the detection of score functions that only add to the score, on sums and on functions that resemble sums."""
 
 import math
 
@@ -13,7 +13,7 @@ TABLE = torch.linspace(-1, 1, 5).requires_grad_()
 
 
 class Same(torch.autograd.Function):
-    """The identity, with a gradient of its own."""
+    """The identity with a custom gradient."""
 
     @staticmethod
     def forward(ctx, x):

@@ -1,4 +1,4 @@
-"""Attention in kernels of its own on a CPU: against primitives, and against the same formulas by torch's operators."""
+"""Tests of the CPU attention kernels against torch primitives, and against the same formulas in torch operators."""
 
 import ctypes
 import math
@@ -129,7 +129,7 @@ def test_what_is_not_finite_is_seen(poison, name):
 
 @built
 def test_memory_holds_nothing_of_earlier_calls(monkeypatch):
-    """The kernels' own memory comes as it is."""
+    """Uninitialized memory does not change results: the kernels do not rely on zeros."""
     inputs, directions, cotangent = (
         [normal(1, 37, 5, seed=i) for i in range(3)],
         [normal(1, 37, 5)] * 3,
@@ -202,14 +202,14 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1024, 2048, 4096])
 def test_memory_of_a_process_is_linear(length):
-    """As the system counts it, of a product by all inputs: two dozen tensors of their size, and a fixed amount."""
+    """The resident memory for a product with all inputs is two dozen tensors of input size plus a constant."""
     done = subprocess.run([sys.executable, "-c", MEMORY, str(length)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 24 * 4 * 4 * length * 32 + 2**24
 
 
 @pytest.mark.slow
 def test_one_node_of_a_compiled_graph():
-    """Dynamo sees one operator, in place of a loop over blocks."""
+    """Dynamo sees one operator instead of a loop over blocks."""
     q, k, v = (normal(2, 40, 4, seed=i).requires_grad_() for i in range(3))
     graphs = []
 

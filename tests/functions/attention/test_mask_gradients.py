@@ -1,4 +1,4 @@
-"""Derivatives by an additive mask in the kernels for CPUs, against primitives, to second order by every route."""
+"""Tests of derivatives with respect to an additive mask in the CPU kernels, against primitives, to second order."""
 
 import math
 import subprocess
@@ -16,7 +16,7 @@ from hodiff.kernels.attention import cpu
 
 built = pytest.mark.skipif(not fused.available(), reason="the kernels were not built")
 SHAPES = ((2, 3, 37, 5), (1, 3, 45, 5), (2, 3, 45, 4))
-# More than a panel of rows, and a mask that lacks any of the sizes, or has more than the tensors have.
+# The sizes exceed a panel of rows. The masks lack some dimensions or have more dimensions than the tensors.
 MASKS = [(2, 3, 37, 45), (1, 3, 37, 45), (37, 45), (2, 1, 1, 45), (1, 45), (3, 37, 1), (2, 1, 1, 1), (2, 1, 1, 37, 45)]
 OPTIONS = {
     "plain": {},
@@ -26,7 +26,7 @@ OPTIONS = {
 
 
 def with_hidden(mask):
-    """Some keys hidden from some queries, and one query from which all are."""
+    """Hide some keys from some queries, and all keys from one query."""
     mask = mask.clone()
     mask[..., ::5, ::3] = -math.inf
     if mask.shape[-2] > 1:
@@ -39,7 +39,7 @@ def drawn(shapes, seed=0):
 
 
 def compared(inputs, options, tolerance=1e-12, dtype=torch.float64, reference=None, **ours):
-    """All inputs are differentiated, the mask among them."""
+    """Compare derivatives with respect to all inputs, including the mask."""
     directions = drawn([x.shape for x in inputs], seed=10)
     given = {name: each for name, each in options.items() if name != "corner"}
     given |= {"causal_corner": options.get("corner", "upper-left"), **ours}
@@ -68,7 +68,7 @@ def test_float32(shape):
 
 @st.composite
 def masks(draw, batch, heads, rows, keys):
-    """Of a shape that broadcasts, with hidden keys, and of any strides."""
+    """Draw a mask of broadcastable shape and arbitrary strides, with hidden keys."""
     shape = [size if draw(st.booleans()) else 1 for size in (batch, heads, rows, keys)]
     mask = with_hidden(normal(*shape))
     if draw(st.booleans()):
@@ -83,7 +83,7 @@ def masks(draw, batch, heads, rows, keys):
 @settings(max_examples=12)
 @given(st.data())
 def test_everything_at_once(data):
-    """Shared heads, dropout, a band, a soft-cap, and any split over threads."""
+    """Derivatives match with shared heads, dropout, a band, a soft-cap, and any split over threads."""
     number = st.integers
     batch, shared, rows, keys = (data.draw(number(1, high)) for high in (2, 2, 70, 70))
     groups = data.draw(number(1, 2))
@@ -94,7 +94,7 @@ def test_everything_at_once(data):
         "corner": data.draw(st.sampled_from(["upper-left", "lower-right"])),
     }
     mask = data.draw(masks(batch, shared * groups, rows, keys))
-    expanded = data.draw(st.booleans())  # heads that lie over one another, with a gradient each
+    expanded = data.draw(st.booleans())  # overlapping heads with separate gradients
     q, k, v = drawn([(batch, shared * groups, rows, 3), (batch, shared, keys, 3), (1, shared, keys, 2)])
     given = {name: each for name, each in options.items() if name != "corner"}
     given |= {"causal_corner": options["corner"], "dropout_p": 0.3, "enable_gqa": True}
@@ -104,7 +104,7 @@ def test_everything_at_once(data):
         mask = mask.expand(-1, shared * groups, -1, -1) if expanded else mask
         return attention(q, k, v, mask, generator=torch.Generator().manual_seed(3), **given)
 
-    # Values that are the columns of a unit matrix show which weights are kept.
+    # With the unit matrix as values, the output shows which weights are kept.
     keep = (ours(q, k, torch.eye(keys, dtype=q.dtype).expand(1, shared, -1, -1), mask) != 0).double() / 0.7
 
     def reference(q, k, v, mask):
@@ -148,7 +148,7 @@ def test_reruns_are_equal_to_the_bit_and_memory_holds_nothing_of_earlier_calls(s
 @built
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_what_is_not_finite_is_seen(poison):
-    """In the row where the mask has it, and nowhere else."""
+    """A non-finite mask element affects only the output row and the gradient row that contain it."""
     q, k, v = drawn(SHAPES)
     mask = normal(37, 45)
     mask[11, 40] = poison
@@ -159,7 +159,7 @@ def test_what_is_not_finite_is_seen(poison):
     assert torch.equal(by_mask.isfinite().all(-1), rows)
 
 
-# A slope for each head and distance, as relative positions have; the mask itself is what the heads share.
+# Like relative positions: one slope for each head and distance. The heads share the mask.
 MEMORY = """
 import resource, sys, torch
 from hodiff.functions import attention
@@ -179,7 +179,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 @built
 @pytest.mark.slow
 def test_memory_of_a_process_is_that_of_the_mask():
-    """Of a product by a mask that 16 heads share: a few matrices of its size, and not one for each head."""
+    """A product with a mask that 16 heads share takes a few matrices of mask size, not one per head."""
     done = subprocess.run([sys.executable, "-c", MEMORY, "1024"], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 8 * 4 * 1024**2 + 2**24
 

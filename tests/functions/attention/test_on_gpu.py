@@ -1,4 +1,4 @@
-"""Attention by Triton's kernels behind the public function: on a GPU, or in the interpreter."""
+"""Tests of attention with Triton kernels through the public function, on a GPU or in Triton's interpreter."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 @pytest.fixture
 def calls(monkeypatch):
-    """Names of Triton's functions, as they are called for tensors of any device."""
+    """Run the Triton kernels on tensors of any device, and record the names of the called functions."""
     kernels, counted = backends.triton_kernels(), []
     for name in ("value", "tangent", "gradient", "gradient_tangent"):
         function = getattr(kernels, name)

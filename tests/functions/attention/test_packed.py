@@ -1,4 +1,4 @@
-"""Sequences one behind the other: attention under a mask of blocks."""
+"""Tests of attention of packed sequences against attention with a block mask."""
 
 import re
 
@@ -19,7 +19,7 @@ LENGTHS, KEY_LENGTHS = [3, 0, 2, 4], [2, 1, 5, 3]
 
 
 def masked(q, k, v, is_causal=False):
-    """One attention of everything, where sequences do not see one another."""
+    """Compute one attention of all tokens, with a mask that separates the sequences."""
     owner, key_owner = (torch.arange(4).repeat_interleave(torch.tensor(each)) for each in (LENGTHS, KEY_LENGTHS))
     place, key_place = (torch.cat([torch.arange(n) for n in each]) for each in (LENGTHS, KEY_LENGTHS))
     seen = owner[:, None] == key_owner

@@ -1,4 +1,4 @@
-"""Rounding errors of attention beside those of torch's own kernels, against float64 by primitives."""
+"""Tests of the rounding errors of attention relative to torch's own kernels, against float64 primitives."""
 
 from functools import partial
 
@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hodiff.functions import attention
 from hodiff.kernels import fused
 
-# Of norms; the largest of those by q, k and v.
+# Ratio of norms of errors; the largest ratio over q, k and v counts.
 WORSE = 1.5
 
 
@@ -59,7 +59,7 @@ def test_errors_are_those_of_torch(step, way, dtype):
 @pytest.mark.parametrize("step", [value, gradient, product])
 @pytest.mark.parametrize("cap", [3.0, 1e3, 1e5, 1e8])
 def test_soft_caps_far_above_all_scores(cap, step, dtype):
-    """There c tanh(x / c) is x but for rounding, and its slope is 1."""
+    """Far below the cap, c tanh(x / c) is x up to rounding, and its derivative is 1."""
     capped, x = partial(attention, softcap=cap), drawn(dtype, 40, 70)
     exact = step(partial(by_primitives, softcap=cap), tuple(each.detach().double().requires_grad_() for each in x))
     for a, b in zip(step(capped, x), exact, strict=True):
@@ -70,6 +70,6 @@ def test_soft_caps_far_above_all_scores(cap, step, dtype):
 @pytest.mark.parametrize("step", [value, gradient, product])
 @pytest.mark.parametrize(("rows", "keys"), [(32, 8192), (8192, 32)])
 def test_long_sums_in_float32(step, rows, keys):
-    """Over many keys, and over many queries."""
+    """Sums over many keys, and over many queries, are nearly as accurate as torch's."""
     x = drawn(torch.float32, rows, keys)
     assert error(step, attention, x) <= WORSE * error(step, MATH, x)

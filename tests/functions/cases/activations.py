@@ -8,7 +8,7 @@ from hodiff.functions.activations.gated import GELU, GELUTanh, Mish, SiLU, Swish
 
 INF = float("inf")
 
-# Value and three derivatives where a gate is open, and where it is shut.
+# Value and three derivatives at the open end and at the shut end of a gate.
 ENDS = {INF: (INF, 1, 0, 0), -INF: (0, 0, 0, 0)}
 
 # e^z overflows beyond 709.78, so results below 710 times the smallest normal number are flushed to zero.

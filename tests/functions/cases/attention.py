@@ -11,7 +11,7 @@ from hodiff.functions.attention.packed import packed_attention
 
 
 def by_primitives(q, k, v, mask=None, visible=None):
-    """The definition, of whole matrices."""
+    """Compute attention from its definition with whole matrices."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     scores = scores if mask is None else scores + mask
     scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
@@ -33,7 +33,7 @@ SEQUENCES = torch.tensor([[True, True, False], [False, False, True], [False, Fal
 
 
 def capped_within_one(q, k, v):
-    """Of scores 0.8 tanh(x / 0.8), where a query sees its own position and those beside it."""
+    """Compute attention with scores 0.8 tanh(x / 0.8), where a query sees its own and the neighbouring positions."""
     distance = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
     scores = 0.8 * torch.tanh(q @ k.mT / math.sqrt(q.shape[-1]) / 0.8)
     return torch.softmax(scores.masked_fill(distance.abs() > 1, -math.inf), -1) @ v
@@ -103,7 +103,7 @@ CASES = [
         function=with_dropout,
         Function=Attention,
         inputs=drawn((3, 2), (3, 2), (3, 1)),
-        vmap=False,  # as in torch, vmap refuses to draw for a whole batch
-        compile=False,  # torch.compile takes no generator
+        vmap=False,  # vmap refuses to draw for a whole batch, like torch
+        compile=False,  # torch.compile does not support generators
     ),
 ]

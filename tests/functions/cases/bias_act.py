@@ -33,7 +33,7 @@ def case(act):
         saved_bytes=saved_bytes,
         saved=SAVED.get(act, "output"),
         empty=lambda dtype: (torch.ones(0, 3, dtype=dtype), torch.ones(3, dtype=dtype)),
-        # torch compiles no reverse pass over a forward pass of a linear function, as of x + b itself.
+        # torch cannot compile reverse over forward of a linear function, such as x + b.
         compile=act != "identity",
     )
 

@@ -59,7 +59,7 @@ CASES = [
         nested,
         lambda x, w: block(block(x, w).sum() * x, w),
         order=2,
-        compile=False,  # compiled, checkpoint is the call itself
+        compile=False,  # compiled, checkpoint calls the function directly
         saved_bytes=lambda x, w: x.nbytes + w.nbytes,
     ),
     case(
@@ -67,8 +67,8 @@ CASES = [
         sequential,
         lambda x, w: block(torch.sin(block(x, w).sum() * x), w),
         order=2,
-        compile=False,  # compiled, checkpoint is the call itself
-        # Three functions in two segments: the intermediate is held too.
+        compile=False,  # compiled, checkpoint calls the function directly
+        # Three functions form two segments, and the intermediate is held too.
         saved_bytes=lambda x, w: 2 * x.nbytes + w.nbytes,
     ),
 ]

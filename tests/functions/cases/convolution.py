@@ -20,7 +20,7 @@ def factors(x, weight, bias=None):
 
 
 def sum_of_shifts(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
-    """The definition: one kernel element after the other, by primitives that no correction replaces."""
+    """Compute the convolution from its definition, by primitives that no correction replaces."""
     kernel = weight.shape[2:]
     stride, padding, dilation = (
         each if isinstance(each, tuple) else (each,) * len(kernel) for each in (stride, padding, dilation)

@@ -1,4 +1,4 @@
-"""The Functions that the derivatives of others are made of."""
+"""Functions that compute derivatives of other Functions."""
 
 import math
 
@@ -18,7 +18,7 @@ from hodiff.kernels.attention.options import Options
 
 INF = float("inf")
 
-# Value and three derivatives of a gate's slope where the gate is open, and where it is shut.
+# Value and three derivatives of a gate's slope at the open end and at the shut end.
 ENDS = {INF: (1, 0, 0, 0), -INF: (0, 0, 0, 0)}
 
 
@@ -81,12 +81,12 @@ GEOMETRY = Geometry(stride=(1,), padding=(0,), dilation=(1,), groups=1, size=(SI
 
 
 def input_gradient(g, weight):
-    """The convolution of the padded cotangent with the kernel turned round."""
+    """Convolve the padded cotangent with the flipped kernel."""
     return sum_of_shifts(g, weight.flip(-1).transpose(0, 1), padding=KERNEL - 1)
 
 
 def weight_and_bias_gradient(x, g):
-    """The convolution of the input with the cotangent, samples and channels exchanged."""
+    """Convolve the input with the cotangent, with samples and channels exchanged."""
     return sum_of_shifts(x.transpose(0, 1), g.transpose(0, 1)).transpose(0, 1), g.sum((0, 2))
 
 
@@ -197,7 +197,7 @@ CASES = [
         name="ConvolutionWeightGradient",
         function=lambda x, g: ConvolutionWeightGradient.call(x, g, GEOMETRY, True),
         Function=ConvolutionWeightGradient,
-        compile=False,  # dynamo fails, and says so, on the gradient of a tangent; that of conv1d compiles
+        compile=False,  # dynamo raises on the gradient of a tangent; the gradient of conv1d compiles
         inputs=drawn((2, 1, SIZE), (2, 2, SIZE - KERNEL + 1)),
         formula=r"\sum_{n,t} g_{n,o,t}\, x_{n,i,t+k} \text{ and } \sum_{n,t} g_{n,o,t}",
         reference=weight_and_bias_gradient,

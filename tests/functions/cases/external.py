@@ -16,7 +16,7 @@ bessel = numpy_function(
 
 
 def bessel_by_integral(x):
-    """The mean of cos(x sin t) over a period, which equidistant points give to rounding."""
+    """Compute the mean of cos(x sin t) over a period; equidistant points are exact up to rounding."""
     t = 2 * torch.pi * torch.arange(64, dtype=x.dtype) / 64
     return torch.cos(x[..., None] * torch.sin(t)).mean(-1)
 

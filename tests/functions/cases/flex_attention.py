@@ -1,4 +1,4 @@
-"""Attention under functions of scores and positions."""
+"""Attention with score and mask functions."""
 
 import math
 
@@ -23,7 +23,7 @@ def scores(q, k):
 
 
 def biased(q, k, v, table):
-    """A relative bias, which is only added."""
+    """Apply a relative bias, a score function that only adds."""
     return flex_attention(q, k, v, lambda score, b, h, i, j: score + table[h, i - j + KEYS - 1], enable_gqa=True)
 
 
@@ -32,7 +32,7 @@ def biased_by_primitives(q, k, v, table):
 
 
 def capped(q, k, v, caps):
-    """A learned soft-cap, whose derivatives do not end, under a mask."""
+    """Apply a learned soft-cap, which has derivatives of every order, with a mask."""
 
     def score_mod(score, b, h, i, j):
         return caps[h] * torch.tanh(score / caps[h])
@@ -54,7 +54,7 @@ BLOCK_MASK = create_block_mask(from_below, None, None, LENGTH, KEYS, device="cpu
 
 
 def with_exponents(q, k, v):
-    """Output and log-sum-exp, of blocks."""
+    """Return the output and the log-sum-exp, with a block mask."""
     return flex_attention(q, k, v, block_mask=BLOCK_MASK, return_lse=True)
 
 
@@ -92,5 +92,4 @@ CASES = [
 
 
 def caps(dtype, generator):
-    """Positive numbers."""
     return (normal((2,), dtype, generator).exp(),)

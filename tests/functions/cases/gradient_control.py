@@ -1,4 +1,4 @@
-"""Gradient control, as far as it has a Jacobian."""
+"""Gradient control functions that have a Jacobian."""
 
 import torch
 from functions.case import FunctionCase, normal

@@ -21,7 +21,7 @@ CASES = [
         formula=r"\nabla^2 f(x)\,v",
         reference=lambda x, v: hodiff.hvp(energy, x, v),
         saved="inputs",
-        order=2,  # the fourth derivative of f; the tests of the family go on
-        compile=False,  # compiled, it is hodiff.hvp itself
+        order=2,  # needs the fourth derivative of f; the tests of the family go higher
+        compile=False,  # compiled, the function is hodiff.hvp itself
     ),
 ]

@@ -63,7 +63,7 @@ CASES = [
     fused("gelu", (3,)),
     fused("gelu", (2,), with_bias=False),
     FunctionCase(
-        # Far below the bound, where every route is exact.
+        # The gradients are far below the bound, so every route is exact.
         name="clipped_gradient_linear",
         function=partial(clipped_gradient_linear, bound=1e6),
         Function=ClippedGradientLinear,

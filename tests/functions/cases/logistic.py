@@ -1,4 +1,4 @@
-"""The logistic function and the Functions that its derivatives are made of."""
+"""The logistic function and the Functions in its derivatives."""
 
 import torch
 from functions.case import Extremes, FunctionCase, normal, uniform
@@ -46,7 +46,7 @@ CASES = [
         reference=lambda x: 2.5 / (1 + torch.exp(-x)),
         saved_bytes=lambda x: x.nbytes,
         saved="output",
-        # To the right the output is close to the scale, and derivatives err relative to the scale.
+        # For large x the output is close to the scale, and the error of the derivatives is relative to the scale.
         extremes=[
             Extremes(lambda x: mp.mpf(2.5) * logistic(x), domain=((-INF, 1.0),), limits={INF: (2.5, 0, 0, 0)}),
         ],

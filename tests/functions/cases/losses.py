@@ -17,7 +17,7 @@ NAN = float("nan")
 
 
 def log_probabilities(x, dim=1):
-    """By primitives that every route differentiates rightly."""
+    """Compute log-probabilities by primitives that every route differentiates correctly."""
     return x - torch.log(torch.exp(x).sum(dim, keepdim=True))
 
 
@@ -31,7 +31,7 @@ def classes(*indices):
 
 
 def linear_reference(x, w, target, bias, weight=None, smoothing=0.0, z_loss=0.0, softcap=None, ignore_index=-100):
-    """The losses of samples (N, E), from all logits and by primitives."""
+    """Compute the losses of the samples, shape (N, E), from all logits by primitives."""
     z = x @ w.mT + bias
     z = z if softcap is None else softcap * torch.tanh(z / softcap)
     lse = torch.log(torch.exp(z).sum(-1))
@@ -46,12 +46,12 @@ def linear_reference(x, w, target, bias, weight=None, smoothing=0.0, z_loss=0.0,
 
 
 def linear_gradient_reference(x, w, bias, g):
-    """By x, weight and bias, where the second sample does not count."""
+    """Compute gradients by x, weight and bias, where the second sample is ignored."""
     p = torch.exp(log_probabilities(x @ w.mT + bias.mT))
     mean = torch.full_like(p, 1.0)
     s_bar = (g[:, :1] * p + g[:, 1:2] * torch.eye(3, dtype=x.dtype)[classes(2, 0)] + g[:, 2:] * mean)[:1]
     by_x = torch.cat((s_bar @ w, torch.zeros_like(x[:1])))
-    # The masked sample is a zero vector with gradients by the bias and, as its factor is zero, none by the weight.
+    # The ignored sample is a zero vector. It has gradients by the bias but not by the weight, since its factor is zero.
     q = torch.exp(log_probabilities(bias.mT))
     by_bias = s_bar.mT + (g[1:, :1] * q + g[1:, 2:]).mT
     return by_x, s_bar.mT @ x[:1], by_bias
@@ -70,7 +70,7 @@ CASES = [
         inputs=lambda dtype, g: (normal((3, 4), dtype, g), classes(1, 0, 3)),
         formula=r"\log \sum_c e^{x_c} - x_t",
         reference=lambda x, t: -log_probabilities(x)[torch.arange(3), t].mean(),
-        # The logits, the target and how many samples count.
+        # The logits, the target and the number of counted samples.
         saved_bytes=lambda x, t: x.nbytes + t.nbytes + 8,
         saved="logits, target",
     ),
@@ -137,7 +137,7 @@ CASES = [
         inputs=lambda dtype, g: (normal((2, 2), dtype, g), normal((4, 2), dtype, g), classes(1, 3)),
         formula=r"\log \sum_c e^{z_c} - z_t, z = W x + b",
         reference=lambda x, w, t: linear_reference(x, w, t, torch.zeros(4, dtype=x.dtype))[0].mean(),
-        # The inputs, two terms of each sample, whether it counts, and how many do.
+        # The inputs, and for each sample two terms and whether it counts; and the number of counted samples.
         saved_bytes=lambda x, w, t: x.nbytes + w.nbytes + t.nbytes + len(x) * (2 * x.element_size() + 1) + 8,
         saved="input, weight, bias, target, 2 numbers a sample (3 with smoothing)",
     ),
@@ -156,7 +156,7 @@ CASES = [
         reference=lambda x, w, b, t: linear_reference(
             x, w, t, b, smoothing=0.2, z_loss=0.1, softcap=1.5, ignore_index=2
         )[0],
-        nan_propagates=False,  # from a sample that does not count
+        nan_propagates=False,  # not from an ignored sample
     ),
     FunctionCase(
         name="linear_cross_entropy-gradient",
@@ -172,10 +172,10 @@ CASES = [
         ),
         formula=r"\nabla_{x,W,b} \langle g, (\log \sum_c e^{z_c}, z_t, \sum_c z_c) \rangle",
         reference=linear_gradient_reference,
-        # The target, too, and the gradient by x.
+        # The target and the gradient by x are saved, too.
         saved_bytes=lambda x, w, b, g: 2 * x.nbytes + w.nbytes + b.nbytes + g.nbytes + 16,
         saved="inputs, gradient by x",
-        nan_propagates=False,  # from a sample that does not count
+        nan_propagates=False,  # not from an ignored sample
     ),
     FunctionCase(
         name="huber",
@@ -201,7 +201,7 @@ CASES = [
             )
         ],
         empty=lambda dtype: (torch.ones(0, 3, dtype=dtype), torch.ones(0, 3, dtype=dtype), torch.ones(3, dtype=dtype)),
-        # SciPy's differences stride over the kinks.
+        # SciPy's finite differences step across the kinks.
         check_options={"scipy": False},
     ),
     FunctionCase(

@@ -18,7 +18,7 @@ FORMULA = r"\frac{x - \operatorname{mean} x}{\sqrt{\operatorname{var} x + \varep
 
 
 def by_primitives(x, weight, bias, dims, eps=1e-5):
-    """The definition; parameters are shaped to broadcast."""
+    """Compute the normalization from its definition; parameters must broadcast."""
     y = (x - x.mean(dims, keepdim=True)) / torch.sqrt(x.var(dims, correction=0, keepdim=True) + eps)
     y = y if weight is None else y * weight
     return y if bias is None else y + bias
@@ -42,7 +42,7 @@ def drawn(shape, parameter, count=2):
 
 
 def bytes_with(statistics):
-    """Input, weight and statistics."""
+    """Return a function that counts the bytes of input, weight and statistics."""
     return lambda x, *parameters: x.nbytes + sum(each.nbytes for each in parameters[:1]) + statistics * x.element_size()
 
 

@@ -23,7 +23,7 @@ def exact_soft_threshold(x, lam):
 
 
 def groups(dtype, g):
-    """Groups of norms 2, 1/2, 3 and 1/4, on both sides of the levels."""
+    """Draw groups of norms 2, 1/2, 3 and 1/4, above and below the thresholds."""
     x = normal((4, 3), torch.float64, g)
     norms = torch.tensor([[2.0], [0.5], [3.0], [0.25]], dtype=torch.float64)
     return (x / x.norm(dim=-1, keepdim=True) * norms).to(dtype)
@@ -34,13 +34,13 @@ def levels(dtype, g):
 
 
 def simplex_points(dtype, g):
-    """Rows with one, two, three and four entries on the support."""
+    """Draw rows with one, two, three and four entries on the support."""
     rows = [[3.0, 0.1, -0.4, 0.3], [1.0, 0.7, -0.6, -1.5], [0.5, 0.1, 0.4, -1.0], [0.2, 0.25, 0.1, 0.15]]
     return (torch.tensor(rows, dtype=torch.float64) + uniform(0, 0.01, (4, 4), torch.float64, g)).to(dtype)
 
 
 def simplex_by_newton(x, radius):
-    """The threshold by Michelot's algorithm: averages over a support that shrinks until it is right."""
+    """Project by Michelot's algorithm: average over a support that shrinks until it is correct."""
     support = torch.ones_like(x)
     for _ in range(x.shape[-1]):
         threshold = ((support * x).sum(-1, keepdim=True) - radius) / support.sum(-1, keepdim=True)

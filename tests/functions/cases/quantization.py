@@ -15,7 +15,7 @@ from hodiff.functions.gradients.straight_through import StraightThrough, straigh
 
 
 def clipped_bytes(x):
-    """The input, or from torch 2.14 on a byte an element: whether it lies inside."""
+    """Count the bytes of the input, or (torch 2.14 and later) one byte per element for the mask of inliers."""
     return x.nbytes if torch.__version__ < "2.14" else x.numel()
 
 
@@ -24,7 +24,7 @@ def frozen(x):
 
 
 def linear_on_the_grid(x, scale, offset, lowest, highest):
-    """Quantization whose rounding error, in integers, stays what it is at this point."""
+    """Quantize with a rounding error, in integers, that is constant around this point."""
     ratio = (x - offset) / scale
     error = (frozen(ratio).clamp(lowest, highest).round() - frozen(ratio)).detach()
     low, high = scale * lowest + offset, scale * highest + offset
@@ -40,7 +40,7 @@ def of_range(x, low, high):
 
 
 def of_range_values(x, low, high):
-    """Integers with a zero point, as hardware has them."""
+    """Quantize to integers with a zero point, like hardware."""
     scale = (high - low) / 7
     zero_point = -(low / scale).round()
     return ((x / scale + zero_point).round().clamp(0, 7) - zero_point) * scale

@@ -8,7 +8,7 @@ from mpmath import mp
 from hodiff.functions.activations.rectifiers import ClippedReLU, ReLU, Softplus, clipped_relu, relu, softplus
 
 INF = float("inf")
-# The third derivative by β overflows below 1e-77, and terms of it before.
+# The third derivative by β overflows below 1e-77, and some of its terms overflow earlier.
 POSITIVE = ((1e-60, INF),)
 
 

@@ -13,13 +13,13 @@ NAN = float("nan")
 
 
 def exponentials(x, dim):
-    """Shares of a sum of exponentials by primitives, shifted by a constant."""
+    """Compute softmax by primitives, shifted by a constant."""
     e = torch.exp(x - x.detach().amax(dim, keepdim=True))
     return e / e.sum(dim, keepdim=True)
 
 
 def exact_log_cosh(x):
-    # As a sum of positive terms, with no digits lost near zero.
+    # A sum of positive terms loses no digits near zero.
     return mp.log1p(mp.sinh(x) ** 2) / 2 if abs(x) < 1 else abs(x) + mp.log1p(mp.exp(-2 * abs(x))) - mp.log(2)
 
 

@@ -1,4 +1,4 @@
-"""Reparametrized samples, at given noise."""
+"""Reparametrized samples with given noise."""
 
 import torch
 from functions.case import FunctionCase, normal, uniform
@@ -27,7 +27,7 @@ CASES = [
         inputs=draw,
         formula=r"\operatorname{softmax}((x + g)/\tau)",
         reference=soft,
-        # The temperature and the perturbed logits for the division, and the output.
+        # The division saves the temperature and the perturbed logits; the softmax saves its output.
         saved_bytes=lambda x, noise, temperature: 2 * x.nbytes + temperature.nbytes,
         saved="output (and input and temperature, if that is a tensor)",
         empty=lambda dtype: (torch.ones(0, 3, dtype=dtype), torch.ones(0, 3, dtype=dtype), torch.ones(1, dtype=dtype)),

@@ -9,13 +9,13 @@ from hodiff.functions.projections.sorting import PermutahedronProjection, soft_r
 
 
 def rows(dtype, g):
-    """Gaps both far above and far below the temperature, so that some blocks are merged."""
+    """Draw gaps far above and far below the temperature, so that some blocks are merged."""
     x = torch.tensor([[0.1, 2.0, 0.4, 1.9, -1.0], [1.0, 0.2, -0.3, 0.5, 0.6]], dtype=torch.float64)
     return (x + uniform(0, 0.05, x.shape, torch.float64, g)).to(dtype)
 
 
 def project(z, w):
-    """Projection on the permutahedron by the minimax formula of isotonic regression, of all order n squared means."""
+    """Project on the permutahedron by the minimax formula of isotonic regression, from the means of all intervals."""
     z, order = z.sort(descending=True)
     gap, size = z - w, len(z)
     mean = {(i, j): gap[i : j + 1].mean() for i, j in itertools.combinations_with_replacement(range(size), 2)}

@@ -7,7 +7,7 @@ from hodiff.functions.spectral import SpectralDerivative, spectral_function
 
 
 def symmetric(dtype, g):
-    """Of two rows, as a third derivative by differences calls it a hundred times."""
+    """Draw a 2 × 2 matrix: third derivatives by differences call the function a hundred times."""
     x = normal((2, 2), torch.float64, g)
     return ((x + x.mT).to(dtype),)
 

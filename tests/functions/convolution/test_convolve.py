@@ -1,4 +1,4 @@
-"""Convolution: geometries against torch's operator, the kernels that run, batching, refusals."""
+"""Tests of convolution: geometries against torch's operator, the kernels that run, vmap, and refused arguments."""
 
 import itertools
 from collections import Counter
@@ -42,7 +42,7 @@ def close(a, b, tolerance=1e-11):
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize(("ours", "theirs", "input_shape", "weight_shape", "options"), GEOMETRIES)
 def test_geometries(ours, theirs, input_shape, weight_shape, options, with_bias):
-    """Value, gradients and products by every route against torch's double backward."""
+    """Value, gradients and products by every route match torch's double backward."""
     tensors = (normal(*input_shape), normal(*weight_shape, seed=1), *([normal(weight_shape[0], seed=2)] * with_bias))
     directions = tuple(normal(*t.shape, seed=k) for k, t in enumerate(tensors, 3))
 
@@ -80,7 +80,7 @@ def test_the_three_maps_are_gradients_of_one_trilinear_form():
 
 
 class Kernels(TorchDispatchMode):
-    """Counts convolution kernels, by what they compute."""
+    """Count convolution kernels by the derivative they compute."""
 
     def __init__(self):
         super().__init__()
@@ -107,7 +107,7 @@ def kernels_of_a_product(data_is_differentiated):
 
 
 def test_a_product_runs_no_kernel_by_constant_data():
-    """First layer: convolution twice, weight gradient twice. Second layer: each of the three maps three times."""
+    """The first layer runs convolution and weight gradient twice; the second layer runs all three maps three times."""
     assert kernels_of_a_product(False) == {"convolution": 5, "by input": 3, "by weight": 5}
 
 
@@ -115,7 +115,7 @@ def test_a_product_runs_no_kernel_by_constant_data():
 @pytest.mark.parametrize("batched", list(itertools.product([0, 1, None], [0, 3, None], [0, 1, None]))[:-1])
 def test_batches_are_folded(batched, groups):
     shapes = [(2, 4, 5, 4), (6, 4 // groups, 3, 2), (6,)]
-    # A batch dimension in the place that `in_dims` says.
+    # The batch dimension goes where `in_dims` puts it.
     tensors = [
         normal(*shape, seed=k) if dim is None else normal(3, *shape, seed=k).movedim(0, dim)
         for k, (shape, dim) in enumerate(zip(shapes, batched, strict=True))

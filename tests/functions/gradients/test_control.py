@@ -1,4 +1,4 @@
-"""What gradient control does to gradients, in every kind of pass."""
+"""Tests of the effect of gradient control on gradients, in every kind of pass."""
 
 import logging
 import unittest
@@ -50,7 +50,7 @@ def test_stop_gradient_is_zero_in_every_route():
 
 @pytest.mark.parametrize("control", [*REVERSE_ONLY.values(), scale_gradient, log_gradient])
 def test_the_result_may_be_changed_in_place(control):
-    """Modules like ReLU(inplace=True) follow; other branches still use x."""
+    """Changing the result in place, as ReLU(inplace=True) does, leaves x intact for other branches."""
     x = X.clone().requires_grad_()
     y = control(x, 0.5) if control is scale_gradient else control(x)
     y.mul_(2).sum().backward()
@@ -59,7 +59,7 @@ def test_the_result_may_be_changed_in_place(control):
 
 
 def test_factors_of_second_order_multiply():
-    """An inner gradient that is scaled and differentiated through the scaling again."""
+    """A scaled inner gradient that is differentiated through the scaling has the squared factor."""
     for route in hodiff.ROUTES:
         product = hodiff.hvp(lambda x: (scale_gradient(x, 0.5) ** 3).sum(), X, ONES, route=route)
         torch.testing.assert_close(product, 0.25 * 6 * X, rtol=1e-15, atol=0)
@@ -92,7 +92,7 @@ def test_one_sided_bounds_and_a_number():
 
 
 def test_both_passes_of_a_double_backward_are_clipped():
-    """grad = clamp(2x, -4, 4); its derivative is 2 inside, sent back through the clipping."""
+    """The gradient clamp(2x, -4, 4) has derivative 2 inside, and the second backward pass clips again."""
     x = torch.tensor([1.0, 3.0], dtype=torch.float64, requires_grad=True)
     loss = clip_gradient(x, -4, 4).square().sum()
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -176,7 +176,7 @@ def test_log_gradient_gives_a_copy_away():
     "control", [lambda x: scale_gradient(x, 0.5), lambda x: log_gradient(x, lambda gradient: None)]
 )
 def test_forward_mode_without_transforms(control):
-    """Torch's own dual numbers, whose rules for views are stricter than those of torch.func."""
+    """torch's dual numbers, which have stricter rules for views than torch.func, give the same tangent."""
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(control(forward_ad.make_dual(X, ONES))).tangent
     assert torch.equal(tangent, torch.func.jvp(control, (X,), (ONES,))[1])
@@ -258,11 +258,11 @@ def test_compiled_in_a_training_step_and_in_forward_mode(function):
 FACTOR = torch.tensor(0.5, dtype=torch.float64)
 
 
-# Dynamo looks at it where a graph breaks, and says of the callback that it does not trace it.
+# Dynamo inspects the gradient at a graph break, and warns that it does not trace the callback.
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:Dynamo does not know how to trace")
 @pytest.mark.slow
 def test_what_acts_in_backward_stays_eager_when_compiled():
-    """A callback that ran once while tracing, or a route that the compiler looked through, would be silent."""
+    """The callback runs on every backward pass, and compiled gradients are clipped."""
     seen = []
 
     def loss(x):

@@ -1,4 +1,4 @@
-"""Straight-through quantizers against torch's own values, published gradients, and the compiler."""
+"""Tests of straight-through quantizers against torch's own values, published gradients, and the compiler."""
 
 import hypothesis.extra.numpy as arrays
 import numpy as np
@@ -60,7 +60,7 @@ def test_the_result_may_be_changed_in_place():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some_at_once(ESTIMATORS, ("sign_clipped",)))
 def test_compiled(name):
-    """In a training step, in a transform, and in forward mode, where the compiler ignores jvp."""
+    """Estimators compile in a training step, in a transform, and in forward mode, where the compiler ignores jvp."""
     estimator, value = ESTIMATORS[name]
 
     def compiled(f):
@@ -73,7 +73,7 @@ def test_compiled(name):
     got = compiled(estimator)(x)
     got.sum().backward()
     assert torch.equal(got, value(X))
-    huge = 1e20 * X  # surrogate + (value - surrogate) would round the value away
+    huge = 1e20 * X  # surrogate + (value - surrogate) would lose the value to rounding
     assert torch.equal(compiled(estimator)(huge), value(huge))
     infinities = torch.tensor([-INF, INF])
     assert torch.equal(compiled(estimator)(infinities), value(infinities))
@@ -120,7 +120,7 @@ def test_straight_through_checks_what_comes():
 )
 def test_values_are_torchs_fake_quantization(values, bits, scale):
     x = torch.from_numpy(values)
-    # torch multiplies by 1 / scale, so that quotients at a half may fall to the other side.
+    # torch multiplies by 1 / scale, so quotients at a half may round differently.
     ratio = x.double() / scale
     x = x[(ratio - ratio.floor() - 0.5).abs() > 1e-4]
     symmetric = torch.fake_quantize_per_tensor_affine(x, scale, 0, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
@@ -137,7 +137,7 @@ def test_the_grid_of_the_numbers_themselves(values, bits, symmetric):
     y = quantize_ste(x, bits, symmetric=symmetric)
     span = 2 * x.abs().max() if symmetric else x.max().clamp(min=0) - x.min().clamp(max=0)
     step = span / (2**bits - 2) if symmetric else span / (2**bits - 1)
-    # An asymmetric grid may shift by half a step to have a zero.
+    # An asymmetric grid may shift by half a step to represent zero.
     assert (x - y).abs().max() <= step * (0.5 if symmetric else 1.0) * (1 + 1e-9)
     assert torch.equal(y[x == 0], x[x == 0])
 
@@ -151,7 +151,7 @@ def test_gradients_are_those_of_learned_step_size_quantization():
 
 
 def test_gradient_of_an_upper_end_is_that_of_clipped_activations():
-    """PACT: the clipped entries move with the end of the range."""
+    """Clipped entries move with the upper end of the range, as in PACT."""
     x = torch.tensor([0.1, 0.6, 3.0, 4.0], dtype=torch.float64)
     high = torch.tensor(1.5, dtype=torch.float64)
     gradient = torch.func.jacrev(lambda h: quantize_ste(x, 8, low=0.0, high=h, symmetric=False))(high)

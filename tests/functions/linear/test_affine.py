@@ -1,4 +1,4 @@
-"""Sums and scalings: the mask, broadcasting, what is kept, refusals."""
+"""Tests of sums and scalings: the mask, broadcasting, saved tensors, and refused arguments."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Fused and clipped linear layers: closed forms, memory in a network, what clamping means, modules, refusals."""
+"""Tests of fused and clipped linear layers: closed forms, memory, clamping, modules, and refused arguments."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def close(a, b, tolerance=1e-12):
 
 
 def kept_bytes(function, *leaves):
-    """Bytes kept for backward, each storage once, without the leaves."""
+    """Return the bytes kept for backward without the leaves, each storage counted once."""
     held = {}
 
     def pack(tensor):
@@ -44,7 +44,7 @@ def test_memory_beyond_the_arguments(name, outputs_kept):
 
 @pytest.mark.parametrize("name", ["silu", "gelu"])
 def test_memory_of_three_layers(name):
-    """Half of torch's: the inputs of the layers without their pre-activations."""
+    """Three layers save half of torch's bytes: their inputs but not their pre-activations."""
     x = normal(16, 32)
     weights = [normal(32, 32, seed=k).requires_grad_() for k in range(3)]
 
@@ -75,7 +75,7 @@ def test_a_layer_whose_input_needs_no_gradient_returns_none_for_it(monkeypatch):
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("in_dims", [(0, None, None), (None, 0, None), (None, None, 0), (1, 2, 1), (0, 0, None)])
 def test_batches_of_weights(name, in_dims):
-    """Gradients over nested batches, of inputs and of weights, against a loop over torch's own layer."""
+    """Gradients over nested batches, of inputs and of weights, match a loop over torch's own layer."""
     shapes = [(4, 2), (3, 2), (3,)]
     tensors = [
         normal(*shape, seed=k) if dim is None else normal(5, *shape, seed=k).movedim(0, dim)
@@ -114,7 +114,7 @@ def test_relu_at_zero_has_derivative_zero():
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_derivatives_far_out_are_finite(name):
-    """Up to third order, where naive formulas give 0 times infinity."""
+    """Naive formulas give 0 times infinity up to third order."""
     f = lambda x: fused_linear(x, torch.ones(1, 1, dtype=torch.float64), activation=name).sum()  # noqa: E731
     for z in (-1e4, -50.0, 50.0, 1e4):
         g, x = f, torch.tensor([z], dtype=torch.float64)
@@ -128,7 +128,7 @@ BOUND = 0.7
 
 
 def clipped_reference(x, w, cotangent):
-    """By the formulas, element by element."""
+    """Compute the clamped gradients by their formulas."""
     return (cotangent @ w).clamp(-BOUND, BOUND), (cotangent.mT @ x).clamp(-BOUND, BOUND)
 
 
@@ -156,7 +156,7 @@ def test_derivative_of_clipped_gradients_is_the_clamps():
     assert 0 < inside.sum() < inside.numel()
     close(ours(w), exact(w).clamp(-BOUND, BOUND))
     close(torch.func.jvp(ours, (w,), (v,))[1], inside * torch.func.jvp(exact, (w,), (v,))[1])
-    # The other way round it is the transpose, as no function has these gradients, and the outer pass is clamped too.
+    # Reverse over reverse applies the transpose, since no function has these gradients, and clamps the outer pass.
     transposed = torch.func.jvp(exact, (w,), (inside * v,))[1]
     assert bool((transposed.abs() > BOUND / 2).any())
     close(torch.func.vjp(ours, w)[1](2 * v)[0], (2 * transposed).clamp(-BOUND, BOUND))
@@ -180,7 +180,7 @@ def test_a_batch_of_clipped_layers_clamps_each_example():
 
 
 def test_gradients_of_a_batch_of_layers():
-    """Recorded around vmap, where a stack of weights has a stack of biases."""
+    """Gradients recorded around vmap are correct for a stack of weights with a stack of biases."""
     x, w, b = (torch.randn(*shape, dtype=torch.float64) for shape in ((4, 3), (5, 2, 3), (5, 2)))
 
     def total(layer):

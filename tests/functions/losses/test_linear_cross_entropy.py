@@ -1,4 +1,4 @@
-"""Cross-entropy of linear logits: options, tiles, memory, batches, dtypes, and what it refuses."""
+"""Tests of the cross-entropy of linear logits: options, tiles, memory, vmap, dtypes, and refused arguments."""
 
 import math
 import re
@@ -35,7 +35,7 @@ INPUTS = drawn((SAMPLES, SIZE), (CLASSES, SIZE), (CLASSES,))
 
 
 def use_tiles(patch, samples=2, classes=3):
-    """Tiles of few numbers, so that small inputs have several, and blocks of two samples beyond second order."""
+    """Use small tiles, so that small inputs have several, and blocks of two samples beyond second order."""
     patch.setattr(tiles, "WHOLE", 0)
     patch.setattr(tiles, "TILE", {"cuda": samples * classes})
     patch.setattr(tiles, "SAMPLES", {"cuda": samples})
@@ -72,7 +72,7 @@ def reference(target=TARGET, reduction="mean", **options):
 
 
 def contracted(f, inputs):
-    """A curved scalar function of all inputs in a row, the point, and a direction."""
+    """Return a nonlinear scalar function of all inputs as one vector, the point, and a direction."""
     sizes = [each.numel() for each in inputs]
 
     def phi(flat):
@@ -84,7 +84,7 @@ def contracted(f, inputs):
 
 
 def everything(f, inputs, third=()):
-    """Value, gradient, one product by each route, and the gradients of some of these products."""
+    """Return the value, the gradient, one product by each route, and the gradients of some of these products."""
     phi, point, v = contracted(f, inputs)
     products = [derivative(phi, name)(point, v) for name in route_names(2)]
     gradients = [torch.func.grad(lambda x, name=name: _energy(derivative(phi, name)(x, v)))(point) for name in third]
@@ -181,7 +181,7 @@ def test_means_what_torchs_cross_entropy_means(reduction, weight, small_tiles):
 
 
 def test_closed_form():
-    """With one feature of two classes the loss is softplus, and its Hessian the logistic curvature."""
+    """The loss of one feature and two classes is softplus, and its Hessian is the logistic curvature."""
     x, w = torch.tensor([[1.5]], dtype=D), torch.tensor([[0.0], [0.7]], dtype=D)
     p = 1 / (1 + math.exp(-1.05))
     target = torch.tensor([1])
@@ -205,7 +205,7 @@ def test_leading_dimensions_and_one_sample(small_tiles):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
 def test_samples_that_do_not_count_spread_nothing(tiled, monkeypatch):
-    """Infinities and NaN in them change neither the value nor derivatives of others."""
+    """Infinities and NaN in ignored samples change neither the value nor the derivatives of other samples."""
     if tiled:
         use_tiles(monkeypatch)
     x, w, bias = INPUTS
@@ -229,7 +229,7 @@ def test_samples_that_do_not_count_spread_nothing(tiled, monkeypatch):
 
 @pytest.mark.parametrize("softcap", [None, 1.2])
 def test_cotangents_of_samples_that_do_not_count_by_tiles(softcap, monkeypatch):
-    """The loss has none, the Function may: gradient and tangent by tiles are those of all logits at once."""
+    """Tiles and all logits agree if the Function gets a cotangent for ignored samples, which the loss never passes."""
     x, w, bias = INPUTS
     (g,) = drawn((SAMPLES, 3), seed=1)
     options = Options(-100, softcap, True)
@@ -304,14 +304,14 @@ def test_class_that_does_not_exist(target, tiled, monkeypatch):
         ours(torch.tensor([0, 0, target, 0, 0]))(*INPUTS)
 
 
-# Seconds each.
+# Each case takes seconds.
 @pytest.mark.slow
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
 @pytest.mark.parametrize(
     "batched", [(0, None, None), (None, 0, None), (0, 0, None), (1, 1, 0)], ids=["x", "weight", "both", "all, inside"]
 )
 def test_batches_of_products(batched, tiled, monkeypatch):
-    """Products by all routes under vmap are those of a loop."""
+    """Products by all routes under vmap match a loop."""
     if tiled:
         use_tiles(monkeypatch)
     inputs = [
@@ -331,7 +331,7 @@ def test_batches_of_products(batched, tiled, monkeypatch):
 
 
 def test_samples_of_a_batch_share_the_tiles(small_tiles, monkeypatch):
-    """A batch of inputs against one weight is one call of more samples."""
+    """A batch of inputs with one weight is one call with more samples."""
     calls = []
     run = tiles.tilewise
     monkeypatch.setattr(tiles, "tilewise", lambda *args: calls.append(args[3][0].shape) or run(*args))
@@ -434,7 +434,7 @@ def test_memory_is_that_of_the_arguments(step, monkeypatch):
     logits = 4 * 2048**2
     if step is not third_step:
         assert peak(step, plain, 2048, 2048) > 2 * logits
-    # What grows is of the size of the arguments, besides tiles.
+    # Apart from the tiles, memory grows with the size of the arguments.
     assert ours[2048] < logits / 4
     assert ours[2048] < 2.1 * ours[1024]
 

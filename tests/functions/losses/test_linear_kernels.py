@@ -1,4 +1,4 @@
-"""Cross-entropy of linear logits with the kernels for tiles of logits, and with torch's operators in their place."""
+"""Tests of the cross-entropy of linear logits with the kernels for tiles of logits, and without them."""
 
 import math
 
@@ -24,7 +24,7 @@ built = pytest.mark.skipif(not fused.available(), reason="the kernels were not b
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The kernels that were called."""
+    """Record the names of the called kernels."""
     found = []
     for name in ("cotangent_", "curvature_"):
         kernel = getattr(cpu, name)
@@ -36,14 +36,14 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_by_every_route(name, by, calls, monkeypatch):
-    """In tiles of two classes, of which most have no target, and a last one of one class."""
+    """Tiles of two classes, most without a target, and a last tile of one class give the correct derivatives."""
     use_tiles(monkeypatch, samples=5, classes=2)
     if by == "operators":
         monkeypatch.setattr(cpu, "takes", lambda *tiles: False)
     options = OPTIONS[name]
     target = TARGET.clamp(min=0) if "ignore_index" in options else TARGET
     assert_same(everything(ours(target, **options), INPUTS), everything(reference(target, **options), INPUTS))
-    # Smoothing that weighs classes differently is left to operators, but for the probabilities of what has no cap.
+    # Operators handle smoothing with unequal class weights, except for the probabilities if there is no soft-cap.
     expected = {"weighted and smoothed": {"cotangent_"}, "all": set()}.get(name, {"cotangent_", "curvature_"})
     assert set(calls) == (expected if by == "kernels" and fused.available() else set())
 
@@ -63,7 +63,7 @@ def test_float32(name, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("columns", [1, 7, 300])
 def test_what_a_kernel_writes(columns, dtype):
-    """Numbers a row of any strides; logits far below, hidden ones, and such as are not finite."""
+    """The kernels accept per-row numbers of any strides, and very small, hidden and non-finite logits."""
     rows = 23
     z, z_t = (each.to(dtype) for each in drawn((rows, columns), (rows, columns)))
     z[2], z[3, 0], z[4, 0] = z[2] - 200, -math.inf, math.nan
@@ -97,7 +97,7 @@ def test_what_the_kernels_do_not_take(tile):
 @pytest.mark.slow
 @built
 def test_a_weight_and_features_are_left_as_they_were(monkeypatch):
-    """The kernels write over logits, and products add to tensors in place."""
+    """The kernels overwrite logits and accumulate in place, but do not change the inputs."""
     use_tiles(monkeypatch)
     before = [each.clone() for each in INPUTS]
     everything(ours(**OPTIONS["smoothed"]), INPUTS)

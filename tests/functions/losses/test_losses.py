@@ -1,4 +1,4 @@
-"""Torch's meaning of cross-entropy, its cost, and the kinks and messages of the losses."""
+"""Tests of the losses: torch's definition of cross-entropy, cost, kinks, and error messages."""
 
 import itertools
 
@@ -25,7 +25,7 @@ def drawn(shape, kind):
 
 
 def derivatives(f, x, target):
-    """Value, gradient and a product, by all that takes a gradient."""
+    """Compute the value, gradient and a product with respect to all differentiable arguments."""
     leaves = [each.clone().requires_grad_() for each in (x, target) if each.is_floating_point()]
     y = f(leaves[0], leaves[1] if len(leaves) > 1 else target)
     total = (y * torch.linspace(0.5, 1.5, y.numel(), dtype=y.dtype).reshape(y.shape)).sum()
@@ -81,7 +81,7 @@ def test_integer_targets_of_any_width():
 
 
 class LargeResults(TorchDispatchMode):
-    """Records operators whose result has as many elements as asked for, and the storages that they took."""
+    """Record operators whose result has at least `size` elements, and the storages of their results."""
 
     def __init__(self, size):
         super().__init__()
@@ -90,7 +90,7 @@ class LargeResults(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and result.numel() >= self.size and not function.is_view:
-            # Kept alive, so that no address comes twice.
+            # Keep the result alive, so that its address is not reused.
             self.held[result.untyped_storage().data_ptr()] = result
             if "empty" not in function.name():
                 self.passes.append(function.name())
@@ -98,7 +98,7 @@ class LargeResults(TorchDispatchMode):
 
 
 def product_passes(f):
-    """What 6 products at once do at full size."""
+    """Record the full-size operations of 6 batched products."""
     x = torch.randn(32, 10, requires_grad=True)
     v = torch.randn(6, 32, 10)
     loss = f(x, torch.arange(32) % 10)
@@ -109,7 +109,7 @@ def product_passes(f):
 
 
 def test_a_product_takes_two_full_size_results_and_one_tensor():
-    """And a sum between them, which reads one: three passes."""
+    """A product takes three passes: two full-size results, and a sum between them that reads one."""
     ours = product_passes(cross_entropy)
     assert len(ours.passes) == 2, ours.passes
     assert len(ours.held) == 1
@@ -138,10 +138,10 @@ def test_probabilities_exist_for_one_block_at_a_time(monkeypatch):
 
 
 def test_constant_cotangents_cost_nothing(monkeypatch):
-    """The softmax of a product is that of the logits alone: none for the derivative by the incoming gradient."""
+    """A product computes one softmax, of the logits, and none for the derivative by the incoming gradient."""
     calls = []
     original = torch.softmax
-    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)  # float32 has a kernel of its own
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)  # float32 has its own kernel
     (gradient,) = torch.autograd.grad(cross_entropy(x, torch.tensor([0, 1, 2, 0])), x, create_graph=True)
     monkeypatch.setattr(torch, "softmax", lambda *args: calls.append(args) or original(*args))
     torch.autograd.grad(gradient, x, torch.ones_like(x))

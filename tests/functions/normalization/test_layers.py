@@ -1,4 +1,4 @@
-"""Normalizations: agreement with torch, running statistics, modules, invariances, precision, and what they refuse."""
+"""Tests of normalizations: agreement with torch, running statistics, modules, invariances, precision, refusals."""
 
 import copy
 import re
@@ -39,7 +39,7 @@ def test_value_and_gradient_are_those_of_torch(call, ours, by_torch, shape, size
     results = []
     for function in (ours, by_torch):
         if function is F.group_norm and affine == "bias":
-            w = torch.ones(size, dtype=torch.float64)  # torch's backward raises with a bias alone
+            w = torch.ones(size, dtype=torch.float64)  # torch's backward raises with only a bias
         leaves = [None if each is None else each.clone().requires_grad_() for each in (drawn(shape), w, b)]
         y = call(function, *leaves)
         needed = [each for each in leaves if each is not None]
@@ -91,7 +91,7 @@ def test_16_bits_are_computed_in_float32(call, ours, by_torch, shape, size, dtyp
 @pytest.mark.one_in(6)
 @pairs
 def test_all_third_derivatives_agree(call, ours, by_torch, shape, size):
-    """Torch's own layer_norm has wrong ones already in reverse mode."""
+    """All routes agree on third derivatives; torch's own layer_norm is wrong even in reverse mode."""
     x, w, b = drawn((2, 6, 2) if len(shape) == 4 else (2, 6)), drawn(size, seed=1), drawn(size, seed=2)
 
     def phi(flat):
@@ -104,7 +104,7 @@ def test_all_third_derivatives_agree(call, ours, by_torch, shape, size):
 
 
 def test_invariances():
-    """Along shifts and, without eps, scalings, a layer normalization has no derivatives of any order."""
+    """The derivatives of a layer normalization vanish along shifts and, without eps, along scalings."""
     x, v = drawn((3, 5)), drawn((3, 5), seed=1)
 
     def f(x):
@@ -113,7 +113,7 @@ def test_invariances():
     gradient = torch.func.grad(f)(x)
     shift = hodiff.hvp(f, x, torch.ones_like(x))
     assert float(shift.abs().max()) < 1e-12
-    # Euler: the gradient of a function of degree 0 has degree -1.
+    # By Euler's theorem, the gradient of a function of degree 0 has degree -1.
     torch.testing.assert_close(hodiff.hvp(f, x, x), -gradient)
     assert float((gradient * x).sum().abs()) < 1e-12
     assert float(hodiff.hvp(f, x, v).abs().max()) > 1e-2
@@ -176,7 +176,7 @@ def test_modules_as_in_torch(name, arguments, shape):
 
 
 def test_running_statistics_inside_transforms():
-    """A captured buffer is updated once for each evaluation, as by torch's own batch_norm."""
+    """A captured buffer is updated once per evaluation, like in torch's own batch_norm."""
     x = drawn((5, 3))
     for transform in (torch.func.grad, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))):
         states = []
@@ -217,7 +217,7 @@ def test_evaluation_is_differentiable_by_running_statistics():
 
 
 def test_symbolic_zero_cotangents():
-    """Reverse over a tangent hands zeros without memory to the kernels of the value's gradient."""
+    """Reverse over a tangent passes zeros without storage to the kernels of the value's gradient."""
     x, w, t = drawn((2, 4, 2)), drawn(4, seed=1), drawn((2, 4, 2), seed=2)
     c = drawn((2, 4, 2), seed=3)
 

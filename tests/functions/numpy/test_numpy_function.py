@@ -1,4 +1,4 @@
-"""NumPy code: differences with an honest error, rules, and errors instead of lost terms."""
+"""Tests of NumPy code as a function: finite differences, their error estimate, rules, and errors for missing terms."""
 
 import re
 
@@ -77,7 +77,7 @@ def test_several_inputs_and_outputs_and_constants():
 
 @pytest.mark.slow
 def test_ordinary_differential_equation():
-    """The Lotka-Volterra cycle after some time, by its parameters, against torch's own steps."""
+    """Derivatives of a Lotka-Volterra solution by its parameters match Runge-Kutta steps in torch."""
 
     def flow(parameters):
         a, b = parameters
@@ -129,7 +129,7 @@ def test_orders_without_a_rule_raise():
 
 
 def test_a_rule_with_rules_of_its_own():
-    """A vjp in NumPy code whose own vjp is NumPy code."""
+    """A vjp in NumPy code can have its own vjp in NumPy code."""
 
     def second(w, u, x):
         return (w * np.cos(x), -w * u * np.sin(x))
@@ -217,7 +217,7 @@ def test_code_cannot_change_its_inputs():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_inside_compiled_code():
-    """It breaks the graph, and is right."""
+    """The function breaks the graph, and its gradient is correct."""
     f = numpy_function(np.sin)
     compiled = torch.compile(lambda x: f(2 * x).sum(), backend="aot_eager")
     x = torch.randn(3, dtype=D, requires_grad=True)

@@ -1,4 +1,4 @@
-"""Proximal maps and projections: optimality, published Jacobians, kinks and extreme numbers."""
+"""Tests of proximal maps and projections: optimality, published Jacobians, kinks and extreme numbers."""
 
 import hypothesis.extra.numpy as arrays
 import pytest
@@ -39,7 +39,7 @@ def test_group_soft_threshold_is_the_proximal_map(values, lam):
 
 @given(VECTORS, LEVELS)
 def test_simplex_projection_is_nearest(values, radius):
-    """No vertex lies on the far side: <x - y, vertex - y> is not positive."""
+    """No vertex is closer to x: <x - y, vertex - y> is not positive."""
     x = torch.from_numpy(values)
     y = project_simplex(x, radius)
     assert (y >= 0).all()
@@ -55,7 +55,7 @@ def test_ball_projection_is_nearest(values, radius):
     assert float(y.norm()) <= radius * (1 + 1e-12)
     if x.norm() <= radius:
         assert torch.equal(y, x)
-    # The farthest point of the ball along x - y is y itself.
+    # y is the farthest point of the ball along x - y.
     gap = x - y
     assert radius * float(gap.norm()) - float(gap @ y) <= 1e-10 * (1 + float(x.norm())) * radius or y.equal(x)
 
@@ -115,7 +115,7 @@ def test_simplex_ties_and_masked_entries():
     torch.testing.assert_close(project_simplex(masked), torch.tensor([0.6, 0.0, 0.4], dtype=torch.float64))
     jacobian = torch.func.jacrev(project_simplex)(masked)
     assert jacobian.isfinite().all()
-    # An entry that just reaches zero is outside.
+    # An entry that exactly reaches zero is outside the support.
     corner = torch.func.jacrev(project_simplex)(torch.tensor([1.0, 0.0], dtype=torch.float64))
     assert torch.equal(corner, torch.zeros(2, 2, dtype=torch.float64))
 

@@ -1,4 +1,4 @@
-"""Soft ranks and sorting: optimality, limits of the temperature, ties, and SciPy's isotonic regression."""
+"""Tests of soft ranks and sorting: optimality, limits of the temperature, ties, and SciPy's isotonic regression."""
 
 import itertools
 
@@ -19,7 +19,7 @@ VECTORS = arrays.arrays("float64", 4, elements=st.floats(-20, 20))
 
 
 def assert_nearest(projected, z, w):
-    """The nearest point of the hull: no permutation of w lies on the far side."""
+    """Check that the point is nearest in the hull: <z - projected, vertex - projected> is not positive."""
     scale = 1 + float(z.abs().max()) * float(w.abs().max() + 1)
     assert float(projected.sum()) == pytest.approx(float(w.sum()), abs=1e-10 * scale)
     for vertex in itertools.permutations(w.tolist()):
@@ -73,7 +73,7 @@ def test_equal_numbers_share_a_rank():
 
 
 def test_jacobian_takes_block_means():
-    """Ranks of 1.0 and 0.8 are pooled at this temperature; the others are free of their neighbours."""
+    """Soft ranks of 1.0 and 0.8 are pooled at this temperature, and the other entries are not."""
     jacobian = torch.func.jacfwd(lambda x: soft_rank(x, 0.25))(X)
     expected = torch.zeros(4, 4, dtype=torch.float64)
     expected[2:, 2:] = (torch.eye(2, dtype=torch.float64) - 0.5) / 0.25
@@ -84,7 +84,7 @@ def test_jacobian_takes_block_means():
 
 
 def test_second_derivatives_by_the_temperature():
-    """A pooled rank is affine in 1 / ε, so its second derivative is 2 / ε times its first, negated."""
+    """A pooled rank is affine in 1 / ε, so its second derivative is -2 / ε times its first."""
     temperature = torch.tensor(0.25, dtype=torch.float64)
     _, first, second = hodiff.directional_derivatives(
         lambda t: soft_rank(X, t), temperature, torch.ones_like(temperature), order=2
@@ -94,7 +94,7 @@ def test_second_derivatives_by_the_temperature():
 
 
 def test_spearman_correlation_by_its_gradient():
-    """Ascent on the agreement of soft ranks sorts one vector like another."""
+    """Gradient descent on the difference of soft ranks sorts one vector like another."""
     target = torch.tensor([2.0, 4.0, 1.0, 3.0], dtype=torch.float64)
     x = X.clone()
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""Infinities, ties, dimensions and messages of reductions."""
+"""Tests of reductions at infinities and ties, along dimensions, and their error messages."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_equal_maxima_share_the_derivative_as_in_torch():
     (theirs,) = torch.autograd.grad(torch.amax(x, 0), x)
     assert torch.equal(ours, theirs)
     assert torch.func.jvp(lambda x: amax(x, 0), (x.detach(),), (of(1, 5, 2),))[1] == 1.5
-    assert not ours.requires_grad  # the second derivative is nothing at all, not zeros
+    assert not ours.requires_grad  # the second derivative is absent, not a tensor of zeros
 
 
 @pytest.mark.parametrize(

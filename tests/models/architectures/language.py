@@ -1,4 +1,4 @@
-"""Language models of Hugging Face."""
+"""Hugging Face language models."""
 
 from models.specimen import Architecture, Built, tokens
 

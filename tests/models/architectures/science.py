@@ -1,4 +1,4 @@
-"""Models of science: graphs, differential equations, Gaussian processes, symmetries, and gradients inside."""
+"""Scientific models: graphs, differential equations, Gaussian processes, symmetries, and inner gradients."""
 
 import torch
 from models.specimen import Architecture, Built, noise
@@ -50,7 +50,7 @@ def runge_kutta():
 
 
 def dormand_prince():
-    # The steps are chosen without gradients, which are as exact as the tolerance.
+    # The adaptive steps are chosen without gradients, so derivatives are as accurate as the tolerance.
     return Built(Flow("dopri5", rtol=1e-10, atol=1e-12), (noise(2, 3),))
 
 
@@ -89,7 +89,7 @@ def equivariant():
     from e3nn import o3
 
     class Network(nn.Module):
-        """Invariant to rotations of the points."""
+        """A network that is invariant to rotations of the points."""
 
         def __init__(self):
             super().__init__()
@@ -111,7 +111,7 @@ def network(inputs, outputs=1):
 
 
 class Residual(nn.Module):
-    """Of Burgers' equation, by gradients that the model takes itself."""
+    """The residual of Burgers' equation, with inner gradients."""
 
     def __init__(self):
         super().__init__()
@@ -126,7 +126,7 @@ class Residual(nn.Module):
 
 
 class FunctionalResidual(nn.Module):
-    """The same by torch.func."""
+    """The residual of Burgers' equation by torch.func."""
 
     def __init__(self):
         super().__init__()
@@ -144,7 +144,7 @@ class FunctionalResidual(nn.Module):
 
 
 class Penalized(nn.Module):
-    """The critic of a Wasserstein network, with the penalty on its gradient."""
+    """The loss of a Wasserstein critic with a gradient penalty."""
 
     def __init__(self):
         super().__init__()
@@ -159,7 +159,7 @@ class Penalized(nn.Module):
 
 
 class Forces(nn.Module):
-    """Minus the gradient of an energy of distances."""
+    """The negative gradient of an energy of distances."""
 
     def __init__(self):
         super().__init__()
@@ -206,7 +206,7 @@ class Couplings(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """Variational: it draws random numbers in every call."""
+    """A variational autoencoder, which draws random numbers in every call."""
 
     def __init__(self):
         super().__init__()
@@ -232,7 +232,7 @@ ARCHITECTURES = [
         routes=("reverse-over-reverse",),
         warnings=("HD405",),
     ),
-    # The kernel's Function returns a gradient of another shape, and keeps a derivative as a constant.
+    # The kernel's Function returns a gradient of another shape, and saves a derivative as a constant.
     Architecture(
         "Gaussian process", gaussian_process, "gpytorch", "not all is known", measured=False, errors=("HD202", "HD405")
     ),

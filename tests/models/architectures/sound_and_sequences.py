@@ -1,4 +1,4 @@
-"""Models of sound, and of sequences by torch's own layers."""
+"""Audio models, and sequence models of torch's own layers."""
 
 from models.specimen import Architecture, Built, noise, tokens
 from torch import nn

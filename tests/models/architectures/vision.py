@@ -1,4 +1,4 @@
-"""Models of images."""
+"""Image models."""
 
 import torch
 from models.specimen import Architecture, Built, noise

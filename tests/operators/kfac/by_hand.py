@@ -1,7 +1,7 @@
-"""K-FAC and EKFAC in plain NumPy: loops over examples, columns and places, and Kronecker products written out.
+"""K-FAC and EKFAC in plain NumPy: loops over examples, columns and places, and explicit Kronecker products.
 
-Networks are chains of layers. What a layer took is what those before it return, what comes back to its output is by
-`torch.autograd.functional.jacobian` of those after it, one example at a time; patches are gathered by index.
+Networks are chains of layers. The input of a layer comes from the layers before it. The gradient of its output comes
+from `torch.autograd.functional.jacobian` of the layers after it, for each example; indexing gathers the patches.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Seen:
-    """A layer in one example: its module, its input, and the outputs' Jacobian in its output."""
+    """A layer in one example: its module, its input, and the Jacobian of the outputs by its output."""
 
     module: nn.Module
     x: np.ndarray
@@ -25,7 +25,7 @@ class Seen:
 
 
 def seen(model: nn.Sequential, x: Tensor) -> dict[str, Seen]:
-    """Each layer with parameters, for one example (without its dimension)."""
+    """Return every layer with parameters, for one example (without a batch dimension)."""
     found = {}
     for name, module in model.named_children():
         if not list(module.parameters()):
@@ -41,7 +41,7 @@ def seen(model: nn.Sequential, x: Tensor) -> dict[str, Seen]:
 
 
 def convolved(module: Any, x: np.ndarray, group: int, place: tuple[int, ...]) -> np.ndarray:
-    """The patch of a group at a place, element by element."""
+    """Gather the patch of a group at a place, element by element."""
     channels = x.shape[0] // module.groups
     patch = []
     for channel in range(group * channels, (group + 1) * channels):
@@ -56,7 +56,7 @@ def convolved(module: Any, x: np.ndarray, group: int, place: tuple[int, ...]) ->
 
 
 def pairs(s: Seen, group: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(a, Jacobian of the outputs in g's place) at each place that shares the weight; a of a row is one-hot."""
+    """Return (a, Jacobian by the layer's output) at each place that shares the weight; embeddings have one-hot a."""
     module, x, J = s.module, s.x, s.jacobian
     if isinstance(module, nn.Linear):
         return [(x[i], J[(slice(None), *i)]) for i in np.ndindex(x.shape[:-1])]
@@ -80,7 +80,7 @@ def kfac(
     bias: bool = False,
     group: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """A, B and the gradients of each example and column, (p, q); `roots` are S of each example's share of the loss."""
+    """Return A, B and the gradients (p, q) of each example and column; `roots` holds S of each example's loss term."""
     A, B, gradients, count = 0.0, 0.0, [], 0
     for x, S in zip(inputs, roots, strict=True):
         layer = seen(model, x)[name]
@@ -99,7 +99,7 @@ def kfac(
 
 
 def coordinates(model: nn.Module, names: list[str], layer: str, group: int, bias: bool) -> np.ndarray:
-    """Where the numbers (p, q) of a layer's block lie in a flat vector of all parameters."""
+    """Return the positions of a layer's block (p, q) in the flat vector of all parameters."""
     sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
     starts = {name: sum(sizes[each] for each in names[:i]) for i, name in enumerate(names)}
     module = model.get_submodule(layer)
@@ -115,7 +115,7 @@ def coordinates(model: nn.Module, names: list[str], layer: str, group: int, bias
 
 
 def dense(p: "Problem", sharing: str, joined: bool, correct: Any = None) -> np.ndarray:
-    """The whole matrix; `correct` makes other blocks of layer, group, part, A, B and gradients."""
+    """Return the whole matrix; `correct` computes other blocks from layer, group, part, A, B and gradients."""
     names = list(p.x)
     matrix = np.zeros((sum(leaf.numel() for leaf in p.x.values()),) * 2)
     for layer, module in p.model.named_children():
@@ -140,38 +140,38 @@ def dense(p: "Problem", sharing: str, joined: bool, correct: Any = None) -> np.n
 
 
 def bias_gradients(p: "Problem", layer: str, group: int) -> list[np.ndarray]:
-    """Gradients of a bias, (p, 1)."""
+    """Return the gradients of a bias, (p, 1)."""
     _, _, gradients = kfac(p.model, p.inputs, p.roots, layer, bias=True, group=group)
     return [g[:, -1:] for g in gradients]
 
 
 def corrected(Q: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
-    """The nearest matrix with eigenvectors Q to the second moment of gradients."""
+    """Project the second moment of gradients on matrices with eigenvectors Q."""
     exact = sum(np.outer(g.reshape(-1), g.reshape(-1)) for g in gradients)
     return Q @ np.diag(np.diag(Q.T @ exact @ Q)) @ Q.T
 
 
 def softmax_root(z: np.ndarray) -> np.ndarray:
-    """S of the cross-entropy of one example."""
+    """Return S of the cross-entropy of one example."""
     p = np.exp(z - z.max())
     p /= p.sum()
     return np.diag(np.sqrt(p)) - np.outer(p, np.sqrt(p))
 
 
 def squares_root(z: np.ndarray) -> np.ndarray:
-    """S of the sum of squares."""
+    """Return S of the sum of squares."""
     return np.sqrt(2) * np.eye(z.size)
 
 
 def logistic_root(z: np.ndarray) -> np.ndarray:
-    """S of the sum of binary cross-entropies."""
+    """Return S of the sum of binary cross-entropies."""
     p = 1 / (1 + np.exp(-z.reshape(-1)))
     return np.diag(np.sqrt(p * (1 - p)))
 
 
 @dataclass(frozen=True)
 class Case:
-    """A chain of layers with a loss whose root is known."""
+    """A chain of layers, and a loss with a known root S."""
 
     model: Callable[[], nn.Sequential]
     inputs: Callable[[], Tensor]
@@ -235,7 +235,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Problem:
-    """A case with its numbers."""
+    """A case with random parameters, inputs and targets."""
 
     model: nn.Sequential
     loss: Callable[..., Tensor]

@@ -1,4 +1,4 @@
-"""K-FAC and EKFAC entry by entry against loops over examples, columns and places, in NumPy."""
+"""Tests of K-FAC and EKFAC, entry by entry, against loops over examples, columns and places in NumPy."""
 
 from itertools import product
 from typing import Any
@@ -12,7 +12,7 @@ from operators.kfac.by_hand import CASES, corrected, dense, problem
 import hodiff
 
 SETTINGS = list(product(CASES, ["expand", "reduce"], ["joined", "separate"]))
-# Each case and each setting once.
+# Every case and every setting occurs once.
 SOON = [
     ("mlp", "expand", "separate"),
     ("tokens", "reduce", "joined"),
@@ -29,7 +29,7 @@ def test_kronecker_products(setting: tuple[str, str, str]) -> None:
     A = hodiff.KFACOperator(*p.arguments, sharing=sharing, bias=bias)
     expected = dense(p, sharing, bias == "joined")
     np.testing.assert_allclose(A.to_dense().numpy(), expected, rtol=0, atol=1e-13)
-    # Over batches of different sizes, some columns at a time.
+    # Split into batches of different sizes, a few columns at a time.
     data = [(p.inputs[:1], p.targets[:1]), (p.inputs[1:], p.targets[1:])]
     B = hodiff.KFACOperator(p.model, p.loss, p.x, data=data, sharing=sharing, bias=bias, chunk_size=2)
     np.testing.assert_allclose(B.to_dense().numpy(), expected, rtol=0, atol=1e-13)
@@ -43,7 +43,7 @@ def test_corrected_eigenvalues(setting: tuple[str, str, str]) -> None:
     found = {(source.layer, source.parts[0]): block for source, block in zip(A._all_sources, A.blocks, strict=True)}
 
     def correct(layer: str, group: int, part: str, A: np.ndarray, B: np.ndarray, gradients: Any) -> np.ndarray:
-        # Where eigenvalues are equal, eigenvectors are a choice: any that diagonalize are right.
+        # Eigenvectors of equal eigenvalues are not unique, so use the operator's.
         block = found[layer, part]
         left = block.left[group].numpy()
         right = np.eye(len(A)) if block.right is None else block.right[group].numpy()
@@ -55,7 +55,7 @@ def test_corrected_eigenvalues(setting: tuple[str, str, str]) -> None:
 
     expected = dense(p, sharing, bias == "joined", correct)
     np.testing.assert_allclose(A.to_dense().numpy(), expected, rtol=0, atol=1e-12)
-    # Over batches of different sizes, some columns at a time; eigenvectors may be others there.
+    # Split into batches of different sizes, a few columns at a time. The eigenvectors may differ there.
     data = [(p.inputs[:1], p.targets[:1]), (p.inputs[1:], p.targets[1:])]
     A = hodiff.EKFACOperator(p.model, p.loss, p.x, data=data, sharing=sharing, bias=bias, chunk_size=2)
     found = {(source.layer, source.parts[0]): block for source, block in zip(A._all_sources, A.blocks, strict=True)}
@@ -64,12 +64,12 @@ def test_corrected_eigenvalues(setting: tuple[str, str, str]) -> None:
 
 
 def test_nearer_than_without_correction() -> None:
-    """In the Frobenius norm to the exact blocks, of all settings."""
+    """EKFAC is closer than K-FAC to the exact blocks, in the Frobenius norm, in all settings."""
     for name, sharing in product(CASES, ["expand", "reduce"]):
         p = problem(name)
         exact = hodiff.GaussNewtonOperator(*p.arguments).to_dense()
         plain = hodiff.KFACOperator(*p.arguments, sharing=sharing)
-        # Between the layers' blocks, and between groups of channels, both are zero.
+        # Both are zero between the blocks of layers, and between groups of channels.
         apart = _pattern(plain)
         distance = [
             (A.to_dense() - exact * apart).norm() for A in (hodiff.EKFACOperator(*p.arguments, sharing=sharing), plain)
@@ -79,7 +79,7 @@ def test_nearer_than_without_correction() -> None:
 
 
 def _pattern(A: hodiff.KFACOperator) -> torch.Tensor:
-    """1 where two parameters are in one block."""
+    """Return a mask of parameter pairs in the same block."""
     labels = torch.zeros(A.shape[0])
     number = 0
     leaves: list[Any] = [None] * len(A.domain.sizes)

@@ -1,4 +1,4 @@
-"""Inverses, spectra and norms in closed form against the dense matrix; and what every operator at a point can do."""
+"""Tests of inverses, spectra and norms in closed form against the dense matrix, and of the common operator methods."""
 
 import copy
 import pickle
@@ -18,7 +18,7 @@ KINDS = pytest.mark.parametrize("kind", [hodiff.KFACOperator, hodiff.EKFACOperat
 
 
 def mixed(kind: Any, **options: Any) -> Any:
-    """A network with every kind of block: of words, groups of channels, norms, full and diagonal, and linear ones."""
+    """Return the operator of a network with every kind of block: embedding, grouped, normalization and linear."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Embedding(5, 4), nn.LayerNorm(4), nn.Conv1d(6, 4, 2, groups=2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 3)
@@ -108,7 +108,7 @@ def test_the_inverse_is_an_operator_like_it() -> None:
 
 
 def test_heuristic_damping() -> None:
-    """By the formula, factor by factor."""
+    """Every damped factor matches its formula."""
     p = problem("mlp")
     A, damping = hodiff.KFACOperator(*p.arguments, bias="separate"), 0.01
     expected = []
@@ -146,7 +146,7 @@ def test_copies_and_conversions(kind: Any) -> None:
     M = A.to_dense()
     for twin in (copy.deepcopy(A), pickle.loads(pickle.dumps(A)), mixed(kind, fisher="monte-carlo", samples=2)):
         close(twin.to_dense(), M, 0)
-    # The factors go along; those of a fresh one are computed there.
+    # The copy includes the factors; a new operator computes them.
     assert pickle.loads(pickle.dumps(A)).blocks[0].layout == A.blocks[0].layout
     single = A.to(dtype=torch.float32)
     assert single.to_dense().dtype is torch.float32
@@ -155,7 +155,7 @@ def test_copies_and_conversions(kind: Any) -> None:
     assert (other.to_dense() - M).norm() > 1e-3 * M.norm()
     close(other.at(A.x).to_dense(), M, 0)
     close(A.to_dense(), M, 0)
-    # Two blocks of three, by name, as the rows and columns of the matrix.
+    # Leaves 5 and 6 belong to layer "5".
     rows = torch.cat([torch.arange(M.shape[0])[place] for place in A.domain.select([5, 6])])
     close(A.block("5").to_dense(), M[rows][:, rows])
 
@@ -167,13 +167,13 @@ def test_half_precision_and_float32(kind: Any) -> None:
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
         lower = A.to(dtype=dtype)
         assert lower.to_dense().dtype is torch.float32
-        # Eigenvectors of equal eigenvalues are a choice, on which the trace does not depend.
+        # Eigenvectors of equal eigenvalues are not unique, but the trace does not depend on them.
         assert lower.trace().value == pytest.approx(float(exact.trace()), rel=tolerance)
 
 
 @KINDS
 def test_some_parameters(kind: Any) -> None:
-    """Those of some layers, or a weight without its bias."""
+    """The parameters may be from some layers, or a weight without its bias."""
     p = problem("mlp")
     model, loss, x, *rest = p.arguments
     whole = kind(model, loss, x, *rest, bias="separate").to_dense()
@@ -207,7 +207,7 @@ def test_sums_are_multiples_of_means() -> None:
         summed = partial(loss, reduction="sum")
         for given in ({"data": [(inputs, y)]}, {"data": [(inputs[:2], y[:2]), (inputs[2:], y[2:])]}):
             if fisher == "monte-carlo" and len(given["data"]) > 1:
-                continue  # other draws
+                continue  # different draws
             A = hodiff.KFACOperator(model, summed, x, reduction="sum", fisher=fisher, **given)
             close(A.to_dense(), factor * mean)
 
@@ -252,7 +252,7 @@ def test_empirical_blocks_with_class_weights() -> None:
 
 
 class Batch(nn.Module):
-    """A model of a batch that is a dict."""
+    """A model whose input is a dict."""
 
     def __init__(self) -> None:
         super().__init__()

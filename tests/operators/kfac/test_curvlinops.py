@@ -1,6 +1,6 @@
-"""K-FAC and EKFAC of curvlinops, entry by entry, where it is installed and both mean the same.
+"""Tests of K-FAC and EKFAC against curvlinops, entry by entry, if it is installed and the definitions agree.
 
-It averages the inputs of groups of channels, while here each group has factors of its own.
+curvlinops averages the inputs of groups of channels, while hodiff uses separate factors for each group.
 """
 
 from itertools import product
@@ -19,7 +19,7 @@ FISHERS = {"exact": "type-2", "empirical": "empirical"}
 
 
 class Pooled(nn.Module):
-    """Tokens that meet in their mean."""
+    """A network that averages over tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,14 +71,14 @@ def test_same_matrix(name: str, loss: str, fisher: str, sharing: str, bias: str,
         )  # fmt: skip
         expected = B @ torch.eye(A.shape[0]).double()
         if ours is hodiff.EKFACOperator and not regular(A):
-            # Eigenvectors of equal eigenvalues are a choice, on which the trace does not depend.
+            # Eigenvectors of equal eigenvalues are not unique, but the trace does not depend on them.
             assert A.trace().value == pytest.approx(float(expected.trace()), rel=1e-10)
             continue
         close(A.to_dense(), expected, 1e-10)
 
 
 def regular(A: Any) -> bool:
-    """Whether no eigenvalue of a factor is zero more than once, nor equal to another."""
+    """Whether the eigenvalues of every factor are distinct."""
     factors = hodiff.KFACOperator._factors(A)
     spectra = [torch.linalg.eigvalsh(each) for block in factors for each in (block.A, block.B)]
     return all(bool((each.diff(dim=-1) > 1e-6 * each.max()).all()) for each in spectra)

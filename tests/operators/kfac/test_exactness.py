@@ -1,4 +1,4 @@
-"""Where theory says that K-FAC is exact, it is the block-diagonal Gauss-Newton matrix, which other code computes."""
+"""K-FAC equals the block-diagonal Gauss-Newton matrix of another operator where theory says that it is exact."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ import hodiff
 
 
 class Pooled(nn.Module):
-    """Tokens that meet in their mean."""
+    """A linear network that averages over tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class Pooled(nn.Module):
 
 
 class Twice(nn.Module):
-    """One layer that is called for two places of its input."""
+    """A network that calls one layer for two places of its input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ def labels(z: Tensor) -> Tensor:
 
 
 SQUARES, CLASSES = (F.mse_loss, torch.randn_like), (F.cross_entropy, labels)
-# Model, shape of the input, loss, sharing.
+# Model, input shape, loss, sharing.
 EXACT: dict[str, Any] = {
     "a deep linear network": (linear, (6, 3), SQUARES, "expand"),
     "a deep linear network of tokens": (linear, (3, 4, 3), SQUARES, "expand"),
@@ -64,7 +64,7 @@ def arguments(model: nn.Module, shape: tuple[int, ...], loss: Any) -> tuple[Any,
 
 
 def blocks(matrix: Tensor, sizes: list[int]) -> Tensor:
-    """The diagonal blocks alone."""
+    """Keep the diagonal blocks only."""
     pieces, start = [], 0
     for size in sizes:
         pieces.append(matrix[start : start + size, start : start + size])
@@ -86,7 +86,7 @@ def test_exact(name: str) -> None:
 
 
 def test_settings_matter() -> None:
-    """The other sharing is not exact there, nor is a nonlinear network of many examples."""
+    """K-FAC is not exact with the other sharing, or for a nonlinear network and many examples."""
     torch.manual_seed(0)
     for model, shape, loss, sharing in (
         (Pooled(), (4, 3, 3), SQUARES, "expand"),
@@ -100,7 +100,7 @@ def test_settings_matter() -> None:
         assert (A - G).norm() > 1e-3 * G.norm()
 
 
-# The layer, what follows it, and the shape of the input.
+# The normalization layer, the last layer, and the input shape.
 NORMS: dict[str, Any] = {
     "layer": (nn.LayerNorm(4), nn.Linear(4, 2), (5, 4)),
     "layer of a matrix": (nn.LayerNorm((2, 3)), nn.Linear(12, 2), (5, 2, 2, 3)),
@@ -132,7 +132,7 @@ def test_blocks_of_norms_are_exact(name: str) -> None:
 
 
 def test_other_fishers() -> None:
-    """Of one example the blocks are those of the empirical, the drawn, and the exact Fisher matrix of probabilities."""
+    """Blocks for one example match the empirical Fisher matrix and the exact Fisher matrix of probabilities."""
     torch.manual_seed(0)
     given = arguments(tanh(), (1, 3), CLASSES)
     sizes = [16, 15]
@@ -148,7 +148,7 @@ def test_other_fishers() -> None:
 
 
 def test_factors_of_a_sequence_are_taken_one_by_one() -> None:
-    """Layers that mix tokens: of one example, K-FAC of a norm's full block has no cross-terms of two tokens' losses."""
+    """K-FAC of a normalization's full block has no cross terms of two tokens' losses if layers mix tokens."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 4), nn.Conv1d(3, 2, 1)).double()
     inputs, y = torch.randn(3, 3, 4).double(), torch.randint(2, (3, 4))
@@ -158,7 +158,7 @@ def test_factors_of_a_sequence_are_taken_one_by_one() -> None:
     close(hodiff.KFACOperator(model, F.cross_entropy, x, inputs, y).to_dense(), G.to_dense(), 1e-13)
     data = [(inputs[:1], y[:1]), (inputs[1:], y[1:])]
     close(hodiff.KFACOperator(model, F.cross_entropy, x, data=data).to_dense(), G.to_dense(), 1e-13)
-    # A loss of one's own is taken by whole examples, and sums.
+    # A custom loss uses whole examples, and sums.
     own = lambda z, t: F.cross_entropy(z, t, reduction="sum")  # noqa: E731
     G = hodiff.GaussNewtonOperator(model, own, x, inputs, y, reduction="sum")
     close(hodiff.KFACOperator(model, own, x, inputs, y, reduction="sum").to_dense(), G.to_dense(), 1e-13)
@@ -175,6 +175,6 @@ def test_drawn_targets_approach_the_exact(kind: Any) -> None:
             generator = torch.Generator().manual_seed(1)
             drawn = kind(*given, fisher="monte-carlo", samples=samples, generator=generator).to_dense()
             errors.append(float((drawn - exact).norm() / exact.norm()))
-        # Ten times less, as the root of the number of samples.
+        # Ten times as accurate, as the square root of the number of samples.
         assert errors[1] < 0.03
         assert errors[1] < 0.4 * errors[0]

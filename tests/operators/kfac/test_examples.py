@@ -1,4 +1,4 @@
-"""Which inputs count, and which calls share examples: against the same data without what is ignored, or in one call."""
+"""Tests of ignored inputs and of calls that share examples, against the used data alone and against a single call."""
 
 from collections.abc import Callable
 from typing import Any
@@ -31,7 +31,7 @@ def close(a: Tensor, b: Tensor) -> None:
 
 
 class Tokens(nn.Module):
-    """Logits (N, C, T) of a network for each token, or one row for each."""
+    """Logits (N, C, T) of a network for each token, or one row for each token."""
 
     def __init__(self, flat: bool):
         super().__init__()
@@ -54,7 +54,7 @@ def test_examples_that_the_loss_ignores_do_not_count(kind: Any, sharing: str) ->
 
 @pytest.mark.parametrize("flat", [False, True], ids=["dimension", "rows"])
 def test_padding_does_not_count(flat: bool) -> None:
-    """With "expand" a token is an example, so that those that count may as well come alone."""
+    """A token is an example with "expand", so the used tokens alone give the same matrix."""
     x, y = torch.randn(3, 4, 4, dtype=torch.float64), torch.arange(12).reshape(3, 4) % 3
     y[0, 2:], y[2] = -100, -100
     model = Tokens(flat)
@@ -74,7 +74,7 @@ def test_reduced_inputs_are_means_of_what_counts() -> None:
 
 
 def test_ignored_positions_that_others_hang_on_count() -> None:
-    """A running sum: of an ignored position all but those behind the last label are used."""
+    """An ignored position counts if a later label depends on it, here through a running sum."""
 
     class Sums(nn.Module):
         def __init__(self) -> None:
@@ -118,7 +118,7 @@ def test_what_a_loss_of_ones_own_ignores_does_not_count(fisher: str, classes_fir
 
 
 class Centred(nn.Module):
-    """Outputs of each example that depend on the mean of the batch, or of a sequence's tokens."""
+    """Outputs of each example that depend on the mean over the batch, or over a sequence's tokens."""
 
     def __init__(self, dim: int, flat: bool):
         super().__init__()
@@ -145,7 +145,7 @@ def test_models_that_mix_rows_of_outputs_are_refused(kind: Any, fisher: str) -> 
 def test_labels_that_do_not_fit_the_places() -> None:
     pulled = torch.zeros(2, 6, dtype=torch.bool)
     ignored = torch.tensor([[True, True, True, False], [True] * 4])
-    # Four labels and six places: examples without any label are left out.
+    # Four labels do not match six places, so only examples without any label are left out.
     assert used_places(ignored, pulled).tolist() == [[True] * 6, [False] * 6]  # type: ignore[union-attr]
     pulled[1, 3] = True
     assert used_places(ignored, pulled).tolist()[1] == [False] * 3 + [True] + [False] * 2  # type: ignore[union-attr]
@@ -155,7 +155,7 @@ def test_labels_that_do_not_fit_the_places() -> None:
 
 
 class Chunked(nn.Module):
-    """Calls its network on one part of the examples after the other."""
+    """A model that calls its network on successive chunks of the examples."""
 
     def __init__(self, model: nn.Module, sizes: list[int]):
         super().__init__()
@@ -176,7 +176,7 @@ def test_calls_on_chunks_are_one_call(kind: Any, sharing: str, sizes: list[int])
 
 
 class Recurrent(nn.Module):
-    """Steps over time, with logits of all steps one below the other, or of the last one."""
+    """A recurrent model that returns the stacked logits of all steps, or the logits of the last step."""
 
     def __init__(self, every: bool):
         super().__init__()
@@ -191,7 +191,7 @@ class Recurrent(nn.Module):
 
 
 def test_steps_of_a_recurrent_layer_share_examples() -> None:
-    """Of one example with one label the block of EKFAC is exact in its trace only where the steps are added up."""
+    """EKFAC's trace with one label per example is exact only if the contributions of the steps are added."""
     torch.manual_seed(0)
     model = Recurrent(every=False).double()
     x, y = torch.randn(4, 3, 3, dtype=torch.float64), torch.arange(4) % 3
@@ -213,7 +213,7 @@ def test_calls_whose_rows_add_up_and_that_hang_on_each_other_are_no_chunks() -> 
 
     torch.manual_seed(0)
     x = torch.randn(4, 3, 3)
-    # The head's calls are chunks of the rows; those of the cell feed each other.
+    # The head's calls are chunks of the rows; the cell's calls depend on each other.
     assert on_chunks(Recurrent(every=True), x, ["cell", "head"]) == {"head"}
     assert on_chunks(Recurrent(every=False), x, ["cell", "head"]) == frozenset()
     assert on_chunks(Chunked(nn.Linear(3, 2), [1, 3]), x[:, 0], ["model"]) == {"model"}

@@ -1,4 +1,4 @@
-"""Patches times the weight are the convolution, as torch computes it."""
+"""Patches times the weight equal torch's convolution."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ CONVOLUTIONS: dict[str, Any] = {
 }
 
 
-# Of even kernels torch pads a copy, and says so.
+# torch warns that it pads a copy for even kernels.
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolution(name: str) -> None:

@@ -1,4 +1,4 @@
-"""What K-FAC does not know is refused by name, with a remedy."""
+"""K-FAC refuses unsupported models by name, and suggests a remedy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +16,7 @@ INPUTS, LABELS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), 
 
 
 class Net(nn.Module):
-    """Two layers, and a function of both and the input in their place."""
+    """A network of two layers, with a given function as its forward method."""
 
     def __init__(self, call: Callable[["Net", Tensor], Tensor], **layers: nn.Module):
         super().__init__()
@@ -45,7 +45,7 @@ def tied() -> nn.Module:
 
 
 class Scaled(nn.Module):
-    """A parameter of its own."""
+    """A module with its own parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Scaled(nn.Module):
 
 
 class Coupled(nn.Module):
-    """Examples along another dimension than the first."""
+    """A model whose outputs do not have the examples in the first dimension."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Quadratic models in balls, by the conditions that only their minimisers keep."""
+"""Tests of quadratic models in balls, by the optimality conditions that characterize their minimizers."""
 
 import numpy as np
 import pytest
@@ -24,14 +24,14 @@ MODELS = {
 
 
 def turned(matrix, gradient):
-    """In another basis."""
+    """Transform a model into another basis."""
     q, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))
     return q @ matrix @ q.T, q @ np.array(gradient)
 
 
 @pytest.mark.parametrize("basis", ["own", "turned"])
 def test_conditions_of_a_minimum(basis):
-    """(H + s) p = -g with H + s positive semidefinite, s >= 0, and s = 0 within (Moré & Sorensen, 1983)."""
+    """Steps satisfy (H + s) p = -g, H + s positive semidefinite, s >= 0, and s = 0 inside (Moré & Sorensen, 1983)."""
     models = [(*(turned(h, g) if basis == "turned" else (h, np.array(g))), r) for h, g, r in MODELS.values()]
     h, g, r = (torch.from_numpy(np.stack([model[i] for model in models])).to(D) for i in range(3))
     found = steps_in_balls(h, g, r)

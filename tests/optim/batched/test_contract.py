@@ -1,4 +1,4 @@
-"""`minimize` and `least_squares` with `batched=True`: each problem as if it were alone."""
+"""Tests of `minimize` and `least_squares` with `batched=True`: every problem is solved as if it were alone."""
 
 import math
 
@@ -25,7 +25,7 @@ def starts(count, n=3, seed=0):
 
 
 def shifted(x, center, weight):
-    """Least at the center, where it is 1; by the weights' condition number not easy."""
+    """Compute a function with minimum 1 at the center, ill-conditioned by the weights."""
     return 1 + (weight * (x - center) ** 2).sum() + ((x - center) ** 4).sum()
 
 
@@ -35,7 +35,7 @@ def decay(p, t, data):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_company_changes_nothing(method):
-    """Not the steps, not the counts; one start is not finite, others end long before the last."""
+    """Steps and counts equal those of a single problem, with one non-finite start and some problems that end early."""
     x0 = starts(4)
     x0[1, 1] = math.nan
     x0[2] = 1.0
@@ -56,7 +56,7 @@ def test_company_changes_nothing(method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_ends_are_those_of_the_loop(method):
-    """Over arguments of which some are the problems' own; and values and gradients are those of f, by hand."""
+    """Solutions with shared and per-problem arguments match a loop; values and gradients match formulas."""
     a = torch.linspace(0.5, 2, 3, dtype=D)
     x0 = starts(3, seed=1).abs()
     options = {"gtol": 1e-8} | ({"ftol": 1e-15} if method == "l-bfgs-b" else {})
@@ -84,7 +84,7 @@ def test_second_derivatives_are_those_of_f():
 
 
 def test_bfgs_learns_the_inverse_of_a_quadratic_function():
-    """After n steps along conjugate directions; of several, to the digits of the line search."""
+    """After n steps, BFGS has the inverse Hessians of several problems up to the accuracy of the line search."""
     matrices = starts(3, 16).reshape(3, 4, 4)
     matrices = matrices @ matrices.mT + torch.eye(4, dtype=D)
     found = minimize(lambda x, m: x @ m @ x / 2, starts(3, 4), matrices, method="bfgs", batched=True, tol=1e-12)
@@ -136,7 +136,7 @@ def test_bounds(method, form):
 
 
 def test_bounds_that_hold_and_let_go_again():
-    """Against SciPy with a gradient by hand, in a box of each problem's own."""
+    """Bounds that become active and inactive again match SciPy with a gradient by hand, with a box per problem."""
     x0, lower = starts(8, 6, seed=2), starts(8, 6, seed=3) - 1
     upper = lower + starts(8, 6, seed=4).abs() * 2
     found = minimize(rosenbrock, x0, bounds=(lower, upper), batched=True, options={"ftol": 1e-15, "gtol": 1e-9})
@@ -145,7 +145,7 @@ def test_bounds_that_hold_and_let_go_again():
         tight = {"ftol": 1e-16, "gtol": 1e-9}
         there = so.minimize(so.rosen, x0[b].numpy(), jac=so.rosen_der, bounds=box, method="l-bfgs-b", options=tight)
         ours = so.minimize(so.rosen, found.x[b].numpy(), jac=so.rosen_der, bounds=box, method="l-bfgs-b", options=tight)
-        # It may be another minimum, but is one, and none that SciPy improves.
+        # SciPy may find another minimum, but cannot improve this one.
         assert found.fun[b].item() <= ours.fun + 1e-9 * abs(ours.fun)
         assert found.fun[b].item() == pytest.approx(there.fun, rel=1e-7)
     assert ((found.x >= lower) & (found.x <= upper)).all()
@@ -153,7 +153,7 @@ def test_bounds_that_hold_and_let_go_again():
 
 
 def test_least_squares_are_those_of_scipy():
-    """Fits of decays within bounds, by Jacobians in NumPy."""
+    """Fits of decays within bounds match SciPy with Jacobians in NumPy."""
     t = torch.linspace(0, 3, 20, dtype=D)
     rate = torch.linspace(0.3, 3, 7, dtype=D)
     noise = 0.05 * starts(7, 20, seed=5)
@@ -186,7 +186,7 @@ def test_least_squares_are_those_of_scipy():
 
 
 def test_least_squares_where_gauss_and_newton_diverge():
-    """Of an arc tangent beyond 1.39 their steps grow; the damping shortens them."""
+    """Gauss-Newton steps grow for the arc tangent beyond 1.39; damping shortens them."""
     x0 = torch.tensor([[3.0], [-10.0], [1.0]], dtype=D)
     found = least_squares(torch.atan, x0, batched=True)
     assert found.success.all()
@@ -208,14 +208,14 @@ def test_float32_ends_where_its_digits_do():
         found = minimize(rosenbrock, x0, method=method, batched=True, tol=1e-3)
         assert found.x.dtype is torch.float32
         assert (found.fun < 1e-6).all() or found.success.all()
-        # A tolerance beyond its digits ends the search, and says so.
+        # A tolerance beyond float32 accuracy ends the search with a message.
         beyond = minimize(rosenbrock, x0, method=method, batched=True, options={"gtol": 0.0, "maxiter": 300})
         assert (beyond.nit < 200).all()
         torch.testing.assert_close(beyond.x, torch.ones(3, 3), atol=2e-2, rtol=0)
 
 
 def test_tol_sets_what_scipy_has_it_set():
-    """Of "l-bfgs-b" both tolerances, or the change of the value would end it at 2e-9."""
+    """`tol` sets both tolerances of "l-bfgs-b"; otherwise the change of the value would end the search at 2e-9."""
     given = {"method": "l-bfgs-b", "batched": True}
     by_tol = minimize(rosenbrock, starts(3), tol=1e-14, **given)
     by_name = minimize(rosenbrock, starts(3), options={"gtol": 1e-14, "ftol": 1e-14}, **given)
@@ -247,7 +247,7 @@ def test_ctrl_c_returns_the_best_points():
 
 
 def test_minimisers_are_differentiable():
-    """argmin_x of x^4/4 + x^2/2 - p x has the slope 1 / (3 x^2 + 1)."""
+    """argmin_x of x^4/4 + x^2/2 - p x has the derivative 1 / (3 x^2 + 1)."""
 
     def f(x, p):
         return (x**4 / 4 + x**2 / 2 - p * x).sum()

@@ -1,4 +1,4 @@
-"""The problems of Moré, Garbow & Hillstrom, each from several starts at once: published minima."""
+"""The problems of Moré, Garbow & Hillstrom from several starts at once reach published minima."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def test_published_minima_are_found(case):
     else:
         found = minimize(problem.value, x0, method=method, options=BATCHED_MINIMIZE[method], batched=True)
         values = found.fun
-    # What is told is the value there, by f itself.
+    # The returned values match f at the returned points.
     at = torch.stack([problem.value(x) for x in found.x])
     torch.testing.assert_close(values, at, rtol=1e-8, atol=1e-20)
     solved = [problem.is_solved_by(value) for value in values.tolist()]

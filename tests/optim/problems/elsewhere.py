@@ -1,6 +1,6 @@
-"""Which method may end elsewhere than at a published minimum of which problem.
+"""Pairs of problem and method that may end elsewhere than at a published minimum.
 
-SciPy does so with any right derivatives. Where it ends may be up to rounding, and so to the processor.
+SciPy does so with any correct derivatives. The result may depend on rounding, and so on the processor.
 """
 
 MORE_GARBOW_HILLSTROM = {
@@ -102,8 +102,8 @@ SCALABLE = {
     ("trigonometric", 10000, "newton-cg"),
     ("trigonometric", 10000, "l-bfgs-b"),
 }
-# Where our own methods may not end at a published minimum; "lm-geodesic" always does, but that a start next to that of
-# Beale's function leads to infinity.
+# hodiff's own methods that may not end at a published minimum. "lm-geodesic" always does, except that it diverges from
+# a start near the standard start of Beale's function.
 OWN = {
     ("beale", "lm-geodesic"),
     ("brown badly scaled", "newton-krylov"),
@@ -114,8 +114,8 @@ OWN = {
     ("penalty 2 4", "ssbroyden"),
     ("watson 12", "newton-krylov"),
 }
-# Where many starts at once may not all end at a published minimum. Beale's: from next to the standard start Levenberg
-# and Marquardt's method with scales of the columns goes to infinity, as SciPy's does.
+# Batches of starts that may not all end at a published minimum. From near the standard start of Beale's function,
+# Levenberg-Marquardt with column scales diverges, like SciPy's.
 BATCHED = {
     ("beale", "lm"),
     ("biggs exp6", "trust-exact"),

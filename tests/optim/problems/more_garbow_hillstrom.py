@@ -1,9 +1,9 @@
 """The 35 problems of J. J. Moré, B. S. Garbow & K. E. Hillstrom, "Testing unconstrained optimization software", ACM
 Transactions on Mathematical Software 7 (1981), pages 17-41, with their starts, minima and minimisers.
 
-Sizes are those for which it has minima, and else 10 or 12. Norms at the start are those that MINPACK's test programs
-print (Argonne National Laboratory, 1980), where one of them has the problem in this form. Minima that the paper lacks
-are marked.
+Sizes are those with published minima, or else 10 or 12. Norms at the start are those that MINPACK's test programs print
+(Argonne National Laboratory, 1980), if a program has the problem in this form. Minima that the paper does not list are
+marked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROBLEMS: dict[str, LeastSquares] = {}
 
 @dataclass(frozen=True)
 class Size:
-    """One of the sizes of a problem: what is added to its name, and its data."""
+    """One size of a problem: the suffix of its name, and its data."""
 
     start: Sequence[float] | Tensor
     minima: Sequence[float]
@@ -32,7 +32,7 @@ class Size:
 
 
 def problem(*sizes: Size) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Enter a residual function, of x or of x and m, once for each size."""
+    """Register a residual function, of x or of x and m, once for each size."""
 
     def enter(residuals: Callable[..., Tensor]) -> Callable[..., Tensor]:
         for size in sizes:
@@ -113,7 +113,7 @@ def meyer(x):
     return x[0] * torch.exp(x[1] / (45 + 5 * count(16) + x[2])) - y
 
 
-# The paper's "m i" in the exponent is a slip of print for a minus sign.
+# The paper's "m i" in the exponent is a misprint of a minus sign.
 @problem(Size((5, 2.5, 0.15), (0,), [(50, 25, 1.5)]))
 def gulf_research_and_development(x):
     t = count(99) / 100
@@ -121,7 +121,7 @@ def gulf_research_and_development(x):
     return torch.exp(-((y - x[1]).abs() ** x[2]) / x[0]) - t
 
 
-# Also wherever the first two are equal and the third is zero.
+# All points with equal first two elements and a zero third element are minimisers, too.
 @problem(Size((0, 10, 20), (0,), [(1, 10, 1), (10, 1, -1)], 32.111584))
 def box_three_dimensional(x):
     t = count(10) / 10
@@ -174,7 +174,7 @@ def osborne_1(x):
     return y - (x[0] + x[1] * torch.exp(-t * x[3]) + x[2] * torch.exp(-t * x[4]))
 
 
-# Zero is not in the paper.
+# The paper does not list the minimum zero.
 @problem(Size((1, 2, 1, 1, 1, 1), (0, 5.65565e-3), [(1, 10, 1, 5, 4, 3), (4, 10, 3, 5, 1, 1)]))
 def biggs_exp6(x):
     t = count(13) / 10
@@ -296,7 +296,7 @@ def linear_of_rank_1_with_zeros(x, m):
 @problem(
     Size(inner_points(8), (3.51687e-3,), norm=0.19651386),
     Size(inner_points(9), (0,), norm=0.16994993),
-    # The lower minimum is not in the paper.
+    # The paper does not list the lower minimum.
     Size(inner_points(10), (4.77271e-3, 6.50395e-3), norm=0.18374783),
 )
 def chebyquad(x):

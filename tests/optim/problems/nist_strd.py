@@ -1,4 +1,4 @@
-"""The 27 sets of nonlinear regression of NIST's Statistical Reference Datasets, with certified values.
+"""The 27 nonlinear regressions of NIST's Statistical Reference Datasets, with certified values.
 
 `nist_strd.txt` has the numbers of the files at https://www.itl.nist.gov/div898/strd/nls/nls_main.shtml, works of the US
 government in the public domain: two starts, certified parameters and their standard deviations, the residual sum of
@@ -45,7 +45,7 @@ def _enso(x: Tensor, b: Tensor) -> Tensor:
     return b[0] + cycle(b[1], b[2], 12.0) + cycle(b[4], b[5], b[3]) + cycle(b[7], b[8], b[6])
 
 
-# By the names of the sets; Nelson is a model of log y and has two predictors, the columns of x.
+# Models by the names of the data sets. Nelson models log y and has two predictors, the columns of x.
 MODELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "Misra1a": _misra_a,
     "Chwirut1": _chwirut,
@@ -79,14 +79,14 @@ MODELS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class Regression:
-    """One set.
+    """One regression.
 
     Attributes:
-        name: NIST's.
-        level: Of difficulty: lower, average or higher.
-        starts: Two, the farther one first.
-        certified: Parameters.
-        deviations: Their standard deviations.
+        name: NIST's name.
+        level: The level of difficulty: lower, average or higher.
+        starts: Two starts, the farther one first.
+        certified: The certified parameters.
+        deviations: The standard deviations of the parameters.
         squares: The residual sum of squares.
         y: Observations, (m,), or their logarithms.
         x: Predictor, (m,), or predictors (m, 2).
@@ -102,16 +102,16 @@ class Regression:
     x: Tensor
 
     def residuals(self, b: Tensor) -> Tensor:
-        """What the model lacks of the observations."""
+        """Return the predictions minus the observations."""
         return MODELS[self.name](self.x, b) - self.y
 
     def digits(self, b: Tensor) -> float:
-        """In how many the worst parameter agrees with the certified ones, which have 11."""
+        """Return the number of digits in which the worst parameter agrees with the certified ones, which have 11."""
         return abs((b / self.certified - 1).abs().max().clamp(min=1e-11, max=1.0).log10().item())
 
     def is_solved_by(self, squares: float) -> bool:
-        """Whether it is the certified sum."""
-        # Its data were made from the model, with a sum of 1e-25, which float64 cannot tell from 1e-20.
+        """Whether the value equals the certified sum."""
+        # The data of Lanczos1 come from the model, with a sum of 1e-25, which float64 cannot distinguish from 1e-20.
         floor = 1e-20 if self.name == "Lanczos1" else 0.0
         return abs(squares - self.squares) <= floor + 1e-9 * self.squares
 

@@ -1,4 +1,4 @@
-"""What the collections of test problems are made of."""
+"""The data structures of the collections of test problems."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LeastSquares:
-    r"""$\min_x \sum_i r_i(x)^2$, without the half that `least_squares` has.
+    r"""$\min_x \sum_i r_i(x)^2$, without the factor 1/2 of `least_squares`.
 
     Attributes:
-        name: In lower case, with the size where there are several.
-        residuals: $r$, of x (n,) to (m,).
-        start: The standard one, (n,), float64.
+        name: The name in lower case, with the size if there are several.
+        residuals: $r$, from x (n,) to (m,).
+        start: The standard start, (n,), float64.
         minima: Published values of local minima, the best first.
-        minimisers: Published points of the best minimum; empty where none is.
-        norm_at_start: That of the residuals, published, or None.
+        minimisers: Published points of the best minimum, or empty.
+        norm_at_start: The published norm of the residuals at the start, or None.
     """
 
     name: str
@@ -29,25 +29,25 @@ class LeastSquares:
     norm_at_start: float | None = None
 
     def value(self, x: Tensor) -> Tensor:
-        """The sum of squares."""
+        """Return the sum of squares."""
         return self.residuals(x).square().sum()
 
     def is_solved_by(self, value: float) -> bool:
-        """Whether it is a published minimum, to the digits published."""
+        """Whether the value is a published minimum, to the published digits."""
         return any(abs(value - minimum) <= (1e-5 * minimum or 1e-8) for minimum in self.minima)
 
 
 @dataclass(frozen=True)
 class Scalar:
-    r"""$\min_x f(x)$ of as many unknowns as one likes.
+    r"""$\min_x f(x)$ with any number of unknowns.
 
     Attributes:
-        name: In lower case.
-        value: $f$, of x (n,) to ().
-        start: The standard one of n unknowns.
-        minimum: The least value known for n unknowns, or None.
-        largest: With more unknowns it is too ill-conditioned for float64.
-        multiple: Of what its sizes are multiples.
+        name: The name in lower case.
+        value: $f$, from x (n,) to ().
+        start: Returns the standard start for n unknowns.
+        minimum: Returns the least known value for n unknowns, or None.
+        largest: The largest size; with more unknowns the problem is too ill-conditioned for float64.
+        multiple: The number whose multiples are valid sizes.
     """
 
     name: str
@@ -58,11 +58,11 @@ class Scalar:
     multiple: int = 4
 
     def size(self, n: int) -> int:
-        """The largest that the problem has, up to n."""
+        """Return the largest valid size up to n."""
         return n - n % self.multiple
 
     def is_solved_by(self, value: float, n: int) -> bool:
-        """Whether it is the minimum, to the digits published; one of zero, to those of the value at the start."""
+        """Whether the value is the minimum to the published digits, relative to the start value if it is zero."""
         minimum = self.minimum(n)
         assert minimum is not None
         at_start = self.value(self.start(self.size(n))).item()

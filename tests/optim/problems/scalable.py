@@ -1,4 +1,4 @@
-"""Scalar problems of as many unknowns as one likes, in the forms and from the starts of CUTEst where no other is named.
+"""Scalar problems with any number of unknowns, in the forms and from the starts of CUTEst unless noted otherwise.
 
 Sources: N. Gould, D. Orban & P. Toint, "CUTEst: a constrained and unconstrained testing environment with safe threads
 for mathematical optimization", Computational Optimization and Applications 60 (2015); L. Luksan & J. Vlcek, "Test
@@ -28,7 +28,7 @@ Minimum = float | dict[int, float] | Callable[[int], float]
 def problem(
     *start: float | Callable[[int], Tensor], minimum: Minimum = 0.0, largest: int = 10_000
 ) -> Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]:
-    """Enter a function by its name: with its start, numbers that are repeated or a function of n, and its minimum."""
+    """Register a function by its name, with its start (repeated numbers or a function of n) and its minimum."""
 
     def enter(value: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         name = value.__name__.replace("_", " ")
@@ -158,7 +158,7 @@ def liarwhd(x):
     return (4 * (x**2 - x[0]) ** 2 + (x - 1) ** 2).sum()
 
 
-# Many local minima: a sum of values of t^2 + 4 cos t at integer combinations, each of which is best at 2 sin t = t.
+# This function has many local minima: a sum of t^2 + 4 cos t at integer combinations, with best value at 2 sin t = t.
 def _noncvx_minimum(n: int) -> float:
     best = scipy.optimize.minimize_scalar(lambda t: t**2 + 4 * math.cos(t), bracket=(1.5, 2.0), tol=1e-12)
     return float(n * best.fun)
@@ -183,7 +183,7 @@ def nondquar(x):
 
 
 def _penalty_minimum(n: int) -> float:
-    """All elements of the minimiser are equal, the real positive root of a cubic."""
+    """Compute the minimum: all elements of the minimiser equal the positive real root of a cubic."""
     roots = np.roots([2 * n, 0.0, 1e-5 - 0.5, -1e-5])
     t = float(max(roots[np.isreal(roots)].real))
     return 1e-5 * n * (t - 1) ** 2 + (n * t**2 - 0.25) ** 2
@@ -226,7 +226,7 @@ def variably_dimensioned(x):
     return mgh.variably_dimensioned(x).square().sum()
 
 
-# By letter: the exponents of i / n in the four sums; and for each of these families the factors of the sums.
+# Exponents of i / n in the four sums, by letters; and factors of the sums for each of these families.
 _POWERS = {"abcd": (0, 0, 0, 0), "efgh": (1, 0, 0, 1), "ijkl": (2, 0, 0, 2), "mnop": (2, 1, 1, 2)}
 _FACTORS = (
     (1.0, 0.0, 0.125, 0.125),

@@ -1,4 +1,4 @@
-"""Sequences that formulas of test problems are made of, in float64."""
+"""Sequences in the formulas of test problems, in float64."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 def count(n: int, first: int = 1) -> Tensor:
-    """The whole numbers from `first`, n of them."""
+    """Return n consecutive integers from `first`."""
     return torch.arange(first, first + n, dtype=torch.float64)
 
 
 def inner_points(n: int) -> Tensor:
-    """The points that divide the unit interval into n + 1 parts."""
+    """Return the points that divide the unit interval into n + 1 parts."""
     return count(n) / (n + 1)
 
 
 def series(text: str) -> Tensor:
-    """The numbers of a text."""
+    """Parse the numbers of a text."""
     return torch.tensor([float(each) for each in text.split()], dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The optimizers, one line each, and a problem that each of them can descend."""
+"""The optimizers, one line each, and a problem that all of them can minimize."""
 
 import copy
 from collections.abc import Callable
@@ -16,7 +16,7 @@ cross_entropy = nn.functional.cross_entropy
 
 @dataclass(frozen=True)
 class Case:
-    """An optimizer with settings that make several refreshes, and what it promises."""
+    """An optimizer with settings that cause several refreshes, and its properties."""
 
     make: Callable[..., Any]
     options: dict[str, Any] = field(default_factory=dict)
@@ -25,14 +25,14 @@ class Case:
     pair: bool = False  # closures return (outputs, loss)
     maximize: bool = True
     complex_too: bool = False
-    apart: bool = True  # groups are as separate optimizers
+    apart: bool = True  # groups behave like separate optimizers
     groups: bool = True
-    systems: int = 1  # systems of equations, and so graphs, in a step
-    bare: bool = True  # takes parameters that belong to no layer
+    systems: int = 1  # number of systems of equations, and so of graphs, in a step
+    bare: bool = True  # accepts parameters that belong to no layer
 
     @property
     def watches(self):
-        """Whether it looks at the loss on its way to backward."""
+        """Whether the optimizer intercepts the loss at `backward`."""
         return "update_every" in self.options
 
     def __call__(self, parameters, **options):
@@ -137,7 +137,7 @@ class Problem:
         return lambda: self.loss(batch)
 
     def run(self, case, optimizer, batches=None):
-        """Train, in the way of a loop where that is enough."""
+        """Train with the ordinary loop if it is enough, or else with closures."""
         for batch in self.batches if batches is None else batches:
             if case.loop:
                 optimizer.zero_grad()

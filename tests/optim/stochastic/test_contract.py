@@ -1,4 +1,4 @@
-"""What `torch.optim` promises of every optimizer, for each of ours."""
+"""Tests of the contract of `torch.optim.Optimizer` for every optimizer of hodiff."""
 
 import copy
 import io
@@ -19,13 +19,13 @@ every = pytest.mark.parametrize("case", TABLE.values(), ids=TABLE)
 
 
 def of(**promises):
-    """The optimizers with these promises."""
+    """Parametrize by the optimizers with these properties."""
     kept = {name: case for name, case in TABLE.items() if all(getattr(case, k) == v for k, v in promises.items())}
     return pytest.mark.parametrize("case", kept.values(), ids=kept)
 
 
 def quadratic(case, parameters, scale=1.0):
-    """A closure for any parameters, of a loss that is separable: (p - 1)^2."""
+    """Return a closure of the separable loss (p - 1)^2 for any parameters."""
 
     def terms():
         return torch.cat([(p - 1).abs().square().double().reshape(-1) for p in parameters])
@@ -36,7 +36,7 @@ def quadratic(case, parameters, scale=1.0):
             lambda z: scale * z.square().sum(),
         )
     if case.make is hodiff.optim.SophiaG:
-        # Two classes, of which the first is always right: a cross-entropy that every parameter has a share in.
+        # Two classes, of which the first is always correct: a cross-entropy that depends on every parameter.
         return lambda: (
             scale
             * cross_entropy(
@@ -122,7 +122,7 @@ def test_learning_rates_may_be_tensors(case):
 
 @every
 def test_schedulers_and_hooks(case):
-    # Torch wraps the steps of classes that are in use.
+    # torch wraps the steps of all optimizer classes in use.
     torch.optim.LBFGS([torch.ones(1, requires_grad=True)])
     problem, other = Problem(), Problem()
     optimizer, by_hand = case(problem.model.parameters()), case(other.model.parameters())
@@ -136,7 +136,7 @@ def test_schedulers_and_hooks(case):
         by_hand.param_groups[0]["lr"] = by_hand.defaults["lr"] * 0.5**i
         other.run(case, by_hand, [batch])
     assert seen == ["before", "after"] * 4
-    # A line search enlarges the last bit, in which products differ by where in memory they are.
+    # A line search amplifies rounding errors, and products round differently by memory address.
     torch.testing.assert_close(problem.numbers(), other.numbers(), rtol=1e-9, atol=1e-12)
 
 
@@ -224,7 +224,7 @@ def test_complex_parameters_are_taken_or_refused(case):
     for _ in range(3):
         ours.step(lambda: ((z - 1).abs() ** 2).sum() + z.real.prod())
         theirs.step(lambda: ((torch.view_as_complex(pairs) - 1).abs() ** 2).sum() + pairs[:, 0].prod())
-    if "adaptive" not in repr(case.make):  # whose |w| is that of the complex number
+    if "adaptive" not in repr(case.make):  # the adaptive variant uses |w| of the complex number
         torch.testing.assert_close(torch.view_as_real(z), pairs, rtol=1e-5, atol=1e-6)
 
 
@@ -255,7 +255,7 @@ def test_closures_that_return_no_loss(case):
 
 @of(loop=True)
 def test_closures_that_do_nothing(case):
-    """As Lightning passes them to `step` in manual optimization, after the gradients are there."""
+    """Closures that only return None, like Lightning's in manual optimization, keep the gradients."""
     ours, theirs = Problem(), Problem()
     optimizer = case(ours.model.parameters())
     for i, batch in enumerate(ours.batches):
@@ -268,14 +268,14 @@ def test_closures_that_do_nothing(case):
         assert optimizer.step(lambda: None) is None
         assert all(p.grad is g for p, g in zip(ours.model.parameters(), before, strict=True))
     assert same(ours.numbers(), theirs.run(case, case(theirs.model.parameters())))
-    # A closure that forgets its loss is not taken for such a one.
+    # A closure that forgets to return its loss is not mistaken for such a closure.
     optimizer.step(lambda: ours.loss(batch))
     with pytest.raises(hodiff.InputError, match="closure: expected it to return the loss"):
         optimizer.step(lambda: None)
 
 
 def adding(problem, batch, optimizer=None, **zeroing):
-    """A closure as Lightning's, which zeroes gradients at the first of several batches."""
+    """Return a closure like Lightning's, which zeroes gradients at the first of several batches."""
 
     def closure():
         if optimizer is not None:
@@ -344,7 +344,7 @@ def test_closures_that_spend_their_graph(case):
 
 
 def many_parameters():
-    """Parameters of several shapes, layouts and dtypes, among them numbers."""
+    """Return parameters of several shapes, layouts and dtypes, including numbers."""
     generator = torch.Generator().manual_seed(0)
     made = [torch.randn(n, generator=generator, dtype=D) for n in range(5)]
     made += [torch.randn(2, 3, 2, 2, generator=generator), torch.randn(3, 2, generator=generator).T, torch.randn(())]
@@ -361,7 +361,7 @@ def test_steps_together_are_steps_one_by_one(name):
         groups = [{"params": parameters[:3]}, {"params": parameters[3:], "lr": 0.03, "maximize": True}]
         optimizer = case(groups, foreach=foreach)
         for step in range(5):
-            # One that has no gradient at first.
+            # The first parameters have no gradient at first.
             optimizer.step(quadratic(case, parameters[2:] if step < 2 else parameters))
         ways[foreach] = [p.detach() for p in parameters]
     torch.manual_seed(0)
@@ -425,7 +425,7 @@ def test_bad_settings(case):
 
 @cache
 def states():
-    """What optimizers store after two steps."""
+    """Return the states of all optimizers after two steps."""
     found = {}
     torchs = {"Adam": Case(torch.optim.Adam), "SGD": Case(partial(torch.optim.SGD, momentum=0.9))}
     for name, case in {**TABLE, **torchs}.items():
@@ -436,7 +436,7 @@ def states():
     return found
 
 
-# Of whom each takes the states of the other: they mean the same, or there are none, and what one has more is off.
+# Optimizers in a set accept each other's states: the entries mean the same or are absent, and extras are off.
 ALIKE = [
     {"SophiaH", "SophiaG"},
     {"Shampoo", "Shampoo, the paper's"},
@@ -532,7 +532,7 @@ def test_closures_that_raise_leave_parameters_and_state(case):
     optimizer.step(closure)
     points = [parameter.detach().clone()]
 
-    def steps():  # the second evaluation may be that of another step
+    def steps():  # the second evaluation may belong to another step
         optimizer.step(fails)
         points.append(parameter.detach().clone())
         optimizer.step(fails)

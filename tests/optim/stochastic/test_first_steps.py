@@ -1,4 +1,4 @@
-"""First steps against the papers' pseudo-code, written again in plain NumPy with derivatives by hand."""
+"""Tests of the first steps against the papers' pseudo-code in plain NumPy, with derivatives by hand."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ START = np.array([1.0, -2.0, 0.7])
 
 
 def loss(w):
-    """A quadratic function and a quartic one: curvature that changes from place to place, and is not diagonal."""
+    """Compute a quadratic plus a quartic function, whose Hessian varies and is not diagonal."""
     return 0.5 * w @ torch.from_numpy(A) @ w + (w**4).sum() / 12
 
 
@@ -105,7 +105,7 @@ def test_sophia_h(every):
         before = w
         w, h, m = sophia(w, h, m, estimate, gradient(w), (t - 1) % every == 0)
         clipped += (np.abs(w - before * (1 - 0.3 * 0.05)) > 0.3 - 1e-12).sum()
-    assert 0 < clipped < 24  # both branches
+    assert 0 < clipped < 24  # both branches occur
     generator = torch.Generator().manual_seed(7)
     ours = train(lambda p: SophiaH(p, 0.3, (0.7, 0.9), 0.4, 1e-12, 0.05, update_every=every, generator=generator), 8)
     np.testing.assert_allclose(ours, w, rtol=1e-12)
@@ -136,7 +136,7 @@ def test_sophia_g(reduction):
         p /= p.sum(1, keepdims=True)
 
         def of(labels, p=p):
-            """The mean loss's gradient by the weight."""
+            """Return the gradient of the mean loss by the weight."""
             return ((p - np.eye(3)[labels]) * taken[:, None]).T @ x.numpy() / count
 
         def estimate(p=p, of=of):
@@ -183,7 +183,7 @@ def test_sam(adaptive):
 
 
 def truncated(B, b, steps):
-    """Conjugate gradients as in Nocedal and Wright, algorithm 7.1."""
+    """Run conjugate gradients as in Nocedal and Wright, algorithm 7.1."""
     x, r = np.zeros_like(b), -b
     d = -r
     for k in range(steps):
@@ -226,7 +226,7 @@ def test_newton_cg_in_negative_curvature(start):
     NewtonCG([w]).step(lambda: 0.5 * w @ torch.from_numpy(B) @ w)
     step = w.detach().numpy() - np.array(start)
     np.testing.assert_allclose(step, truncated(B, -B @ np.array(start), 9), rtol=1e-12)
-    assert step @ B @ np.array(start) < 0  # downhill
+    assert step @ B @ np.array(start) < 0  # a descent direction
 
 
 def test_hessian_free_ends_on_a_quadratic_function_in_n_iterations():
@@ -254,7 +254,7 @@ def test_hessian_free_against_levenberg_and_marquardt_by_hand():
         J = np.stack([np.exp(-w[1] * t), -w[0] * t * np.exp(-w[1] * t), np.ones_like(t)], 1)
         g = 2 * J.T @ (w[0] * np.exp(-w[1] * t) + w[2] - data) + 0.01 * w
         B = 2 * J.T @ J + (0.01 + damping) * np.eye(3)
-        # The iterates 1, 2 and 3 of conjugate gradients, from the last one back for as long as the loss falls.
+        # Iterates 1, 2 and 3 of conjugate gradients, from the last one back while the loss decreases.
         steps = [truncated(B, -g, k) for k in (1, 2, 3)]
         best = steps.pop()
         while steps and value(w + steps[-1]) < value(w + best):
@@ -275,7 +275,7 @@ def test_hessian_free_against_levenberg_and_marquardt_by_hand():
         damping *= 2 / 3 if ratio > 0.75 else 1.5 if ratio < 0.25 else 1.0
         seen.append((optimizer.last.accepted, ratio > 0.75, len(steps)))
         np.testing.assert_allclose(ours.detach().numpy(), w, rtol=1e-5)
-    # Steps that were good, moderate and bad, and iterates further back.
+    # The steps are good, moderate and bad, and earlier iterates occur.
     assert [accepted for accepted, *_ in seen] == [True] * 4 + [False]
     assert [good for _, good, _ in seen] == [True, True, False, True, False]
     assert [2 - left for *_, left in seen] == [1, 2, 1, 2, 0]
@@ -289,7 +289,7 @@ def test_hessian_free_starts_from_the_last_solution():
         closure = lambda w=w: (x @ w, lambda z: ((z - y) ** 2).mean())  # noqa: E731
         optimizer.step(closure)
         with torch.no_grad():
-            w.copy_(torch.from_numpy(START))  # the same problem once more
+            w.copy_(torch.from_numpy(START))  # repeat the same problem
         optimizer.step(closure)
         assert optimizer.last.cg_iterations == expected
 
@@ -320,7 +320,7 @@ def test_lbfgs_meets_the_wolfe_conditions_and_is_torchs():
 
 
 def test_closures_are_corrected():
-    """`cdist` has no second derivative in torch."""
+    """The closure is corrected: `cdist` has no second derivative in torch."""
     x = torch.randn(4, 3, dtype=D)
     w = torch.randn(2, 3, dtype=D, requires_grad=True)
 

@@ -1,4 +1,4 @@
-"""K-FAC and EK-FAC against natural gradients in closed form, steps by hand, and the operators of the same names."""
+"""Tests of K-FAC and EK-FAC against natural gradients in closed form, steps by hand, and hodiff's operators."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ def seeded(number=0):
 
 
 def step_of(optimizer, model, loss):
-    """What one step subtracts, by parameter."""
+    """Return the step for each parameter."""
     before = [p.detach().clone() for p in model.parameters()]
     optimizer.zero_grad()
     loss().backward()
@@ -33,7 +33,7 @@ PLAIN = {"lr": 1.0, "momentum": 0.0, "kl_clip": None, "fisher": "exact", "update
 
 @pytest.mark.parametrize(("make", "damping"), [(KFAC, 0.0), (EKFAC, 0.3)])
 def test_deep_linear_networks_take_natural_gradients(make, damping):
-    # Two layers 3 -> 2 -> 4 and the mean squared error: blocks of the Fisher matrix are J^T J, of Jacobians by hand.
+    # Two layers 3 -> 2 -> 4 and the mean squared error: Fisher blocks are J^T J, with Jacobians by hand.
     model = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 4, bias=False)).double()
     x, y = RNG.standard_normal((20, 3)), RNG.standard_normal((20, 4))
     first, second = (p.detach().numpy() for p in model.parameters())
@@ -103,7 +103,7 @@ def test_kfac_by_hand():
 
 
 def test_ekfac_averages_second_moments_in_its_basis():
-    # One layer without bias, so that examples' gradients are g a^T; the basis is made at the first and second of three.
+    # One layer without bias, so the gradient of an example is g a^T. The basis changes at steps one and two of three.
     model = nn.Linear(3, 2, bias=False).double()
     optimizer = EKFAC(model.parameters(), **{**PLAIN, "refresh_every": 4}, damping=0.1, factor_decay=0.5)
     w, values, A, B = model.weight.detach().numpy().copy(), 0.0, 0.0, 0.0
@@ -127,7 +127,7 @@ def test_ekfac_averages_second_moments_in_its_basis():
 
 
 class Picture(nn.Module):
-    """Convolution, normalization and a shared layer: all that has places."""
+    """A model with convolution, normalization and a shared layer."""
 
     def __init__(self):
         super().__init__()
@@ -140,7 +140,7 @@ class Picture(nn.Module):
 
 
 class Sentence(nn.Module):
-    """Tokens, with logits (N, C, T)."""
+    """A model of tokens, with logits (N, C, T)."""
 
     def __init__(self):
         super().__init__()
@@ -196,7 +196,7 @@ def test_columns_are_roots_of_the_hessian(name):
         return torch.stack([torch.autograd.grad([found.edge], z, [row], retain_graph=True)[0] for row in rows])
 
     def blocks(rows):
-        """Sums of outer products, of the numbers of each example."""
+        """Return the block-diagonal matrix of the examples' sums of outer products."""
         rows = rows.reshape(len(rows), n, -1)
         return torch.block_diag(*torch.einsum("cni,cnj->nij", rows, rows))
 
@@ -207,7 +207,7 @@ def test_columns_are_roots_of_the_hessian(name):
     assert (drawn - true).norm() < 0.12 * true.norm()
     (given,) = pulled(columns_of(found, value, "empirical", generator))
     (gradient,) = torch.autograd.grad(value, z)
-    terms = (true.diagonal() != 0).sum() / (shape[1] if "labels" in name else 1)  # those that count
+    terms = (true.diagonal() != 0).sum() / (shape[1] if "labels" in name else 1)  # the terms that count
     weight = 3 * terms if "scaled" in name else terms if "sum" in name else 1
     torch.testing.assert_close(given, gradient * (terms / weight) ** 0.5)
 
@@ -257,7 +257,7 @@ def test_batch_norm_in_training_and_short_floats():
 
 
 class Tied(nn.Module):
-    """A model that uses a weight by a function, or in two layers."""
+    """A model that uses a weight in a function or in two layers, or has a parameter outside of layers."""
 
     def __init__(self, kind):
         super().__init__()
@@ -362,7 +362,7 @@ def test_frozen_biases_are_in_no_block():
 
 @pytest.mark.parametrize("make", [KFAC, EKFAC])
 def test_ignored_rows_and_calls_on_chunks_take_the_steps_of_the_operators_data(make):
-    """Rows that the loss ignores, in a model that is called on chunks: the step is that of the other rows at once."""
+    """A step with ignored rows and calls on chunks equals a step on the other rows at once."""
     whole, chunked, x, y = twins()
     labels = y.clone()
     labels[[1, 4]] = -100
@@ -395,7 +395,7 @@ def test_outputs_that_are_picked_before_the_loss_count_alone(make, fisher):
 
 
 def test_blocks_of_any_size_are_the_same_products():
-    """Those whose rows are padded for the sake of speed, against inverses of the averaged factors."""
+    """Blocks whose rows are padded for speed match inverses of the averaged factors."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(70, 65), nn.Tanh(), nn.Linear(65, 3)).double()
     x, y = torch.randn(5, 70, dtype=D), torch.tensor([0, 1, 2, 1, 0])
@@ -415,7 +415,7 @@ def test_blocks_of_any_size_are_the_same_products():
 
 
 def test_places_that_the_loss_joins_with_the_examples():
-    """The exact matrix needs to know which places are of one example."""
+    """The exact matrix requires the places of each example, so outputs without this structure raise."""
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     x, labels = torch.randn(4, 2, 4), torch.randint(3, (4, 2))
     optimizer = KFAC(model.parameters(), fisher="exact")
@@ -428,7 +428,7 @@ def test_places_that_the_loss_joins_with_the_examples():
 
 @pytest.mark.parametrize("make", [KFAC, EKFAC])
 def test_momentum_keeps_the_steps_that_were_taken(make):
-    """After steps at a small rate, which `kl_clip` does not shorten, one at a large rate is as the first."""
+    """A step at a large rate does not depend on earlier steps at a small rate, which `kl_clip` does not shorten."""
     moves = []
     for warm_up in (1, 5):
         problem = Problem()
@@ -455,7 +455,7 @@ def test_momentum_of_earlier_versions():
 
 @pytest.mark.parametrize("failures", [1, 2])
 def test_factors_whose_eigenvectors_do_not_converge(monkeypatch, failures):
-    """As LAPACK's of some finite matrices: in float64, then by NumPy."""
+    """EKFAC retries in float64, and then in NumPy, if LAPACK does not converge."""
     plain, other = Problem(), Problem()
     expected = plain.run(TABLE["EKFAC"], TABLE["EKFAC"](plain.model.parameters()))
     eigh, calls = torch.linalg.eigh, []

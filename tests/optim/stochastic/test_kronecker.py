@@ -1,4 +1,4 @@
-"""Shampoo and SOAP against the papers' pseudo-code in NumPy, and against what they are in special cases."""
+"""Tests of Shampoo and SOAP against the papers' pseudo-code in NumPy, and in special cases."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ LEFT, RIGHT, SHIFT = RNG.standard_normal((3, 3)), RNG.standard_normal((4, 4)), R
 
 
 def loss(w):
-    """|L w R - S|^2 / 2 and a quartic: gradients of full rank that turn from step to step."""
+    """Compute |L w R - S|^2 / 2 plus a quartic, whose gradients have full rank and rotate from step to step."""
     left, right, shift = (torch.from_numpy(each) for each in (LEFT, RIGHT, SHIFT))
     return 0.5 * (left @ w @ right - shift).square().sum() + (w**4).sum() / 4
 
@@ -63,7 +63,7 @@ def test_shampoo_with_averages_grafting_and_rare_refreshes(grafting):
         )
         v = v + g**2 if grafting == "adagrad" else b2 * v + (1 - b2) * g**2
         mean = m / (1 - b1**t)
-        if t in (1, 2, 4, 5):  # powers of two below five, and its multiples
+        if t in (1, 2, 4, 5):  # powers of two below five, and multiples of five
             scaled = [each / (1 - b2**t) for each in (left, right)]
             roots = [root(each + epsilon * np.linalg.norm(each, 2) * np.eye(len(each)), -0.25) for each in scaled]
             refreshed.append(t)
@@ -121,7 +121,7 @@ def basis_of(matrix):
 @pytest.mark.parametrize("every", [1, 3])
 def test_soap_is_algorithm_3_of_the_paper(every):
     b1, b2, lr, eps, decay = 0.8, 0.7, 0.05, 1e-3, 0.1
-    # Rows and columns that are small at first and large at last, so that eigenvectors change places.
+    # Row and column scales reverse over time, so that eigenvectors change places.
     scales = np.linspace([3.0, 1.0, 0.1], [0.1, 1.0, 3.0], 8)
     gradients = [np.diag(each) @ RNG.standard_normal((3, 4)) for each in scales]
     ours = torch.from_numpy(START.copy()).requires_grad_()
@@ -159,7 +159,7 @@ def test_soap_is_adam_in_a_rotated_basis_and_adam_where_no_basis_is_kept():
         ours.step()
         bases = [torch.eye(n, dtype=D) if q is None else q for n, q in zip((3, 4), ours.state[w]["bases"], strict=True)]
         assert torch.equal(w, torch.from_numpy(START))
-        # In its own basis the same gradient would have zeros, which Adam enlarges to their rounding.
+        # In its own basis, this gradient would have zeros, and Adam would amplify their rounding errors.
         with torch.no_grad():
             w += 0.3 * torch.randn(3, 4, dtype=D)
         rotated = (bases[0].T @ w.detach() @ bases[1]).requires_grad_()
@@ -233,10 +233,10 @@ def test_gradients_that_are_no_numbers(make):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rounding_is_no_direction(dtype):
-    """Four inputs span four directions, and a step of gradient descent goes nowhere else."""
+    """Four inputs span four directions, and gradient descent stays in their span."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, 64, generator=generator, dtype=dtype)
-    # The first gradient has all four already: later ones would be turned with the basis only.
+    # The first gradient has all four directions; later directions would enter the basis only by rotation.
     start = torch.randn(8, 64, generator=generator, dtype=dtype) / 8
     w = start.clone().requires_grad_()
     optimizer = SOAP([w], lr=1e-2)

@@ -1,4 +1,4 @@
-"""The curvature of a step is that of the very losses whose gradients are in `grad`, or there is an error."""
+"""The curvature of a step belongs to the losses whose gradients are in `grad`, or the step raises."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_unseen_backward_passes_are_refused_every_time(other_way):
             continue
         before, state = w.tolist(), str(optimizer.state_dict())
         for seen in (False, True):
-            # Alone, or beside a loss that was seen.
+            # The unseen pass is alone, or follows a loss that the optimizer saw.
             optimizer.zero_grad()
             if seen:
                 (w**2).sum().backward()
@@ -114,7 +114,7 @@ def test_one_parameter_that_lost_its_gradient():
 
 
 def test_gradients_that_are_multiplied():
-    # Few numbers of one gradient are not zero, and none of another.
+    # One gradient has few nonzero elements, and another has none.
     a, b, still = numbers(2.0), numbers(3.0, (2000,)), numbers(0.0)
     optimizer = SophiaH([a, b, still], **EXACT)
     for _ in range(4):
@@ -145,7 +145,7 @@ def test_a_gradient_of_the_other_sign():
 
 
 def test_gradients_that_are_changed_otherwise():
-    """The loss is the same, and only the gradient another one."""
+    """Changing the gradient in place keeps the curvature of the loss."""
     w = torch.tensor([1.0, 2.0, 3.0], dtype=D, requires_grad=True)
     changes = [
         lambda: nn.utils.clip_grad_value_([w], 5.0),
@@ -178,7 +178,7 @@ def scaled_run(make, scaler, clip):
 
 @WITH_CURVATURE
 def test_scaled_losses_whose_gradients_are_clipped(make):
-    """As without a scaler."""
+    """Clipped gradients of scaled losses give the same steps as without a scaler."""
     clips = [lambda p: None, lambda p: nn.utils.clip_grad_norm_(p, 0.1)]
     scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0), torch.amp.GradScaler("cpu", enabled=False)]
     for clip in clips:

@@ -1,4 +1,4 @@
-"""Losses of any size, and batches that are no numbers: the same step as scaled by hand, or one error."""
+"""Losses of any scale give the same step as scaling by hand, and non-finite batches raise an error."""
 
 import inspect
 import math
@@ -12,7 +12,7 @@ import hodiff
 every = pytest.mark.parametrize("case", TABLE.values(), ids=TABLE)
 
 
-# In float32 with its range of 1e±38.
+# These optimizers square values, whose range in float32 is 1e±38.
 HAVE_SQUARES = {"AdaHessian", "Shampoo", "Shampoo, the paper's", "SOAP", "LBFGS"}
 
 
@@ -21,7 +21,7 @@ def name_of(case):
 
 
 class Scaled(Problem):
-    """One whose loss is multiplied by a number."""
+    """A problem whose loss is multiplied by a number."""
 
     def __init__(self, dtype, factor=1.0, count=4):
         super().__init__(count=count)
@@ -40,10 +40,10 @@ class Scaled(Problem):
 
 
 def made(case, parameters, factor):
-    """An optimizer whose settings are scaled by hand."""
+    """Return an optimizer with settings scaled by hand."""
     names = inspect.signature(case.make).parameters
     kind = getattr(case.make, "func", case.make)
-    # With so much damping, matrices are positive definite.
+    # This damping makes the matrices positive definite.
     settings = {"damping": 1.0, "eps": 1e-8, "kl_clip": 0.1}
     options = {name: value * factor for name, value in settings.items() if name in names}
     if kind is hodiff.optim.Shampoo:
@@ -110,7 +110,7 @@ def test_batches_without_a_gradient(case, dtype):
 
 
 def test_large_inputs_in_float32():
-    """Least squares whose Hessian times the gradient has squares out of range."""
+    """Least squares are solved in float32 although the squares of Hessian times gradient overflow."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(10_000, 3, generator=generator) * torch.tensor([1.0, 30.0, 1000.0])
     targets = inputs @ torch.tensor([1.0, 2.0, 3.0])

@@ -1,4 +1,4 @@
-"""A disturbance of 1e-12 of the weights is a small one of the weights ten steps later."""
+"""A relative perturbation of the weights by 1e-12 stays small for ten steps."""
 
 import inspect
 
@@ -9,14 +9,14 @@ from torch import nn
 
 import hodiff.optim as ho
 
-# Conjugate gradients and line searches decide by comparison when they end, to their tolerance.
+# Conjugate gradients and line searches stop at a tolerance, so a perturbation can change the number of iterations.
 BOUNDS = {name: 1e-4 for name, case in TABLE.items() if not case.backward or name == "LBFGS"}
-# In directions without a gradient rounding chooses the eigenvectors in which the next gradients are scaled.
+# In directions without a gradient, rounding determines the eigenvectors that scale the next gradients.
 BOUNDS["SOAP"] = 0.2
 
 
 def trained(case, disturbance, steps=10):
-    """The weights of more parameters than the batch has outputs, by the optimizer's defaults."""
+    """Train a model with more parameters than outputs in the batch, with the optimizer's defaults."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     inputs, labels = torch.randn(32, 6).double(), torch.randint(3, (32,))
@@ -34,12 +34,12 @@ def trained(case, disturbance, steps=10):
 
 
 def given(case):
-    """What has no default, or none for such a model."""
+    """Return the settings without a suitable default."""
     names = inspect.signature(case.make).parameters
     kind = getattr(case.make, "func", case.make)
     if kind is ho.SAM:
         return {"lr": 0.05}
-    # By itself Newton's method goes to saddles from afar.
+    # Undamped Newton steps may converge to saddle points.
     return {"damping": 0.1} if kind is ho.NewtonCG and "damping" in names else {}
 
 

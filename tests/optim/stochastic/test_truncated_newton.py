@@ -1,4 +1,4 @@
-"""Gauss-Newton steps by layers, and line searches, against matrices by hand."""
+"""Tests of layerwise Gauss-Newton steps, and of line searches, against matrices by hand."""
 
 from itertools import islice
 
@@ -24,7 +24,7 @@ def moved(optimizer, parameters, closure):
 
 
 def test_layers_are_solved_apart_with_weight_and_bias_in_one():
-    # tanh(x W^T + b) c, of squared error: Jacobians by hand.
+    # The model is tanh(x W^T + b) c with squared error; Jacobians are by hand.
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1, bias=False)).double()
     x, y = RNG.standard_normal((10, 3)), RNG.standard_normal((10, 1))
     w, b, c = (p.detach().numpy() for p in model.parameters())
@@ -75,7 +75,7 @@ def test_layers_by_names_groups_and_without_names():
 
 @pytest.mark.parametrize("maximize", [False, True])
 def test_backtracking_halves_until_the_descent_is_enough(maximize):
-    # Newton's step for log cosh overshoots from 1.5 on: to x - sinh(2 x) / 2.
+    # Newton's step for log cosh overshoots from 1.5 on: it goes to x - sinh(2 x) / 2.
     sign = -1.0 if maximize else 1.0
     x, rates, decay = 2.0, 1.5, 0.01
     w = torch.tensor([x], dtype=D, requires_grad=True)
@@ -130,7 +130,7 @@ def test_without_descent_parameters_stay():
 def test_preconditioned_conjugate_gradients():
     A = RNG.standard_normal((4, 4))
     A, b, m = A @ A.T + np.eye(4), RNG.standard_normal(4), np.array([1.0, 3.0, 0.2, 8.0])
-    # Plain ones for the system that is scaled from both sides, as the textbook derives them.
+    # Plain iterates for the system scaled from both sides, as textbooks derive them.
     root = np.sqrt(m)
     scaled = torch.from_numpy(A / np.outer(root, root))
     plain = iterates(lambda v: scaled @ v, torch.from_numpy(b / root))

@@ -1,4 +1,4 @@
-"""Curvature out of the ordinary loop: `loss.backward()` is seen, and does what it always does."""
+"""Curvature in the ordinary loop: the optimizer intercepts `loss.backward()`, which works as usual."""
 
 import gc
 import pickle
@@ -38,7 +38,7 @@ SCRIPT = textwrap.dedent("""
 
 @pytest.fixture(autouse=True, scope="module")
 def _only_what_is_made_here_is_looked_through():
-    """Else each of the collections below would go through all that earlier tests have imported, for a second."""
+    """Exclude objects of earlier tests from garbage collection, which would take a second each time."""
     gc.collect()
     gc.freeze()
 
@@ -89,7 +89,7 @@ def test_torchs_function_is_back_when_nobody_waits():
     assert torch.autograd.backward is not TORCHS
     del optimizer
     gc.collect()
-    w.sum().backward()  # the next pass, of anybody, sees that nobody waits
+    w.sum().backward()  # the next backward pass removes the hook
     assert torch.autograd.backward is TORCHS
 
 
@@ -275,7 +275,7 @@ def test_modules_are_corrected_where_curvature_is_due():
 
 
 class Normalized(nn.Module):
-    """A network with a norm, and one parameter before it."""
+    """A network with a normalization layer and one parameter before it."""
 
     def __init__(self, norm):
         super().__init__()
@@ -296,7 +296,7 @@ class Normalized(nn.Module):
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
 @pytest.mark.parametrize("kind", [AdaHessian, SophiaH])
 def test_curvature_of_a_gradient_penalty_by_hand(kind, norm):
-    """Against differences of the loss: torch's third derivatives of norms are wrong."""
+    """The curvature matches differences of the loss, while torch's third derivatives of normalizations are wrong."""
     torch.manual_seed(0)
     model, inputs, h = Normalized(norm).double(), torch.randn(5, 3, dtype=D), 1e-3
     values = []
@@ -339,7 +339,7 @@ def test_modules_are_corrected_as_long_as_curvature_is_taken_by_hand():
 
 
 def test_curvature_of_attention_in_a_loop():
-    """Against the Hessian's diagonal by products with unit vectors; with one parameter, a sign is exact."""
+    """The curvature matches a Hessian by torch.func; with one parameter, a Rademacher probe is exact."""
     torch.manual_seed(0)
     q, x = nn.Linear(1, 1, bias=False).double(), torch.randn(1, 4, 1, dtype=D)
 
@@ -374,7 +374,7 @@ def test_scaled_losses(case):
         scaler.update()
     other.run(case, plain)
     assert same(problem.numbers(), other.numbers())
-    # An overflow leaves the step out.
+    # An overflow skips the step.
     optimizer.zero_grad()
     (scaler.scale(problem.loss(problem.batches[0])) * float("inf")).backward()
     scaler.step(optimizer)
@@ -428,15 +428,15 @@ def test_memory_is_flat_over_a_thousand_steps(name):
     case, steps = TABLE[name], 1000 if name in list(TABLE)[::4] else 200
     tensors_after(case, 100)
     resident = resident_bytes()
-    # Torch's tree_flatten leaves some bytes to the garbage collector each time, which is off here.
+    # torch's tree_flatten leaves some objects to the garbage collector, which is off here.
     before, after = tensors_after(case, steps // case.systems)
     assert after <= before
-    # What torch holds outside of Python, such as graphs, of which a thousand would be more.
+    # Memory that torch holds outside Python; a thousand leaked graphs would take more.
     assert resident_bytes() < resident + 4 * 2**20
 
 
 def trained(optimizer_class, forget, data):
-    """A linear model in a script that leaves out the batches whose loss is not finite."""
+    """Train a linear model, and skip batches with a non-finite loss."""
     torch.manual_seed(0)
     model = nn.Linear(3, 4)
     optimizer = optimizer_class(model.parameters(), lr=0.01)
@@ -465,7 +465,7 @@ WITH_CURVATURE = ["SophiaH", "SophiaG", "AdaHessian", "KFAC", "EKFAC"]
 
 @pytest.mark.parametrize("name", WITH_CURVATURE)
 def test_curvature_goes_with_forgotten_gradients(name):
-    """However gradients are forgotten, and whether the batch that is left out is infinite or merely left out."""
+    """Zeroed or removed gradients of skipped batches take their curvature with them, infinite or finite."""
     generator = torch.Generator().manual_seed(0)
     data = [(torch.randn(8, 3, generator=generator), torch.arange(8) % 4) for _ in range(4)]
     bad = [(factor * data[0][0], data[0][1]) for factor in (torch.inf, torch.nan)]
@@ -473,12 +473,12 @@ def test_curvature_goes_with_forgotten_gradients(name):
     expected = trained(make, FORGETTING["optimizer"], data)
     for forget in FORGETTING.values():
         assert torch.equal(trained(make, forget, [*bad[:1], data[0], *bad[1:], *data[1:]]), expected)
-    # One whose backward pass was seen, and whose gradients nobody wanted.
+    # Forget a batch whose backward pass the optimizer saw.
     for forget in FORGETTING.values():
         torch.manual_seed(0)
         model = nn.Linear(3, 4)
         optimizer = make(model.parameters(), lr=0.01)
-        if name == "AdaHessian":  # no draws of the batch that is left out
+        if name == "AdaHessian":  # undo the draws of the skipped batch
             optimizer._generator.set_state(torch.Generator().manual_seed(0).get_state())
         nn.functional.cross_entropy(model(50 * data[1][0]), data[1][1]).backward()
         forget(model, optimizer)
@@ -520,7 +520,7 @@ def test_sparse_gradients_are_refused_before_anything_changes(name):
 
 @pytest.mark.parametrize("name", WITH_CURVATURE)
 def test_losses_that_take_turns_all_have_curvature(name):
-    """Of two models under one optimizer, whatever the number of steps from one curvature to the next."""
+    """Two models under one optimizer both get curvature, whatever the refresh interval."""
     inputs, labels = torch.randn(20, 4), torch.randint(3, (20,))
     models = [nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(2)]
     parameters = [p for model in models for p in model.parameters()]
@@ -536,7 +536,7 @@ def test_losses_that_take_turns_all_have_curvature(name):
 
 
 def test_parameters_beside_the_logits_have_no_curvature():
-    """A learned weight of the loss moves by the learning rate, as its Gauss-Newton diagonal is zero."""
+    """A learned weight of the loss moves by the learning rate, since its Gauss-Newton diagonal is zero."""
     model, weight = nn.Linear(4, 3), nn.Parameter(torch.zeros(()))
     optimizer = SophiaG([*model.parameters(), weight], lr=0.1)
     loss = nn.functional.cross_entropy(model(torch.randn(6, 4)), torch.arange(6) % 3)

@@ -1,4 +1,4 @@
-"""What a coloring must be, word by word, and the least number of colors by trying all; hodiff is not asked."""
+"""Definitions of colorings, and minimal numbers of colors by exhaustive search, independent of hodiff."""
 
 import itertools
 
@@ -22,7 +22,7 @@ def paths_on_four_have_three_colors(pattern, colors):
 
 
 def cycles_have_three_colors(pattern, colors):
-    """Vertices of any two colors make a forest: leaves can be taken off until nothing is left."""
+    """Whether the vertices of any two colors induce a forest: removing leaves repeatedly removes every vertex."""
     for pair in itertools.combinations(sorted(set(colors)), 2):
         left = {v for v, color in enumerate(colors) if color in pair}
         while True:
@@ -42,7 +42,7 @@ def each_row_sees_a_color_once(pattern, colors):
 
 
 def every_entry_can_be_read(pattern, row_colors, column_colors):
-    """From its row, as the only entry in its column's color, or from its column likewise."""
+    """Whether every entry is alone in its row with its column's color, or alone in its column with its row's color."""
 
     def reads(matrix, colors, i, j):
         return colors[j] >= 0 and [colors[k] for k in np.flatnonzero(matrix[i])].count(colors[j]) == 1
@@ -54,10 +54,10 @@ def every_entry_can_be_read(pattern, row_colors, column_colors):
 
 
 def least_colors(n, is_right):
-    """The smallest number of colors of n vertices, -1 for a neutral one aside, by which something is right."""
+    """Return the least number of colors of n vertices, besides a neutral -1, for which a coloring is right."""
     for k in range(n + 1):
         for colors in itertools.product(range(-1, k), repeat=n):
-            # Colors come in order, or the same coloring is tried again with other names.
+            # Colors appear in increasing order, to skip renamed copies of a coloring.
             first = [color for i, color in enumerate(colors) if color >= 0 and color not in colors[:i]]
             if first == list(range(k)) and is_right(colors):
                 return k

@@ -1,4 +1,4 @@
-"""Patterns whose colorings are known or tested, as dense boolean arrays."""
+"""Patterns with known or tested colorings, as dense boolean arrays."""
 
 import numpy as np
 
@@ -32,7 +32,7 @@ def binary_tree(n):
 
 
 def grid(height, width, corners=False):
-    """Points that touch along sides, or also at corners."""
+    """Return a grid graph with edges along the sides, and optionally the diagonals."""
     near = [(0, 1), (1, 0), *([(1, 1), (1, -1)] if corners else [])]
     points = [(i, j) for i in range(height) for j in range(width)]
     edges = [((i, j), (i + a, j + b)) for i, j in points for a, b in near if i + a < height and 0 <= j + b < width]
@@ -46,7 +46,7 @@ def random_symmetric(n, density, diagonal=True, seed=0):
 
 
 def random_geometric(n, radius, seed=0):
-    """Points in the unit square, with an entry where two are near each other."""
+    """Return a graph of random points in the unit square, with an entry for every pair of near points."""
     points = np.random.default_rng(seed).random((n, 2))
     return ((points[:, None] - points[None]) ** 2).sum(-1) <= radius**2
 

@@ -1,4 +1,4 @@
-"""Files of colorings, and how they are shown."""
+"""Tests of saved colorings, and of their representations."""
 
 import dataclasses
 

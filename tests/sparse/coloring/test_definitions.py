@@ -1,4 +1,4 @@
-"""Colorings against their definitions."""
+"""Tests of colorings against their definitions."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Numbers of colors that are known: by theorems, by trying all, and from papers' figures."""
+"""Tests of known numbers of colors: from theorems, exhaustive search, and figures in papers."""
 
 import numpy as np
 import pytest
@@ -40,23 +40,23 @@ def test_arrows(pattern):
     ],
 )
 def test_theorems(pattern, star, acyclic):
-    """The least numbers: Fertin, Raspaud & Reed, "Star coloring of graphs", 2004. Cycles may take us one more."""
+    """The least numbers are from Fertin, Raspaud & Reed, "Star coloring of graphs", 2004; cycles may take one more."""
     assert star <= color(pattern, "star").num_colors <= star + (star == acyclic == 3)
     assert color(pattern, "acyclic").num_colors == acyclic
 
 
 def test_grids():
-    """Star colorings of a grid take 5 colors (Fertin et al. 2004), acyclic ones 3; we may take some more."""
+    """Star colorings of a grid take 5 colors (Fertin et al. 2004), acyclic colorings 3; hodiff may take a few more."""
     assert 3 <= color(graphs.grid(12, 15), "acyclic").num_colors <= 4
     assert 5 <= color(graphs.grid(12, 15), "star").num_colors <= 6
     assert color(graphs.grid(12, 15), "columns").num_colors <= 7
-    # A square of four, each next to each, takes 4.
+    # Four mutually adjacent vertices take 4 colors.
     assert 4 <= color(graphs.grid(12, 15, corners=True), "acyclic").num_colors <= 6
     assert color(graphs.grid(12, 15, corners=True), "columns").num_colors == 9
 
 
-# Figures 4.1 and 6.1 of Gebremedhin, Manne & Pothen 2005 with the colors used there; the second is also figures 1 and 4
-# of Gebremedhin et al. 2009. Edges count from 1.
+# Figures 4.1 and 6.1 of Gebremedhin, Manne & Pothen 2005 with their colors; the second is also in figures 1 and 4 of
+# Gebremedhin et al. 2009. Edges count from 1.
 SIX = graphs.of_edges(6, [(0, 1), (1, 2), (1, 4), (1, 5), (2, 3), (3, 5)])
 TEN = graphs.of_edges(
     10,
@@ -96,7 +96,7 @@ def test_bicolorings_and_columns_by_trying_all(seed):
     columns = definitions.least_colors(n, lambda colors: definitions.each_row_sees_a_color_once(pattern, colors))
     assert color(pattern, "columns").num_colors == columns
 
-    # Colors of rows and of columns are counted apart.
+    # Row colors and column colors are counted separately.
     def is_right(colors):
         shared = set(colors[:m]) & set(colors[m:]) - {-1}
         return not shared and definitions.every_entry_can_be_read(pattern, colors[:m], colors[m:])
@@ -114,7 +114,7 @@ def test_bicolorings_and_columns_by_trying_all(seed):
     ],
 )
 def test_bicolorings_of_small_patterns(pattern, products):
-    """An antidiagonal, a cycle and a frame."""
+    """The patterns are an antidiagonal, a cycle and a frame."""
     assert color(pattern, "bidirectional").num_colors == products
 
 

@@ -1,4 +1,4 @@
-"""Compiled loops and those in Python: the same colors, orders, pairs and forests, whatever sets are made of."""
+"""Compiled loops and Python loops give the same colors, orders, pairs and forests, for every representation of sets."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from tests.sparse.coloring import graphs
 
 pytestmark = pytest.mark.skipif(not available(), reason="hodiff was installed without a C++ compiler")
 USERS = ("problems", "orders", "gathers", "substitution")
-# Some take more colors than a word has bits, so that sets are lists for some vertices and bits for others.
+# Some patterns take more colors than a word has bits, so that some vertices use lists and others bit sets.
 LARGE = {
     "many colors": graphs.random_symmetric(150, 0.4),
     "some long rows": graphs.random_symmetric(120, 0.03)
@@ -61,7 +61,7 @@ def test_plans_of_substitution(monkeypatch, pattern):
 
 
 def test_a_guess_that_is_too_low_is_made_again(monkeypatch):
-    """A few vertices with many neighbours: on average there are few."""
+    """A few vertices have many neighbours, but the average is low."""
     pattern = np.zeros((2000, 2000), bool)
     pattern[:130, :130] = True
     np.fill_diagonal(pattern, True)

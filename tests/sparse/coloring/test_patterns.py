@@ -1,4 +1,4 @@
-"""What `color` takes: every kind of sparse matrix, and what it refuses in which words."""
+"""Tests of the arguments of `color`: every kind of sparse matrix, and the messages of refused arguments."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Entries that come back from products: exactly for integers, and how far rounding puts floats off."""
+"""Tests of recovering entries from products: exactly for integers, and with bounded rounding errors for floats."""
 
 import numpy as np
 import pytest
@@ -66,7 +66,7 @@ def test_random_patterns(setting, m, n, density, diagonal, seed):
 
 @pytest.mark.parametrize("method", SIDES)
 def test_plans_are_what_they_say(method):
-    """Gathers and the sum over consecutive unknowns, with nothing but their arrays."""
+    """Gathers, and sums over consecutive unknowns, give the entries from the plan's arrays alone."""
     pattern = graphs.grid(6, 7)
     matrix = integers(pattern, symmetric=True)
     coloring = color(pattern, method)
@@ -94,7 +94,7 @@ def test_plans_are_what_they_say(method):
 
 @pytest.mark.parametrize("n", [5, 40, 1000])
 def test_trees_hang_from_their_centres(n):
-    """A path of n - 1 edges is read in as many doublings as the logarithm of its half."""
+    """The number of doublings for a path of n - 1 edges is the logarithm of half its length."""
     plan = color(graphs.band(n, 1), "acyclic", "natural").plan
     height = n // 2
     assert plan.doublings == (height - 1).bit_length()
@@ -102,12 +102,12 @@ def test_trees_hang_from_their_centres(n):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rounding_grows_slowly_along_a_path(dtype):
-    """Against the same products in integers: both ways stay within some units of the largest product."""
+    """Both methods stay within some units of the largest product, compared with exact products."""
     n = 20_001
     generator = np.random.default_rng(0)
     import scipy.sparse
 
-    # Multiples of 2^-20: their sums are exact in float64, and the products are then rounded to float32.
+    # Sums of multiples of 2^-20 are exact in float64, and the products are then rounded to float32.
     diagonal, above = (generator.integers(-(2**20), 2**20, k) / 2**20 for k in (n, n - 1))
     A = scipy.sparse.diags_array([above, diagonal, above], offsets=[-1, 0, 1]).tocsr()
     coloring = color(A, "acyclic")
@@ -116,18 +116,18 @@ def test_rounding_grows_slowly_along_a_path(dtype):
     noisy = (exact * (1 + generator.uniform(-1, 1, exact.shape) * np.finfo(dtype).eps)).astype(dtype)
     plan = coloring.plan
     read = noisy[plan.rows, plan.colors]
-    # What noise in the products alone does: computed in higher precision.
+    # Compute the effect of noise in the products alone, in higher precision.
     alone = plan.by_doubling(read.astype(np.longdouble))
     unit = np.finfo(dtype).eps * np.abs(exact).max()
     for way in (plan.by_doubling, plan.by_cumulative_sum):
         assert np.abs(way(read) - alone).max() <= 60 * unit
-    # It adds up as a random walk along 5,000 vertices, from both ends of a path to its centre.
+    # Noise adds up like a random walk along the path, from both ends to its centre.
     assert np.abs(alone[plan.unknowns] - A.data).max() <= 2 * np.sqrt(n) * unit
 
 
 @pytest.mark.parametrize("pattern", [graphs.random_symmetric(600, 0.01), graphs.grid(40, 40)])
 def test_many_trees_beside_each_other_round_no_more(pattern):
-    """A sum over all of them that grew would put the later ones off."""
+    """A cumulative sum over all trees would make later trees less accurate."""
     n = len(pattern)
     matrix = np.where(pattern, np.random.default_rng(0).random((n, n)) + 0.5, 0)
     matrix = np.tril(matrix) + np.tril(matrix, -1).T
@@ -140,7 +140,7 @@ def test_many_trees_beside_each_other_round_no_more(pattern):
 
 
 def test_nan_stays_in_its_tree():
-    """Two long paths beside each other; one has a NaN."""
+    """A NaN in one of two long paths does not affect the other."""
     path = graphs.band(60, 1)
     pattern = np.block([[path, np.zeros_like(path)], [np.zeros_like(path), path]])
     matrix = integers(pattern, symmetric=True).astype(float)

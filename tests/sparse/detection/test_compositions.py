@@ -1,4 +1,4 @@
-"""Random programs of operators: no entry of the Hessian is ever outside of the pattern."""
+"""Random programs of operators: the pattern contains every entry of the Hessian."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ N = 7
 INDEX = torch.tensor([2, 0, 3, 1])
 MASK = torch.tensor([True, False, True, True, False, True, False])
 
-# Each takes a vector and returns one of any length; numbers stay of the size of one.
+# All functions map a vector to a vector of any length, with elements of order one.
 UNARY = {
     "sin": torch.sin,
     "tanh": torch.tanh,
@@ -77,7 +77,7 @@ def _in_place(a):
 
 
 def program(seed):
-    """A function of N numbers to one, of up to eight operators."""
+    """Draw a scalar function of N numbers with up to eight operators."""
     random = np.random.default_rng(seed)
     steps = [
         (random.random() < 0.6, random.integers(len(UNARY)), random.integers(len(BINARY)), random.integers(99, size=2))
@@ -112,10 +112,10 @@ def assert_nothing_is_missing(seed):
     return pattern.all()
 
 
-# torch has no batching rules for the gradients of some, and loops.
+# torch has no batching rules for some gradients, and loops instead.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
-    # Ties of maxima, where some land, are no smooth points.
+    # Some points have tied maxima, which are not smooth.
     pytest.mark.filterwarnings("ignore:.*is not symmetric:hodiff.HodiffWarning"),
 ]
 
@@ -134,7 +134,7 @@ def test_a_thousand_programs(first):
 
 
 def test_a_rule_that_forgets_is_seen(monkeypatch):
-    """So that the comparison can fail."""
+    """A wrong rule is detected, so the comparison can fail."""
     from hodiff.sparse.detection.registry import RULES
 
     monkeypatch.setitem(RULES, "gather", lambda call: [None])

@@ -1,4 +1,4 @@
-"""torch's own operators: a pattern holds every entry of the Jacobian, and of the Hessian, that is not zero."""
+"""Patterns of torch's own operators contain every nonzero entry of the Jacobian and of the Hessian."""
 
 import warnings
 
@@ -11,13 +11,13 @@ from hodiff.checks.audit.samples import ILL_POSED, database, samples
 from hodiff.errors import HodiffError
 from hodiff.sparse import hessian_pattern, jacobian_pattern
 
-# Of the operators themselves, and of points that are not smooth.
+# The warnings are from the operators, or about points that are not smooth.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 PARTS = 12
-# Sparse layouts have no rules: what is made of them is dense, and said to be.
+# Sparse layouts have no rules: the pattern of their results is dense, with a warning.
 WITHOUT_RULES = {"sparse.mm.reduce", "sparse.sampled_addmm", "to_sparse"}
-# torch's own derivative is wrong (it knows nothing of what is written over), or not a number.
+# torch's own derivative is wrong (it ignores overwriting), or NaN.
 WRONG_IN_TORCH = {"as_strided_scatter", "__rpow__"}
 
 
@@ -28,7 +28,7 @@ def operators(part):
 def small_samples(name, op, count, most):
     try:
         found = samples(name, op, count)
-    except Exception:  # the database cannot make some here
+    except Exception:  # the database cannot make some samples here
         return []
     return [each for each in found if 0 < sum(x.numel() for x in each.point) <= most]
 
@@ -42,12 +42,12 @@ def without_rules(warned):
 
 
 def missing(truth, pattern):
-    """How many entries of a matrix, infinite ones included, are outside of a pattern."""
+    """Count the entries of a matrix, including infinite ones, that a pattern lacks."""
     return int(((truth != 0) & ~np.isnan(truth) & ~pattern).sum())
 
 
 def rows_of(y, moving):
-    """The gradients of each number, one after another, as few operators have derivatives in batches."""
+    """Compute the gradients of elements one by one, since few operators have batched derivatives."""
     for number in y.reshape(-1):
         if number.requires_grad:
             yield torch.autograd.grad(number, moving, retain_graph=True, allow_unused=True, materialize_grads=True)
@@ -72,7 +72,11 @@ def test_no_entry_of_a_jacobian_is_missing(part):
             try:
                 found = results(moving)
                 rows = [] if any(y.numel() > 400 for y in found) else [row for y in found for row in rows_of(y, moving)]
-            except (IndexError, RuntimeError, AssertionError):  # no derivative, no such device, a wrapper's own opinion
+            except (
+                IndexError,
+                RuntimeError,
+                AssertionError,
+            ):  # no derivative, a missing device, a wrapper's error
                 continue
             truth = np.array([np.concatenate([part_of(x) for x in row]) for row in rows])
             if truth.size == 0:
@@ -114,7 +118,7 @@ def test_no_entry_of_a_hessian_is_missing(part):
                 IndexError,
                 RuntimeError,
                 AssertionError,
-            ):  # constants, and what has no second derivative
+            ):  # constants, and functions without a second derivative
                 continue
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""Patterns of known functions, of surroundings and of wrong input."""
+"""Tests of the patterns of known functions, in various contexts, and with wrong input."""
 
 import warnings
 
@@ -47,7 +47,7 @@ def written(x):
 
 
 def messages(x):
-    """A sum over neighbours, in place."""
+    """Sum messages of neighbours in place."""
     m = torch.zeros(6, dtype=x.dtype).index_add_(0, INDEX[0], x[INDEX[1]])
     return (m**2).sum()
 
@@ -167,7 +167,7 @@ def test_jacobians_of_trees_and_complex_numbers():
 
 
 def test_memory_that_is_used_again():
-    """What a tensor depended on is not what the next tensor in its memory depends on."""
+    """A tensor in reused memory does not inherit the dependences of the earlier tensor."""
 
     def f(x):
         for i in range(50):
@@ -251,7 +251,7 @@ def test_nothing_is_left_behind():
 
 
 def test_messages_reach_as_far_as_there_are_rounds():
-    """Each round hears the next nodes on either side, and the energy meets what two nodes have both heard."""
+    """Each round reaches the next nodes on both sides, and the energy couples nodes that share a source."""
     found = hessian_pattern(message_passing, point(24)).toarray()
     nodes = np.arange(12)
     apart = np.abs(nodes[:, None] - nodes)
@@ -260,7 +260,7 @@ def test_messages_reach_as_far_as_there_are_rounds():
 
 
 class Rounded(torch.autograd.Function):
-    """Rounds, with the derivative of the identity; and returns a tensor without one."""
+    """Rounds, with the derivative of the identity, and returns a non-differentiable tensor."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -275,7 +275,7 @@ class Rounded(torch.autograd.Function):
 
 
 class Flipped(torch.autograd.Function):
-    """Leaves numbers where they are, and hands cotangents on in the other order, weighted by the other argument."""
+    """Keeps elements in place, and reverses the order of cotangents, weighted by the other argument."""
 
     generate_vmap_rule = True
 
@@ -299,7 +299,7 @@ class Flipped(torch.autograd.Function):
 
 
 class Overwriting(torch.autograd.Function):
-    """Draws numbers, and overwrites its argument."""
+    """Draws random numbers, and overwrites its argument."""
 
     @staticmethod
     def forward(ctx, x):
@@ -313,7 +313,7 @@ class Overwriting(torch.autograd.Function):
 
 @hodiff.authoring.custom_vjp
 def turned(x, y):
-    """Rounds one argument, and hands its cotangent to the neighbour."""
+    """Round one argument, and send its cotangent to the neighbour."""
     return x.floor() + y.sin()
 
 
@@ -337,13 +337,13 @@ OWN = {
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OWN)
 def test_functions_with_derivatives_of_their_own(name):
-    """What their forward does, such as to round, says nothing of it."""
+    """The pattern follows the custom derivative, not operations in forward such as rounding."""
     f, x = OWN[name], point(6)
     expected = torch.stack([torch.autograd.grad(f(y)[i], y)[0] for i in range(6) for y in [x.clone().requires_grad_()]])
     state = torch.get_rng_state()
     found = jacobian_pattern(f, x).toarray()
     assert found[expected.numpy() != 0].all()
-    if name != "quantized":  # whose scale depends on all inputs, without a derivative
+    if name != "quantized":  # its scale depends on all inputs, without a derivative
         np.testing.assert_array_equal(found, expected.numpy() != 0)
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -1,4 +1,4 @@
-"""Entries that are missing, told from rounding: rows of very different size, terms that cancel."""
+"""Tests that distinguish missing entries from rounding: rows of very different size, and canceling terms."""
 
 import warnings
 
@@ -13,7 +13,7 @@ from tests.sparse.problems import D, point
 
 
 def uneven(x, scale):
-    """A large entry alone in its row, and small ones in others."""
+    """Compute a function whose Hessian has one large entry alone in its row, and small entries in other rows."""
     return scale * x[5] ** 2 + (x**2).sum() + x[0] * x[3]
 
 
@@ -71,11 +71,11 @@ def test_terms_that_cancel_are_no_missing_entries(name, dtype, method):
     coloring = hodiff.sparse.color(hessian_pattern(f, x), method)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # Along a path the rounding of entries that cancel adds up, by nothing but substitution.
+        # In substitution, rounding errors of canceling entries accumulate along a path.
         warnings.filterwarnings("ignore", "sparse.hessian: method: substitution")
         found = hessian(f, method=method)(x).to_dense()
         hessian(f, coloring=coloring)(x)
-        # At the same entries of a function that is not zero there, a missing one is told all the same.
+        # A missing entry is still detected at entries where the function does not cancel.
         entries = hodiff.sparse.hessian_pattern(lambda x: f(x) + (x[7] * x[300]) ** 2, x)
         hessian(lambda x: f(x) + (x[7] * x[300]) ** 2, pattern=entries)(x)
     assert (found.abs() < 1e-3 * torch.finfo(dtype).eps ** -0.5).all()
@@ -84,7 +84,7 @@ def test_terms_that_cancel_are_no_missing_entries(name, dtype, method):
 
 
 def test_a_derivative_that_swallows_digits_is_told():
-    """Probabilities near 1 in float32: autograd's Hessian is not symmetric, either."""
+    """Autograd's Hessian is not symmetric for probabilities near 1 in float32."""
 
     def f(x):
         return torch.logsumexp(50 * x.view(-1, 2), 1).sum()
@@ -102,7 +102,7 @@ def test_a_derivative_that_swallows_digits_is_told():
 
 
 def test_digits_lost_by_substitution_are_told():
-    """A chain whose entries grow and fall by many orders of magnitude."""
+    """Substitution loses digits, and warns, in a chain whose entries vary by many orders of magnitude."""
     sizes = 10 ** (6 + 6 * torch.linspace(0, 20, 39, dtype=D).sin())
 
     def f(x):
@@ -144,7 +144,7 @@ def test_dense_matrices_are_refused_before_they_are_made(size):
 @pytest.mark.parametrize("method", ["star", "acyclic"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_missing_entries_in_16_bits(dtype, method):
-    """Also of unknowns in 64 bits, beside one of 16."""
+    """Missing entries are also detected for float64 unknowns together with one of 16 bits."""
     x, whole = torch.ones(12, dtype=dtype), hessian_pattern(chain, torch.ones(12))
     for i in range(12):
         pattern = whole.toarray()

@@ -1,4 +1,4 @@
-"""Sparse Hessians by compiled graphs: those of eager, one graph a form, and what a graph cannot know."""
+"""Compiled sparse Hessians equal eager ones, with one graph per form, and read closed-over values on each call."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from tests.sparse.problems import PROBLEMS, D, point, rosenbrock
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """Graphs that would be compiled, which run as they were traced."""
+    """Run the graphs as traced, without compiling."""
     graphs = []
 
     def keep(graph, inputs, **_):
@@ -55,7 +55,7 @@ def test_compiled_ones_are_the_dense_ones(name):
 
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_forward_mode_inside(compile):
-    """Its derivatives are made of zeros without memory, which neither modes nor compiled code may read."""
+    """The derivatives contain zeros without storage, which modes and compiled code must not read."""
 
     def f(x):
         return torch.func.jvp(torch.func.grad(lambda y: (y**4).sum()), (x,), (torch.ones_like(x),))[1].square().sum()

@@ -1,4 +1,4 @@
-"""Sparse Hessians against dense ones, and all that can be asked of them."""
+"""Tests of sparse Hessians against dense ones, with all options."""
 
 import inspect
 import threading
@@ -50,7 +50,7 @@ def test_a_cutoff_potential(method):
 @pytest.mark.slow
 @given(st.integers(0, 2**31), st.sampled_from(METHODS))
 def test_random_symmetric_matrices_come_back(seed, method):
-    """The Hessian of a quadratic form is its matrix, to the last bit for whole numbers."""
+    """The Hessian of a quadratic form is its matrix, exactly for integers."""
     random = np.random.default_rng(seed)
     n = int(random.integers(1, 25))
     half = scipy.sparse.random_array((n, n), density=random.uniform(0, 0.3), rng=random).tocoo()
@@ -95,7 +95,7 @@ def test_pytrees_arguments_and_dtypes():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_derivatives_of_the_entries(method):
-    """By x, and by what f closes over, against a primitive: entries of the dense Hessian."""
+    """Derivatives of the entries by x and closed-over tensors match entries of the dense Hessian."""
     w = torch.tensor(1.3, dtype=D, requires_grad=True)
     x = point(6).requires_grad_()
 
@@ -126,14 +126,14 @@ def test_batches_by_vmap_and_derivatives_by_transforms():
     torch.testing.assert_close(slopes, third[hessian_pattern(rosenbrock, points[0]).nonzero()])
     found = hessian(rosenbrock, format="values")
     found(points[0])
-    # What is known may be of other constants, and no product more would show it.
+    # The cached pattern may belong to other constants, and no check under vmap would detect it.
     with pytest.raises(InputError, match="coloring: expected one inside of transforms"):
         torch.func.vmap(found)(points)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_batches_of_a_size_that_was_not_seen_before(method):
-    """Nothing random is made for the check, which is left out inside of transforms."""
+    """The check, which uses random numbers, is skipped inside transforms."""
     points = torch.stack([point(43, seed) for seed in range(2)])
     entries = hessian(rosenbrock, coloring=color(hessian_pattern(rosenbrock, points[0]), method), format="values")
     found = torch.func.vmap(entries)(points)
@@ -150,7 +150,7 @@ def test_leaves_without_dimensions():
 
 
 def test_what_users_pass():
-    """Keywords, leaves of two precisions, a function that rounds in float32 inside, empty tensors, 16 bits."""
+    """Keywords, mixed-precision leaves, a function that rounds to float32, empty tensors and 16 bits are accepted."""
     assert hessian(lambda x, a=1: (a * x**3).sum(), format="values")(torch.ones(2), a=2).tolist() == [12.0, 12.0]
     mixed = {"a": point(3, dtype=torch.float32), "b": point(3)}
     f = lambda p: (p["a"].double() * p["b"].sin()).sum() ** 2  # noqa: E731
@@ -337,7 +337,7 @@ def test_threads_share_a_function():
 
 
 def test_threads_leave_the_switches_of_the_process_as_they_were():
-    """Detection sets oneDNN, compiled code and fused attention aside for a while."""
+    """Detection temporarily disables oneDNN, compiled code and fused attention."""
     before = torch.backends.mkldnn.enabled, torch.backends.cuda.flash_sdp_enabled()
     threads = [threading.Thread(target=lambda: hessian_pattern(rosenbrock, point(3000))) for _ in range(8)]
     [each.start() for each in threads]
@@ -378,7 +378,7 @@ def test_operators_take_colorings(compile):
 
 
 def test_long_trees_keep_nan_to_themselves_and_round_little():
-    """Two bands that do not meet: of one color pair there is one long tree each."""
+    """Two separate bands share color pairs, but have one long tree each."""
     n = 4000
 
     def f(x):

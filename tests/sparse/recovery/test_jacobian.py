@@ -1,4 +1,4 @@
-"""Sparse Jacobians against dense ones."""
+"""Tests of sparse Jacobians against dense ones."""
 
 import numpy as np
 import pytest
@@ -13,12 +13,12 @@ METHODS = ("auto", "columns", "rows", "bidirectional")
 
 
 def steps(x):
-    """A band."""
+    """Compute a function with a banded Jacobian."""
     return x[1:] * x[:-1].sin()
 
 
 def arrow(x):
-    """A dense row, a dense column and a diagonal: two directions take few products, one takes many."""
+    """Compute a function whose Jacobian has a dense row, a dense column and a diagonal."""
     return torch.cat([(x**2).sum()[None], x[1:] * x[0]])
 
 
@@ -36,7 +36,7 @@ CASES = {
 
 
 def dense_of(f, x):
-    """By unit tangents, one after another, as a matrix."""
+    """Compute the Jacobian by `torch.autograd.functional.jacobian`, as a matrix."""
     leaves, spec = torch.utils._pytree.tree_flatten(x)
     sizes = [leaf.numel() for leaf in leaves]
 
@@ -80,7 +80,7 @@ def test_derivatives_batches_and_chunks():
 
 
 class OnlyBackward(torch.autograd.Function):
-    """x², which torch cannot push tangents through."""
+    """x² without forward mode."""
 
     @staticmethod
     def forward(x):
@@ -111,13 +111,13 @@ class OnceOnly(torch.autograd.Function):
 
 
 def test_where_torch_has_no_forward_mode():
-    """Cotangents do, and are what is compared as well."""
+    """Reverse mode computes and checks the entries."""
     x = point(5)
     tall = lambda x: torch.cat([OnlyBackward.apply(x)] * 5)  # noqa: E731
     expected = torch.cat([torch.diag(2 * x)] * 5)
     for method in ("auto", "rows"):
         torch.testing.assert_close(jacobian(tall, method=method, correct=False)(x).to_dense(), expected)
-    # Gradients of the cotangents' gradients would be tangents, and are zeros for one of these.
+    # Forward mode by double backward would give zeros for one of these.
     for f in (tall, OnceOnly.apply):
         with pytest.raises(RouteError, match=r"sparse\.jacobian"):
             jacobian(f, method="columns", correct=False)(x)
@@ -152,7 +152,7 @@ def test_wrong_input():
 
 
 class OldStyle(torch.autograd.Function):
-    """No transform takes it."""
+    """A Function that no transform supports."""
 
     @staticmethod
     def forward(ctx, x):
@@ -166,7 +166,7 @@ class OldStyle(torch.autograd.Function):
 
 CHAIN = torch.diag(torch.ones(4, dtype=D), 1) + 2 * torch.eye(5, dtype=D)
 CHAIN_COO = CHAIN.to_sparse_coo()
-# What transforms do not take, and the same without.
+# Functions that transforms do not support, and equivalent supported functions.
 AUTOGRAD_ALONE = {
     "old style": (OldStyle.apply, lambda x: x**3),
     "csr": (lambda x: (CHAIN.to_sparse_csr() @ x).sin(), lambda x: (CHAIN @ x).sin()),
@@ -188,7 +188,7 @@ def test_what_autograd_alone_differentiates(name, method):
     expected = torch.func.jacrev(formula)(x)
     found = J(x)
     torch.testing.assert_close(found.to_dense(), expected)
-    assert not found.requires_grad or name == "gradients inside"  # where it cannot be told
+    assert not found.requires_grad or name == "gradients inside"  # hodiff cannot know it there
     assert jacobian_pattern(f, x).nnz == (expected != 0).sum()
     scale = torch.tensor(2.0, dtype=D, requires_grad=True)
     entries = jacobian(lambda x: scale * f(x), method=method, format="values")(x.requires_grad_())
@@ -215,7 +215,7 @@ def test_sparse_matrices_have_no_batches():
 
 @pytest.mark.parametrize("method", ["auto", "columns", "rows", "bidirectional"])
 def test_small_rows_beside_large_ones(method):
-    """By cotangents a column is compared, in which a large row must not hide what a small one lacks."""
+    """The check by cotangents compares columns, where a large row must not hide a missing entry of a small row."""
     matrix = torch.tensor([[1e12, 0.0], [1e-5, 1.0], [3.0, 4.0]], dtype=D)
     with pytest.raises(InputError, match="pattern: expected"):
         jacobian(lambda x: matrix @ x, method=method, pattern=np.array([[1, 0], [0, 1], [1, 1]], bool))(point(2))

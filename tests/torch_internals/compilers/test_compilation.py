@@ -1,4 +1,4 @@
-"""Graphs that torch's compiler gets wrong as they are."""
+"""Tests of graphs that torch's compiler gets wrong without hodiff's changes."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ INDEX = torch.tensor([1, 2, 0])
 
 
 def expanded(source):
-    """Rows that lie at the same place."""
+    """Return rows that share memory."""
     return (source[0] * 2 + 1).expand(source.shape)
 
 
