@@ -54,7 +54,7 @@ def inputs(length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def exact(step: Step, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Compute a step by primitives in float64: query rows are independent, so gradients in k and v are sums over them."""
+    """Compute a step by primitives in float64; query rows are independent, so gradients in k and v are sums."""
     q, k, v = (each.detach().double() for each in x)
     parts = [
         step(_primitives, (rows.clone().requires_grad_(), k.requires_grad_(), v.requires_grad_()))

@@ -31,7 +31,7 @@ class Atoms:
 
 
 def lennard_jones(atoms: int) -> Atoms:
-    """Return the energy of the example `vibrational_modes`: pairs in a face-centred cubic crystal, some 16 neighbours."""
+    """Return the energy of `vibrational_modes`: pairs in a face-centred cubic crystal, some 16 neighbours an atom."""
     example = runpy.run_path(str(EXAMPLES / "vibrational_modes.py"))
     x = displaced(example["cluster"](atoms))
     one, other = example["pairs_within"](x, example["CUTOFF"])
