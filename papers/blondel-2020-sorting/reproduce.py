@@ -136,7 +136,7 @@ def rankings(quick: bool) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def label_ranking(X: Tensor, ranks: Tensor, temperature: float | None, steps: int, seed: int) -> float:
-    """Fit a linear model by least squares, perhaps through soft ranks; return Spearman's correlation on held-out points."""
+    """Fit a linear model by least squares, perhaps through soft ranks; return Spearman's correlation on new data."""
     train, test = split(len(X), seed)
     inputs = torch.cat([X, torch.ones(len(X), 1, dtype=X.dtype)], dim=1)
     w = torch.zeros(inputs.shape[1], ranks.shape[1], dtype=X.dtype, requires_grad=True)
