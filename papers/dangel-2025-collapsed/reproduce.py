@@ -196,7 +196,7 @@ def claims_of(found: Slopes) -> list[Claim]:
         return found[operator][way][cost] / found[operator][over][cost]
 
     def claim(text: str, parts: Sequence[tuple[float, float, str]]) -> Claim:
-        """Return a claim on (published, ours, words): reproduced if no ratio is a fifth larger, partly if some are not."""
+        """Return a claim on (published, ours, words): reproduced if no ratio is a fifth larger, partly if some are."""
         close = [0 < ours < 1.2 * published for published, ours, _ in parts]
         return Claim(
             text,
