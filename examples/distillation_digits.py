@@ -1,4 +1,4 @@
-"""Distil a data set into ten images, one per class, that train a network better than real images do.
+"""Distil a data set into ten images, one per class, that train a network better than ten real images do.
 
     python examples/distillation_digits.py --quick
     python examples/distillation_digits.py

@@ -182,7 +182,7 @@ def many_at_once(count: int, tolerance: float) -> tuple[float, float, float]:
 
 
 def check() -> str:
-    """Run hodiff's check on a planet's position as a function of its initial velocity: all routes, SciPy."""
+    """Run hodiff's check on a planet's squared distance as a function of its initial velocity: all routes, SciPy."""
     times = torch.tensor([0.0, 0.5], dtype=torch.float64)
 
     def distance(velocity: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ def weight_gradient(x: Tensor, cotangent: Tensor, stride: int, padding: int, wid
 
 
 def draw(figure: Any) -> None:
-    """The Jacobian by x of six numbers: one row per output, shifted by the stride; numbers never read have zero columns."""
+    """The Jacobian by x of six numbers: one row per output, shifted by the stride; unread numbers have zero columns."""
     x, w, *_ = INPUTS
     for k, (stride, padding) in enumerate(((1, 0), (2, 0), (2, 1))):
         J = hodiff.jacobian(lambda x, s=stride, p=padding: Conv1d.apply(x, w, s, p).flatten())(x).reshape(-1, 6)

@@ -135,7 +135,7 @@ def row_of(way: str) -> tuple[str, ...]:
     make, save = WAYS[way]
     model = Model().eval()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # The text above mentions the deprecations.
+        warnings.simplefilter("ignore")  # TorchScript warns that it is deprecated.
         program = tried(lambda: make(model))
         if isinstance(program, str):
             return way, program, "", "", ""

@@ -47,7 +47,7 @@ def saved_bytes(f: Callable[..., Any], *inputs: Any, with_output: bool = False) 
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = f(*inputs)  # Kept alive until the count, so that no two storages share an address.
+        output = f(*inputs)  # kept alive until the count, so that no two storages share an address
     if with_output:
         pack(output)
     for each in inputs:

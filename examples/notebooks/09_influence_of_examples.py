@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 plt.rcParams["figure.dpi"] = 72
 
 # %% [markdown]
-# The task is to tell threes from eights. 12 of 200 labels are flipped.
+# The task is to distinguish threes from eights. 12 of 200 labels are flipped.
 
 # %%
 pixels, digits = load_digits(return_X_y=True)
