@@ -4,9 +4,9 @@
 
 The figure of the README is this script's with `--hidden 8`.
 
-A wrong second derivative looks like a right one, so this script compares independent ways to compute it. It computes
-the whole Hessian H, products with a vector by four different routes through automatic differentiation, and a block of H
-by SciPy's finite differences, which do not use automatic differentiation. If any of them disagree, it prints an error
+A wrong second derivative looks like a right one, so this script compares independent ways to compute it: the whole
+Hessian H, products with a vector by four different routes through automatic differentiation, and a block of H by
+SciPy's finite differences. The latter do not use automatic differentiation. If any of them disagree, it prints an error
 and ends with exit status 1.
 """
 

@@ -4,12 +4,12 @@
     python examples/distillation_digits.py
 
 A network with fresh random weights takes ten steps of gradient descent on ten images, and sees no others. Which images
-give the best classifier of digits? The loss on 1,000 real images is differentiated through the ten steps, with respect
-to the pixels of the ten images and the learning rate, for new random weights at every outer step. The script prints the
-accuracy of networks trained on the distilled images, from unused weights, on the 797 other images. For comparison, it
-trains with as many steps on ten real images, one per class, drawn at random, and on the ten mean images. Their learning
-rate is the best of a grid on the 1,000 images. It draws the learned images. First it checks the derivatives of the loss
-in the images and the rate.
+give the best classifier of digits? The loss on 1,000 real images is differentiated through the ten steps. Its gradients
+are with respect to the pixels of the ten images and the learning rate, for new random weights at every outer step. The
+script prints the accuracy of networks trained on the distilled images, from unused weights, on the 797 other images.
+For comparison, it trains with as many steps on ten real images, one per class, drawn at random, and on the ten mean
+images. Their learning rate is the best of a grid on the 1,000 images. It draws the learned images. First it checks the
+derivatives of the loss in the images and the rate.
 
 Source: T. Wang, J.-Y. Zhu, A. Torralba, A. A. Efros, "Dataset distillation", 2018, algorithm 1.
 """

@@ -18,8 +18,8 @@ The prior precision p can be chosen by the evidence, the likelihood of the data 
 
 It can also be chosen by the likelihood of validation images. The results differ: the evidence assumes a network that
 was trained with this prior. With its p, predictions are likelier than the network's own, but underconfident. The table
-has accuracy, log likelihood, expected calibration error (the mean difference of confidence and accuracy, over ten
-bins), and the entropy of predictions, also on the digits 8 and 9, which were never shown.
+has accuracy, log likelihood, expected calibration error, and the entropy of predictions, also on the digits 8 and 9,
+which were never shown. The calibration error is the mean distance of confidence from accuracy, over ten bins.
 
 A run with the defaults:
 

@@ -2,7 +2,7 @@
 
     python examples/pruning_digits.py
 
-At a minimum of the loss, setting one weight w to zero increases the loss by h w^2 / 2, to second order, where h is the
+At a minimum of the loss, setting one weight w to zero increases the loss by h w^2 / 2, to second order. Here h is the
 weight's entry on the diagonal of the Hessian. This increase is its saliency. A large weight may matter little, where
 the loss is flat. The script trains a network on digits, and removes more and more of its parameters in the order of
 

@@ -8,7 +8,7 @@ of a Function is no operator, and differentiating the exported program different
 train models before exporting them.
 
 TorchScript, which torch calls deprecated, keeps the Function as a Python call, whether a model is traced or scripted.
-Values and derivatives are right in this process, but the model cannot be stored. `main` tries each: whether it accepts
+Values and derivatives are right in this process, but the model cannot be stored. `main` tests each: whether it accepts
 the model, whether other batch sizes are right, the gradient of a sum in x (by the rule it is the sum of the columns of
 W), and whether it can be stored.
 
