@@ -1,1 +1,1 @@
-"""Side-by-side ratios of hodiff against torch's own ways and other libraries: `python -m benchmarks`."""
+"""Benchmarks of hodiff against torch's own functions and other libraries: `python -m benchmarks`."""

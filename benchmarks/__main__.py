@@ -29,7 +29,7 @@ refers to."""
 
 
 def run_workload(name: str, *, rounds: int | None, quick: bool, directory: Path | None) -> list[str]:
-    """Measure one workload with as many threads as it is for, print its tables and save them; see `_run`."""
+    """Measure one workload on one core or all cores, print its tables and save them; see `_run`."""
     with one_core() if WORKLOADS[name].one_core else nullcontext():
         return _run(name, rounds=rounds, quick=quick, directory=directory)
 
@@ -41,10 +41,10 @@ def _run(name: str, *, rounds: int | None, quick: bool, directory: Path | None) 
         name: Its key in `WORKLOADS`.
         rounds: How many rounds to time, or None for its own number.
         quick: Whether to take few rounds of its quick problems.
-        directory: Where results go and peers are read; None saves nothing.
+        directory: Folder for results, from which peers' results are also read. None saves nothing.
 
     Returns:
-        What hodiff got wrong.
+        The problems and contestants of hodiff whose answers were wrong.
     """
     workload = WORKLOADS[name]
     clock = time.process_time if workload.one_core else time.perf_counter
@@ -95,7 +95,7 @@ def _run(name: str, *, rounds: int | None, quick: bool, directory: Path | None) 
 
 
 def run_tally(name: str, *, quick: bool, directory: Path | None) -> None:
-    """Count what one tally counts, print its page and save it."""
+    """Compute the counts of one tally, print its page and save it."""
     tally, here = TALLIES[name], machine()
     page = [f"# {name}: {tally.title}\n\n{describe(here)}\n"]
     print(page[0], flush=True)
@@ -113,7 +113,7 @@ def run_tally(name: str, *, quick: bool, directory: Path | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse the command line and run; 1 if hodiff was wrong anywhere."""
+    """Parse the command line and run; return 1 if an answer of hodiff was wrong."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--only", nargs="+", choices=[*WORKLOADS, *TALLIES], metavar="NAME")
     parser.add_argument("--rounds", type=int, help="rounds to time, instead of each workload's own number")

@@ -1,4 +1,4 @@
-"""What a timing was taken on."""
+"""The machine on which timings were taken."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 
 def machine() -> dict[str, str | int]:
-    """The hardware and software that timings depend on."""
+    """Return the hardware and software that timings depend on."""
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count() or 1,
@@ -25,7 +25,7 @@ def machine() -> dict[str, str | int]:
 
 
 def cpu_model() -> str:
-    """The processor's name, which `platform.processor` often does not know on Linux."""
+    """Return the processor's name, which `platform.processor` often does not know on Linux."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -35,14 +35,14 @@ def cpu_model() -> str:
 
 
 def hold_one_core() -> None:
-    """Bind this process to one core, where the system can: JAX starts as many threads as it finds cores."""
+    """Bind this process to one core, where the system allows it: JAX starts one thread per core."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """One thread for torch and NumPy, so that seconds of the processor are those of one core."""
+    """Run torch and NumPy with one thread, so that processor seconds are seconds of one core."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,8 +1,8 @@
-"""Peak memory of a dense Hessian, each contestant in a process of its own.
+"""Peak memory of a dense Hessian; every contestant runs in its own process.
 
-Measured is the growth of the process's resident memory: its highest value during one call, less its value just
-before. Calls on tiny problems come first, so that what torch loads on first use is not counted. The result itself is
-part of the peak.
+The measure is the growth of the process's resident memory: its highest value during one call, less its value just
+before. Calls on tiny problems run first, so that libraries that torch loads on first use are not counted. The result
+itself is part of the peak.
 
     python -m benchmarks.memory digits-64-10-256 "hodiff.hessian_matrix"     prints bytes
 """
@@ -30,7 +30,7 @@ TITLE = "Peak memory, MiB: how far one call raised the resident memory of a fres
 
 @dataclass(frozen=True)
 class Peak:
-    """What one contestant needed for one problem."""
+    """Memory that one contestant needed for one problem."""
 
     problem: str
     name: str
@@ -38,13 +38,13 @@ class Peak:
 
 
 def dense_peaks(quick: bool) -> list[Peak]:
-    """The peaks of all contestants but the row-by-row loop; none where the system does not tell.
+    """Measure the peaks of all contestants but the row-by-row loop; none without `/proc/self/status`.
 
     Args:
         quick: Whether to measure the smallest problem alone.
 
     Returns:
-        One peak a problem and contestant.
+        One peak per problem and contestant.
     """
     if not STATUS.exists():
         return []
@@ -55,13 +55,13 @@ def dense_peaks(quick: bool) -> list[Peak]:
 
 
 def peak_of(problem: str, name: str) -> int:
-    """Bytes that one contestant needed, measured in a fresh process."""
+    """Return the bytes that one contestant needed, measured in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.memory", problem, name]
     return int(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def memory_table(peaks: Sequence[Peak]) -> str:
-    """Contestants by problems; the fewer of the two across."""
+    """Return a table of peaks by contestant and problem; the shorter list gives the columns."""
     found = {(peak.name, peak.problem): f"{peak.mebibytes:.3g}" for peak in peaks}
     names, problems = (list(dict.fromkeys(words)) for words in zip(*found, strict=True))
     if len(names) < len(problems):
@@ -72,15 +72,15 @@ def memory_table(peaks: Sequence[Peak]) -> str:
 
 
 def status(field: str) -> int:
-    """A figure that the kernel keeps of this process, in bytes."""
-    # Not `getrusage`: a child inherits its maximum from the parent, however large that is.
+    """Return a field of `/proc/self/status` in bytes."""
+    # `getrusage` does not work here: a child process inherits the maximum of its parent.
     line = next(line for line in STATUS.read_text(encoding="utf-8").splitlines() if line.startswith(f"{field}:"))
     return 1024 * int(line.split()[1])
 
 
 def peak_bytes(run: Callable[[], Any]) -> int:
-    """The most that torch's allocator had handed out at once during a call, beyond what was there before."""
-    run()  # what is allocated once and kept, for the call after
+    """Return the largest amount that torch's allocator held during a call, beyond the amount held before."""
+    run()  # Warm-up: memory that is allocated once and kept is not counted.
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         run()
     assert profiler.profiler is not None
@@ -93,13 +93,13 @@ def peak_bytes(run: Callable[[], Any]) -> int:
 
 
 def main(problem: str, name: str) -> None:
-    """Measure this process and print the bytes."""
+    """Measure this process and print its peak in bytes."""
     for widths in ((4, 10), (4, 3, 10)):
         tiny = digits(*widths, samples=16)
         HESSIANS[name](tiny, tiny.parameters())
     objective = DIGITS[problem]()
     x = objective.parameters()
-    # Writing 5 resets the high-water mark, which loading the libraries had raised.
+    # Writing 5 resets the high-water mark, which loading the libraries raised.
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = status("VmRSS")
     HESSIANS[name](objective, x)

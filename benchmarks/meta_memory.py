@@ -1,6 +1,6 @@
-"""Peak memory of meta-gradients: of the timed meta-steps, and of long inner loops against their number of steps.
+"""Peak memory of meta-gradients: for the timed meta-steps, and for long inner loops by their number of steps.
 
-Each contestant in a process of its own; measured as in `benchmarks.memory`.
+Every contestant runs in its own process, measured as in `benchmarks.memory`.
 
     python -m benchmarks.meta_memory 200 "hodiff MAML, checkpoint"     prints bytes: one task of digits, 200 inner steps
 """
@@ -36,28 +36,28 @@ EPISODES: dict[str, Callable[[], Episode]] = {
 
 
 def by_transforms(episode: Episode) -> object:
-    """All tasks at once by `torch.func`."""
+    """Compute the meta-gradient of all tasks at once by `torch.func`."""
     return batched(episode)({name: each.detach() for name, each in episode.parameters().items()})
 
 
 def by_learner(learner: MetaLearner, episode: Episode) -> Sequence[Tensor]:
-    """A meta-gradient of hodiff."""
+    """Compute a meta-gradient by a meta-learner of hodiff."""
     return torch.autograd.grad(learner(episode.tasks), list(learner.parameters()))
 
 
 def unrolled(episode: Episode) -> object:
-    """Every step kept."""
+    """Compute the meta-gradient by MAML, which keeps every step."""
     return by_learner(MAML(episode.network, episode.loss, episode.rate, episode.steps), episode)
 
 
 def checkpointed(episode: Episode) -> object:
-    """About every sqrt(T)-th step kept."""
+    """Compute the meta-gradient by MAML, which keeps about every sqrt(T)-th step."""
     length = math.isqrt(episode.steps)
     return by_learner(MAML(episode.network, episode.loss, episode.rate, episode.steps, checkpoint=length), episode)
 
 
 def implicit(episode: Episode) -> object:
-    """No step kept."""
+    """Compute the meta-gradient by IMAML, which keeps no step."""
     return by_learner(IMAML(episode.network, episode.loss, episode.rate, episode.steps, strength=2.0), episode)
 
 
@@ -71,13 +71,13 @@ WAYS: dict[str, Callable[[Episode], object]] = {
 
 
 def peaks(quick: bool) -> list[Peak]:
-    """The peaks of all ways; none where the system does not tell.
+    """Measure the peaks of all ways; none without `/proc/self/status`.
 
     Args:
         quick: Whether to measure the shortest loop alone, in two ways.
 
     Returns:
-        One peak an episode and way.
+        One peak per episode and way.
     """
     if not STATUS.exists():
         return []
@@ -88,17 +88,17 @@ def peaks(quick: bool) -> list[Peak]:
 
 
 def peak_of(name: str, way: str) -> int:
-    """Bytes that one way needed, measured in a fresh process."""
+    """Return the bytes that one way needed, measured in a fresh process."""
     command = [sys.executable, "-m", "benchmarks.meta_memory", name, way]
     return int(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def draw(found: Sequence[Peak], directory: Path) -> None:
-    """Memory against the number of inner steps, beside what a square root would be.
+    """Plot memory against the number of inner steps, with a square root for comparison.
 
     Args:
         found: The peaks.
-        directory: Where the figure `meta-memory.png` goes.
+        directory: Folder for the figure `meta-memory.png`.
     """
     import matplotlib as mpl
 
@@ -124,12 +124,12 @@ def draw(found: Sequence[Peak], directory: Path) -> None:
 
 
 def main(name: str, way: str) -> None:
-    """Measure this process and print the bytes."""
+    """Measure this process and print its peak in bytes."""
     name = name if name in EPISODES else f"T={name}"
-    warnings.simplefilter("ignore")  # of systems that are not quite solved, which take the same memory
+    warnings.simplefilter("ignore")  # Systems that are not fully solved warn; they need the same memory.
     WAYS[way](digits_cnn(tasks=1, images=2, steps=2))
     episode = EPISODES[name]()
-    # Writing 5 resets the high-water mark, which loading the libraries had raised.
+    # Writing 5 resets the high-water mark, which loading the libraries raised.
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     before = status("VmRSS")
     WAYS[way](episode)

@@ -1,4 +1,4 @@
-"""The functions that are differentiated: cross-entropies of small networks on fixed data, in float32."""
+"""Objectives to differentiate: cross-entropies of small networks on fixed data, in float32."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Objective:
     targets: Tensor
 
     def __call__(self, parameters: dict[str, Tensor]) -> Tensor:
-        """The loss at the given parameters."""
+        """Compute the loss at the given parameters."""
         return F.cross_entropy(functional_call(self.module, parameters, (self.inputs,)), self.targets)
 
     def parameters(self) -> dict[str, Tensor]:
-        """The module's own parameters, detached."""
+        """Return the module's own parameters, detached."""
         return {name: parameter.detach() for name, parameter in self.module.named_parameters()}
 
     def double(self) -> Objective:
-        """The same function of the same numbers in float64."""
+        """Return the same objective in float64."""
         inputs = self.inputs.double() if self.inputs.is_floating_point() else self.inputs
         return Objective(self.name, copy.deepcopy(self.module).double(), inputs, self.targets)
 
     def flat(self, vector: Tensor) -> Tensor:
-        """The loss as a function of all parameters in one vector."""
+        """Compute the loss as a function of all parameters in one vector."""
         parameters = self.parameters()
         pieces = vector.split([parameter.numel() for parameter in parameters.values()])
         return self({
@@ -47,7 +47,7 @@ class Objective:
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention from primitives: torch's fused one has no double backward."""
+    """Multi-head self-attention from primitives: torch's fused attention has no double backward."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Mix the tokens, (batch, length, width), among themselves."""
+        """Apply self-attention to tokens (batch, length, width)."""
         batch, length, width = tokens.shape
         split = self.project(tokens).view(batch, length, 3, self.heads, width // self.heads)
         query, key, value = split.permute(2, 0, 3, 1, 4)
@@ -65,7 +65,7 @@ class Attention(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """Attention and a two-layer network, each on normalised tokens and added to them."""
+    """Attention and a two-layer network, with layer norms before both and residual connections."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Scores of every token's class, one row a token."""
+    """Transformer that returns class scores of every token, one row per token."""
 
     def __init__(self, vocabulary: int, length: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -130,11 +130,11 @@ NETWORKS: dict[str, Callable[[], Objective]] = {"mlp": mlp, "transformer": trans
 
 
 def digits(*widths: int, samples: int) -> Objective:
-    """A tanh network of the given widths, pixels to classes, on scikit-learn's digits.
+    """Return a tanh network of the given widths, from pixels to classes, on scikit-learn's digits.
 
     Args:
-        *widths: Widths of all layers. The first may be less than 64: then only so many pixels are read.
-        samples: How many images, from the first.
+        *widths: Widths of all layers. A first width below 64 reads only the first pixels.
+        samples: Number of images, counted from the first.
 
     Returns:
         The objective, named after widths and samples.
@@ -149,7 +149,7 @@ def digits(*widths: int, samples: int) -> Objective:
     return Objective(name, nn.Sequential(*layers[:-1]), inputs, torch.from_numpy(labels)[:samples])
 
 
-# Softmax regression and a tanh network, each on some images and on all.
+# Softmax regression and a tanh network, both on 256 images and on all of them.
 DIGITS: dict[str, Callable[[], Objective]] = {
     "digits-64-10-256": partial(digits, 64, 10, samples=256),
     "digits-64-10-1797": partial(digits, 64, 10, samples=1797),

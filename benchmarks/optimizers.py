@@ -1,4 +1,4 @@
-"""What a step of each of `hodiff.optim`'s optimizers costs, in gradients of the same loss, raced in one process."""
+"""Cost of a step of every optimizer in `hodiff.optim`, in gradients of the same loss, raced in one process."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Batch = tuple[nn.Module, Tensor, Tensor]
 
 
 def mlp() -> Batch:
-    """784-512-512-10, a batch of 128."""
+    """Return a network 784-512-512-10 and a batch of 128."""
     layers = [nn.Linear(784, 512), nn.Tanh(), nn.Linear(512, 512), nn.Tanh(), nn.Linear(512, 10)]
     return nn.Sequential(*layers), torch.randn(128, 784), torch.randint(10, (128,))
 
 
 class Transformer(nn.Module):
-    """Two layers over tokens."""
+    """Two transformer layers over tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,25 +37,25 @@ class Transformer(nn.Module):
         self.layers, self.head = nn.Sequential(*layers), nn.Linear(128, 64)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Logits, the classes in the second place."""
+        """Compute logits, with the classes in the second dimension."""
         logits: Tensor = self.head(self.layers(self.embedding(tokens)))
         return logits.transpose(1, 2)
 
 
 def transformer() -> Batch:
-    """Two layers, d = 128, 8 x 64 tokens."""
+    """Return a transformer of two layers with d = 128, and 8 x 64 tokens."""
     return Transformer(), torch.randint(64, (8, 64)), torch.randint(64, (8, 64))
 
 
 def convolutions() -> Batch:
-    """The network of the training benchmark, a batch of 128 digits."""
+    """Return the network of the training benchmark and a batch of 128 digits."""
     task = TASKS["convolutions"]
     data = task.load()
     return task.make(), data.inputs[:128], data.targets[:128]
 
 
 def loop(make: Callable[..., Any], batch: Batch, of: Callable[[nn.Module], Any] = nn.Module.parameters) -> Step:
-    """A step of the ordinary loop."""
+    """Return a step of an ordinary training loop."""
     model, inputs, labels = batch
     optimizer = make(of(model), lr=1e-6)
 
@@ -68,26 +68,26 @@ def loop(make: Callable[..., Any], batch: Batch, of: Callable[[nn.Module], Any] 
 
 
 def known_layers(model: nn.Module) -> list[nn.Parameter]:
-    """Parameters that K-FAC knows: all but those of torch's attention, which calls its layers by functions."""
+    """Return the parameters that K-FAC supports: all but those of torch's attention, which uses functional calls."""
     return [p for name, p in model.named_parameters() if "self_attn" not in name]
 
 
 def closure(make: Callable[..., Any], batch: Batch) -> Step:
-    """A step by a closure that returns the loss."""
+    """Return a step that takes a closure of the loss."""
     model, inputs, labels = batch
     optimizer = make(model.parameters(), lr=1e-6)
     return lambda: optimizer.step(lambda: cross_entropy(model(inputs), labels))
 
 
 def pair(make: Callable[..., Any], batch: Batch) -> Step:
-    """A step by a closure that returns outputs and their loss."""
+    """Return a step that takes a closure of the outputs and their loss."""
     model, inputs, labels = batch
     optimizer = make(model.parameters(), lr=1e-6)
     return lambda: optimizer.step(lambda: (model(inputs), lambda outputs: cross_entropy(outputs, labels)))
 
 
 def gradient(batch: Batch) -> Step:
-    """The unit."""
+    """Return a gradient of the loss, the unit of the ratios."""
     model, inputs, labels = batch
     parameters = list(model.parameters())
     return lambda: torch.autograd.grad(cross_entropy(model(inputs), labels), parameters)
@@ -118,7 +118,7 @@ WAYS: dict[str, Callable[[Batch], Step]] = {
     "`NewtonCG`, 10 iterations": partial(closure, newton),
     "`NewtonCG`, Gauss-Newton, 10 iterations": partial(pair, partial(newton, curvature="gauss-newton")),
 }
-# Steps of a hundred that are of each kind, with the defaults.
+# Number of steps of every kind in a hundred, with the defaults.
 AVERAGES = {
     "`SophiaH`, loop": {"`SophiaH`, `SophiaG` or `AdaHessian`, not due": 90, "`SophiaH`, due, loop": 10},
     "`SophiaH`, closure": {"`SophiaH`, `SophiaG` or `AdaHessian`, not due": 90, "`SophiaH`, due, closure": 10},
@@ -142,7 +142,7 @@ Ratios = dict[str, dict[str, float]]
 
 
 def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
-    """Title, table and data of single steps and of steps on average; quick, of the smallest network."""
+    """Yield title, table and data of single steps and of average steps; quick uses the smallest network."""
     wanted = [*WORKLOADS][-1:] if quick else [*WORKLOADS]
     with one_core():
         columns = {name: measured(name, 2 if quick else 11) for name in wanted}
@@ -157,7 +157,7 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
 
 
 def measured(name: str, rounds: int) -> dict[str, float]:
-    """The ratio of each way to the gradient."""
+    """Measure the ratio of every way to the gradient."""
     torch.manual_seed(0)
     contestants = [Contestant(way, "hodiff", of(WORKLOADS[name]())) for way, of in WAYS.items()]
     seconds = race(contestants, rounds, name, time.process_time)
@@ -165,7 +165,7 @@ def measured(name: str, rounds: int) -> dict[str, float]:
 
 
 def averages(found: dict[str, float]) -> dict[str, float]:
-    """The cost of steps on average, from that of each kind."""
+    """Compute the average cost of a step from the costs of its kinds."""
     return {
         name: sum(found[way] * count for way, count in kinds.items()) / sum(kinds.values())
         for name, kinds in AVERAGES.items()
@@ -173,6 +173,6 @@ def averages(found: dict[str, float]) -> dict[str, float]:
 
 
 def as_table(columns: Ratios, title: str) -> str:
-    """Ratios by way and network, in Markdown."""
+    """Return ratios by way and network as a Markdown table."""
     ways = next(iter(columns.values()))
     return table([title, *columns], [[way, *(f"{each[way]:.2f}" for each in columns.values())] for way in ways])

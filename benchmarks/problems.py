@@ -1,4 +1,4 @@
-"""A problem: contestants that should agree, checked first and timed after."""
+"""Problem whose contestants should agree; they are checked first and timed after."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from benchmarks.targets import Target, Verdict, judged_by_rounds
 
 @dataclass(frozen=True)
 class Problem:
-    """Something to compute, and who computes it.
+    """Quantity to compute, with the contestants that compute it.
 
     Attributes:
-        name: A word for tables, files and peers.
-        title: What it is, in a line.
-        contestants: The unit first; where its group is "unit", nobody asks whether it is right.
-        error: The relative error of what a contestant returned; gradients are not asked.
-        tolerance: Beyond this error a contestant is wrong, and its time worthless.
-        remarks: By contestant, what else deserves a column.
+        name: Key in tables, files and peers' results.
+        title: Description in one line.
+        contestants: Contestants, the unit first. A contestant of group "unit" is not checked.
+        error: Function that computes the relative error of a contestant's result; not called on gradients.
+        tolerance: Largest error of a right answer; wrong contestants are not timed.
+        remarks: Text of an extra column, by contestant.
         remarks_title: The heading of that column.
         targets: Bounds on ratios of times.
     """
@@ -39,16 +39,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of one contestant; times are absent where its answer was wrong.
+    """Measurements of one contestant; times are absent where its answer was wrong.
 
     Attributes:
-        name: The contestant.
-        group: Its group.
+        name: Name of the contestant.
+        group: Group of the contestant.
         milliseconds: Median time of a call.
         gradients: Median ratio to the unit, one eager gradient.
         of_fastest_torch: Median ratio to torch's fastest right contestant.
-        relative_error: Of its answer; absent for gradients.
-        remark: What else deserves a column.
+        relative_error: Relative error of the answer; absent for gradients.
+        remark: Text of the extra column.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """A problem's rows, in the order of its contestants, and whether its targets were met."""
+    """Rows of a problem, in the order of its contestants, and whether its targets were met."""
 
     problem: str
     title: str
@@ -73,24 +73,24 @@ class Result:
     verdicts: Sequence[Verdict] = ()
 
     def wrong(self) -> list[str]:
-        """The defaults of hodiff whose answers were wrong."""
+        """Return the defaults of hodiff whose answers were wrong."""
         return [row.name for row in self.rows if row.group == "hodiff" and row.milliseconds is None]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dicts and lists."""
+        """Return the result as plain dicts and lists."""
         return asdict(self)
 
 
 def measure(problem: Problem, rounds: int, clock: Clock = time.perf_counter) -> Result:
-    """Check every contestant, and time those that are right.
+    """Check every contestant, and time the contestants that are right.
 
     Args:
-        problem: What to measure.
-        rounds: How many rounds to time.
-        clock: What tells the seconds.
+        problem: Problem to measure.
+        rounds: Number of rounds to time.
+        clock: Function that returns seconds.
 
     Returns:
-        The rows.
+        The rows of the contestants and the verdicts on targets.
     """
     unit = problem.contestants[0]
     checked = [each for each in problem.contestants if each.group not in {"unit", "peer gradient"}]

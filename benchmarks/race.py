@@ -1,4 +1,4 @@
-"""Contestants timed in turn, in one process: machines drift, so only neighbours in time are compared."""
+"""Races that time contestants in turn in one process: machines drift, so only neighbours in time are compared."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 
 from tqdm import tqdm
 
-# A measurement repeats its call until it lasts about this long, so that the clock's own cost vanishes in it.
+# A measurement repeats its call until it lasts about this long, so that the clock's own cost is negligible.
 MEASUREMENT_SECONDS = 0.01
-# Thread pools spin for a moment after their last job; this lets the previous contestant's fall asleep.
+# Thread pools spin for a moment after their last job; this pause lets the previous contestant's threads sleep.
 PAUSE_SECONDS = 0.003
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """One way to compute the same thing.
+    """One way to compute the result of a problem.
 
     Attributes:
-        name: What tables call it.
-        group: "unit" (what the others' times are divided by), "hodiff" (its defaults), "route" (hodiff told how),
+        name: Name in tables.
+        group: "unit" (its time divides all others), "hodiff" (its defaults), "route" (hodiff with an explicit route),
             "torch", "peer" or "peer gradient".
-        run: Computes it once.
+        run: Function that computes the result once.
     """
 
     name: str
@@ -39,30 +39,30 @@ Clock = Callable[[], float]
 def race(
     contestants: Sequence[Contestant], rounds: int, label: str, clock: Clock = time.perf_counter
 ) -> dict[str, list[float]]:
-    """Time every contestant once a round.
+    """Time every contestant once per round.
 
     Args:
-        contestants: Who takes part.
-        rounds: How many rounds.
-        label: What the progress bar says.
-        clock: What tells the seconds; `time.process_time`, where one thread works, stands while others have the core.
+        contestants: Contestants to time.
+        rounds: Number of rounds.
+        label: Label of the progress bar.
+        clock: Function that returns seconds. With one thread, `time.process_time` excludes time of other processes.
 
     Returns:
-        Seconds a call, one number a round, by contestant.
+        Seconds per call by contestant, one number per round.
     """
     keep_freed_memory()
     calls = {each.name: calls_in_a_measurement(each.run, clock) for each in contestants}
     seconds: dict[str, list[float]] = {each.name: [] for each in contestants}
     collecting = gc.isenabled()
     gc.disable()
-    gc.freeze()  # what exists already need not be searched again before every measurement
+    gc.freeze()  # `gc.collect` then skips objects that exist already.
     try:
         for _ in tqdm(range(rounds), desc=label, unit="round", leave=False, disable=None):
             for each in contestants:
                 gc.collect()
                 time.sleep(PAUSE_SECONDS)
-                # The previous contestant left caches and the allocator's free lists as suited it; one call that is
-                # not timed puts them as this one leaves them, or who follows a hungry contestant pays its page faults.
+                # The previous contestant changed the caches and the allocator's free lists. One call without timing
+                # restores them; otherwise a contestant pays for the page faults of the one before.
                 each.run()
                 seconds[each.name].append(seconds_a_call(each.run, calls[each.name], clock))
     finally:
@@ -73,22 +73,22 @@ def race(
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep what is freed, up to some 64 MiB, instead of handing it back and paying for it page by page again.
+    """Make glibc keep freed memory, up to some 64 MiB, instead of returning it and faulting in page after page again.
 
-    It sets that threshold by the largest mapping freed so far, at most 32 MiB. Without this the times of all
-    contestants depend on what ran before them: page faults were seen to add a quarter.
+    glibc sets its threshold by the largest mapping freed so far, at most 32 MiB. Without this call the times of all
+    contestants depend on what ran before them: page faults added a quarter to some times.
     """
     _ = bytearray(31 * 2**20)
 
 
 def calls_in_a_measurement(run: Callable[[], Any], clock: Clock) -> int:
-    """How often to call within one measurement, found while warming up."""
+    """Return the number of calls in one measurement, estimated during warm-up."""
     seconds = min(seconds_a_call(run, 1, clock) for _ in range(3))
     return max(1, round(MEASUREMENT_SECONDS / seconds))
 
 
 def seconds_a_call(run: Callable[[], Any], calls: int, clock: Clock) -> float:
-    """The mean time of some calls in a row."""
+    """Return the mean seconds per call over consecutive calls."""
     start = clock()
     for _ in range(calls):
         run()
@@ -96,5 +96,5 @@ def seconds_a_call(run: Callable[[], Any], calls: int, clock: Clock) -> float:
 
 
 def median_ratio(seconds: Sequence[float], unit: Sequence[float]) -> float:
-    """The median over rounds of the ratio within a round."""
+    """Return the median over rounds of the ratio within a round."""
     return median(a / b for a, b in zip(seconds, unit, strict=True))

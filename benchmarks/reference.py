@@ -1,4 +1,4 @@
-"""The answer that contestants are checked against, free of second-order differentiation."""
+"""Reference answers for checking contestants, computed without second-order differentiation."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from benchmarks.objectives import Objective
 
 
 def difference_product(objective: Objective, direction: Tensor) -> Tensor:
-    """A Hessian-vector product as the central difference of two float64 gradients.
+    """Compute a Hessian-vector product as the central difference of two float64 gradients.
 
-    The step is far below what separates a network of ReLUs from its kinks, and far above rounding: the result is
-    good to about 1e-7 of its norm.
+    The step is far smaller than the distance to the kinks of a ReLU network and far larger than rounding errors. The
+    result's relative error is about 1e-7.
 
     Args:
         objective: The function.
@@ -29,11 +29,11 @@ def difference_product(objective: Objective, direction: Tensor) -> Tensor:
 
 
 def flat_gradient(objective: Objective, vector: Tensor) -> Tensor:
-    """The gradient in all parameters, as one vector."""
+    """Compute the gradient in all parameters as one vector."""
     vector = vector.detach().requires_grad_()
     return torch.autograd.grad(objective.flat(vector), vector)[0]
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of what is expected."""
+    """Return the norm of the difference over the norm of the expected tensor."""
     return ((found.double() - expected).norm() / expected.norm()).item()

@@ -1,4 +1,4 @@
-"""The table of workloads."""
+"""Registry of workloads and tallies."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ class Workload:
     """A family of problems.
 
     Attributes:
-        title: What it measures, in a line.
-        problems: Yields its problems; with True, only the quick ones.
-        rounds: How many rounds are timed unless the user says otherwise.
-        peaks: Measures the memory of its contestants, where that matters.
-        peaks_title: What is measured there.
-        draw_peaks: Draws them into a directory.
-        unit: What the column `gradients` counts in.
-        reference: What answers are compared with.
-        one_core: Whether one thread works, and seconds are those of the processor.
-        published: What others report of the same elsewhere, with the source.
+        title: Description in one line.
+        problems: Function that yields the problems; with True, only the quick problems.
+        rounds: Default number of timed rounds.
+        peaks: Function that measures the memory of contestants, where memory matters.
+        peaks_title: Heading of the memory table.
+        draw_peaks: Function that saves a figure of the peaks in a directory.
+        unit: Unit of the column `gradients`.
+        reference: Reference that answers are compared with.
+        one_core: Whether to use one thread and measure processor seconds.
+        published: Published results for the same problems, with their source.
     """
 
     title: str
@@ -69,12 +69,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class Tally:
-    """What is counted rather than timed.
+    """Quantities that are counted rather than timed.
 
     Attributes:
-        title: What it counts, in a line.
-        sections: Yields heading, text and data of each part of its page; with True, of a few problems only.
-        draw: Draws the data of all parts into a directory.
+        title: Description in one line.
+        sections: Function that yields heading, text and data of every section; with True, of few problems only.
+        draw: Function that saves figures of all data in a directory.
     """
 
     title: str

@@ -1,4 +1,4 @@
-"""Results as JSON for programs and as Markdown tables for people."""
+"""Reports of results: JSON for programs, Markdown tables for people."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PEER = "†"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """An aligned Markdown table: the first column to the left, numbers to the right."""
+    """Return an aligned Markdown table, with the first column to the left and numbers to the right."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -30,12 +30,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def number(value: float | None, form: str) -> str:
-    """A formatted number, or nothing."""
+    """Format a number, or return an empty string for None."""
     return "" if value is None else format(value, form)
 
 
 def time_table(result: Result, peers: Sequence[Row] = ()) -> str:
-    """The times of one problem, with those that peers took in an environment of their own."""
+    """Return a table of the times of one problem, including rows of peers timed in another environment."""
     rows = [
         [
             row.name,
@@ -51,23 +51,23 @@ def time_table(result: Result, peers: Sequence[Row] = ()) -> str:
 
 
 def target_table(verdicts: Sequence[Verdict]) -> str:
-    """What was aimed at and what was found."""
+    """Return a table of targets and measured ratios."""
     rows = [[each.target, number(each.ratio, ".3g") or "wrong", "met" if each.met else "missed"] for each in verdicts]
     return table(["target", "measured", ""], rows)
 
 
-# Workloads whose peers are timed for another one.
+# Workloads that show the peers' times of another workload.
 SAME_PEERS = {"operators": "hvp", "taylor_sparse": "taylor"}
 
 
 def peer_rows(directory: Path, workload: str, problem: str) -> list[Row]:
-    """What `python -m benchmarks.peers` found for a problem, if it was run."""
+    """Read the rows that `python -m benchmarks.peers` saved for a problem, if any."""
     path = directory / "peers.json"
     if not path.exists():
         return []
     workload = SAME_PEERS.get(workload, workload)
     found = json.loads(path.read_text(encoding="utf-8")).get(workload, {}).get(problem, {"rows": []})
-    # The torch that was timed beside a peer is not the one in this table: only ratios to the gradient carry over.
+    # Peers were timed with another torch than the one in this table: only ratios to the gradient are comparable.
     return [
         Row(**{**row, "name": f"{row['name']} {PEER}", "of_fastest_torch": None})
         for row in found["rows"]
@@ -82,5 +82,5 @@ def save_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def describe(machine: dict[str, str | int]) -> str:
-    """The machine in a line."""
+    """Describe the machine in one line."""
     return ", ".join(f"{key} {value}" for key, value in machine.items())

@@ -1,4 +1,4 @@
-"""Bounds on ratios, and whether they were met: judged from what was measured, whenever it is written down."""
+"""Bounds on ratios of times, and verdicts on measured ratios."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from benchmarks.race import median_ratio
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on what one contestant takes over what another does.
+    """Bound on the ratio of two contestants' times.
 
     Attributes:
-        over: The contestant in question.
-        under: Whom it is compared with.
-        bound: The most that the ratio may be.
-        at_least: Whether it is the least instead.
+        over: Contestant in the numerator.
+        under: Contestant in the denominator.
+        bound: Largest ratio that meets the target.
+        at_least: Whether `bound` is the smallest ratio instead.
     """
 
     over: str
@@ -30,7 +30,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Verdict:
-    """A target and the ratio that was found, or none where a contestant was wrong."""
+    """Target with the measured ratio, or None where a contestant was wrong."""
 
     target: str
     ratio: float | None
@@ -38,12 +38,12 @@ class Verdict:
 
 
 def judged(target: Target, ratio: float | None) -> Verdict:
-    """Whether a ratio meets a target; one that could not be measured does not."""
+    """Compare a ratio with a target; a ratio of None misses it."""
     met = ratio is not None and (ratio >= target.bound if target.at_least else ratio <= target.bound)
     return Verdict(str(target), ratio, met)
 
 
 def judged_by_rounds(target: Target, seconds: Mapping[str, Sequence[float]]) -> Verdict:
-    """By the median of the ratios within a round, of those contestants that were timed."""
+    """Compare the median of the ratios within a round with a target; contestants without times miss it."""
     timed = target.over in seconds and target.under in seconds
     return judged(target, median_ratio(seconds[target.over], seconds[target.under]) if timed else None)

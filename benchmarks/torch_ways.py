@@ -1,4 +1,4 @@
-"""Every way that torch offers to compute a Hessian-vector product of a function of a parameter dict."""
+"""All ways that torch offers to compute a Hessian-vector product of a function of a parameter dict."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Product = Callable[[Function, Parameters, Parameters], Parameters]
 
 
 def attached(x: Parameters) -> Parameters:
-    """Leaves that require a gradient and share memory with `x`."""
+    """Return leaves that require a gradient and share memory with `x`."""
     return {name: tensor.detach().requires_grad_() for name, tensor in x.items()}
 
 
 def gradient(f: Function, x: Parameters) -> Parameters:
-    """One eager gradient, the unit of all ratios."""
+    """Compute one eager gradient, the unit of all ratios."""
     x = attached(x)
     return dict(zip(x, torch.autograd.grad(f(x), list(x.values())), strict=True))
 
 
 def double_backward(f: Function, x: Parameters, v: Parameters) -> Parameters:
-    """The gradient's graph, with v as its cotangent."""
+    """Compute the product by backward through the gradient's graph with v as the cotangent."""
     x = attached(x)
     leaves = list(x.values())
     gradients = torch.autograd.grad(f(x), leaves, create_graph=True)
@@ -33,7 +33,7 @@ def double_backward(f: Function, x: Parameters, v: Parameters) -> Parameters:
 
 
 def double_backward_of_dot(f: Function, x: Parameters, v: Parameters) -> Parameters:
-    """The gradient of the gradient's inner product with v."""
+    """Compute the product as the gradient of the gradient's inner product with v."""
     x = attached(x)
     leaves = list(x.values())
     gradients = torch.autograd.grad(f(x), leaves, create_graph=True)
@@ -43,12 +43,12 @@ def double_backward_of_dot(f: Function, x: Parameters, v: Parameters) -> Paramet
 
 
 def vjp_of_grad(f: Function, x: Parameters, v: Parameters) -> Parameters:
-    """Reverse over reverse with torch.func."""
+    """Compute the product by reverse over reverse with torch.func."""
     return vjp(grad(f), x)[1](v)[0]
 
 
 def grad_of_dot(f: Function, x: Parameters, v: Parameters) -> Parameters:
-    """Reverse over reverse with torch.func, by the inner product."""
+    """Compute the product by reverse over reverse with torch.func, as the gradient of an inner product."""
 
     def inner(x: Parameters) -> Tensor:
         return torch.stack([(g * v[name]).sum() for name, g in grad(f)(x).items()]).sum()
@@ -57,17 +57,17 @@ def grad_of_dot(f: Function, x: Parameters, v: Parameters) -> Parameters:
 
 
 def jvp_of_grad(f: Function, x: Parameters, v: Parameters) -> Parameters:
-    """Forward over reverse."""
+    """Compute the product by forward over reverse."""
     return jvp(grad(f), (x,), (v,))[1]
 
 
 def grad_of_jvp(f: Function, x: Parameters, v: Parameters) -> Parameters:
-    """Reverse over forward."""
+    """Compute the product by reverse over forward."""
     return grad(lambda x: jvp(f, (x,), (v,))[1])(x)
 
 
 def functional_hvp(f: Function, x: Parameters, v: Parameters) -> Parameters:
-    """Double backward twice over, as torch.autograd.functional does it."""
+    """Compute the product by `torch.autograd.functional.hvp`, which uses the double backward trick twice."""
     product = torch.autograd.functional.hvp(
         lambda *leaves: f(dict(zip(x, leaves, strict=True))), tuple(x.values()), tuple(v.values())
     )[1]
@@ -75,7 +75,7 @@ def functional_hvp(f: Function, x: Parameters, v: Parameters) -> Parameters:
 
 
 def functional_vhp(f: Function, x: Parameters, v: Parameters) -> Parameters:
-    """Its transpose, which it computes by one double backward."""
+    """Compute the transposed product, which torch computes by one double backward."""
     product = torch.autograd.functional.vhp(
         lambda *leaves: f(dict(zip(x, leaves, strict=True))), tuple(x.values()), tuple(v.values())
     )[1]

@@ -1,26 +1,27 @@
-"""How do solutions of regularised and constrained problems move with a hyperparameter? Five with known answers.
+"""Derivatives of solutions of regularised and constrained problems in a hyperparameter, against closed forms.
 
     python examples/constrained.py
 
-Each problem has one hyperparameter, whose logarithm t is differentiated, and a solution x(t) that a solver finds:
+Each problem has one hyperparameter and a solution x(t), which a solver finds. Derivatives are in the logarithm t of the
+hyperparameter:
 
 - ridge regression on the diabetes data, in its penalty: `argmin`;
 - the lasso on the same data, in its penalty: `proximal_argmin`;
-- the dual of a linear support vector machine, a quadratic program in a box that is cut by the hyperplane on which the
-  labels' weights cancel, in the box's size: `projected_argmin` with `project_box_plane`. The machine's bias is read off
-  its margin vectors and is the last entry of x;
-- a portfolio with short selling, a quadratic program whose weights sum to one, in the risk aversion:
-  `equality_argmin`;
-- a portfolio without, the same in the simplex: `projected_argmin` with `project_simplex`.
+- the dual of a linear support vector machine, in the size of its box: `projected_argmin` with `project_box_plane`. The
+  dual is a quadratic program in a box, cut by the hyperplane on which the labels' weights cancel. The last entry of x
+  is the machine's bias, computed from its margin vectors;
+- a portfolio with short selling, in the risk aversion: `equality_argmin`. It is a quadratic program whose weights sum
+  to one;
+- a portfolio without short selling, the same program in the simplex: `projected_argmin` with `project_simplex`.
 
 The implicit function theorem gives dx/dt, and the first and second derivative of a loss on held-out data, from the
-conditions at the solution; the solvers' steps are not differentiated. For the closed form: once it is known which
-coordinates lie on a bound or at a kink, and with which sign, the rest is one linear system in x and lambda = exp(t),
+conditions at the solution. The solvers' steps are not differentiated. The closed form needs the coordinates that lie on
+a bound or at a kink, with their signs. The other coordinates then solve one linear system in x and lambda = exp(t),
 
     (A0 + lambda A1) x = b0 + lambda b1,
 
-the normal equations for ridge, the Karush-Kuhn-Tucker conditions on the active set for the others. It is differentiated
-by hand. If the two ways differ by more than 1e-6, relatively, the script ends with exit status 1.
+the normal equations for ridge, and the Karush-Kuhn-Tucker conditions on the active set for the other problems. It is
+differentiated by hand. If the two results differ by more than 1e-6, relatively, the script ends with exit status 1.
 
 Sources: S. Gould et al., "On differentiating parameterized argmin and argmax problems with application to bi-level
 optimization", 2016, sections 2 and 3; M. Blondel et al., "Efficient and modular implicit differentiation", NeurIPS
@@ -62,23 +63,23 @@ BOX = 0.05
 
 @dataclass(frozen=True)
 class Regression:
-    """Rows of features and their targets: `features @ x` is to be `targets`."""
+    """Linear regression of targets on rows of features."""
 
     features: Tensor
     targets: Tensor
 
     def loss(self, x: Tensor) -> Tensor:
-        """Half the mean squared error."""
+        """Compute half the mean squared error."""
         return (self.features @ x - self.targets).square().mean() / 2
 
     def normal_equations(self) -> tuple[Tensor, Tensor]:
-        """The matrix and the right-hand side of gradient zero."""
+        """Return the matrix and the right-hand side of the normal equations."""
         return self.features.T @ self.features / len(self.targets), self.features.T @ self.targets / len(self.targets)
 
 
 @dataclass(frozen=True)
 class Pencil:
-    """The linear system (A0 + lambda A1) x = b0 + lambda b1."""
+    """Linear system (A0 + lambda A1) x = b0 + lambda b1."""
 
     A0: Tensor
     A1: Tensor
@@ -86,7 +87,7 @@ class Pencil:
     b1: Tensor
 
     def solution(self, t: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Its x, with first and second derivative in t = log(lambda); lambda is its own derivative."""
+        """Return x with its first and second derivative in t = log(lambda); lambda is its own derivative."""
         size = t.exp()
         A = self.A0 + size * self.A1
         x = torch.linalg.solve(A, self.b0 + size * self.b1)
@@ -97,22 +98,22 @@ class Pencil:
 
 @dataclass(frozen=True)
 class Problem:
-    """A solution as a function of the logarithm t of a hyperparameter, and the system it solves on its active set."""
+    """Solution as a function of the logarithm t of a hyperparameter, and the linear system on its active set."""
 
     name: str
     at: Tensor
     solve: Callable[[Tensor], Tensor]
-    active: Callable[[Tensor, Tensor], Pencil]  # of the solution and t
+    active: Callable[[Tensor, Tensor], Pencil]  # takes the solution and t
     held_out: Regression
 
     def loss(self, t: Tensor) -> Tensor:
-        """The held-out loss of the solution."""
+        """Compute the held-out loss of the solution."""
         return self.held_out.loss(self.solve(t))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A quantity in both ways; of vectors the norms are shown, and the gap is that of the vectors."""
+    """Quantity computed in both ways; vectors are shown by their norms, and the gap is that of the vectors."""
 
     problem: str
     quantity: str
@@ -121,28 +122,28 @@ class Row:
 
     @property
     def gap(self) -> float:
-        """Relative to the closed form."""
+        """Distance relative to the closed form."""
         return ((self.implicit - self.closed).norm() / self.closed.norm()).item()
 
     def __str__(self) -> str:
-        """A line of the table."""
+        """Format a line of the table."""
         values = ((each if each.dim() == 0 else each.norm()).item() for each in (self.implicit, self.closed))
         numbers = "".join(f"{value:>18.10f}" for value in values)
         return f"{self.problem:22}{self.quantity:22}{numbers}{self.gap:>12.1e}"
 
 
 def double(value: float) -> Tensor:
-    """A scalar in float64."""
+    """Return a scalar in float64."""
     return torch.tensor(value, dtype=torch.float64)
 
 
 def keep_rows(rows: Tensor, matrix: Tensor) -> Tensor:
-    """The matrix, with the rows that are not chosen set to zero."""
+    """Return the matrix with all rows that are not chosen set to zero."""
     return torch.where(rows[:, None], matrix, 0.0)
 
 
 def load_patients(seed: int) -> tuple[Regression, Regression]:
-    """Diabetes data in two parts, features and targets centred and scaled by the mean and deviation of the first."""
+    """Return the diabetes data in two parts, centred and scaled by the mean and deviation of the first part."""
     features, targets = load_diabetes(return_X_y=True, scaled=False)
     split = train_test_split(features, targets, train_size=300, random_state=seed)
     first, second, first_targets, second_targets = (torch.from_numpy(part) for part in split)
@@ -157,7 +158,7 @@ def load_patients(seed: int) -> tuple[Regression, Regression]:
 
 
 def make_returns(periods: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Returns (periods, assets) with two common factors, of which half are held out."""
+    """Return two halves of returns (periods, assets) with two common factors; the second half is held out."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -169,7 +170,7 @@ def make_returns(periods: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def ridge(training: Regression, held_out: Regression) -> Problem:
-    """Least squares with a squared penalty."""
+    """Return least squares with a squared penalty."""
     matrix, rhs = training.normal_equations()
     fit = argmin(lambda x, t: training.loss(x) + t.exp() / 2 * x.square().sum(), stationary(newton(symmetric=True)))
     identity, zero = torch.eye(len(rhs), dtype=rhs.dtype), torch.zeros_like(rhs)
@@ -183,7 +184,7 @@ def ridge(training: Regression, held_out: Regression) -> Problem:
 
 
 def lasso(training: Regression, held_out: Regression) -> Problem:
-    """Least squares with an absolute penalty: linear in the penalty as long as no coefficient joins or leaves."""
+    """Return least squares with an absolute penalty; the solution is linear in it while its support stays the same."""
     matrix, rhs = training.normal_equations()
     fit = proximal_argmin(
         lambda x, t: training.loss(x),
@@ -201,7 +202,7 @@ def lasso(training: Regression, held_out: Regression) -> Problem:
 
 
 def support_vectors(training: Regression, held_out: Regression, count: int) -> Problem:
-    """The dual for the labels "worse than average": minimize x'Qx/2 - sum(x), 0 <= x <= C, labels @ x = 0; and bias."""
+    """Return the dual for labels "worse than average": minimize x'Qx/2 - sum(x), 0 <= x <= C, labels @ x = 0."""
     points, labels = training.features[:count], training.targets[:count].sign()
     signed = labels[:, None] * points
     Q = signed @ signed.T
@@ -209,7 +210,7 @@ def support_vectors(training: Regression, held_out: Regression, count: int) -> P
         lambda x, t: x @ Q @ x / 2 - x.sum(),
         lambda x, t: project_box_plane(x, labels, 0.0, 0.0, t.exp()),
         anderson(max_iterations=20_000, memory=20),
-        # Q has only the rank of the features: where it is flat long steps are needed, and Anderson's may be longer.
+        # Q has only the rank of the features: flat directions need long steps, which Anderson's method allows.
         step_size=10 / torch.linalg.matrix_norm(Q, 2).item(),
     )
     identity, zero = torch.eye(count, dtype=Q.dtype), torch.zeros(count, dtype=Q.dtype)
@@ -217,12 +218,12 @@ def support_vectors(training: Regression, held_out: Regression, count: int) -> P
     def solve(t: Tensor) -> Tensor:
         x = fit(zero, t)
         margin = ((x > 0) & (x < t.exp())).to(x)
-        # Margin vectors are those whose decision is their label; rounding is averaged out.
+        # The decision of a margin vector is its label. The mean averages out rounding errors.
         bias = margin @ (labels - points @ (signed.T @ x)) / margin.sum()
         return torch.cat([x, bias[None]])
 
     def active(solution: Tensor, t: Tensor) -> Pencil:
-        # Unknowns: the weights, and the bias, which is the multiplier of the hyperplane.
+        # Unknowns are the weights and the bias, which is the multiplier of the hyperplane.
         x = solution[:-1]
         free, full = (x > 0) & (x < t.exp()), x == t.exp()
         A0 = torch.block_diag(torch.where(free[:, None], Q, identity), torch.zeros(1, 1, dtype=Q.dtype))
@@ -236,7 +237,7 @@ def support_vectors(training: Regression, held_out: Regression, count: int) -> P
 
 
 def portfolios(past: Tensor, future: Tensor) -> list[Problem]:
-    """Minimize lambda x'Sx/2 - m'x with sum(x) = 1, for x of any sign and for x >= 0."""
+    """Return the problems: minimize lambda x'Sx/2 - m'x with sum(x) = 1, for x of any sign and for x >= 0."""
     mean, covariance = past.mean(dim=0), past.T.cov()
     start, ones = torch.full_like(mean, 1 / len(mean)), torch.ones_like(mean)
     at = double(math.log(2.0))
@@ -245,7 +246,7 @@ def portfolios(past: Tensor, future: Tensor) -> list[Problem]:
         return t.exp() / 2 * (x @ covariance @ x) - mean @ x
 
     def conditions(on: Tensor) -> Pencil:
-        # Unknowns: the weights, and the multiplier of their sum; a weight that is off is zero.
+        # Unknowns are the weights and the multiplier of their sum. Inactive weights are zero.
         A0 = torch.block_diag(torch.diag((~on).to(mean)), torch.zeros(1, 1, dtype=mean.dtype))
         A0[:-1, -1], A0[-1, :-1] = on.to(mean), ones
         A1 = torch.block_diag(keep_rows(on, covariance), torch.zeros(1, 1, dtype=mean.dtype))
@@ -263,7 +264,7 @@ def portfolios(past: Tensor, future: Tensor) -> list[Problem]:
 
 
 def make_problems(count: int, seed: int) -> list[Problem]:
-    """All five; `count` is that of the support vector machine's points and of the portfolios' periods."""
+    """Return all five; `count` is the number of the support vector machine's points and of the portfolios' periods."""
     training, held_out = load_patients(seed)
     return [
         ridge(training, held_out),
@@ -274,7 +275,7 @@ def make_problems(count: int, seed: int) -> list[Problem]:
 
 
 def compare(problem: Problem) -> list[Row]:
-    """The solution, its derivative, and the slope and curvature of the held-out loss, in both ways."""
+    """Compute the solution, its derivative, and the slope and curvature of the held-out loss, in both ways."""
     t, held_out = problem.at, problem.held_out
     x = problem.solve(t)
     size = len(x)
@@ -292,20 +293,20 @@ def compare(problem: Problem) -> list[Row]:
 
 
 def check_first(problems: Sequence[Problem]) -> str:
-    """What hodiff's check says of the ridge regression's loss: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the ridge regression's loss: all routes, gradgradcheck, SciPy's Hessian."""
     few = along_directions(problems[0].loss, problems[0].at, count=1, size=0.1)
     return hodiff.assert_differentiable(few, torch.zeros(1, dtype=torch.float64), vmap=False).summary
 
 
 def check(rows: Sequence[Row]) -> None:
-    """Raise if the two ways differ anywhere."""
+    """Raise if the two ways differ in any quantity."""
     worst = max(rows, key=lambda row: row.gap if math.isfinite(row.gap) else math.inf)
     if not worst.gap <= AGREES_TO:
         raise hodiff.CheckError(f"{worst.problem}, {worst.quantity}: a relative gap of {worst.gap:.1e}")
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Derivatives of constrained minimisers against closed forms.")
     parser.add_argument("--quick", action="store_true", help="40 points and periods")
     parser.add_argument(

@@ -1,19 +1,19 @@
-"""The lightest truss and the cheapest welded beam that hold their loads, and what each limit costs.
+"""The lightest truss and the cheapest welded beam that hold their loads, and the price of every limit.
 
     python examples/constrained_design.py
 
-Both are test problems of structural optimization with known optima: a truss of three bars with a limit on the stress of
-each, and a beam that is welded to a wall, with limits on stresses, buckling, deflection and measures. A design is a
-dict; its constraints are functions of it, written in torch, that have to be at most zero. "trust-constr" takes their
-exact Jacobians and Hessians, "slsqp" the Jacobians.
+Both are test problems of structural optimization with known optima. The first is a truss of three bars with a limit on
+the stress in each bar. The second is a beam that is welded to a wall, with limits on stresses, buckling, deflection and
+dimensions. A design is a dict. Its constraints are functions in torch that have to be at most zero. "trust-constr" uses
+their exact Jacobians and Hessians, "slsqp" the Jacobians.
 
-The multiplier of a constraint is a price: where its limit is relaxed by a little, the optimal cost falls by the
-multiplier times as much. The last column relaxes each limit by 1e-5 and designs again. If an optimum is missed by more
-than 1e-5, the script ends with exit status 1.
+The multiplier of a constraint is a price: if its limit is relaxed by a small amount, the optimal cost falls by the
+multiplier times this amount. The last column relaxes each limit by 1e-5 and designs again. If an optimum is missed by
+more than 1e-6, relatively, the script ends with exit status 1.
 
 Source: C. A. Coello Coello, Computers in Industry 41 (2000) for the form of the beam; L. C. Cagnina, S. C. Esquivel &
-C. A. Coello Coello, Informatica 32 (2008) for its optimum, 1.724852. That of the truss is, in closed form, 100 (sqrt(2)
-+ sqrt(3/2)). J. Nocedal & S. J. Wright, Numerical Optimization, 2nd ed. (2006), section 12.8 for multipliers.
+C. A. Coello Coello, Informatica 32 (2008) for its optimum, 1.724852. The optimum of the truss in closed form is 100
+(sqrt(2) + sqrt(3/2)). J. Nocedal & S. J. Wright, Numerical Optimization, 2nd ed. (2006), section 12.8 for multipliers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Design = dict[str, Tensor]
 MISSES = 1e-6  # relative
 RELAXED = 1e-5
 TIGHT = {
-    # The gradient may vanish while the barrier still keeps designs off their limits: xtol looks at both.
+    # The gradient may vanish while the barrier still keeps designs off their limits; xtol checks both.
     "trust-constr": {"gtol": 1e-14, "xtol": 1e-9, "barrier_tol": 1e-9},
     "slsqp": {"ftol": 1e-14},
 }
@@ -44,7 +44,7 @@ TIGHT = {
 
 @dataclass(frozen=True)
 class Problem:
-    """What is to be built, and how little it may cost."""
+    """Design problem with its cost, constraints and optimum."""
 
     name: str
     cost: Callable[[Design], Tensor]
@@ -55,12 +55,12 @@ class Problem:
 
 
 def truss_weight(x: Design) -> Tensor:
-    """Volume of two outer bars and an inner one, 100 long below the wall."""
+    """Compute the volume of two outer bars and an inner bar, 100 long below the wall."""
     return 100 * (2 * math.sqrt(2) * x["outer"] + x["inner"])
 
 
 def truss_stresses(x: Design, load: float = 2.0, limit: float = 2.0) -> dict[str, Tensor]:
-    """Of each bar, over the limit, less one."""
+    """Compute the stress of each bar over the limit, less one."""
     outer, inner, root = x["outer"], x["inner"], math.sqrt(2)
     shared = load / limit / (root * outer**2 + 2 * outer * inner)
     return {
@@ -71,12 +71,12 @@ def truss_stresses(x: Design, load: float = 2.0, limit: float = 2.0) -> dict[str
 
 
 def beam_cost(x: Design) -> Tensor:
-    """Welding, and steel."""
+    """Compute the cost of welding and steel."""
     return 1.10471 * x["weld"] ** 2 * x["length"] + 0.04811 * x["height"] * x["width"] * (14 + x["length"])
 
 
 def beam_limits(x: Design) -> dict[str, Tensor]:
-    """Of a beam 14 inches long with a load of 6,000 pounds: stresses and the like over their limits, less one."""
+    """Compute limited quantities over their limits, less one, of a 14 inch beam with a load of 6,000 pounds."""
     h, l, t, b = x["weld"], x["length"], x["height"], x["width"]  # noqa: E741  # the names of the literature
     load, span, E, G = 6000.0, 14.0, 30e6, 12e6
     arm = (l**2 / 4 + ((h + t) / 2) ** 2).sqrt()
@@ -95,18 +95,18 @@ def beam_limits(x: Design) -> dict[str, Tensor]:
 
 
 def design(outer: float, inner: float) -> Design:
-    """Of a truss."""
+    """Return the design of a truss."""
     return {"outer": torch.tensor(outer, dtype=torch.float64), "inner": torch.tensor(inner, dtype=torch.float64)}
 
 
 def beam(weld: float, length: float, height: float, width: float) -> Design:
-    """Of a beam, in inches."""
+    """Return the design of a beam, in inches."""
     measures = {"weld": weld, "length": length, "height": height, "width": width}
     return {name: torch.tensor(measure, dtype=torch.float64) for name, measure in measures.items()}
 
 
 def make_problems() -> list[Problem]:
-    """Both."""
+    """Return both problems."""
     lightest = 100 * (math.sqrt(2) + math.sqrt(1.5))
     limits = beam(0.125, 0.1, 0.1, 0.1), beam(2.0, 10.0, 10.0, 2.0)
     return [
@@ -116,7 +116,7 @@ def make_problems() -> list[Problem]:
 
 
 def optimize(problem: Problem, method: str, relaxed: str | None = None) -> Any:
-    """The best design by a method, with one limit relaxed."""
+    """Find the best design by a method, with at most one limit relaxed."""
     upper = [RELAXED if name == relaxed else 0.0 for name in problem.constraints(problem.start)]
     limits = NonlinearConstraint(lambda x: torch.stack([*problem.constraints(x).values()]), -math.inf, upper)
     return hodiff.optim.minimize(
@@ -125,7 +125,7 @@ def optimize(problem: Problem, method: str, relaxed: str | None = None) -> Any:
 
 
 def report(problem: Problem) -> None:
-    """Design by both methods, print the table, and raise where the optimum is missed."""
+    """Design by both methods, print the table, and raise if the optimum is missed."""
     print(f"{problem.name}, optimum {problem.optimum:.6f}")
     for method in TIGHT:
         found = optimize(problem, method)
@@ -143,7 +143,7 @@ def report(problem: Problem) -> None:
 
 
 def check(problem: Problem) -> str:
-    """What hodiff's check says of cost and constraints together: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on cost and constraints together: all routes, gradgradcheck, SciPy's Hessian."""
 
     def lagrangian(x: Tensor) -> Tensor:
         named = dict(zip(problem.start, x, strict=True))
@@ -153,7 +153,7 @@ def check(problem: Problem) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Design both."""
+    """Run both problems."""
     argparse.ArgumentParser(description="Two designs with limits, and the prices of these.").parse_args(arguments)
     torch.set_num_threads(1)
     for problem in make_problems():

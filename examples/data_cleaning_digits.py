@@ -1,19 +1,19 @@
-"""Find the wrong labels of a training set: one weight an example, learned by the gradient of the validation loss.
+"""Find the wrong labels of a training set: one weight per example, learned by the gradient of the validation loss.
 
     python examples/data_cleaning_digits.py --quick
     python examples/data_cleaning_digits.py
 
 Half of the labels of 1,000 images of digits are replaced by random wrong ones; 200 more images with right labels are
-for validation. A softmax regression is trained on the 1,000 images, each with a weight in (0, 1). Where training ends
-depends on the weights; the derivative of the validation loss by them, the hypergradient, takes one linear system with
-the Hessian of the training loss, however long the training was. Gradient descent on the weights lowers those of the
-wrong labels. The script prints how well low weights find wrong labels, and the accuracy on the remaining images of
-regressions trained on all labels as they are, on those that were kept, and on those that are truly right; each alone,
-and together with the validation images, as these must not be the only reason for the gain.
+for validation. A softmax regression is trained on the 1,000 images, each with a weight in (0, 1). The result of
+training depends on the weights. The derivative of the validation loss in them, the hypergradient, takes one linear
+system with the Hessian of the training loss, for any length of training. Gradient descent on the weights lowers the
+weights of wrong labels. The script prints how well low weights find wrong labels, and accuracies on the remaining
+images. It compares regressions trained on all labels, on the kept labels, and on the right labels. Each is trained with
+and without the validation images, which must not be the only reason for the gain.
 
-The problem is that of L. Franceschi, M. Donini, P. Frasconi, M. Pontil, "Forward and reverse gradient-based
-hyperparameter optimization", ICML 2017, section 5.1; the implicit hypergradient with warm starts is that of
-F. Pedregosa, "Hyperparameter optimization with approximate gradient", ICML 2016, algorithm 1.
+The problem is from L. Franceschi, M. Donini, P. Frasconi, M. Pontil, "Forward and reverse gradient-based hyperparameter
+optimization", ICML 2017, section 5.1; the implicit hypergradient with warm starts is from F. Pedregosa, "Hyperparameter
+optimization with approximate gradient", ICML 2016, algorithm 1.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from hodiff.meta import hypergradient
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-PENALTY = 1e-3  # of the squared coefficients of the regression
+PENALTY = 1e-3  # on the squared coefficients of the regression
 OUTER_RATE = 0.1
 DIFFERENCE = 1e-3
 DIFFERENCES_AGREE_TO = 1e-5  # relative
@@ -64,32 +64,32 @@ class Examples:
         return Examples(torch.cat([self.images, other.images]), torch.cat([self.labels, other.labels]))
 
     def losses(self, regression: Tensor) -> Tensor:
-        """The cross-entropy of each."""
+        """Compute the cross-entropy of each example."""
         return F.cross_entropy(self.images @ regression, self.labels, reduction="none")
 
     def accuracy(self, regression: Tensor) -> float:
-        """The percentage that is recognised."""
+        """Return the percentage of images that are classified right."""
         return 100 * ((self.images @ regression).argmax(dim=1) == self.labels).double().mean().item()
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A training set with wrong labels in it, and what the weights of its examples are learned from."""
+    """Training set with wrong labels, and a validation set from which weights of the examples are learned."""
 
     training: Examples
     validation: Examples
 
     def inner(self, regression: Tensor, scores: Tensor) -> Tensor:
-        """The training loss; an example's weight is the sigmoid of its score."""
+        """Compute the training loss; an example's weight is the sigmoid of its score."""
         return (scores.sigmoid() * self.training.losses(regression)).mean() + PENALTY * regression.square().sum()
 
     def outer(self, regression: Tensor, scores: Tensor) -> Tensor:
-        """The validation loss."""
+        """Compute the validation loss."""
         del scores
         return self.validation.losses(regression).mean()
 
     def fit(self, scores: Tensor, start: Tensor | None = None) -> Tensor:
-        """The minimum of the training loss, by SciPy's trust region method with exact Hessian-vector products."""
+        """Minimize the training loss by SciPy's trust region method with exact Hessian-vector products."""
         start = scores.new_zeros(self.training.images.shape[1], 10) if start is None else start
 
         def loss(regression: Tensor) -> Tensor:
@@ -111,12 +111,12 @@ class Problem:
 
 @dataclass
 class Course:
-    """What was seen while the weights were learned.
+    """Record of learning the weights.
 
     Attributes:
-        scores: The scores at the end; those above zero, of more than half weight, are kept.
+        scores: The final scores. Examples with scores above zero, and weights above a half, are kept.
         losses: The validation loss before each outer step.
-        f1: How well low weights found wrong labels, likewise.
+        f1: F1 score of finding wrong labels by low weights, before each outer step.
         error: The largest estimated error of a hypergradient, relative.
     """
 
@@ -127,7 +127,7 @@ class Course:
 
 
 def load(options: argparse.Namespace) -> tuple[Problem, Tensor, Examples]:
-    """The problem, where its labels are wrong, and examples to test on."""
+    """Return the problem, the mask of wrong labels, and examples for the test."""
     generator = torch.Generator().manual_seed(options.seed)
     pixels, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=generator)
@@ -143,7 +143,7 @@ def load(options: argparse.Namespace) -> tuple[Problem, Tensor, Examples]:
 
 
 def check_losses(problem: Problem, seed: int) -> list[str]:
-    """What hodiff's check says of the training and the validation loss: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the training and validation losses: all routes, gradgradcheck, SciPy's Hessian."""
     generator = torch.Generator().manual_seed(seed)
     regression = torch.randn(problem.training.images.shape[1], 10, generator=generator, dtype=torch.float64) / 10
     scores = torch.randn(len(problem.training), generator=generator, dtype=torch.float64)
@@ -160,7 +160,7 @@ def check_losses(problem: Problem, seed: int) -> list[str]:
 
 
 def check(problem: Problem, seed: int) -> float:
-    """Relative distance of a slope in a random direction from a central difference over whole trainings."""
+    """Return the relative distance of a slope in a random direction from a central difference over whole trainings."""
     generator = torch.Generator().manual_seed(seed)
     direction = torch.randn(len(problem.training), generator=generator, dtype=torch.float64)
 
@@ -178,7 +178,7 @@ def check(problem: Problem, seed: int) -> float:
 
 
 def learn(problem: Problem, wrong: Tensor, steps: int, progress: bool) -> Course:
-    """Adam on the scores; each training starts where the last one ended."""
+    """Run Adam on the scores; each training starts at the end of the one before."""
     scores = torch.zeros(len(problem.training), dtype=torch.float64)
     optimizer = torch.optim.Adam([scores], lr=OUTER_RATE)
     course = Course(scores)
@@ -197,13 +197,13 @@ def learn(problem: Problem, wrong: Tensor, steps: int, progress: bool) -> Course
 
 
 def accuracy_of(examples: Examples, test: Examples) -> float:
-    """Of a regression trained on examples of equal weight."""
+    """Return the test accuracy of a regression trained on examples of equal weight."""
     full = torch.full((len(examples),), torch.inf, dtype=torch.float64)
     return test.accuracy(Problem(examples, test).fit(full))
 
 
 def report(problem: Problem, wrong: Tensor, test: Examples, course: Course) -> None:
-    """Print what was found, and what it is good for."""
+    """Print how well wrong labels were found, and test accuracies."""
     dropped = course.scores <= 0
     print(f"hypergradients have an estimated error of at most {course.error:.1e} (relative)")
     print(f"validation loss {course.losses[0]:.3f} -> {course.losses[-1]:.3f} in {len(course.losses)} outer steps\n")
@@ -220,7 +220,7 @@ def report(problem: Problem, wrong: Tensor, test: Examples, course: Course) -> N
 
 
 def draw(course: Course, wrong: Tensor, path: Path) -> None:
-    """The way there, and the weights at the end."""
+    """Plot the course of learning, and the final weights."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     left.plot(course.losses, label="validation loss")
     left.plot(course.f1, label="F1 of finding wrong labels")
@@ -237,7 +237,7 @@ def draw(course: Course, wrong: Tensor, path: Path) -> None:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Find wrong labels by hypergradients.")
     parser.add_argument("--quick", action="store_true", help="400 images, 100 for validation, 30 outer steps")
     parser.add_argument("--images", type=int, default=1000, help="images to train on")
@@ -254,7 +254,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Check, learn, report, draw."""
+    """Check, learn, report and draw."""
     options = parse_options(arguments)
     progress = sys.stderr.isatty() and not options.no_progress
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other

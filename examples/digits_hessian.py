@@ -1,13 +1,13 @@
-"""The curvature of a small network that reads digits, before and after training.
+"""The curvature of a small network that classifies digits, before and after training.
 
     python examples/digits_hessian.py
 
-The picture of the README is its figure with `--hidden 8`.
+The figure of the README is this script's with `--hidden 8`.
 
-A second derivative that is wrong looks just like one that is right, so this script compares independent ways to it: it
-computes the whole Hessian H, products with a vector by four different routes through automatic differentiation, and a
-block of H by SciPy's finite differences, which know nothing of automatic differentiation. If any of them disagree, it
-says so and ends with exit status 1.
+A wrong second derivative looks like a right one, so this script compares independent ways to compute it: the whole
+Hessian H, products with a vector by four different routes through automatic differentiation, and a block of H by
+SciPy's finite differences. The latter do not use automatic differentiation. If any of them disagree, it prints an error
+and ends with exit status 1.
 """
 
 import argparse
@@ -38,24 +38,24 @@ Parameters = dict[str, Tensor]
 Loss = Callable[[Parameters], Tensor]
 
 ROUTES_AGREE_TO = 1e-10  # relative; float64 carries 16 digits
-SCIPY_AGREES_TO = 1e-7  # relative, beyond the error that SciPy estimates for itself
+SCIPY_AGREES_TO = 1e-7  # relative, in addition to the error that SciPy estimates
 
 
 def load_images(seed: int) -> list[Tensor]:
-    """Training images, test images, training labels and test labels; pixels from 0 to 1."""
+    """Return training images, test images, training labels and test labels; pixels are from 0 to 1."""
     pixels, labels = load_digits(return_X_y=True)
     split = train_test_split(pixels / 16, labels, train_size=512, random_state=seed, stratify=labels)
     return [torch.from_numpy(part) for part in split]
 
 
 def make_network(hidden: int) -> nn.Module:
-    """One hidden layer of tanh, in float64."""
+    """Return a network with one hidden layer of tanh, in float64."""
     layers = OrderedDict(hidden=nn.Linear(64, hidden), tanh=nn.Tanh(), output=nn.Linear(hidden, 10))
     return nn.Sequential(layers).double()
 
 
 def train(network: nn.Module, images: Tensor, labels: Tensor, steps: int, progress: bool) -> None:
-    """Adam on the whole training set."""
+    """Train by Adam on the whole training set."""
     optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     for _ in tqdm(range(steps), desc="training", leave=False, disable=not progress):
         optimizer.zero_grad()
@@ -64,7 +64,7 @@ def train(network: nn.Module, images: Tensor, labels: Tensor, steps: int, progre
 
 
 def measure_curvature(loss: Loss, parameters: Parameters, progress: bool) -> tuple[dict[str, float], Tensor, Tensor]:
-    """Compute the Hessian in every way; return what the table shows, the Hessian and its eigenvalues."""
+    """Compute the Hessian in every way; return the rows of the table, the Hessian and its eigenvalues."""
     v = {name: torch.randn_like(parameter) for name, parameter in parameters.items()}
     gradients = time_product(loss, parameters, v)
     start = time.perf_counter()
@@ -83,7 +83,7 @@ def measure_curvature(loss: Loss, parameters: Parameters, progress: bool) -> tup
 
 
 def compare_routes(loss: Loss, parameters: Parameters, v: Parameters, expected: Tensor) -> dict[str, float]:
-    """Products with v by every route, against that of the dense Hessian."""
+    """Compare products with v by all routes with the product of the dense Hessian."""
     rows = {}
     for route in hodiff.ROUTES:
         product = flatten(hodiff.hvp(loss, parameters, v, route=route))
@@ -95,7 +95,7 @@ def compare_routes(loss: Loss, parameters: Parameters, v: Parameters, expected: 
 
 
 def compare_with_scipy(loss: Loss, parameters: Parameters, H: Tensor) -> dict[str, float]:
-    """The block of the output's bias, the last ten parameters, against finite differences of the loss."""
+    """Compare the block of the output's bias, the last ten parameters, with finite differences of the loss."""
     bias = parameters["output.bias"]
     tolerances = {"atol": 1e-9, "rtol": 1e-6}
     estimate = scipy_hessian(lambda bias: loss({**parameters, "output.bias": bias}), bias, tolerances=tolerances)
@@ -108,7 +108,7 @@ def compare_with_scipy(loss: Loss, parameters: Parameters, H: Tensor) -> dict[st
 
 
 def time_product(loss: Loss, parameters: Parameters, v: Parameters) -> float:
-    """Time of a product over time of a gradient, measured in turn."""
+    """Return the time of a product over the time of a gradient, measured in turn."""
 
     def gradient() -> None:
         leaves = {name: parameter.detach().requires_grad_() for name, parameter in parameters.items()}
@@ -118,19 +118,19 @@ def time_product(loss: Loss, parameters: Parameters, v: Parameters) -> float:
 
 
 def seconds_of(run: Callable[[], object]) -> float:
-    """Time of one call."""
+    """Return the time of one call."""
     start = time.perf_counter()
     run()
     return time.perf_counter() - start
 
 
 def flatten(tree: Parameters) -> Tensor:
-    """All entries in one vector, in the order of the Hessian's rows."""
+    """Return all entries in one vector, in the order of the Hessian's rows."""
     return torch.cat([leaf.flatten() for leaf in tree.values()])
 
 
 def print_table(columns: dict[str, dict[str, float]]) -> None:
-    """One row a quantity, one column a moment."""
+    """Print one row per quantity and one column per moment."""
     first, *_ = columns.values()
     print(f"{'':44}" + "".join(f"{moment:>17}" for moment in columns))
     for label in first:
@@ -138,9 +138,9 @@ def print_table(columns: dict[str, dict[str, float]]) -> None:
 
 
 def plot_curvature(H: Tensor, parameters: Parameters, spectra: dict[str, Tensor], path: Path) -> None:
-    """The Hessian as a heat map, and eigenvalues by rank on a logarithmic axis."""
+    """Plot the Hessian as a heat map, and eigenvalues by rank on a logarithmic axis."""
     figure, (picture, axis) = plt.subplots(1, 2, figsize=(9, 3.9), layout="constrained")
-    # A few large entries would leave the rest white.
+    # On a linear scale, a few large entries would leave the rest white.
     hodiff.plot.hessian(H, parameters, ax=picture, scale="root")
     picture.set_title("Hessian after training")
     for colour, (moment, eigenvalues) in enumerate(spectra.items()):
@@ -160,7 +160,7 @@ def plot_curvature(H: Tensor, parameters: Parameters, spectra: dict[str, Tensor]
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="The curvature of a small network, before and after training.")
     parser.add_argument("--hidden", type=int, default=24, help="width of the hidden layer")
     parser.add_argument("--steps", type=int, default=300, help="steps of training")
@@ -171,7 +171,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, train, measure again, and show both."""
+    """Measure, train, measure again, and print and plot both."""
     options = parse_options()
     progress = sys.stderr.isatty() and not options.no_progress
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other

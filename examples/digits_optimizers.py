@@ -1,14 +1,14 @@
-"""The same loop with Adam, SOAP, K-FAC, and with Hessian-free steps: a small network learns digits.
+"""One training loop with Adam, SOAP, K-FAC and Hessian-free steps: a small network learns digits.
 
     python examples/digits_optimizers.py
 
-An optimizer of `hodiff.optim` takes the place of Adam in a loop; only HessianFree asks for another line, as it computes
-the loss itself, as often as its search for a step needs it, and is told where the model ends and the loss begins. It
-sees all training images in every step, the others batches of 128. The loss is that of all training images, and is
-computed with the clock stopped; seconds are those of the processor.
+The optimizers of `hodiff.optim` replace Adam in a loop. Only HessianFree needs another line. It computes the loss
+itself, as often as its search for a step needs, from a closure that separates the model from the loss. It uses all
+training images in every step, the other optimizers use batches of 128. The printed loss is on all training images and
+is computed with the clock stopped. Seconds are processor seconds.
 
-Learning rates are those that `python -m benchmarks --only training` chose, which tunes all of `hodiff.optim` on four
-tasks and has their losses by steps and by seconds (benchmarks/results/training.md).
+Learning rates were chosen by `python -m benchmarks --only training`, which tunes all of `hodiff.optim` on four tasks
+and reports losses by steps and by seconds (benchmarks/results/training.md).
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ Course = list[tuple[float, int, float]]  # seconds, steps and the loss
 
 
 def load() -> tuple[Tensor, Tensor]:
-    """Images with pixels from 0 to 1, in a random order, and their labels."""
+    """Return images with pixels from 0 to 1, in a random order, and their labels."""
     pixels, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     return pixels[order].float() / 16, labels[order]
 
 
 def make_network() -> nn.Module:
-    """Two hidden layers of 64."""
+    """Return a network with two hidden layers of 64."""
     return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
 
 
 def take_step(model: nn.Module, optimizer: Any, images: Tensor, labels: Tensor) -> None:
-    """One step, whichever optimizer it is."""
+    """Take one step with any of the optimizers."""
     if isinstance(optimizer, HessianFree):
         optimizer.step(lambda: (model(images), lambda outputs: cross_entropy(outputs, labels)))
         return
@@ -69,7 +69,7 @@ def take_step(model: nn.Module, optimizer: Any, images: Tensor, labels: Tensor) 
 
 
 def train(make: Callable[[nn.Module], Any], seconds: float) -> tuple[Course, float]:
-    """Train for some seconds of the processor: the course, and the share of test images that are read rightly."""
+    """Train for some processor seconds; return the course, and the share of test images classified right."""
     images, labels = load()
     torch.manual_seed(0)
     model = make_network()
@@ -90,7 +90,7 @@ def train(make: Callable[[nn.Module], Any], seconds: float) -> tuple[Course, flo
 
 
 def check() -> str:
-    """What hodiff's check says of the loss: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the loss: all routes, gradgradcheck, SciPy's Hessian."""
     images, labels = load()
     torch.manual_seed(0)
     model = make_network().double()
@@ -103,7 +103,7 @@ def check() -> str:
 
 
 def draw(courses: dict[str, Course], path: Path) -> None:
-    """The loss against steps and against seconds."""
+    """Plot the loss against steps and against seconds."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", sharey=True)
     for name, course in courses.items():
         seconds, steps, losses = zip(*course, strict=True)
@@ -119,16 +119,16 @@ def draw(courses: dict[str, Course], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train by each, print what they reached."""
+    """Train with every optimizer, and print and plot the results."""
     parser = argparse.ArgumentParser(description="Optimizers of first and second order on digits.")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each training")
     parser.add_argument("--output", type=Path, default=Path("figures/digits_optimizers.png"), help="the figure's path")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # seconds of the processor are then those of one core
+    torch.set_num_threads(1)  # Processor seconds are then seconds of one core.
     print(f"{check()}\n")
     courses = {}
     for name, make in OPTIMIZERS.items():
-        train(make, 1e-3)  # what torch and hodiff do on first use belongs to no optimizer
+        train(make, 1e-3)  # Warm up: work on first use counts for no optimizer.
         courses[name], right = train(make, options.seconds)
         _, steps, loss = courses[name][-1]
         print(f"{name:12} {steps:6,} steps, loss {loss:.1e}, {100 * right:.1f} % of test images")

@@ -1,15 +1,15 @@
-"""Distil a data set into ten images, one a class, that train a network as real images would not.
+"""Distil a data set into ten images, one per class, that train a network better than ten real images do.
 
     python examples/distillation_digits.py --quick
     python examples/distillation_digits.py
 
-A network with fresh random weights takes ten steps of gradient descent on ten images; they are all it ever sees. Which
-images make it read digits best? The loss on 1,000 real images is differentiated through the ten steps, by the pixels of
-the ten images and by the learning rate, on new random weights at every outer step. The script prints the accuracy on
-the 797 other images of networks that were trained so, from weights that were not used before; and, for comparison, of
-networks trained by as many steps on ten real images, one a class, drawn at random, and on the ten mean images, each
-with the one learning rate of a grid that is best on the 1,000 images. It draws the images that were learned. First it
-checks the derivatives of the loss by the images and the rate.
+A network with fresh random weights takes ten steps of gradient descent on ten images, and sees no others. Which images
+give the best classifier of digits? The loss on 1,000 real images is differentiated through the ten steps. Its gradients
+are with respect to the pixels of the ten images and the learning rate, for new random weights at every outer step. The
+script prints the accuracy of networks trained on the distilled images, from unused weights, on the 797 other images.
+For comparison, it trains with as many steps on ten real images, one per class, drawn at random, and on the ten mean
+images. Their learning rate is the best of a grid on the 1,000 images. It draws the learned images. First it checks the
+derivatives of the loss in the images and the rate.
 
 Source: T. Wang, J.-Y. Zhu, A. Torralba, A. A. Efros, "Dataset distillation", 2018, algorithm 1.
 """
@@ -37,7 +37,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 Batch = tuple[Tensor, Tensor]
-# Of many networks: the networks in front.
+# Parameters of many networks; the first dimension counts networks.
 Parameters = dict[str, Tensor]
 
 CLASSES = torch.arange(10)
@@ -46,7 +46,7 @@ NETWORK = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to("met
 
 
 def draw_networks(count: int, generator: torch.Generator) -> Parameters:
-    """Fresh weights, normal with variance 2 / inputs (He), and biases of zero."""
+    """Draw fresh weights, normal with variance 2 / inputs (He), and biases of zero."""
     return {
         name: torch.randn(count, *each.shape, generator=generator) * (2 / each.shape[1]) ** 0.5
         if each.dim() == 2
@@ -56,25 +56,25 @@ def draw_networks(count: int, generator: torch.Generator) -> Parameters:
 
 
 def outputs(networks: Parameters, images: Tensor) -> Tensor:
-    """Logits of every network on the same images: (networks, images, 10)."""
+    """Compute the logits of every network on the same images: (networks, images, 10)."""
     return vmap(lambda network: functional_call(NETWORK, network, (images,)))(networks)
 
 
 def losses(networks: Parameters, batch: Batch) -> Tensor:
-    """The cross-entropy of every network."""
+    """Compute the cross-entropy of every network."""
     images, labels = batch
     return vmap(F.cross_entropy, in_dims=(0, None))(outputs(networks, images), labels)
 
 
 def trained(networks: Parameters, batch: Batch, rate: float | Tensor, steps: int) -> Parameters:
-    """The networks after some steps on the same batch; differentiable in its images and the rate."""
-    # The gradient of the sum is each network's own.
+    """Train the networks on one batch for some steps; differentiable in its images and the rate."""
+    # The networks are independent, so the gradient of the sum contains the gradient of each network.
     result: Parameters = adapt(lambda p, batch: losses(p, batch).sum(), networks, batch, SGD(rate), steps)
     return result
 
 
 def check(training: Batch, seed: int) -> str:
-    """What hodiff's check says of the loss after two steps, by the images and the rate, in float64."""
+    """Run hodiff's check on the loss after two steps, in the images and the rate, in float64."""
     generator = torch.Generator().manual_seed(seed)
     networks = {name: each.double() for name, each in draw_networks(1, generator).items()}
     real = training[0][:100].double(), training[1][:100]
@@ -89,14 +89,14 @@ def check(training: Batch, seed: int) -> str:
 
 
 def accuracies(networks: Parameters, batch: Batch) -> Tensor:
-    """The percentage that each network recognises."""
+    """Return the percentage of images that each network classifies right."""
     images, labels = batch
     with torch.no_grad():
         return 100 * (outputs(networks, images).argmax(dim=2) == labels).float().mean(dim=1)
 
 
 def load() -> tuple[Batch, Batch]:
-    """1,000 images to learn from and 797 for test."""
+    """Return 1,000 images for training and 797 for the test."""
     pixels, labels = load_digits(return_X_y=True)
     images, targets = torch.from_numpy(pixels).float() / 16, torch.from_numpy(labels)
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))
@@ -104,24 +104,24 @@ def load() -> tuple[Batch, Batch]:
 
 
 def one_of_each(batch: Batch, generator: torch.Generator) -> Tensor:
-    """Ten real images, one a class, drawn at random."""
+    """Return ten real images, one per class, drawn at random."""
     images, labels = batch
     order = torch.randperm(len(labels), generator=generator)
     return torch.stack([images[next(i for i in order.tolist() if labels[i] == digit)] for digit in range(10)])
 
 
 def means(batch: Batch) -> Tensor:
-    """The mean image of each class."""
+    """Return the mean image of each class."""
     images, labels = batch
     return torch.stack([images[labels == digit].mean(dim=0) for digit in range(10)])
 
 
 def distil(training: Batch, options: argparse.Namespace, progress: bool) -> tuple[Tensor, float]:
-    """Ten images and a learning rate, from random noise."""
+    """Learn ten images and a learning rate, starting from random noise."""
     generator = torch.Generator().manual_seed(options.seed)
     images = torch.rand(10, 64, generator=generator).requires_grad_()
     log_rate = torch.tensor(0.7).log().requires_grad_()
-    # A rate that grows fast makes the ten steps unstable before the images are ready for it.
+    # If the rate grows too fast, the ten steps become unstable before the images adapt.
     optimizer = torch.optim.Adam(
         [{"params": [images]}, {"params": [log_rate], "lr": options.rate / 10}], lr=options.rate
     )
@@ -141,7 +141,7 @@ def distil(training: Batch, options: argparse.Namespace, progress: bool) -> tupl
 
 
 def best_rate(sets: Sequence[Batch], training: Batch, steps: int, generator: torch.Generator) -> float:
-    """The learning rate of the grid by which these sets train best, as seen on the training images."""
+    """Return the learning rate of the grid with which these sets train best, judged on the training images."""
     networks = draw_networks(max(1, 20 // len(sets)), generator)
 
     def score(rate: float) -> float:
@@ -152,17 +152,17 @@ def best_rate(sets: Sequence[Batch], training: Batch, steps: int, generator: tor
 
 
 def evaluate(sets: Sequence[Batch], rate: float, steps: int, test: Batch, count: int) -> Tensor:
-    """Test accuracies of new networks, as many for each set: (sets * count,)."""
+    """Return test accuracies of new networks, `count` per set: (sets * count,)."""
     generator = torch.Generator().manual_seed(10_000)
     with torch.no_grad():
         return torch.cat([accuracies(trained(draw_networks(count, generator), s, rate, steps), test) for s in sets])
 
 
 def draw(rows: dict[str, Tensor], path: Path) -> None:
-    """Ten images a row."""
+    """Draw ten images per row."""
     figure, grid = plt.subplots(len(rows), 10, figsize=(11, 1.35 * len(rows)), layout="constrained")
     for (name, images), line in zip(rows.items(), grid, strict=True):
-        # Learned pixels are any real numbers: each row has a scale of its own.
+        # Learned pixels are unbounded, so each row has its own scale.
         extent = {"vmin": images.min().item(), "vmax": images.max().item()}
         for digit, (image, axes) in enumerate(zip(images, line, strict=True)):
             axes.imshow(image.view(8, 8).numpy(), cmap="gray", **extent)
@@ -176,7 +176,7 @@ def draw(rows: dict[str, Tensor], path: Path) -> None:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Distil a data set into ten images.")
     parser.add_argument("--quick", action="store_true", help="150 outer steps of 4 networks")
     parser.add_argument("--steps", type=int, default=800, help="outer steps")
@@ -193,7 +193,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Distil, compare, draw."""
+    """Distil, compare and draw."""
     options = parse_options(arguments)
     progress = sys.stderr.isatty() and not options.no_progress
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other

@@ -3,8 +3,8 @@
     python examples/distributed_hessian.py                                  one process, all images
     torchrun --nproc-per-node 2 examples/distributed_hessian.py             two, with half of the images each
 
-Both print the same numbers: each rank multiplies with the Hessian of its own images, and products are added up by
-all-reduce, weighted by the number of images. On GPUs, pass `--backend nccl` and a device to every tensor.
+Both print the same numbers: each rank multiplies with the Hessian of its own images, and all-reduce adds the products,
+weighted by the number of images. On GPUs, pass `--backend nccl` and a device to every tensor.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Parameters = dict[str, Tensor]
 
 
 def make_network(hidden: int) -> nn.Module:
-    """One hidden layer of tanh, in float64; the same on every rank."""
+    """Return a network with one hidden layer of tanh, in float64, the same on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, hidden), nn.Tanh(), nn.Linear(hidden, 10)).double()
 
 
 def images_of(rank: int, ranks: int, count: int) -> TensorDataset:
-    """This rank's share of the images, pixels from 0 to 1; shares may differ by one image."""
+    """Return this rank's share of the images, pixels from 0 to 1; shares may differ by one image."""
     pixels, labels = load_digits(return_X_y=True)
     mine = slice(rank, count, ranks)
     return TensorDataset(torch.from_numpy(pixels[mine] / 16), torch.from_numpy(labels[mine]))
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Top eigenvalues of a Hessian over data that ranks share.")
     parser.add_argument("--images", type=int, default=501, help="images in all")
     parser.add_argument("--batch", type=int, default=100, help="images in a batch")
@@ -53,10 +53,10 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Build the operator on every rank, and ask for its eigenvalues."""
+    """Build the operator on every rank, and compute its eigenvalues."""
     options = parse_options()
     torch.set_num_threads(1)
-    # torchrun tells its processes who they are; without it there is one, and nothing to set up.
+    # torchrun sets RANK for its processes. Without it there is one process, and nothing to set up.
     group = None
     if "RANK" in os.environ:
         dist.init_process_group(options.backend)
@@ -76,14 +76,14 @@ def main() -> None:
 
     data = DataLoader(images_of(rank, ranks, options.images), batch_size=options.batch)
     H = hodiff.HessianOperator(loss, parameters, data=data, process_group=group)
-    # Every rank runs the same iteration on the same vectors; only the products are shared out.
+    # Every rank runs the same iteration on the same vectors; only the products are distributed.
     found = eigsh(H, options.eigenvalues, which="LA")
     if rank == 0:
         print(f"{options.images} images on {ranks} rank{'s' if ranks > 1 else ''}, {H.shape[0]:,} parameters")
         print("largest eigenvalues:", ", ".join(f"{value:.9f}" for value in found.eigenvalues.flip(0).tolist()))
         print(f"{found.products} products, residuals up to {found.residual.max().item():.1e}")
     if group:
-        dist.barrier()  # none leaves while another still needs it
+        dist.barrier()  # No rank exits while another still needs it.
         dist.destroy_process_group()
 
 

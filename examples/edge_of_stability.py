@@ -3,14 +3,14 @@
     python examples/edge_of_stability.py
 
 The sharpness is the largest eigenvalue of the Hessian of the training loss. On a quadratic function gradient descent
-diverges where it exceeds 2 / rate. On a network that reads digits it rises on its own until it gets there; from then on
-the loss no longer falls at every step, yet goes on falling in the long run, and the sharpness hovers just above
-2 / rate, whatever the rate. Seen by J. Cohen et al., "Gradient descent on neural networks typically occurs at the edge
-of stability", ICLR 2021, figure 1.
+diverges where the sharpness exceeds 2 / rate. When a network is trained on digits, the sharpness rises by itself until
+it reaches this value. From then on the loss does not fall at every step, but still falls in the long run, and the
+sharpness stays just above 2 / rate, for any rate. Reported by J. Cohen et al., "Gradient descent on neural networks
+typically occurs at the edge of stability", ICLR 2021, figure 1.
 
-The script measures the sharpness all along, each time from the last eigenvector, and draws it with the loss and the
-density of all eigenvalues. At the end it compares the last sharpness with finite differences of gradients, which take
-no second derivative; if they disagree, it says so and ends with exit status 1.
+The script measures the sharpness during training, starting from the last eigenvector each time. It plots the sharpness,
+the loss and the density of all eigenvalues. At the end it compares the last sharpness with finite differences of
+gradients, which need no second derivative. If they disagree, it prints an error and ends with exit status 1.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ import matplotlib.pyplot as plt
 Parameters = dict[str, Tensor]
 
 DIFFERENCES_AGREE_TO = 1e-6  # relative; central differences in float64
-ROWS = 6  # of the table
+ROWS = 6  # rows of the table
 
 
 @dataclass
 class Course:
-    """What was seen of one training.
+    """Record of one training run.
 
     Attributes:
         rate: The learning rate.
         losses: The training loss before each step, and at the end.
-        sharpness: The largest eigenvalue, by the number of steps before it was measured.
-        densities: The density of all eigenvalues, likewise.
+        sharpness: The largest eigenvalue, by the number of steps taken before.
+        densities: The density of all eigenvalues, by the number of steps taken before.
     """
 
     rate: float
@@ -61,39 +61,39 @@ class Course:
     densities: dict[int, SpectralDensity] = field(default_factory=dict)
 
     def ratio(self, step: int) -> float:
-        """Sharpness over 2 / rate."""
+        """Return the sharpness over 2 / rate."""
         return self.sharpness[step].value * self.rate / 2
 
     @property
     def edge(self) -> int | None:
-        """The first measurement at 2 / rate or above."""
+        """Step of the first measurement at 2 / rate or above."""
         return next((step for step in self.sharpness if self.ratio(step) >= 1), None)
 
     def rises(self, start: int, stop: int) -> int:
-        """Steps after which the loss was higher than before."""
+        """Count the steps after which the loss was higher than before."""
         part = self.losses[start : stop + 1]
         return sum(after > before for before, after in pairwise(part))
 
 
 def load_images(count: int) -> tuple[Tensor, Tensor]:
-    """Centred images, and labels as unit vectors, in float64: what finite differences are compared with."""
+    """Return centred images and one-hot labels in float64, as finite differences need its precision."""
     pixels, labels = load_digits(return_X_y=True)
     images = torch.from_numpy(pixels[:count]) / 16
     return images - images.mean(dim=0), F.one_hot(torch.from_numpy(labels[:count])).double()
 
 
 def make_network(hidden: int) -> nn.Module:
-    """One hidden layer of tanh."""
+    """Return a network with one hidden layer of tanh."""
     return nn.Sequential(nn.Linear(64, hidden), nn.Tanh(), nn.Linear(hidden, 10)).double()
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Half of the squared distance, averaged over images."""
+    """Compute half of the squared distance, averaged over images."""
     return (outputs - targets).square().sum(dim=1).mean() / 2
 
 
 def train(images: Tensor, targets: Tensor, rate: float, options: argparse.Namespace, progress: bool) -> Course:
-    """Gradient descent on all images, the sharpness measured every so often."""
+    """Run gradient descent on all images, and measure the sharpness at intervals."""
     torch.manual_seed(options.seed)
     network = make_network(options.hidden)
     optimizer = torch.optim.SGD(network.parameters(), lr=rate)
@@ -175,7 +175,7 @@ def report(course: Course, cold: Sharpness, distance: float) -> None:
 
 
 def draw(courses: Sequence[Course], path: Path) -> None:
-    """Loss and sharpness by step, and the density of eigenvalues in the first training."""
+    """Plot loss and sharpness by step, and the density of eigenvalues in the first run."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(15, 4.5), layout="constrained")
     for course in courses:
         label = f"rate {course.rate:g}"
@@ -198,7 +198,7 @@ def draw(courses: Sequence[Course], path: Path) -> None:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="The sharpness of a network rises to 2 / rate, and stays there.")
     parser.add_argument("--quick", action="store_true", help="800 steps with two rates")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 0.7, 1.0], help="learning rates")
@@ -216,7 +216,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train with each rate, print what was seen, draw it."""
+    """Train with each rate, and print and plot the results."""
     options = parse_options(arguments)
     progress = sys.stderr.isatty() and not options.no_progress
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other

@@ -1,20 +1,20 @@
-"""Tell five new shapes apart after one image of each: MAML and ANIL on digits they have never seen.
+"""Distinguish five new shapes after one image of each: MAML and ANIL on digits that they have never seen.
 
     python examples/few_shot_digits.py --quick
     python examples/few_shot_digits.py --shots 5 --held-out 2 4 7
 
-A shape is a digit, turned by a multiple of 90 degrees. A task shows K images of each of five shapes and asks which of
-them five further images of each show. The five come in random order, so that only the images shown tell which answer
-means which shape. Tasks for training are of seven digits, tasks for test of the three others. MAML learns the weights
-of a convolutional network from which a few gradient steps on the images shown solve new tasks; ANIL lets these steps
+A shape is a digit, turned by a multiple of 90 degrees. A task shows K images of each of five shapes, and asks for the
+shape of five further images of each. The five shapes come in random order, so that only the shown images determine
+which answer means which shape. Training tasks use seven digits, test tasks the three others. MAML learns the weights of
+a convolutional network from which a few gradient steps on the shown images solve new tasks. ANIL lets these steps
 change the last layer only. The script checks the derivatives of the meta-loss, and prints the accuracy on test tasks
-before and after the steps, with 95% confidence over tasks. Two comparisons tell what meta-learning adds: the same steps
-from weights that were never trained, and the shape whose mean image is nearest, pixel by pixel, which on images this
-small is hard to beat. Accuracy is drawn by steps.
+before and after the steps, with 95% confidence over tasks. Two baselines show what meta-learning adds. The first takes
+the same steps from untrained weights. The second chooses the shape whose mean image is nearest, pixel by pixel, and is
+hard to beat on such small images. The script plots accuracy by steps.
 
 Sources: C. Finn, P. Abbeel, S. Levine, "Model-agnostic meta-learning for fast adaptation of deep networks", ICML 2017,
-section 5.2, whose protocol for Omniglot this is (turned characters are new classes); A. Raghu, M. Raghu, S. Bengio,
-O. Vinyals, "Rapid learning or feature reuse? Towards understanding the effectiveness of MAML", ICLR 2020.
+section 5.2, for the protocol (of Omniglot, where turned characters are new classes); A. Raghu, M. Raghu, S. Bengio, O.
+Vinyals, "Rapid learning or feature reuse? Towards understanding the effectiveness of MAML", ICLR 2020.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ LEARNERS: dict[str, Callable[[nn.Module], MetaLearner]] = {
 
 
 def check(learner: MetaLearner, tasks: Tasks) -> str:
-    """What hodiff's check says of the meta-loss, in float64: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the meta-loss, in float64: all routes, gradgradcheck, SciPy's Hessian."""
     learner = learner.double()
-    # With biases of zero each empty patch of an image is at the kink of ReLU.
+    # With zero biases, every empty patch of an image would be at the kink of ReLU.
     point = {name: each.detach() + 0.1 * (each.dim() == 1) for name, each in learner.named_parameters()}
     doubles = tuple(each.double() if each.is_floating_point() else each for each in tasks)
 
@@ -70,7 +70,7 @@ def check(learner: MetaLearner, tasks: Tasks) -> str:
 
 
 def make_shapes(digits: Sequence[int]) -> list[Tensor]:
-    """The images of every shape that some digits make: (images, 1, 8, 8) each."""
+    """Return the images of every shape of some digits, each (images, 1, 8, 8)."""
     pixels, labels = load_digits(return_X_y=True)
     images, targets = torch.from_numpy(pixels).float().view(-1, 1, 8, 8) / 16, torch.from_numpy(labels)
     return [
@@ -81,7 +81,7 @@ def make_shapes(digits: Sequence[int]) -> list[Tensor]:
 
 
 def draw_task(shapes: Sequence[Tensor], shots: int, generator: torch.Generator) -> Tasks:
-    """One task: images shown and their answers, images asked for and theirs."""
+    """Draw one task: images shown with their answers, and query images with theirs."""
     order = torch.randperm(len(shapes), generator=generator)[:WAYS].tolist()
     count = shots + QUERIES
     x = torch.stack([shapes[i][torch.randperm(len(shapes[i]), generator=generator)[:count]] for i in order])
@@ -91,14 +91,14 @@ def draw_task(shapes: Sequence[Tensor], shots: int, generator: torch.Generator) 
 
 
 def draw_tasks(shapes: Sequence[Tensor], count: int, shots: int, generator: torch.Generator) -> Tasks:
-    """Some tasks, stacked."""
+    """Draw some tasks, stacked."""
     tasks = [draw_task(shapes, shots, generator) for _ in range(count)]
     support_x, support_y, query_x, query_y = (torch.stack(parts) for parts in zip(*tasks, strict=True))
     return support_x, support_y, query_x, query_y
 
 
 def make_network(generator: torch.Generator) -> nn.Module:
-    """Three convolutions and a linear layer."""
+    """Return three convolutions and a linear layer."""
     network = nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU()),
         *(nn.Conv2d(16, 32, 3, stride=2, padding=1), nn.ReLU()),
@@ -116,7 +116,7 @@ def make_network(generator: torch.Generator) -> nn.Module:
 def train(
     learner: MetaLearner, shapes: Sequence[Tensor], options: argparse.Namespace, label: str, progress: bool
 ) -> None:
-    """Adam on new tasks at every step."""
+    """Run Adam on new tasks at every step."""
     generator = torch.Generator().manual_seed(options.seed)
     optimizer = torch.optim.Adam(learner.parameters(), lr=META_RATE)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, options.steps)
@@ -132,7 +132,7 @@ def train(
 
 
 def answers(learner: MetaLearner, tasks: Tasks, steps: int) -> Tensor:
-    """The percentage of right answers in each task after some steps."""
+    """Return the percentage of right answers in each task after some steps."""
     support_x, support_y, query_x, query_y = tasks
     with torch.no_grad():
         adapted = learner.adapt_all((support_x, support_y), steps).params
@@ -141,7 +141,7 @@ def answers(learner: MetaLearner, tasks: Tasks, steps: int) -> Tensor:
 
 
 def nearest_mean(tasks: Tasks) -> Tensor:
-    """The percentage of right answers in each task where the answer is the shape whose mean image is nearest."""
+    """Return the percentage of right answers in each task if the answer is the shape with the nearest mean image."""
     support_x, support_y, query_x, query_y = tasks
     of_class = F.one_hot(support_y).float()
     means = of_class.mT @ support_x.flatten(2) / of_class.sum(dim=1).unsqueeze(2)
@@ -149,17 +149,17 @@ def nearest_mean(tasks: Tasks) -> Tensor:
 
 
 def percentage(found: Tensor, expected: Tensor) -> Tensor:
-    """Of right answers in each task."""
+    """Return the percentage of right answers in each task."""
     return 100 * (found == expected).float().mean(dim=1)
 
 
 def mean_and_confidence(percentages: Tensor) -> tuple[float, float]:
-    """Mean over tasks, and half of its 95% confidence interval."""
+    """Return the mean over tasks, and the half-width of its 95% confidence interval."""
     return percentages.mean().item(), 1.96 * percentages.std().item() / math.sqrt(len(percentages))
 
 
 def draw(curves: dict[str, list[Tensor]], other: Tensor, path: Path) -> None:
-    """Accuracy by number of steps, with its confidence band."""
+    """Plot accuracy by number of steps, with its confidence band."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for label, rows in curves.items():
         mean, half = torch.tensor([mean_and_confidence(row) for row in rows]).T
@@ -176,7 +176,7 @@ def draw(curves: dict[str, list[Tensor]], other: Tensor, path: Path) -> None:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="MAML and ANIL on digits that they have never seen.")
     parser.add_argument("--quick", action="store_true", help="60 meta-steps, 100 test tasks")
     parser.add_argument("--steps", type=int, default=100, help="meta-steps; many more overfit the 14 shapes")
@@ -196,7 +196,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, test, draw."""
+    """Train, test and draw."""
     options = parse_options(arguments)
     progress = sys.stderr.isatty() and not options.no_progress
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other

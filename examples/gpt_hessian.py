@@ -4,12 +4,12 @@
     python examples/gpt_hessian.py
 
 The model is plain `torch.nn` with `F.scaled_dot_product_attention`, and reads the manual that Python's `help` shows.
-torch's fused attention has no second derivative; its math path has one, and keeps the weights of all pairs of
-characters. Inside hodiff's operators the same call keeps queries, keys and values alone, at every order, so that the
-memory of a product with the Hessian grows with the context and not with its square. The script prints the largest
-eigenvalues and the smallest one, and what products cost beside the math path, each in a process of its own: time, and
-how far linearization and one product raised the peak of resident memory. A run with the defaults, one core of an AMD
-EPYC, in seconds of the processor:
+torch's fused attention has no second derivative. Its math path has one, but keeps the weights of all pairs of
+characters. Inside hodiff's operators the same call keeps only queries, keys and values, at every order. So the memory
+of a product with the Hessian grows linearly with the context, not with its square. The script prints the three largest
+eigenvalues and the smallest. It also compares the cost of products with the math path, each in its own process: time,
+and the peak of resident memory that linearization and one product add. A run with the defaults, one core of an AMD
+EPYC, in processor seconds:
 
     context 1,024, 182,144 parameters, float32
                         loss    smallest             the three largest  products  seconds each
@@ -50,12 +50,12 @@ import matplotlib.pyplot as plt
 
 Parameters = dict[str, Tensor]
 
-CHARACTERS = 128  # of ASCII
-KIBIBYTE = 1024 if sys.platform != "darwin" else 1  # what the system counts resident memory in
+CHARACTERS = 128  # ASCII
+KIBIBYTE = 1024 if sys.platform != "darwin" else 1  # unit of `ru_maxrss`
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a perceptron, each added to its input."""
+    """Causal attention, then a perceptron, both with residual connections."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class Block(nn.Module):
         self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (N, L, width) to the same."""
+        """Map (N, L, width) to the same shape."""
         q, k, v = self.project(self.before_attention(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.output(attended.transpose(1, 2).flatten(-2))
@@ -73,7 +73,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Scores of the next character, at every place."""
+    """Model that computes scores of the next character at every position."""
 
     def __init__(self, context: int, width: int, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
@@ -90,29 +90,29 @@ class GPT(nn.Module):
 
 
 def load_text() -> Tensor:
-    """Python's manual of its language, as `help` shows it, by characters."""
+    """Return Python's manual of its language, as `help` shows it, by characters."""
     return torch.tensor(list("\n".join(topics.values()).encode("ascii", "replace")))
 
 
 def draw_text(text: Tensor, count: int, context: int, generator: torch.Generator) -> Tensor:
-    """Excerpts (count, context + 1) from anywhere."""
+    """Draw random excerpts (count, context + 1)."""
     starts = torch.randint(len(text) - context, (count, 1), generator=generator)
     return text[starts + torch.arange(context + 1)]
 
 
 def loss(model: nn.Module, parameters: Parameters, excerpts: Tensor) -> Tensor:
-    """Cross-entropy of each next character, in nats."""
+    """Compute the cross-entropy of next characters, in nats."""
     scores = functional_call(model, parameters, (excerpts[:, :-1],))
     return F.cross_entropy(scores.flatten(0, 1), excerpts[:, 1:].flatten())
 
 
 def point(model: nn.Module) -> Parameters:
-    """Where the parameters are now."""
+    """Return the current parameters."""
     return {name: each.detach().clone() for name, each in model.named_parameters()}
 
 
 def hessian(model: nn.Module, excerpts: Tensor, way: str = "hodiff") -> hodiff.HessianOperator:
-    """Of the loss, at the parameters as they are."""
+    """Return the Hessian of the loss at the current parameters."""
 
     def by_math(parameters: Parameters) -> Tensor:
         with sdpa_kernel(SDPBackend.MATH):
@@ -124,7 +124,7 @@ def hessian(model: nn.Module, excerpts: Tensor, way: str = "hodiff") -> hodiff.H
 
 
 def train(model: nn.Module, text: Tensor, context: int, steps: int, generator: torch.Generator) -> list[float]:
-    """Adam on four excerpts a step; losses."""
+    """Run Adam on four excerpts per step, and return the losses."""
     optimizer, losses = torch.optim.Adam(model.parameters(), lr=3e-3), []
     for _ in trange(steps, desc="training", leave=False, disable=None):
         optimizer.zero_grad()
@@ -136,12 +136,12 @@ def train(model: nn.Module, text: Tensor, context: int, steps: int, generator: t
 
 
 def peak() -> float:
-    """The highest resident memory of this process so far, in MiB."""
+    """Return the highest resident memory of this process so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE / 2**20
 
 
 def cost(way: str, context: int, width: int) -> tuple[float, float]:
-    """MiB of linearization and a product, after small ones that load what torch loads once; seconds of a later one."""
+    """Measure MiB of linearization and a product, after a small warm-up, and the seconds of a later product."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     generator, model = torch.Generator().manual_seed(0), GPT(context, width)
@@ -156,7 +156,7 @@ def cost(way: str, context: int, width: int) -> tuple[float, float]:
 
 
 def check() -> str:
-    """What hodiff's check says of the loss: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the loss: all routes, gradgradcheck, SciPy's Hessian."""
     torch.manual_seed(0)
     model = GPT(6, 8, heads=2).double()
     excerpts = draw_text(load_text(), 1, 6, torch.Generator().manual_seed(0))
@@ -169,7 +169,7 @@ def check() -> str:
 
 
 def draw(losses: Sequence[float], spectra: dict[str, Tensor], costs: dict[str, dict[int, float]], path: Path) -> None:
-    """Losses by step, eigenvalues before and after, and memory by context."""
+    """Plot losses by step, eigenvalues before and after training, and memory by context."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     left.plot(losses)
     left.set(title="training loss, nats a character", xlabel="step")
@@ -187,7 +187,7 @@ def draw(losses: Sequence[float], spectra: dict[str, Tensor], costs: dict[str, d
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure curvature, train, measure again; then costs by context."""
+    """Measure curvature, train, measure again, and compare costs by context."""
     parser = argparse.ArgumentParser(description="Eigenvalues of a character GPT's Hessian.")
     parser.add_argument("--context", type=int, default=1024, help="characters that are read at once")
     parser.add_argument("--width", type=int, default=64, help="of the model, which has four heads")
@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"\n{'context':>8}{'hodiff, MiB':>14}{'math path, MiB':>16}{'hodiff, s':>12}{'math path, s':>14}")
     costs: dict[str, dict[int, float]] = {"hodiff": {}, "math path": {}}
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["hodiff.checks", "matplotlib.pyplot"])  # what takes long
+    processes.set_forkserver_preload(["hodiff.checks", "matplotlib.pyplot"])  # slow imports
     for part in (4, 1) if options.quick else (4, 2, 1):
         context = options.context // part
         with processes.Pool(1, maxtasksperchild=1) as pool:

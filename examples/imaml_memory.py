@@ -3,18 +3,19 @@
     python examples/imaml_memory.py --quick
     python examples/imaml_memory.py
 
-The inner loop fits a network to 50 images of digits by gradient descent, held near its starting weights by a penalty.
-The meta-gradient, that of the loss on 200 other images by the starting weights, is computed in three ways:
+The inner loop fits a network to 50 images of digits by gradient descent, with a penalty on the distance from its
+starting weights. The meta-gradient is the gradient of the loss on 200 other images with respect to the starting
+weights. The script computes it in three ways:
 
 - unrolled: backward through all inner steps, which are all kept;
-- checkpointed: the same, but only every sqrt(T)-th step is kept and those between are computed again;
-- implicit: conjugate gradients at the point where the inner loop ends; nothing of the way there is kept.
+- checkpointed: the same, but only every sqrt(T)-th step is kept, and the steps between are recomputed;
+- implicit: conjugate gradients at the end of the inner loop, without keeping any step.
 
-As the steps T grow, all three tend to the same limit; the script prints and draws how far from it they are, and how
-much memory each took: by how much one meta-gradient raised the peak of the resident memory of a process of its own,
-above the peak of one with two steps.
-The limit is an unrolled meta-gradient of very many steps, in float64, to which an implicit one with the linear system
-solved to the last digits must agree; if it does not, the script says so and ends with exit status 1.
+As the number of steps T grows, all three converge to the same limit. The script prints and plots their distance from
+it, and the memory of each: how much one meta-gradient raises the peak of resident memory in a fresh process, above the
+peak with two steps. The limit is an unrolled meta-gradient of very many steps, in float64. An implicit meta-gradient
+with an accurately solved linear system must agree with it. If it does not, the script prints an error and ends with
+exit status 1.
 
 Source: A. Rajeswaran, C. Finn, S. Kakade, S. Levine, "Meta-learning with implicit gradients", NeurIPS 2019, figure 2.
 """
@@ -53,25 +54,25 @@ INNER_RATE, STRENGTH = 0.1, 0.5
 SUPPORT, QUERY = 50, 200
 LIMIT_STEPS = 450  # each step shrinks the distance to the limit by about INNER_RATE * STRENGTH, or more
 LIMITS_AGREE_TO = 1e-6  # relative
-KIBIBYTE = 1024 if sys.platform != "darwin" else 1  # what the system counts resident memory in
+KIBIBYTE = 1024 if sys.platform != "darwin" else 1  # unit of `ru_maxrss`
 
 
 class UnrolledIMAML(IMAML):
-    """The inner loop of IMAML, differentiated step by step."""
+    """IMAML whose inner loop is differentiated step by step."""
 
     def forward(self, tasks: Any) -> Tensor:
-        """The mean of the tasks' losses after adaptation."""
+        """Compute the mean of the tasks' losses after adaptation."""
         parts = [self.query_losses((x, y), (query_x, query_y)) for x, y, query_x, query_y in self.chunks(tasks)]
         return torch.cat(parts).mean()
 
 
 def unrolled(network: nn.Module, steps: int, **options: Any) -> MetaLearner:
-    """Keep every step, or with `checkpoint=k` every k-th."""
+    """Return a learner that keeps every step, or with `checkpoint=k` every k-th step."""
     return UnrolledIMAML(network, F.cross_entropy, INNER_RATE, steps, strength=STRENGTH, **options)
 
 
 def implicit(network: nn.Module, steps: int, **options: Any) -> MetaLearner:
-    """Keep no step."""
+    """Return a learner that keeps no step."""
     return IMAML(network, F.cross_entropy, INNER_RATE, steps, strength=STRENGTH, cg_steps=300, **options)
 
 
@@ -84,7 +85,7 @@ WAYS: dict[str, Callable[[nn.Module, int], MetaLearner]] = {
 
 @dataclass(frozen=True)
 class Job:
-    """One meta-gradient to be measured."""
+    """Meta-gradient to be measured."""
 
     way: str
     steps: int
@@ -94,7 +95,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one meta-gradient was, and took."""
+    """Meta-gradient with its memory and time."""
 
     gradient: np.ndarray
     mebibytes: float
@@ -102,7 +103,7 @@ class Measurement:
 
 
 def make_problem(hidden: int, seed: int) -> tuple[nn.Module, Tasks]:
-    """A network of one hidden layer, and one task of digits."""
+    """Return a network with one hidden layer, and one task of digits."""
     generator = torch.Generator().manual_seed(seed)
     network = nn.Sequential(nn.Linear(64, hidden), nn.Tanh(), nn.Linear(hidden, 10)).double()
     for each in network.parameters():
@@ -114,12 +115,12 @@ def make_problem(hidden: int, seed: int) -> tuple[nn.Module, Tasks]:
 
 
 def meta_gradient(learner: MetaLearner, tasks: Tasks) -> Tensor:
-    """All of it, flat."""
+    """Compute the meta-gradient in one vector."""
     return torch.cat([each.flatten() for each in torch.autograd.grad(learner(tasks), list(learner.parameters()))])
 
 
 def check(seed: int) -> str:
-    """What hodiff's check says of the unrolled meta-loss: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the unrolled meta-loss: all routes, gradgradcheck, SciPy's Hessian."""
     network, tasks = make_problem(4, seed)
     learner = unrolled(network, 4)
     point = {name: each.detach() for name, each in learner.named_parameters()}
@@ -133,12 +134,12 @@ def check(seed: int) -> str:
 
 
 def peak() -> float:
-    """The highest resident memory of this process so far, in MiB."""
+    """Return the highest resident memory of this process so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * KIBIBYTE / 2**20
 
 
 def measure(job: Job) -> Measurement:
-    """One meta-gradient in a fresh process, after one of two steps, so that what torch loads is not counted."""
+    """Measure one meta-gradient in a fresh process, after a warm-up of two steps that loads torch's libraries."""
     torch.set_num_threads(1)
     network, tasks = make_problem(job.hidden, job.seed)
     meta_gradient(WAYS[job.way](network, 2), tasks)
@@ -149,16 +150,16 @@ def measure(job: Job) -> Measurement:
 
 
 def measure_all(jobs: Sequence[Job], progress: bool) -> Iterator[tuple[Job, Measurement]]:
-    """Each in a process that has computed nothing before."""
+    """Measure every job in a fresh process."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hodiff.meta", "matplotlib.pyplot", "sklearn.datasets"])  # what takes long
+    context.set_forkserver_preload(["hodiff.meta", "matplotlib.pyplot", "sklearn.datasets"])  # slow imports
     with context.Pool(1, maxtasksperchild=1) as pool:
         found = pool.imap(measure, jobs)
         yield from tqdm(zip(jobs, found, strict=True), "measured", len(jobs), leave=False, disable=not progress)
 
 
 def find_limit(hidden: int, seed: int) -> tuple[np.ndarray, float]:
-    """The meta-gradient of very many steps, and how far apart (relative) its two computations are."""
+    """Return the meta-gradient of very many steps, and the relative difference of its two computations."""
     network, tasks = make_problem(hidden, seed)
     limit = meta_gradient(unrolled(network, LIMIT_STEPS, checkpoint=math.isqrt(LIMIT_STEPS)), tasks)
     other = meta_gradient(implicit(network, LIMIT_STEPS, cg_tolerance=1e-11), tasks)
@@ -169,7 +170,7 @@ def find_limit(hidden: int, seed: int) -> tuple[np.ndarray, float]:
 
 
 def draw(steps: Sequence[int], errors: dict[str, list[float]], memory: dict[str, list[float]], path: Path) -> None:
-    """Both against the number of steps."""
+    """Plot errors and memory against the number of steps."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
     for axes, curves in ((left, errors), (right, memory)):
         for (way, values), style in zip(curves.items(), ("o-", "s--", "^-"), strict=True):
@@ -186,7 +187,7 @@ def draw(steps: Sequence[int], errors: dict[str, list[float]], memory: dict[str,
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Error and memory of implicit and unrolled meta-gradients.")
     parser.add_argument("--quick", action="store_true", help="two numbers of steps, a smaller network")
     parser.add_argument("--steps", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256], help="inner steps")
@@ -201,7 +202,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, print, draw."""
+    """Measure, print and draw."""
     options = parse_options(arguments)
     progress = sys.stderr.isatty() and not options.no_progress
     jobs = [Job(way, steps, options.hidden, options.seed) for steps in options.steps for way in WAYS]

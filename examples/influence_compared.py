@@ -1,22 +1,22 @@
-"""What would the network think, had it not seen these images? Three predictions, held against training again.
+"""Influence of training images on a network's losses: four predictions, compared with training again.
 
     python examples/influence_compared.py
 
-A network learns digits by some hundred steps of gradient descent with momentum, in float64, from the same start over
-the same batches: a function of the weights w of the training images, all 1. How do the losses L of held-out images
-change when some weights become 0? By the derivative dL/dw, which three methods tell:
+A network learns digits by some hundred steps of gradient descent with momentum, in float64, with a fixed start and
+fixed batches. So it is a function of the weights w of the training images, all 1. How do the losses L of held-out
+images change when some weights become 0? Three kinds of methods approximate the derivative dL/dw:
 
 - curvature: at a minimum it is -gradient(held out)' H^-1 gradient(image) / n, the influence function. Training ends
-  before the minimum, so that the matrix, exact Hessian or Gauss-Newton, is damped by one over the length that training
-  went, steps times rate;
-- EK-FAC: the same with the Kronecker-factored Fisher matrix, whose inverse is known in closed form;
+  before the minimum, so the matrix, exact Hessian or Gauss-Newton, is damped by one over the length of training, steps
+  times rate;
+- EK-FAC: the same with the Kronecker-factored Fisher matrix, whose inverse has a closed form;
 - through training (MAGIC): differentiate L through all steps, backward.
 
-Then the network is trained again, with one image left out at a time, and with random parts of the images left out, and
-the changes of each held-out loss are ranked: the linear datamodelling score is the rank correlation (Spearman) of
-predicted and actual changes, averaged over held-out images. If that of the derivative through training falls below 0.95
-where 2 % of the images are left out, the script ends with exit status 1. To see first what an influence is, at the
-minimum of a convex model and with wrong labels to find: `influence_digits.py`.
+Then the network is trained again, with one image left out at a time, and with random parts of the images left out. The
+linear datamodelling score is the rank correlation (Spearman) of predicted and actual changes of a held-out loss,
+averaged over held-out images. If the score of the derivative through training falls below 0.95 with 2 % of the images
+left out, the script ends with exit status 1. `influence_digits.py` introduces influence functions, at the minimum of a
+convex model and with wrong labels to find.
 
 The scores of a run with the defaults, which takes 40 seconds of one core:
 
@@ -26,7 +26,7 @@ The scores of a run with the defaults, which takes 40 seconds of one core:
     EK-FAC                     0.307     0.586     0.686     0.715
     through training           0.991     0.975     0.967     0.931
 
-Another damping is no better for Gauss-Newton, and brings EK-FAC to 0.77 at best where 10 % are left out.
+Another damping is no better for Gauss-Newton, and improves EK-FAC to 0.77 at best where 10 % are left out.
 
 Source: A. Ilyas & L. Engstrom, "MAGIC: near-optimal data attribution for deep learning", arXiv:2504.16430 (2025); R.
 Grosse et al., "Studying large language model generalization with influence functions", arXiv:2308.03296 (2023), for
@@ -63,13 +63,13 @@ import matplotlib.pyplot as plt
 Parameters = dict[str, Tensor]
 
 LEAST_SCORE = 0.95
-PARTS = (0.02, 0.1, 0.3)  # of the training images, left out
+PARTS = (0.02, 0.1, 0.3)  # shares of the training images that are left out
 MOMENTUM = 0.9
 
 
 @dataclass(frozen=True)
 class Training:
-    """A deterministic training run, as a function of the weights of its images."""
+    """Deterministic training run, as a function of the weights of its images."""
 
     network: nn.Module
     images: Tensor
@@ -79,7 +79,7 @@ class Training:
     rate: float
 
     def run(self, weights: Tensor) -> Parameters:
-        """The parameters at the end."""
+        """Return the final parameters."""
         start = {name: parameter.detach() for name, parameter in self.network.named_parameters()}
 
         def loss(parameters: Parameters, batch: Tensor) -> Tensor:
@@ -91,21 +91,21 @@ class Training:
         return end
 
     def losses(self, parameters: Parameters, images: Tensor, labels: Tensor) -> Tensor:
-        """Cross-entropy of each image."""
+        """Compute the cross-entropy of each image."""
         return F.cross_entropy(functional_call(self.network, parameters, (images,)), labels, reduction="none")
 
     def held_out_losses(self, weights: Tensor) -> Tensor:
-        """What is asked about: the losses of held-out images after training."""
+        """Compute the losses of held-out images after training."""
         return self.losses(self.run(weights), *self.held_out)
 
     @cached_property
     def ones(self) -> Tensor:
-        """All images."""
+        """Weights of all images."""
         return torch.ones(len(self.images), dtype=torch.float64)
 
     @cached_property
     def end(self) -> Parameters:
-        """The parameters after training on all images."""
+        """Parameters after training on all images."""
         return self.run(self.ones)
 
     @cached_property
@@ -115,7 +115,7 @@ class Training:
 
 
 def prepare(options: argparse.Namespace) -> Training:
-    """Images, a network, and the order of the batches."""
+    """Return the images, a network, and the order of the batches."""
     torch.manual_seed(options.seed)
     pixels, labels = load_digits(return_X_y=True)
     split = train_test_split(pixels / 16, labels, train_size=options.images, random_state=options.seed, stratify=labels)
@@ -127,7 +127,7 @@ def prepare(options: argparse.Namespace) -> Training:
 
 
 def by_curvature(training: Training, solved: Callable[[Tensor], Tensor]) -> Tensor:
-    """Influence functions (images, held out), where `solved` multiplies columns with the damped inverse matrix."""
+    """Return influence functions (images, held out); `solved` multiplies columns with the damped inverse matrix."""
     of_images = hodiff.JacobianOperator(training.losses, training.end, training.images, training.labels)
     of_held_out = hodiff.JacobianOperator(training.losses, training.end, *training.held_out)
     gradients = of_held_out.T @ torch.eye(len(training.held_out[1]), dtype=torch.float64)
@@ -136,20 +136,20 @@ def by_curvature(training: Training, solved: Callable[[Tensor], Tensor]) -> Tens
 
 
 def by_hessian(training: Training) -> Tensor:
-    """By the exact Hessian."""
+    """Predict influences by the exact Hessian."""
     A = hodiff.HessianOperator(lambda x: training.losses(x, training.images, training.labels).mean(), training.end)
     return by_curvature(training, lambda b: solve(A, b, method="dense", damping=training.damping).value)
 
 
 def by_gauss_newton(training: Training) -> Tensor:
-    """By the exact Gauss-Newton matrix."""
+    """Predict influences by the exact Gauss-Newton matrix."""
     data = training.images, training.labels
     A = hodiff.GaussNewtonOperator(training.network, F.cross_entropy, training.end, *data)
     return by_curvature(training, lambda b: solve(A, b, damping=training.damping).value)
 
 
 def by_ekfac(training: Training) -> Tensor:
-    """By the Kronecker-factored Fisher matrix with corrected eigenvalues."""
+    """Predict influences by the Kronecker-factored Fisher matrix with corrected eigenvalues."""
     data = training.images, training.labels
     inverse = hodiff.EKFACOperator(training.network, F.cross_entropy, training.end, *data).inverse(
         damping=training.damping
@@ -158,7 +158,7 @@ def by_ekfac(training: Training) -> Tensor:
 
 
 def through_training(training: Training) -> Tensor:
-    """The derivative itself, backward through all steps."""
+    """Compute the exact derivative, backward through all steps."""
     found: Tensor = hodiff.jacobian(training.held_out_losses, mode="reverse")(training.ones)
     return found.T
 
@@ -172,24 +172,24 @@ WAYS: dict[str, Callable[[Training], Tensor]] = {
 
 
 def left_out(n: int, part: float, count: int, generator: torch.Generator) -> Tensor:
-    """Weights (count, n) of as many trainings, each without a random part of the images."""
+    """Return weights (count, n) of `count` runs, each without a random part of the images."""
     scores = torch.rand(count, n, generator=generator, dtype=torch.float64)
     return (scores.argsort(dim=1) >= round(part * n)).double()
 
 
 def train_again(training: Training, weights: Tensor) -> Tensor:
-    """Changes of the held-out losses (trainings, held out), all trainings at once."""
+    """Return changes of the held-out losses (runs, held out), with all runs at once."""
     return torch.func.vmap(training.held_out_losses, chunk_size=50)(weights) - training.held_out_losses(training.ones)
 
 
 def score(predicted: Tensor, actual: Tensor) -> float:
-    """The rank correlation of columns, averaged."""
+    """Return the rank correlation of columns, averaged."""
     pairs = zip(predicted.T, actual.T, strict=True)
     return sum(spearmanr(*pair).statistic for pair in pairs) / predicted.shape[1]
 
 
 def check(training: Training) -> str:
-    """What hodiff's check says of a held-out loss through three steps: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on a held-out loss through three steps: all routes, gradgradcheck, SciPy's Hessian."""
     short = replace(training, batches=training.batches[:3], rate=0.5)
 
     def held_out_loss(weights: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ def check(training: Training) -> str:
 
 
 def draw(predicted: dict[str, Tensor], actual: Tensor, weights: Tensor, path: Path) -> None:
-    """Predicted and actual changes of all held-out losses."""
+    """Plot predicted and actual changes of all held-out losses."""
     figure, panels = plt.subplots(1, len(predicted), figsize=(13, 3.6), layout="constrained", sharey=True)
     for axes, (name, influence) in zip(panels, predicted.items(), strict=True):
         axes.plot(((weights - 1) @ influence).flatten(), actual.flatten(), ".", markersize=2)
@@ -213,7 +213,7 @@ def draw(predicted: dict[str, Tensor], actual: Tensor, weights: Tensor, path: Pa
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Predicted and actual changes of losses when images are left out.")
     parser.add_argument("--quick", action="store_true", help="100 images, 4 hidden units, 20 trainings")
     parser.add_argument("--images", type=int, default=500, help="training images")
@@ -232,7 +232,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Predict, train again, compare."""
+    """Predict, train again and compare."""
     options = parse_options(arguments)
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other
     training = prepare(options)

@@ -1,20 +1,20 @@
-"""Which training images made the model decide as it did, and which of them have a wrong label.
+"""Influential training images for a model's mistakes, and training images with wrong labels.
 
     python examples/influence_digits.py
 
-A softmax regression with a ridge penalty is trained to its minimum. What would the loss of a test image be, had one
-training image been left out? Influence functions answer without training again: with H the Hessian of the objective,
+A softmax regression with a ridge penalty is trained to its minimum. How would the loss of a test image change without
+one training image? Influence functions answer this without training again. With the Hessian H of the objective,
 
     loss without image i - loss  ~  gradient(test)^T H^-1 gradient(i) / n,
 
-one linear system for each test image, solved from products with H, and then one product with the Jacobian of all
-training losses. The script asks this of the test images that the model gets most wrong, and compares the answer with
-what happens when the image is in fact left out and the model trained again, by SciPy's L-BFGS, which takes no second
-derivative. If the two correlate by less than 0.9, it ends with exit status 1.
+which takes one linear system for each test image, solved by products with H, and one product with the Jacobian of all
+training losses. The script predicts this for the test images with the largest losses. It compares the prediction with
+training again without the image, by SciPy's L-BFGS, which needs no second derivative. If the correlation is below 0.9,
+it ends with exit status 1.
 
-Then it gives a tenth of the training images a wrong label, and looks for them among those with the most influence on
-their own loss; they are found as fast by the loss alone, which costs nothing. For a network, whose training ends
-before a minimum, `influence_compared.py` holds such predictions by several methods against training again.
+Then the script gives a tenth of the training images a wrong label, and looks for them among the images with the most
+influence on their own loss. The loss alone finds them as fast, at no cost. For a network, whose training ends before a
+minimum, `influence_compared.py` compares such predictions by several methods with training again.
 
 Source: P. W. Koh, P. Liang, "Understanding black-box predictions via influence functions", ICML 2017, equation 2,
 figure 2 and section 5.4.
@@ -47,7 +47,7 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
 LEAST_CORRELATION = 0.9
-SHOWN = 4  # images of each kind
+SHOWN = 4  # images of each kind in the figure
 INSPECTED = (0.05, 0.1, 0.2, 0.3)  # shares of the training set
 
 
@@ -66,7 +66,7 @@ class Data:
 
 
 def load_images(count: int, seed: int) -> tuple[Data, Data]:
-    """Training and test images, in float64: leaving out one image in hundreds changes little."""
+    """Return training and test images, in float64, as leaving out one image of hundreds changes little."""
     pixels, labels = load_digits(return_X_y=True)
     split = train_test_split(pixels / 16, labels, train_size=count, random_state=seed, stratify=labels)
     images, test_images, labels, test_labels = (torch.from_numpy(part) for part in split)
@@ -74,22 +74,22 @@ def load_images(count: int, seed: int) -> tuple[Data, Data]:
 
 
 def logits(w: Tensor, images: Tensor) -> Tensor:
-    """Of the model, whose last row of w is the bias."""
+    """Compute the model's logits; the last row of w is the bias."""
     return images @ w[:-1] + w[-1]
 
 
 def losses(w: Tensor, data: Data) -> Tensor:
-    """Cross-entropy of each image."""
+    """Compute the cross-entropy of each image."""
     return F.cross_entropy(logits(w, data.images), data.labels, reduction="none")
 
 
 def objective(w: Tensor, data: Data, weights: Tensor, penalty: float) -> Tensor:
-    """What training minimizes; a weight of 0 leaves an image out."""
+    """Compute the training objective; a weight of 0 leaves an image out."""
     return weights @ losses(w, data) / len(data) + penalty / 2 * w.square().sum()
 
 
 def fit(data: Data, penalty: float, weights: Tensor | None = None, start: Tensor | None = None) -> Tensor:
-    """The minimum, by L-BFGS, to a gradient of 1e-9."""
+    """Return the minimum, by L-BFGS, to a gradient of 1e-9."""
     weights = torch.ones(len(data), dtype=torch.float64) if weights is None else weights
     start = torch.zeros(65, 10, dtype=torch.float64) if start is None else start
 
@@ -101,21 +101,21 @@ def fit(data: Data, penalty: float, weights: Tensor | None = None, start: Tensor
 
     options = {"gtol": 1e-9, "ftol": 0, "maxiter": 5000, "maxcor": 30}
     found = minimize(value_and_gradient, start.flatten().numpy(), jac=True, method="L-BFGS-B", options=options)
-    # Near the minimum values are equal to rounding, and the line search ends before the gradient is as small.
+    # Near the minimum, values are equal up to rounding, and the line search may end before the gradient is that small.
     if not np.abs(found.jac).max() <= 1e-7:
         raise hodiff.HodiffError(f"training did not converge: {found.message}")
     return torch.from_numpy(found.x).view_as(start)
 
 
 def check(w: Tensor, training: Data, penalty: float) -> str:
-    """What hodiff's check says of the objective near its minimum: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the objective near its minimum: all routes, gradgradcheck, SciPy's Hessian."""
     weights = torch.ones(len(training), dtype=torch.float64)
     few = along_directions(objective, w, training, weights, penalty, size=1.0)
     return hodiff.assert_differentiable(few, torch.zeros(2, dtype=torch.float64), vmap=False).summary
 
 
 def influences(w: Tensor, training: Data, tests: Data, penalty: float) -> Tensor:
-    """Predicted change of each test loss when a training image is left out: (training, tests)."""
+    """Predict the change of each test loss when a training image is left out: (training, tests)."""
     H = hodiff.HessianOperator(objective, w, training, torch.ones(len(training), dtype=torch.float64), penalty)
     J = hodiff.JacobianOperator(losses, w, training)
     gradients = hodiff.JacobianOperator(losses, w, tests).T @ torch.eye(len(tests), dtype=torch.float64)
@@ -126,16 +126,16 @@ def influences(w: Tensor, training: Data, tests: Data, penalty: float) -> Tensor
 
 
 def self_influences(w: Tensor, training: Data, penalty: float) -> Tensor:
-    """Predicted change of the loss of each training image when it is left out itself."""
+    """Predict the change of each training image's loss when this image is left out."""
     n = len(training)
     H = hodiff.HessianOperator(objective, w, training, torch.ones(n, dtype=torch.float64), penalty)
     gradients = hodiff.JacobianOperator(losses, w, training).T @ torch.eye(n, dtype=torch.float64)
-    # For as many systems as there are unknowns, the whole matrix costs fewer products than conjugate gradients.
+    # With so many systems, the whole matrix costs fewer products than conjugate gradients.
     return (gradients * solve(H, gradients, method="dense").value).sum(dim=0) / n
 
 
 def leave_out(w: Tensor, training: Data, tests: Data, chosen: Tensor, penalty: float, progress: bool) -> Tensor:
-    """Change of each test loss when a chosen image is left out and the model trained again: (chosen, tests)."""
+    """Train again without each chosen image; return the changes of the test losses: (chosen, tests)."""
     rows = []
     for index in tqdm(chosen.tolist(), desc="training again", leave=False, disable=not progress):
         weights = torch.ones(len(training), dtype=torch.float64)
@@ -154,7 +154,7 @@ def compare(predicted: Tensor, actual: Tensor, title: str) -> None:
 
 
 def find_mislabelled(training: Data, penalty: float, seed: int) -> dict[str, list[float]]:
-    """Share of wrong labels found by how much of the training set is looked at, for three orders to look in."""
+    """Return the shares of wrong labels found by the share of inspected images, for three orders of inspection."""
     generator = torch.Generator().manual_seed(seed)
     n = len(training)
     wrong = torch.randperm(n, generator=generator)[: n // 10]
@@ -175,14 +175,14 @@ def find_mislabelled(training: Data, penalty: float, seed: int) -> dict[str, lis
 
 
 def show(axes: Axes, image: Tensor, title: str) -> None:
-    """One image."""
+    """Draw one image."""
     axes.imshow(image.view(8, 8).numpy(), cmap="gray_r")
     axes.set_title(title, fontsize=9)
     axes.set_axis_off()
 
 
 def draw(training: Data, test: Data, predicted: Tensor, chosen: Tensor, actual: Tensor, guess: int, path: Path) -> None:
-    """A test image, the training images that help and harm it most, and predicted against actual changes."""
+    """Draw a test image, its most helpful and harmful training images, and predicted against actual changes."""
     figure = plt.figure(figsize=(13, 5), layout="constrained")
     grid = figure.add_gridspec(2, SHOWN + 4)
     order = predicted.argsort(descending=True)
@@ -202,7 +202,7 @@ def draw(training: Data, test: Data, predicted: Tensor, chosen: Tensor, actual: 
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Influence of training images on the loss of test images.")
     parser.add_argument("--quick", action="store_true", help="300 images, 10 left out of each kind")
     parser.add_argument("--images", type=int, default=1000, help="training images")
@@ -219,7 +219,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Explain test images, train again to see whether it is true, find wrong labels."""
+    """Explain test images, train again to check the explanations, and find wrong labels."""
     options = parse_options(arguments)
     progress = sys.stderr.isatty() and not options.no_progress
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other

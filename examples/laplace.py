@@ -1,25 +1,25 @@
-"""How sure may a network be? A Laplace approximation on digits, by K-FAC.
+"""Calibrated uncertainty of a network: a Laplace approximation on digits, by K-FAC.
 
     python examples/laplace.py
 
-A small network learns digits from 0 to 7, every tenth of which has a label drawn at random, until it knows them by
-heart; it is too sure of itself. Laplace's approximation takes the weights of its last layer for normally distributed
-around where training ended, with the precision
+A small network is trained on digits from 0 to 7, a tenth of which have random labels, until it memorizes them. It is
+then overconfident. Laplace's approximation treats the weights of its last layer as normally distributed around their
+trained values, with the precision
 
     N F + p I,
 
-F the Fisher matrix of an image, approximated by `hodiff.KFACOperator`, p the precision of the prior. The logits are
-linear in these weights, so that they are normal as well, with the covariance J (N F + p I)^-1 J'; a softmax of logits,
-each divided by the root of 1 + pi/8 times its variance, is about the mean of all softmaxes.
+where F is the Fisher matrix of an image, approximated by `hodiff.KFACOperator`, and p the precision of the prior. The
+logits are linear in these weights, so they are normal as well, with the covariance J (N F + p I)^-1 J'. The mean
+softmax is approximately a softmax of the logits, each divided by the root of 1 + pi/8 times its variance.
 
-How large is p? The evidence says how likely the data are with the weights integrated out:
+The prior precision p can be chosen by the evidence, the likelihood of the data with the weights integrated out:
 
     log evidence = log likelihood + 1/2 (n log p - p |w|^2 - log det(N F + p I)).
 
-Other images say which p predicts them best. The two differ: the evidence takes the network for one that was trained
-with this prior, and with its p the predictions are likelier than the network's own, but too modest. The table has
-accuracy, log likelihood, expected calibration error (how far confidence is from the share of right answers, over ten
-bins), and the entropy of predictions, also on digits that were never shown, the 8 and 9.
+It can also be chosen by the likelihood of validation images. The results differ: the evidence assumes a network that
+was trained with this prior. With its p, predictions are likelier than the network's own, but underconfident. The table
+has accuracy, log likelihood, expected calibration error, and the entropy of predictions, also on the digits 8 and 9,
+which were never shown. The calibration error is the mean distance of confidence from accuracy, over ten bins.
 
 A run with the defaults:
 
@@ -57,9 +57,9 @@ import matplotlib.pyplot as plt
 
 Parameters = dict[str, Tensor]
 
-SHOWN = 8  # classes
+SHOWN = 8  # classes in the training data
 BINS = 10
-WRONG = 0.1  # share of labels that are drawn
+WRONG = 0.1  # share of random labels
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Data:
 
 
 def load_images(count: int, seed: int) -> tuple[Data, Data, Data, Tensor]:
-    """Images to train on, as many to validate on, others to test on; and images of classes that are never shown."""
+    """Return images for training, as many for validation, the rest for the test, and images of unseen classes."""
     generator = torch.Generator().manual_seed(seed)
     pixels, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
     order = torch.randperm(len(labels), generator=generator)
@@ -85,7 +85,7 @@ def load_images(count: int, seed: int) -> tuple[Data, Data, Data, Tensor]:
 
 
 def train(network: nn.Module, data: Data, precision: float) -> None:
-    """Put the most probable weights under a prior of this precision into the network, by L-BFGS."""
+    """Set the network to the most probable weights under a prior of this precision, by L-BFGS."""
     start = {name: parameter.detach() for name, parameter in network.named_parameters()}
 
     def objective(parameters: Parameters) -> Tensor:
@@ -97,12 +97,12 @@ def train(network: nn.Module, data: Data, precision: float) -> None:
 
 
 def squared_norm(parameters: Parameters) -> Tensor:
-    """Of all weights together."""
+    """Return the squared norm of all weights."""
     return torch.stack([each.square().sum() for each in parameters.values()]).sum()
 
 
 def log_evidence(fisher: hodiff.KFACOperator, log_likelihood: float, count: int, precision: float) -> float:
-    """Of `count` images under a prior of this precision; `fisher` is the mean over them."""
+    """Compute the log evidence of `count` images with this prior precision; `fisher` is the mean over them."""
     n = fisher.shape[0]
     logdet = n * math.log(count) + fisher.logdet(damping=precision / count).value
     return log_likelihood + (n * math.log(precision) - precision * float(squared_norm(fisher.x)) - logdet) / 2
@@ -118,14 +118,14 @@ class Laplace:
         self.columns = torch.cat([each.flatten(2) for each in J.values()], dim=2).flatten(0, 1).T.detach()
 
     def __call__(self, precision: float) -> Tensor:
-        """Probabilities (images, classes) under a prior of this precision."""
-        inverse = self.fisher.inverse(damping=precision / self.count)  # of F + p/N I, which is N times too large
+        """Return probabilities (images, classes) under a prior of this precision."""
+        inverse = self.fisher.inverse(damping=precision / self.count)  # The inverse of F + p/N I is N times too large.
         variances = (self.columns * (inverse @ self.columns)).sum(dim=0).view_as(self.logits) / self.count
         return (self.logits / (1 + math.pi / 8 * variances).sqrt()).softmax(dim=1)
 
 
 def calibration(probabilities: Tensor, labels: Tensor) -> tuple[float, Tensor, Tensor]:
-    """The expected calibration error; and the mean confidence and share of right answers in each bin that has any."""
+    """Return the expected calibration error, and mean confidence and accuracy of every bin that is not empty."""
     confidence, guesses = probabilities.max(dim=1)
     right = (guesses == labels).double()
     bins = (confidence * BINS).long().clamp(max=BINS - 1)
@@ -139,17 +139,17 @@ def calibration(probabilities: Tensor, labels: Tensor) -> tuple[float, Tensor, T
 
 
 def log_likelihood_of(probabilities: Tensor, labels: Tensor) -> float:
-    """The mean over images."""
+    """Return the mean log likelihood over images."""
     return -F.nll_loss(probabilities.log(), labels).item()
 
 
 def entropy(probabilities: Tensor) -> float:
-    """The mean over images, in nats."""
+    """Return the mean entropy over images, in nats."""
     return torch.special.entr(probabilities).sum(dim=1).mean().item()
 
 
 def check(network: nn.Module, data: Data) -> str:
-    """What hodiff's check says of the loss: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the loss: all routes, gradgradcheck, SciPy's Hessian."""
 
     def loss(x: Parameters) -> Tensor:
         return F.cross_entropy(functional_call(network, x, (data.images,)), data.labels)
@@ -159,7 +159,7 @@ def check(network: nn.Module, data: Data) -> str:
 
 
 def draw(chosen: dict[str, dict[float, float]], curves: dict[str, tuple[float, Tensor, Tensor]], path: Path) -> None:
-    """What the precision is chosen by, and reliability diagrams."""
+    """Plot the two criteria for the precision, and reliability diagrams."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     for (name, values), axes, color in zip(chosen.items(), (left, left.twinx()), ("C1", "C2"), strict=True):
         axes.plot(list(values), list(values.values()), ".-", color=color)
@@ -176,7 +176,7 @@ def draw(chosen: dict[str, dict[float, float]], curves: dict[str, tuple[float, T
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, choose the precision in both ways, compare predictions."""
+    """Train, choose the precision in both ways, and compare predictions."""
     parser = argparse.ArgumentParser(description="A Laplace approximation by K-FAC: evidence and calibration.")
     parser.add_argument("--images", type=int, default=300, help="images to train on, and to validate on")
     parser.add_argument("--hidden", type=int, default=32, help="width of the hidden layer")

@@ -3,16 +3,15 @@
     python examples/lennard_jones_forces.py --quick
     python examples/lennard_jones_forces.py
 
-A potential gives an energy, and its forces are minus the gradient by the atoms' places; to fit forces is to
-differentiate that gradient by the weights. The model is a transformer of plain `torch.nn` whose tokens are atoms:
-features are distances, so that turning or shifting the cluster changes nothing, and an exchange of atoms neither.
-Distances are also added to the scores of attention, by a mask that is differentiated twice as queries, keys and values
-are; torch's fused attention has no second derivative, and within `hodiff.corrected()` it has one.
+A potential gives an energy, and its forces are minus the gradient in the atoms' positions. To fit forces, this gradient
+is differentiated in the weights. The model is a transformer of plain `torch.nn` whose tokens are atoms. Its features
+are distances, so the energy is invariant under rotations, translations and exchanges of atoms. A mask adds distances to
+the attention scores, and is differentiated twice as queries, keys and values are. torch's fused attention has no second
+derivative; within `hodiff.corrected()` it has one.
 
-The truth is the potential of Lennard and Jones, sum over pairs of 4 (d^-12 - d^-6), of configurations around its
-minimum, which SciPy finds. The script prints the error of forces of held-out configurations as training goes on, beside
-that of the same model trained with energies alone, and at the end the true energy where the learned potential has its
-minimum.
+The truth is the potential of Lennard and Jones, the sum over pairs of 4 (d^-12 - d^-6), at configurations around its
+minimum, which SciPy finds. The script prints the error of held-out forces during training, compared with the same model
+trained on energies alone. At the end it prints the true energy at the minimum of each learned potential.
 
 Source: K. Schutt et al., "SchNet: a continuous-filter convolutional neural network for modeling quantum interactions",
 NeurIPS 2017, equation 5, for training by forces.
@@ -44,11 +43,11 @@ Energy = Callable[[Tensor], Tensor]
 Data = tuple[Tensor, ...]  # configurations, energies, forces
 
 ATOMS, RADIAL = 7, 16  # atoms, and features of a distance
-ROWS = 5  # of the table
+ROWS = 5  # rows of the table
 
 
 class Potential(nn.Module):
-    """An energy of distances, the same for all orders of the atoms."""
+    """Energy as a function of distances, invariant under exchanges of atoms."""
 
     centres: Tensor
 
@@ -73,20 +72,20 @@ class Potential(nn.Module):
 
 
 def distances(x: Tensor) -> Tensor:
-    """Between atoms (N, ATOMS, 3), with 1 on the diagonal, where a root of 0 would have no slope."""
+    """Compute distances of atoms (N, ATOMS, 3), with 1 on the diagonal, where a root of 0 would have no slope."""
     squares = (x[:, :, None] - x[:, None]).square().sum(-1)
     return (squares + torch.eye(x.shape[1], dtype=x.dtype)).sqrt()
 
 
 def lennard_jones(x: Tensor) -> Tensor:
-    """The true energies (N,) of atoms (N, ATOMS, 3)."""
+    """Compute the true energies (N,) of atoms (N, ATOMS, 3)."""
     one, other = torch.triu_indices(x.shape[1], x.shape[1], 1)
     inverse = distances(x)[:, one, other] ** -6
     return 4 * (inverse**2 - inverse).sum(-1)
 
 
 def forces(energy: Energy, x: Tensor, create_graph: bool = False) -> Tensor:
-    """Minus the gradient by the places, of each configuration; to be differentiated further with `create_graph`."""
+    """Compute minus the gradient in the positions; `create_graph` makes it differentiable."""
     x = x.detach().requires_grad_()
     with hodiff.corrected():
         (slopes,) = torch.autograd.grad(energy(x).sum(), x, create_graph=create_graph)
@@ -94,13 +93,13 @@ def forces(energy: Energy, x: Tensor, create_graph: bool = False) -> Tensor:
 
 
 def force_loss(model: Energy, batch: Data) -> Tensor:
-    """Mean square of what forces are off."""
+    """Compute the mean squared error of forces."""
     x, _, right = batch
     return (forces(model, x, create_graph=True) - right).square().mean()
 
 
 def energy_loss(model: Energy, batch: Data) -> Tensor:
-    """Mean square of what energies are off."""
+    """Compute the mean squared error of energies."""
     x, right, _ = batch
     return (model(x) - right).square().mean()
 
@@ -109,7 +108,7 @@ LOSSES = {"energies": energy_loss, "forces": force_loss}
 
 
 def relax(energy: Energy, start: Tensor) -> OptimizeResult:
-    """The next minimum from a configuration (1, ATOMS, 3) on."""
+    """Find the next minimum from a configuration (1, ATOMS, 3)."""
 
     def value_and_slopes(flat: np.ndarray) -> tuple[float, np.ndarray]:
         x = torch.from_numpy(flat).reshape(start.shape).to(start.dtype)
@@ -119,7 +118,7 @@ def relax(energy: Energy, start: Tensor) -> OptimizeResult:
 
 
 def find_minimum(starts: int = 20) -> Tensor:
-    """The lowest of minima from random starts, (1, ATOMS, 3) in float64."""
+    """Return the lowest of the minima from random starts, (1, ATOMS, 3) in float64."""
     generator = torch.Generator().manual_seed(0)
     places = 1.2 * torch.randn(starts, 1, ATOMS, 3, generator=generator, dtype=torch.float64)
     best = min((relax(lennard_jones, each) for each in places), key=lambda found: found.fun)
@@ -127,20 +126,20 @@ def find_minimum(starts: int = 20) -> Tensor:
 
 
 def sample(minimum: Tensor, count: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Data:
-    """Configurations around the minimum, energies above it, and forces."""
+    """Draw configurations around the minimum, with energies above it and forces."""
     x = minimum + 0.06 * torch.randn(count, ATOMS, 3, generator=generator, dtype=torch.float64)
     found = x, lennard_jones(x) - lennard_jones(minimum), forces(lennard_jones, x)
     return tuple(each.detach().to(dtype) for each in found)
 
 
 def force_error(model: Energy, data: Data) -> float:
-    """Relative to the forces, in the root of mean squares."""
+    """Return the error relative to the forces, by root mean squares."""
     x, _, right = data
     return ((forces(model, x) - right).norm() / right.norm()).item()
 
 
 def train(kind: str, model: nn.Module, data: Data, held_out: Data, steps: int, seed: int) -> dict[int, float]:
-    """Adam with a falling rate, by energies or by forces; errors of held-out forces by step."""
+    """Train by Adam with a falling rate, on energies or forces; return errors of held-out forces by step."""
     generator = torch.Generator().manual_seed(seed)
     optimizer, errors = torch.optim.Adam(model.parameters(), lr=5e-3), {0: force_error(model, held_out)}
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
@@ -156,7 +155,7 @@ def train(kind: str, model: nn.Module, data: Data, held_out: Data, steps: int, s
 
 
 def check() -> str:
-    """What hodiff's check says of the energy by weights and places: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the energy, in weights and positions: all routes, gradgradcheck, SciPy's Hessian."""
     torch.manual_seed(0)
     model = Potential(4).double()
     x, _, _ = sample(find_minimum(1), 1, torch.Generator().manual_seed(0), torch.float64)
@@ -170,7 +169,7 @@ def check() -> str:
 
 
 def draw(errors: dict[str, dict[int, float]], models: dict[str, Potential], held_out: Data, path: Path) -> None:
-    """Errors by step, and learned forces against true ones."""
+    """Plot errors by step, and learned forces against true forces."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     x, _, truth = held_out
     for kind, by_step in errors.items():
@@ -187,7 +186,7 @@ def draw(errors: dict[str, dict[int, float]], models: dict[str, Potential], held
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Find the minimum, train both ways, and compare."""
+    """Find the minimum, train in both ways, and compare."""
     parser = argparse.ArgumentParser(description="Forces of a Lennard-Jones cluster by an attention potential.")
     parser.add_argument("--steps", type=int, default=1500, help="of Adam")
     parser.add_argument("--count", type=int, default=500, help="configurations to train with")

@@ -3,11 +3,11 @@
     python examples/maml_sinusoid.py --quick
     python examples/maml_sinusoid.py --shots 5 10 --seeds 2 --learners maml,fomaml,anil,meta-sgd,reptile
 
-A task is a sine wave of amplitude in [0.1, 5] and phase in [0, pi], seen at K points in [-5, 5]. A network with two
+A task is a sine wave of amplitude in [0.1, 5] and phase in [0, pi], given at K points in [-5, 5]. A network with two
 hidden layers of 40 learns weights from which one gradient step on those points fits the wave. The script trains it,
-prints the error after one step on 600 new waves, and draws the error after up to ten steps. Before it trusts a
-meta-gradient it compares one with finite differences, and the second derivative of the meta-loss with gradgradcheck and
-with SciPy's Hessian; if they disagree, it says so and ends with exit status 1.
+prints the error after one step on 600 new waves, and plots the error after up to ten steps. First it compares a
+meta-gradient with finite differences, and the second derivative of the meta-loss with gradgradcheck and with SciPy's
+Hessian. If they disagree, it prints an error and ends with exit status 1.
 """
 
 import argparse
@@ -36,11 +36,11 @@ Parameters = dict[str, Tensor]
 INNER_RATE, META_RATE, META_BATCH, TEST_TASKS, TEST_STEPS = 0.01, 1e-3, 25, 600, 10
 DIFFERENCES_AGREE_TO = 1e-6  # relative; central differences of step 1e-5 in float64
 COMPILED_AGREES_TO = 1e-3  # relative, in float32
-COMPILE_FROM = 5000  # steps, that win back the half minute that compiling takes
+COMPILE_FROM = 5000  # steps from which compilation, which takes half a minute, pays
 
 
 def mean_squared_error(prediction: Tensor, target: Tensor) -> Tensor:
-    """The loss, inner and outer."""
+    """Compute the loss of both the inner and the outer problem."""
     return (prediction - target).square().mean()
 
 
@@ -54,7 +54,7 @@ LEARNERS: dict[str, Callable[[nn.Module], MetaLearner]] = {
 
 
 def draw_tasks(count: int, shots: int, queries: int, generator: torch.Generator) -> Tasks:
-    """Sine waves, each at its own points."""
+    """Draw sine waves, each with its own points."""
 
     def uniform(low: float, high: float, *shape: int) -> Tensor:
         return low + (high - low) * torch.rand(shape, generator=generator)
@@ -66,13 +66,13 @@ def draw_tasks(count: int, shots: int, queries: int, generator: torch.Generator)
 
 
 def make_network() -> nn.Module:
-    """Two hidden layers of ReLU."""
+    """Return a network with two hidden layers of ReLU."""
     layers = [nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1)]
     return nn.Sequential(*layers)
 
 
 def check_second_order(shots: int, seed: int) -> str:
-    """What hodiff's check says of MAML's meta-loss, in float64."""
+    """Run hodiff's check on MAML's meta-loss, in float64."""
     torch.manual_seed(seed)
     learner = MAML(make_network().double(), mean_squared_error, INNER_RATE)
     tasks = tuple(each.double() for each in draw_tasks(2, shots, shots, torch.Generator().manual_seed(seed)))
@@ -87,7 +87,7 @@ def check_second_order(shots: int, seed: int) -> str:
 
 
 def check_meta_gradient(shots: int, seed: int) -> float:
-    """Relative distance of MAML's meta-gradient along a random direction from a central difference, in float64."""
+    """Return the relative distance of MAML's directional meta-gradient from a central difference, in float64."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     learner = MAML(make_network().double(), mean_squared_error, INNER_RATE)
@@ -111,7 +111,7 @@ def check_meta_gradient(shots: int, seed: int) -> float:
 
 
 def make_meta_gradient(learner: MetaLearner, steps: int) -> Callable[[Parameters, Tasks], tuple[Parameters, Tensor]]:
-    """Meta-gradient and meta-loss as a function of the parameters, compiled into one graph if that pays."""
+    """Return meta-gradient and meta-loss as a function of the parameters, compiled if that pays."""
     eager = grad_and_value(lambda parameters, tasks: functional_call(learner, parameters, (tasks,)))
     if steps < COMPILE_FROM:
         return eager
@@ -133,12 +133,12 @@ def make_meta_gradient(learner: MetaLearner, steps: int) -> Callable[[Parameters
 
 
 def train(learner: MetaLearner, shots: int, steps: int, seed: int, label: str, progress: bool) -> float:
-    """Train by Adam on new tasks each step; returns seconds."""
+    """Train by Adam on new tasks at every step, and return the seconds."""
     generator = torch.Generator().manual_seed(seed)
     parameters: Parameters = {**dict(learner.named_parameters())}
     optimizer = torch.optim.Adam(parameters.values(), lr=META_RATE, fused=True)
     if steps >= COMPILE_FROM:
-        torch.compiler.reset()  # the graphs of other learners would count against the limit of this one's
+        torch.compiler.reset()  # Graphs of other learners would count towards the recompile limit.
     meta_gradient = make_meta_gradient(learner, steps)
     start = time.perf_counter()
     bar = tqdm(range(steps), desc=label, leave=False, disable=not progress, mininterval=0.5)
@@ -154,9 +154,9 @@ def train(learner: MetaLearner, shots: int, steps: int, seed: int, label: str, p
 
 
 def evaluate(learner: MetaLearner, shots: int, seed: int) -> Tensor:
-    """Mean squared errors on new tasks, each seed's own, after 0, 1, ... steps: (steps + 1, tasks)."""
+    """Return mean squared errors on new tasks, drawn per seed, after 0, 1, ... steps: (steps + 1, tasks)."""
     tasks = draw_tasks(TEST_TASKS, shots, 100, torch.Generator().manual_seed(10_000 + seed))
-    # Rates that were learned for some steps need not stand more of them.
+    # Learned rates may be unstable for more steps than they were learned for.
     most = learner.steps if isinstance(learner, MetaSGD) else TEST_STEPS
     rows = []
     with torch.no_grad():
@@ -167,19 +167,19 @@ def evaluate(learner: MetaLearner, shots: int, seed: int) -> Tensor:
 
 
 def spread(errors: Tensor) -> Tensor:
-    """Half of the 95% confidence interval of the mean over tasks."""
+    """Return the half-width of the 95% confidence interval of the mean over tasks."""
     return 1.96 * errors.std(dim=-1) / math.sqrt(errors.shape[-1])
 
 
 def summary(runs: list[Tensor]) -> str:
-    """Median over networks of the mean error after one step, and its range."""
+    """Format the median over networks of the mean error after one step, and its range."""
     means = torch.stack([errors[1].mean() for errors in runs])
     median = means.quantile(0.5)
     return f"median of {len(runs)} after one step {median:.3f}, from {means.min():.3f} to {means.max():.3f}"
 
 
 def plot(curves: dict[str, Tensor], path: Path) -> None:
-    """Error by number of inner steps, with its confidence band."""
+    """Plot error by number of inner steps, with its confidence band."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for label, errors in curves.items():
         mean, half = errors.mean(dim=1), spread(errors)
@@ -194,7 +194,7 @@ def plot(curves: dict[str, Tensor], path: Path) -> None:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="MAML and its family on sine waves.")
     parser.add_argument("--steps", type=int, default=70_000, help="meta-steps")
     parser.add_argument("--quick", action="store_true", help="1,000 meta-steps")
@@ -213,7 +213,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Check, train, evaluate, draw."""
+    """Check, train, evaluate and draw."""
     options = parse_options()
     progress = sys.stderr.isatty() and not options.no_progress
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other

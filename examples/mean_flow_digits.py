@@ -3,19 +3,19 @@
     python examples/mean_flow_digits.py --quick
     python examples/mean_flow_digits.py
 
-Noise e becomes an image x along the line z = (1 - t) x + t e, of velocity v = e - x. A network u(z, r, t) learns the
-mean of the flow's velocity between the times r and t, by which one step goes from noise to an
-image, x = e - u(e, 0, 1):
+Noise e becomes an image x along the line z = (1 - t) x + t e, with velocity v = e - x. A network u(z, r, t) learns the
+mean velocity of the flow between the times r and t. Then one step leads from noise to an image, x = e - u(e, 0, 1). The
+loss is
 
     |u - target|^2,   target = v - (t - r) du/dt,   du/dt = v · du/dz + du/dt at fixed z, r,
 
 where du/dt is one `torch.func.jvp` along (v, 0, 1), and the target is a constant to `backward`. The network is a
-transformer over patches of plain `torch.nn`; torch's fused attention has no forward mode, and within
-`hodiff.corrected()` it has. `--through` differentiates the target as well, which is backward through jvp.
+transformer over patches in plain `torch.nn`. torch's fused attention has no forward mode; within `hodiff.corrected()`
+it has one. `--through` also differentiates the target, which takes backward through jvp.
 
-The same network with r = t is a flow matching, which takes many steps. Printed is the Frechet distance between the
-Gaussians of samples and of images, in pixels from -1 to 1; that of one half of the images to the other is the best
-there is. Source: Z. Geng et al., "Mean flows for one-step generative modeling", NeurIPS 2025, equation 10.
+The same network with r = t is flow matching, which takes many steps. The script prints the Frechet distance between
+Gaussians fitted to samples and to images, in pixels from -1 to 1. The distance between two halves of the images is the
+best possible. Source: Z. Geng et al., "Mean flows for one-step generative modeling", NeurIPS 2025, equation 10.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 SIDE, PATCH = 8, 2
-FREQUENCIES = 8  # of the features of a time
+FREQUENCIES = 8  # frequencies of the time features
 
 
 class Block(nn.Module):
-    """Attention among the patches, then a perceptron, each added to its input."""
+    """Attention among the patches, then a perceptron, both with residual connections."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -58,14 +58,14 @@ class Block(nn.Module):
         self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (N, patches, width) to the same."""
+        """Map (N, patches, width) to the same shape."""
         q, k, v = self.project(self.before_attention(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         x = x + self.output(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(-2))
         return x + self.perceptron(self.before_perceptron(x))
 
 
 class MeanVelocity(nn.Module):
-    """u(z, r, t) of digits whose label is known."""
+    """Network u(z, r, t) for digits with known labels."""
 
     def __init__(self, width: int, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
@@ -87,13 +87,13 @@ class MeanVelocity(nn.Module):
 
 
 def load_images() -> tuple[Tensor, Tensor]:
-    """Pixels (1797, 64) from -1 to 1, and labels."""
+    """Return pixels (1797, 64) from -1 to 1, and labels."""
     pixels, labels = load_digits(return_X_y=True)
     return torch.from_numpy(pixels).float() / 8 - 1, torch.from_numpy(labels)
 
 
 def draw_batch(images: Tensor, labels: Tensor, count: int, generator: torch.Generator) -> Batch:
-    """Images, their labels, noise, and times r <= t, which are equal for half of them."""
+    """Draw images, their labels, noise, and times r <= t, which are equal for half of them."""
     chosen = torch.randint(len(images), (count,), generator=generator)
     noise = torch.randn(count, images.shape[1], generator=generator, dtype=images.dtype)
     times = torch.rand(count, 2, generator=generator, dtype=images.dtype).sort(1).values
@@ -103,7 +103,7 @@ def draw_batch(images: Tensor, labels: Tensor, count: int, generator: torch.Gene
 
 
 def loss(u: Velocity, batch: Batch, through: bool = False) -> Tensor:
-    """Mean square of what u is off its target, over pixels."""
+    """Compute the mean squared distance of u from its target, over pixels."""
     x, _, noise, r, t = batch
     v, z = noise - x, (1 - t) * x + t * noise
     with hodiff.corrected():
@@ -113,20 +113,20 @@ def loss(u: Velocity, batch: Batch, through: bool = False) -> Tensor:
 
 
 def matching_loss(u: Velocity, batch: Batch) -> Tensor:
-    """The same where r = t, without a derivative."""
+    """Compute the loss for r = t, which needs no derivative."""
     x, _, noise, _, t = batch
     return (u((1 - t) * x + t * noise, t, t) - (noise - x)).square().mean()
 
 
 def velocity(model: nn.Module, labels: Tensor, weights: dict[str, Tensor] | None = None) -> Velocity:
-    """The model with labels, and weights if they are not its own, held."""
+    """Return the model with fixed labels, and with other weights if given."""
     return lambda z, r, t: functional_call(model, weights or {}, (z, r, t, labels))
 
 
 def train(
     model: nn.Module, steps: int, size: int, mean: bool, through: bool, generator: torch.Generator
 ) -> tuple[list[float], float]:
-    """Adam with a falling rate; losses, and seconds of the processor a step."""
+    """Train by Adam with a falling rate; return losses, and processor seconds per step."""
     images, labels = load_images()
     optimizer, losses, begun = torch.optim.Adam(model.parameters(), lr=2e-3), [], time.process_time()
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
@@ -144,7 +144,7 @@ def train(
 
 @torch.no_grad()
 def sample(model: nn.Module, labels: Tensor, steps: int, mean: bool, generator: torch.Generator) -> Tensor:
-    """From noise to images, in steps of equal length."""
+    """Integrate from noise to images, in steps of equal length."""
     z = torch.randn(len(labels), SIDE**2, generator=generator)
     for step in range(steps, 0, -1):
         t, r = (torch.full((len(z), 1), each / steps) for each in (step, step - 1))
@@ -153,7 +153,7 @@ def sample(model: nn.Module, labels: Tensor, steps: int, mean: bool, generator: 
 
 
 def frechet(a: Tensor, b: Tensor) -> float:
-    """|m - n|^2 + tr(S + T - 2 (S T)^(1/2)), of means and covariances in float64."""
+    """Compute |m - n|^2 + tr(S + T - 2 (S T)^(1/2)) of means and covariances in float64."""
     a, b = a.double(), b.double()
     S, T = a.T.cov(), b.T.cov()
     root = torch.linalg.eigvals(S @ T).real.clamp(min=0).sqrt().sum()
@@ -161,7 +161,7 @@ def frechet(a: Tensor, b: Tensor) -> float:
 
 
 def check() -> str:
-    """What hodiff's check says of u by weights and along the path: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on u, in weights and along the path: all routes, gradgradcheck, SciPy's Hessian."""
     torch.manual_seed(0)
     model = MeanVelocity(4, heads=2, layers=1).double()
     images, labels = load_images()
@@ -178,7 +178,7 @@ def check() -> str:
 
 
 def draw(samples: dict[str, Tensor], losses: dict[str, list[float]], path: Path) -> None:
-    """Ten samples of each kind, and the losses."""
+    """Draw fifty samples of each kind, and the losses."""
     figure, axes = plt.subplots(1, len(samples) + 1, figsize=(3 * len(samples) + 4, 3.2), layout="constrained")
     for axis, (name, images) in zip(axes, samples.items(), strict=False):
         rows = images[:50].reshape(5, 10, SIDE, SIDE).transpose(1, 2).reshape(5 * SIDE, 10 * SIDE)

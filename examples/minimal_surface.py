@@ -3,14 +3,15 @@
     python examples/minimal_surface.py
     python examples/minimal_surface.py --frame waves --side 300
 
-A film takes the shape of least area. Heights on a grid are the unknowns, each cell is cut into two triangles, and the
-sum of their areas is minimised. A height meets six others in a triangle, so that a row of the Hessian has seven entries
-at most, and `hodiff.sparse.hessian` takes as many products for 90,000 unknowns as for 900. Newton's method solves with
-the matrix by SciPy's `splu`, and halves steps that do not lower the area. It starts from the surface of least Dirichlet
-energy, a quadratic function, which is one Newton step from anywhere.
+A film takes the shape of least area. The unknowns are heights on a grid, each cell is cut into two triangles, and the
+sum of their areas is minimised. A height shares triangles with six others, so a row of the Hessian has at most seven
+entries. `hodiff.sparse.hessian` takes as many products for 90,000 unknowns as for 900. Newton's method solves with the
+matrix by SciPy's `splu`, and halves steps that do not lower the area. It starts from the surface of least Dirichlet
+energy, a quadratic function, whose minimum is one Newton step from anywhere.
 
-The frame "scherk" belongs to Scherk's surface, log(cos x / cos y): the largest distance to it is printed, and falls as
-the square of the mesh. The residual is the largest slope of the area by one height, over the area of a cell.
+The frame "scherk" belongs to Scherk's surface, log(cos x / cos y). The script prints the largest distance to it, which
+falls as the square of the mesh size. The residual is the largest derivative of the area in one height, over the area of
+a cell.
 
 Source: J. Nitsche, Lectures on Minimal Surfaces, vol. 1 (1989), section 81, for Scherk's surface; problem MINSURF of E.
 Dolan, J. More & T. Munson, Benchmarking Optimization Software with COPS 3.0 (2004).
@@ -43,12 +44,12 @@ HALVINGS = 30
 
 
 def scherk(x: Tensor, y: Tensor) -> Tensor:
-    """Scherk's surface, minimal within |x|, |y| < pi/2."""
+    """Compute Scherk's surface, which is minimal within |x|, |y| < pi/2."""
     return torch.log(torch.cos(x) / torch.cos(y))
 
 
 def waves(x: Tensor, y: Tensor) -> Tensor:
-    """A frame that goes up and down three times."""
+    """Compute a frame that goes up and down three times."""
     return 0.5 * torch.sin(3 * torch.atan2(y, x))
 
 
@@ -57,7 +58,7 @@ FRAMES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"scherk": scherk, "wave
 
 @dataclass
 class Film:
-    """A frame around a square grid over [-1, 1]^2, with `side` x `side` unknown heights inside."""
+    """Frame around a square grid over [-1, 1]^2, with `side` x `side` unknown heights inside."""
 
     side: int
     frame: Callable[[Tensor, Tensor], Tensor] = scherk
@@ -69,38 +70,38 @@ class Film:
 
     @property
     def mesh(self) -> float:
-        """The length of a cell."""
+        """Length of a cell."""
         return 2 / (self.side + 1)
 
     def places(self) -> tuple[Tensor, ...]:
-        """The grid with its edge, x and y."""
+        """Return the coordinates x and y of the grid, including its edge."""
         axis = torch.linspace(-1, 1, self.side + 2, dtype=torch.float64)
         return torch.meshgrid(axis, axis, indexing="xy")
 
     def whole(self, heights: Tensor) -> Tensor:
-        """Heights (side * side,) within the frame."""
+        """Return heights (side * side,) within the frame."""
         return self.edge + F.pad(heights.view(self.side, self.side), (1, 1, 1, 1))
 
     def squared_slopes(self, heights: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the two triangles of each cell."""
+        """Compute squared slopes of the two triangles of each cell."""
         u = self.whole(heights)
         along, across = u.diff(dim=1) / self.mesh, u.diff(dim=0) / self.mesh
         return along[:-1] ** 2 + across[:, :-1] ** 2, along[1:] ** 2 + across[:, 1:] ** 2
 
     def area(self, heights: Tensor) -> Tensor:
-        """What is minimised."""
+        """Compute the area, which is minimised."""
         lower, upper = self.squared_slopes(heights)
         return self.mesh**2 / 2 * ((1 + lower).sqrt() + (1 + upper).sqrt()).sum()
 
     def energy(self, heights: Tensor) -> Tensor:
-        """Dirichlet's, a quadratic function that is the area of flat films but for a constant."""
+        """Compute Dirichlet's energy, a quadratic function that is the area of flat films up to a constant."""
         lower, upper = self.squared_slopes(heights)
         return self.mesh**2 / 4 * (lower + upper).sum()
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """What is known at a point of Newton's method."""
+    """Record of one point of Newton's method."""
 
     value: float
     residual: float
@@ -109,7 +110,7 @@ class Iteration:
 
 
 def gradient(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and slopes."""
+    """Return value and gradient."""
     x = x.detach().requires_grad_()
     value = f(x)
     (slopes,) = torch.autograd.grad(value, x)
@@ -117,20 +118,20 @@ def gradient(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def newton_step(H: Any, slopes: Tensor) -> Tensor:
-    """Where a sparse, positive definite H leads."""
+    """Return the Newton step for a sparse, positive definite H."""
     factors = splu(H.tocsc(), permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
     return -torch.from_numpy(factors.solve(slopes.numpy()))
 
 
 def start(film: Film) -> Tensor:
-    """The heights of least energy, by one step."""
+    """Return the heights of least energy, by one step."""
     flat = torch.zeros(film.side**2, dtype=torch.float64)
     H = hodiff.sparse.hessian(film.energy, format="scipy")(flat)
     return newton_step(H, gradient(film.energy, flat)[1])
 
 
 def newton(film: Film, x: Tensor, most: int = 50) -> tuple[Tensor, list[Iteration]]:
-    """Heights of least area from a start on."""
+    """Find the heights of least area from a start."""
     hessian = hodiff.sparse.hessian(film.area, format="scipy")
     begun, step, seen = time.process_time(), 0.0, []
     for _ in range(most):
@@ -142,7 +143,7 @@ def newton(film: Film, x: Tensor, most: int = 50) -> tuple[Tensor, list[Iteratio
         direction = newton_step(hessian(x), slopes)
         descent, step = (slopes @ direction).item(), 1.0
         for _ in range(HALVINGS):
-            # Near the minimum the area falls by less than it rounds.
+            # Near the minimum the area falls by less than rounding errors.
             if film.area(x + step * direction) <= value + 1e-4 * step * descent + 1e-14 * value.abs():
                 break
             step /= 2
@@ -151,13 +152,13 @@ def newton(film: Film, x: Tensor, most: int = 50) -> tuple[Tensor, list[Iteratio
 
 
 def check() -> str:
-    """What hodiff's check says of the area: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the area: all routes, gradgradcheck, SciPy's Hessian."""
     film = Film(3, waves)
     return hodiff.assert_differentiable(film.area, start(film), vmap=False).summary
 
 
 def draw(film: Film, x: Tensor, coloring: hodiff.sparse.Coloring, path: Path) -> None:
-    """The surface, and the pattern of the Hessian of a small grid in its colors."""
+    """Draw the surface, and the colored pattern of the Hessian of a small grid."""
     figure = plt.figure(figsize=(10, 4.4), layout="constrained")
     left: Any = figure.add_subplot(1, 2, 1, projection="3d")
     across, along = film.places()
@@ -176,7 +177,7 @@ def draw(film: Film, x: Tensor, coloring: hodiff.sparse.Coloring, path: Path) ->
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Find the film, and say how it came about."""
+    """Find the film, and print the iterations."""
     parser = argparse.ArgumentParser(description="The soap film in a bent frame, by sparse Newton steps.")
     parser.add_argument("--frame", choices=FRAMES, default="scherk", help="the curve that holds the film")
     parser.add_argument("--side", type=int, default=150, help="heights along a side of the grid")

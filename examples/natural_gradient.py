@@ -1,17 +1,17 @@
-"""A natural-gradient step in a few lines, against gradient descent on a network that reads digits.
+"""A natural-gradient step in a few lines, against gradient descent on a network that classifies digits.
 
     python examples/natural_gradient.py
 
-The gradient says how the loss changes with the parameters; the natural gradient F^-1 g, how it changes with the
-predictions, as the Fisher matrix F measures how far they move. The step is `natural_gradient` below: products with F,
-and one damped linear system by conjugate gradients.
+The gradient is the steepest direction in the parameters. The natural gradient F^-1 g is the steepest direction in the
+predictions, whose distance the Fisher matrix F measures. The step is `natural_gradient` below: products with F, and one
+damped linear system, solved by conjugate gradients.
 
-Both descents see the same batches. Gradient descent runs with several learning rates, of which the best one counts.
-After the same number of steps the natural gradient is at a loss that is lower by an order of magnitude. A step of it
-costs much more, for the products with F: the table also says where gradient descent gets in the same time, which on a
-network as small as this is further. With `--natural-rate 1` the descent is faster still, or diverges, depending on the
-seed. Source: S. Amari, "Natural gradient works efficiently in learning", Neural Computation 10 (1998), theorem 1;
-J. Martens, "New insights and perspectives on the natural gradient method", JMLR 21 (2020), section 6 for the damping.
+Both descents use the same batches. Gradient descent runs with several learning rates, of which the best counts. After
+the same number of steps, the loss of the natural gradient is lower by an order of magnitude. Its steps cost much more,
+because of the products with F. So the table also shows gradient descent after the same time, which gets further on so
+small a network. With `--natural-rate 1` the descent is even faster, or diverges, depending on the seed. Source: S.
+Amari, "Natural gradient works efficiently in learning", Neural Computation 10 (1998), theorem 1; J. Martens, "New
+insights and perspectives on the natural gradient method", JMLR 21 (2020), section 6 for the damping.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ Gradient = Callable[[nn.Module, Parameters, Tensor, Tensor], Parameters]
 
 
 def loss(network: nn.Module, parameters: Parameters, images: Tensor, labels: Tensor) -> Tensor:
-    """Cross-entropy, the negative log-likelihood of the labels."""
+    """Compute the cross-entropy, the negative log-likelihood of the labels."""
     return F.cross_entropy(functional_call(network, parameters, (images,)), labels)
 
 
 def gradient(network: nn.Module, parameters: Parameters, images: Tensor, labels: Tensor) -> Parameters:
-    """The gradient of the loss."""
+    """Compute the gradient of the loss."""
     slopes: Parameters = grad(lambda parameters: loss(network, parameters, images, labels))(parameters)
     return slopes
 
 
 def check(hidden: int, images: Tensor, labels: Tensor, seed: int) -> str:
-    """What hodiff's check says of the loss, in float64: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the loss, in float64: all routes, gradgradcheck, SciPy's Hessian."""
     torch.manual_seed(seed)
     network = nn.Sequential(nn.Linear(64, hidden), nn.Tanh(), nn.Linear(hidden, 10)).double()
     point = {name: parameter.detach() for name, parameter in network.named_parameters()}
@@ -64,7 +64,7 @@ def check(hidden: int, images: Tensor, labels: Tensor, seed: int) -> str:
 
 
 def natural_gradient(damping: float) -> Gradient:
-    """The gradient in the metric of the predictions, (F + damping I)^-1 g, to a hundredth of its length."""
+    """Return a function that computes (F + damping I)^-1 g, to a hundredth of its length."""
 
     def direction(network: nn.Module, parameters: Parameters, images: Tensor, labels: Tensor) -> Parameters:
         fisher = hodiff.FisherOperator(network, F.cross_entropy, parameters, images, labels)
@@ -86,7 +86,7 @@ class Digits:
 
     @classmethod
     def load(cls, seed: int) -> Digits:
-        """1,000 images to train on, the others to test on."""
+        """Return 1,000 images for training, and the rest for the test."""
         pixels, labels = load_digits(return_X_y=True)
         split = train_test_split(pixels / 16, labels, train_size=1000, random_state=seed, stratify=labels)
         images, test_images, labels, test_labels = (torch.from_numpy(part) for part in split)
@@ -95,7 +95,7 @@ class Digits:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Where a descent ended."""
+    """Final state of a descent."""
 
     title: str
     steps: int
@@ -114,12 +114,12 @@ def descend(
     seconds: float | None = None,
     progress: bool = False,
 ) -> Outcome:
-    """Steps against a direction on random batches: as many as the options say, or for some time."""
+    """Take steps against a direction on random batches, as many as the options say or for some seconds."""
     torch.manual_seed(options.seed)
     network = nn.Sequential(nn.Linear(64, options.hidden), nn.Tanh(), nn.Linear(options.hidden, 10))
     parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
     generator = torch.Generator().manual_seed(options.seed)
-    # The first call of a torch function in a process takes seconds, which belong to neither descent.
+    # Warm up: the first call of a torch function in a process takes seconds, which count for neither descent.
     direction(network, parameters, data.images[:1], data.labels[:1])
     start = time.perf_counter()
 
@@ -145,7 +145,7 @@ def descend(
 
 
 def report(outcome: Outcome) -> None:
-    """One row of the table."""
+    """Print one row of the table."""
     print(
         f"{outcome.title:40}{outcome.steps:>8,}{outcome.seconds:>10.2f}{outcome.loss:>12.5f}{outcome.accuracy:>12.1f}",
         flush=True,
@@ -153,7 +153,7 @@ def report(outcome: Outcome) -> None:
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="The natural gradient against gradient descent.")
     parser.add_argument("--quick", action="store_true", help="25 steps")
     parser.add_argument("--steps", type=int, default=100, help="steps of each descent")

@@ -1,18 +1,18 @@
-"""Four ways down in two dimensions: what curvature is good for, and why Newton's method needs a leash.
+"""Four descents in two dimensions: the use of curvature, and why Newton's method needs a trust region.
 
     python examples/newton_in_two_dimensions.py
 
-The picture of docs/guides/optimizers.md is its figure.
+The figure of docs/guides/optimizers.md is made by this script.
 
-Rosenbrock's function has a narrow valley that bends, Himmelblau's four minima with saddles between them. Gradient
-descent goes straight down, and is still in the valley after 5,000 steps. Newton's method goes to the stationary point
-of the quadratic model: in a few steps, uphill if it must, and on Himmelblau's function to a saddle. "trust-ncg"
-minimises the same model in a ball, the trust region, and so goes down only; "bfgs" learns the curvature from gradients.
-The last column is told by the eigenvalues of the Hessian at the end.
+Rosenbrock's function has a narrow curved valley. Himmelblau's function has four minima with saddles between them.
+Gradient descent follows the steepest direction, and is still in the valley after 5,000 steps. Newton's method goes to
+the stationary point of the quadratic model. It takes few steps, but may go uphill, and finds a saddle of Himmelblau's
+function. "trust-ncg" minimises the same model in a ball, the trust region, and so only goes downhill; "bfgs" estimates
+the curvature from gradients. The last column follows from the eigenvalues of the Hessian at the end.
 
-SciPy does not tell the radii of the balls. They follow from the iterates by its rule: a quarter where the value fell by
-less than a quarter of what the model predicted, twice where it fell by more than three quarters and the step was as
-long as allowed.
+SciPy does not report the radii of the balls. They follow from the iterates by its rule: the radius is divided by four
+where the value fell by less than a quarter of the model's prediction. It is doubled where the value fell by more than
+three quarters and the step was as long as allowed.
 
 Source: J. Nocedal & S. J. Wright, Numerical Optimization, 2nd ed. (2006), sections 2.2 and 3.3, and algorithm 4.1.
 """
@@ -41,18 +41,18 @@ Function = Callable[[Tensor], Tensor]
 
 
 def rosenbrock(x: Tensor) -> Tensor:
-    """Minimum 0 at (1, 1)."""
+    """Compute Rosenbrock's function, with the minimum 0 at (1, 1)."""
     return 100 * (x[1] - x[0] ** 2) ** 2 + (1 - x[0]) ** 2
 
 
 def himmelblau(x: Tensor) -> Tensor:
-    """Four minima of value 0, one of them at (3, 2); four saddles, and a maximum."""
+    """Compute Himmelblau's function, with four minima of value 0, one of them at (3, 2), four saddles and a maximum."""
     return (x[0] ** 2 + x[1] - 11) ** 2 + (x[0] + x[1] ** 2 - 7) ** 2
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A function, where to begin, the step size of gradient descent, and the part of the plane that is drawn."""
+    """Function, start, step size of gradient descent, and the part of the plane that is drawn."""
 
     f: Function
     start: tuple[float, float]
@@ -68,7 +68,7 @@ PROBLEMS = (
 
 @dataclass(frozen=True)
 class Descent:
-    """The iterates of a method, and how many products with the Hessian or Hessians they took."""
+    """Iterates of a method, and the number of Hessians or products with the Hessian that they took."""
 
     method: str
     path: list[Tensor]
@@ -76,7 +76,7 @@ class Descent:
 
 
 def gradient_descent(problem: Problem, steps: int) -> Descent:
-    """Against the gradient, until it is small or the steps are used up."""
+    """Run gradient descent until the gradient is small or the steps are used up."""
     path = [torch.tensor(problem.start, dtype=torch.float64)]
     while len(path) <= steps and (g := grad(problem.f)(path[-1])).norm() > 1e-5:
         path.append(path[-1] - problem.rate * g)
@@ -84,7 +84,7 @@ def gradient_descent(problem: Problem, steps: int) -> Descent:
 
 
 def newton(problem: Problem, steps: int) -> Descent:
-    """To the stationary point of each quadratic model."""
+    """Run Newton's method, which goes to the stationary point of each quadratic model."""
     path = [torch.tensor(problem.start, dtype=torch.float64)]
     while len(path) <= steps and (g := grad(problem.f)(path[-1])).norm() > 1e-5:
         path.append(path[-1] - torch.linalg.solve(hodiff.hessian(problem.f)(path[-1]), g))
@@ -92,19 +92,19 @@ def newton(problem: Problem, steps: int) -> Descent:
 
 
 def by_minimize(problem: Problem, method: str) -> Descent:
-    """By `hodiff.optim.minimize`, whose callback sees each iterate."""
+    """Run `hodiff.optim.minimize`, whose callback records each iterate."""
     path = [torch.tensor(problem.start, dtype=torch.float64)]
     found = hodiff.optim.minimize(problem.f, path[0], method=method, callback=lambda state: path.append(state.x))
     return Descent(method, path, f"{found.nhvp} products" if found.nhvp else "")
 
 
 def trust_radii(f: Function, path: Sequence[Tensor]) -> list[float]:
-    """The radius of trust-ncg in each iteration, from its iterates."""
+    """Compute the radius of trust-ncg in each iteration from its iterates."""
     radii = [1.0]
     for x, following in pairwise(path):
         radius, step = radii[-1], following - x
         predicted = -(grad(f)(x) + hodiff.hvp(f, x, step) / 2) @ step
-        # A step that was refused leaves x where it is: the value fell by too little, or rose.
+        # A rejected step leaves x unchanged: the value fell by too little, or rose.
         ratio = (f(x) - f(following)) / predicted if step.any() else 0.0
         if ratio < 0.25:
             radius /= 4
@@ -115,7 +115,7 @@ def trust_radii(f: Function, path: Sequence[Tensor]) -> list[float]:
 
 
 def kind(f: Function, x: Tensor) -> str:
-    """What is at a point."""
+    """Return the kind of a point: minimum, maximum, saddle, or on its way."""
     if grad(f)(x).norm() > 1e-3:
         return "on its way"
     lowest, highest = torch.linalg.eigvalsh(hodiff.hessian(f)(x)).tolist()
@@ -123,7 +123,7 @@ def kind(f: Function, x: Tensor) -> str:
 
 
 def draw(axes: Axes, problem: Problem, descents: Sequence[Descent]) -> None:
-    """Contours, iterates and trust regions."""
+    """Draw contours, iterates and trust regions."""
     left, right, bottom, top = problem.window
     x, y = torch.meshgrid(torch.linspace(left, right, 200), torch.linspace(bottom, top, 200), indexing="xy")
     axes.contour(x, y, problem.f(torch.stack([x, y])), levels=torch.logspace(-1, 3, 13), colors="0.8", linewidths=0.7)
@@ -139,13 +139,13 @@ def draw(axes: Axes, problem: Problem, descents: Sequence[Descent]) -> None:
 
 
 def check() -> list[str]:
-    """What hodiff's check says of both functions: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on both functions: all routes, gradgradcheck, SciPy's Hessian."""
     start = torch.tensor([-1.2, 1.0], dtype=torch.float64)
     return [hodiff.assert_differentiable(problem.f, start, vmap=False).summary for problem in PROBLEMS]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Descend, print the table, draw the picture."""
+    """Descend, print the table and draw the figure."""
     parser = argparse.ArgumentParser(description="Gradient descent, Newton, a trust region and BFGS in the plane.")
     parser.add_argument("--quick", action="store_true", help="100 steps of gradient descent, and no check")
     parser.add_argument("--output", type=Path, default=Path("figures/newton_in_two_dimensions.png"), help="the figure")

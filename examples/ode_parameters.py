@@ -1,4 +1,4 @@
-"""How fast do hares breed and lynxes starve? Rates of a differential equation from counts, with standard errors.
+"""Rates of a predator-prey equation for hares and lynxes from counts, with standard errors.
 
     python examples/ode_parameters.py
 
@@ -7,11 +7,11 @@ their numbers the equations are
 
     u' = growth - hunting exp(v),    v' = -death + breeding exp(u),
 
-integrated by Runge's and Kutta's method in torch, so that the Jacobian J of the residuals r is exact. The least squares
-are found by SciPy's "trf" and by hodiff's "lm-geodesic", whose steps bend as the residuals do: that takes second
-derivatives along each step (`naev`) and saves Jacobians. The covariance of the estimates is r'r / (m - n) (J'J)^-1,
-whose diagonal gives the standard errors. Are they right? The script counts again, many times over, fits each time, and
-compares them with the spread of what it finds.
+integrated by the Runge-Kutta method in torch, so that the Jacobian J of the residuals r is exact. SciPy's "trf" and
+hodiff's "lm-geodesic" find the least squares. The steps of "lm-geodesic" follow the curvature of the residuals: this
+takes second derivatives along each step (`naev`) and saves Jacobians. The covariance of the estimates is r'r / (m - n)
+(J'J)^-1, whose diagonal gives the standard errors. To check them, the script simulates new counts many times, fits
+each, and compares the standard errors with the spread of the fits.
 
 Source: G. A. F. Seber & C. J. Wild, Nonlinear Regression (1989), section 2.1.2 for the covariance; M. Transtrum & J.
 Sethna, arXiv:1201.5885, for geodesic acceleration.
@@ -42,16 +42,16 @@ TRUTH = {"growth": 0.9, "hunting": 0.5, "death": 0.7, "breeding": 0.3}
 GUESS = {"growth": 0.5, "hunting": 0.5, "death": 0.5, "breeding": 0.5}
 START = torch.tensor([4.0, 1.0], dtype=torch.float64).log()
 TIMES = torch.linspace(0, 12, 25, dtype=torch.float64)
-SUBSTEPS = 2  # between two counts
+SUBSTEPS = 2  # integration steps between two counts
 
 
 def tensors(rates: dict[str, float]) -> Rates:
-    """The rates as `least_squares` takes them."""
+    """Return the rates as tensors for `least_squares`."""
     return {name: torch.tensor(rate, dtype=torch.float64) for name, rate in rates.items()}
 
 
 def integrate(rates: Rates) -> Tensor:
-    """The logarithms of both numbers at all times but the first, (times, 2), by Runge-Kutta steps."""
+    """Compute the logarithms of both numbers at all times but the first, (times, 2), by Runge-Kutta steps."""
     alone = torch.stack([rates["growth"], -rates["death"]])
     together = torch.stack([-rates["hunting"], rates["breeding"]])
 
@@ -63,7 +63,7 @@ def integrate(rates: Rates) -> Tensor:
     for _ in range(SUBSTEPS * (len(TIMES) - 1)):
         u = path[-1]
         k1 = slope(u)
-        # `alpha`, as torch's forward mode is slow at products with numbers.
+        # `alpha` avoids products with numbers, which are slow in torch's forward mode.
         k2 = slope(u.add(k1, alpha=h / 2))
         k3 = slope(u.add(k2, alpha=h / 2))
         k4 = slope(u.add(k3, alpha=h))
@@ -72,7 +72,7 @@ def integrate(rates: Rates) -> Tensor:
 
 
 def exact(rates: dict[str, float]) -> Tensor:
-    """The same by SciPy, of eighth order and to ten digits; it takes no derivatives."""
+    """Integrate by SciPy, with order eight and ten digits, without derivatives."""
 
     def slope(_: float, u: np.ndarray) -> list[float]:
         growth, hunting, death, breeding = rates.values()
@@ -83,18 +83,18 @@ def exact(rates: dict[str, float]) -> Tensor:
 
 
 def residuals(rates: Rates, counted: Tensor) -> Tensor:
-    """What the fit makes small."""
+    """Compute the residuals of the fit."""
     return integrate(rates) - counted
 
 
 def covariance(residual: Tensor, J: Tensor) -> Tensor:
-    """Of the estimates, with the variance of the noise estimated from the residuals."""
+    """Return the covariance of the estimates, with the noise variance estimated from the residuals."""
     m, n = J.shape
     return residual.square().sum() / (m - n) * torch.linalg.inv(J.T @ J)
 
 
 def check(counted: Tensor) -> str:
-    """What hodiff's check says of the sum of squares: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the sum of squares: all routes, gradgradcheck, SciPy's Hessian."""
 
     def sum_of_squares(rates: Rates) -> Tensor:
         return residuals(rates, counted).square().sum()
@@ -104,7 +104,7 @@ def check(counted: Tensor) -> str:
 
 
 def draw(counted: Tensor, fitted: Tensor, repeats: Tensor, C: Tensor, path: Path) -> None:
-    """Counts and curves; and estimates of two rates from other counts, with the ellipse that holds 95 % of them."""
+    """Plot counts and curves, and estimates of two rates from other counts with the ellipse for 95 % of them."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     for column, name in enumerate(("prey", "predators")):
         left.plot(TIMES[1:], counted[:, column].exp(), f"C{column}.", markersize=4)
@@ -124,7 +124,7 @@ def draw(counted: Tensor, fitted: Tensor, repeats: Tensor, C: Tensor, path: Path
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Fit by both methods, print estimates with errors, count again."""
+    """Fit by both methods, print estimates with errors, and repeat with new counts."""
     parser = argparse.ArgumentParser(description="Rates of the Lotka-Volterra equations, with standard errors.")
     parser.add_argument("--noise", type=float, default=0.05, help="standard deviation of the logarithms of counts")
     parser.add_argument("--repeats", type=int, default=20, help="how often to count again")

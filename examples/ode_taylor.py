@@ -1,18 +1,19 @@
-"""A differential equation by its Taylor series: how the error falls, beside SciPy's DOP853.
+"""A differential equation by its Taylor series: how the error falls, compared with SciPy's DOP853.
 
     python examples/ode_taylor.py
 
-`hodiff.taylor.odeint_taylor` computes the series of the solution at the start of each step, to an order that the
-tolerance decides, and evaluates it at the end. Two equations: a planet on an ellipse of eccentricity 0.2, whose
-position Kepler's equation gives, and Van der Pol's oscillator, whose solution is taken from series of order 30 at the
-tightest tolerance; SciPy's method, which shares nothing with it, comes as near to that as its own errors allow.
+`hodiff.taylor.odeint_taylor` computes the series of the solution at the start of each step, to an order that depends on
+the tolerance, and evaluates it at the end of the step. There are two equations. The first is a planet on an ellipse of
+eccentricity 0.2, whose position Kepler's equation gives. The second is Van der Pol's oscillator, whose reference
+solution comes from series of order 30 at the tightest tolerance. SciPy's method, which is independent, agrees with it
+up to its own errors.
 
-With steps of fixed size the error over one turn falls as the power p of the step for series of order p: the slopes in
-the left picture are 1.96, 3.98, 7.94 and 16.1 for orders 2 to 16. With adapted steps a Taylor method gets more digits
-by a higher order rather than by more steps: from a tolerance of 1e-3 to 1e-13 it calls the right-hand side 3.5 and 3.9
-times as often, DOP853, whose order is 8, twelve times as often. Calls with series are dearer, though, and SciPy's NumPy
-is faster on one small system by a factor of 50 to 100. With a thousand planets at once, which share their steps,
-torch's calls are shared as well: 0.33 s, and 0.76 s by SciPy one after another (one core of an AMD EPYC).
+With steps of fixed size, the error over one turn falls as the power p of the step for series of order p: the slopes in
+the left figure are 1.96, 3.98, 7.94 and 16.1 for orders 2 to 16. With adaptive steps, a Taylor method gets more digits
+by a higher order rather than by more steps. From a tolerance of 1e-3 to 1e-13 it calls the right-hand side 3.5 and 3.9
+times as often, DOP853, whose order is 8, twelve times as often. Calls with series cost more, though, and SciPy's NumPy
+is faster on one small system by a factor of 50 to 100. A thousand planets at once share their steps and torch's
+overhead: 0.33 s, against 0.76 s by SciPy one after another (one core of an AMD EPYC).
 
 Source: A. Jorba & M. Zou, Experimental Mathematics 14(1), 2005; E. Hairer, S. Norsett & G. Wanner, Solving Ordinary
 Differential Equations I, 2nd ed. (1993), sections I.8 and II.10, for series and DOP853.
@@ -47,36 +48,36 @@ TOLERANCES = tuple(10.0**-k for k in range(3, 14))
 
 
 def kepler(t: Tensor, y: Tensor) -> Tensor:
-    """Position and velocity in a plane, (..., 4)."""
+    """Compute the time derivative of position and velocity in a plane, (..., 4)."""
     q, v = y[..., :2], y[..., 2:]
     return torch.cat([v, -q * q.square().sum(-1, keepdim=True) ** -1.5], -1)
 
 
 def kepler_of_numpy(t: float, y: Any) -> list[float]:
-    """The same for SciPy."""
+    """Compute the right-hand side of `kepler` for SciPy."""
     cube = (y[0] * y[0] + y[1] * y[1]) ** -1.5
     return [y[2], y[3], -y[0] * cube, -y[1] * cube]
 
 
 def van_der_pol(t: Tensor, y: Tensor) -> Tensor:
-    """Place and velocity, (..., 2)."""
+    """Compute the time derivative of position and velocity, (..., 2)."""
     x, v = y.unbind(-1)
     return torch.stack([v, STIFFNESS * (1 - x * x) * v - x], -1)
 
 
 def van_der_pol_of_numpy(t: float, y: Any) -> list[float]:
-    """The same for SciPy."""
+    """Compute the right-hand side of `van_der_pol` for SciPy."""
     return [y[1], STIFFNESS * (1 - y[0] * y[0]) * y[1] - y[0]]
 
 
 def at_perihelion(eccentricity: float) -> Tensor:
-    """Where a planet starts on an ellipse of half axis 1, which takes 2 pi."""
+    """Return the start of a planet on an ellipse with half axis 1 and period 2 pi."""
     speed = math.sqrt((1 + eccentricity) / (1 - eccentricity))
     return torch.tensor([1 - eccentricity, 0.0, 0.0, speed], dtype=torch.float64)
 
 
 def on_the_ellipse(eccentricity: float, t: float) -> Tensor:
-    """Position and velocity by Newton's iteration for Kepler's equation E - e sin E = t."""
+    """Compute position and velocity by Newton's iteration for Kepler's equation E - e sin E = t."""
     e, anomaly = eccentricity, t
     for _ in range(20):
         anomaly -= (anomaly - e * math.sin(anomaly) - t) / (1 - e * math.cos(anomaly))
@@ -87,7 +88,7 @@ def on_the_ellipse(eccentricity: float, t: float) -> Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """An equation for torch and for SciPy, where it starts and ends, and the state there."""
+    """Equation for torch and for SciPy, with its start, its end time and the exact final state."""
 
     name: str
     f: Callable[[Tensor, Tensor], Tensor]
@@ -98,7 +99,7 @@ class Problem:
 
 
 def problems(turns: float) -> list[Problem]:
-    """Both, for some turns of the planet."""
+    """Return both problems, for some turns of the planet."""
     start, end = torch.tensor([2.0, 0.0], dtype=torch.float64), 2 * math.pi * turns
     times = torch.tensor([0.0, end], dtype=torch.float64)
     answer = odeint_taylor(van_der_pol, start, times, order=30, rtol=1e-16, atol=1e-17)[-1]
@@ -110,7 +111,7 @@ def problems(turns: float) -> list[Problem]:
 
 
 def errors_by_step(problem: Problem, order: int, counts: Sequence[int]) -> list[float]:
-    """The error at the end after some numbers of equal steps, until rounding hides it."""
+    """Return the final error after some numbers of equal steps, until rounding dominates."""
     times = torch.tensor([0.0, problem.end], dtype=torch.float64)
     found = []
     for count in counts:
@@ -121,12 +122,12 @@ def errors_by_step(problem: Problem, order: int, counts: Sequence[int]) -> list[
     return found
 
 
-# Below it an error is mostly of rounding.
+# Smaller errors are mostly rounding errors.
 FLOOR = 1e-12
 
 
 def slope(counts: Sequence[int], errors: Sequence[float]) -> float:
-    """The power of the step as which the error falls, by the last pair of errors above rounding."""
+    """Estimate the exponent of the step in the error from the last two errors above rounding."""
     pairs = list(pairwise((count, error) for count, error in zip(counts, errors, strict=False) if error > FLOOR))
     (n, before), (m, after) = pairs[-1]
     return math.log(before / after) / math.log(m / n)
@@ -134,7 +135,7 @@ def slope(counts: Sequence[int], errors: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Effort:
-    """What one integration cost, and how far off it is."""
+    """Cost and error of one integration."""
 
     error: float
     evaluations: int
@@ -142,7 +143,7 @@ class Effort:
 
 
 def by_series(problem: Problem, tolerance: float) -> Effort:
-    """`hodiff.taylor.odeint_taylor`."""
+    """Integrate by `hodiff.taylor.odeint_taylor`."""
     times = torch.tensor([0.0, problem.end], dtype=torch.float64)
     begun = time.perf_counter()
     found = odeint_taylor(problem.f, problem.start, times, rtol=tolerance, atol=tolerance, full_output=True)
@@ -151,7 +152,7 @@ def by_series(problem: Problem, tolerance: float) -> Effort:
 
 
 def by_scipy(problem: Problem, tolerance: float) -> Effort:
-    """`scipy.integrate.solve_ivp`."""
+    """Integrate by `scipy.integrate.solve_ivp`."""
     begun = time.perf_counter()
     found = solve_ivp(
         problem.of_numpy, (0, problem.end), problem.start.numpy(), method="DOP853", rtol=tolerance, atol=tolerance
@@ -164,7 +165,7 @@ METHODS = {"series": by_series, "DOP853": by_scipy}
 
 
 def many_at_once(count: int, tolerance: float) -> tuple[float, float, float]:
-    """Seconds for many ellipses, by both, and the largest error of the series."""
+    """Return the seconds for many ellipses by both methods, and the largest error of the series."""
     eccentricities = torch.linspace(0.0, 0.5, count, dtype=torch.float64).tolist()
     starts = torch.stack([at_perihelion(e) for e in eccentricities])
     end = 2.0
@@ -181,7 +182,7 @@ def many_at_once(count: int, tolerance: float) -> tuple[float, float, float]:
 
 
 def check() -> str:
-    """What hodiff's check says of where the planet is, as a function of its speed at the start: all routes, SciPy."""
+    """Run hodiff's check on a planet's squared distance as a function of its initial velocity: all routes, SciPy."""
     times = torch.tensor([0.0, 0.5], dtype=torch.float64)
 
     def distance(velocity: Tensor) -> Tensor:
@@ -198,7 +199,7 @@ def draw(
     problem: Problem,
     path: Path,
 ) -> None:
-    """Errors by steps of fixed size; and by evaluations, with adapted ones."""
+    """Plot errors by the size of fixed steps, and by evaluations with adaptive steps."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     sizes = [problem.end / count for count in counts]
     for order, errors in fixed.items():
@@ -224,7 +225,7 @@ def draw(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Integrate with fixed and with adapted steps, print the tables, draw the picture."""
+    """Integrate with fixed and with adaptive steps, print the tables and draw the figure."""
     parser = argparse.ArgumentParser(description="Differential equations by Taylor series, and by SciPy's DOP853.")
     parser.add_argument(
         "--quick", action="store_true", help="part of a turn, fewer orders and tolerances, and no check"

@@ -1,4 +1,4 @@
-"""A physics-informed network in the usual way of writing one, with its Laplacian in one line.
+"""A physics-informed network in the usual style, with its Laplacian in one line.
 
     python examples/pinn_poisson.py
 
@@ -6,13 +6,13 @@ The network is a `torch.nn.Module` that maps points (N, 2) to u (N,), and the re
 
     Laplacian u = g on the unit square,   u = 0 on its edge,   with the solution u = exp(x) sin(pi x) sin(2 pi y),
 
-is `hodiff.laplacian(model, batched=True)(points) - g`, which `backward` differentiates by the weights. Value, slopes
-and Laplacian go forward through the network together; the usual way takes a gradient and a gradient of each of its
-components, all of which are recorded for `backward`. Both are timed: in two dimensions there is little to gain, and
-calls of torch are what a small network costs; in more there is. The right-hand side is the Laplacian of the solution,
-which the script does not work out by hand.
+is `hodiff.laplacian(model, batched=True)(points) - g`, which `backward` differentiates in the weights. Value, slopes
+and Laplacian go forward through the network together. The usual way takes a gradient, and a gradient of each of its
+components, which are all recorded for `backward`. The script times both. In two dimensions there is little to gain, as
+a small network is dominated by the overhead of torch's calls; in more dimensions the gain is larger. The right-hand
+side is the Laplacian of the solution, which `hodiff.laplacian` computes as well.
 
-A run with the defaults, in seconds of the processor, one core of an AMD EPYC:
+A run with the defaults, in processor seconds, one core of an AMD EPYC:
 
     relative error 7e-4 after 4,000 steps of Adam, 32 s
 
@@ -22,7 +22,7 @@ A run with the defaults, in seconds of the processor, one core of an AMD EPYC:
              8              15.1                    21.4
             32              44.5                    80.3
 
-How a quasi-Newton method gets four more digits shows poisson_network.py.
+`poisson_network.py` shows how a quasi-Newton method gets more digits.
 
 Source: M. Raissi, P. Perdikaris & G. Karniadakis, J. Comput. Phys. 378 (2019).
 """
@@ -48,7 +48,7 @@ import matplotlib.pyplot as plt
 
 
 class Solution(nn.Module):
-    """A network that is zero on the edge of the square, or of a cube of more dimensions."""
+    """Network that is zero on the edge of the square, or of a cube in more dimensions."""
 
     def __init__(self, width: int, generator: torch.Generator, dimensions: int = 2) -> None:
         super().__init__()
@@ -62,24 +62,24 @@ class Solution(nn.Module):
                 nn.init.xavier_normal_(each, generator=generator)
 
     def forward(self, points: Tensor) -> Tensor:
-        """Of points (N, dimensions)."""
+        """Compute u at points (N, dimensions)."""
         return (4 * points * (1 - points)).prod(-1) * self.network(points).squeeze(-1)
 
 
 def truth(points: Tensor) -> Tensor:
-    """The solution."""
+    """Compute the solution."""
     x, y = points.unbind(-1)
     return torch.exp(x) * torch.sin(math.pi * x) * torch.sin(2 * math.pi * y)
 
 
 def source(points: Tensor) -> Tensor:
-    """Its Laplacian."""
+    """Compute the Laplacian of the solution."""
     found: Tensor = hodiff.laplacian(truth, batched=True)(points)
     return found
 
 
 def laplacian_by_gradients(u: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
-    """The usual way: a gradient of each component of a gradient."""
+    """Compute the Laplacian in the usual way: a gradient of each component of a gradient."""
     points = points.detach().requires_grad_()
     (slopes,) = torch.autograd.grad(u(points).sum(), points, create_graph=True)
     columns = [
@@ -89,12 +89,12 @@ def laplacian_by_gradients(u: Callable[[Tensor], Tensor], points: Tensor) -> Ten
 
 
 def loss(u: Callable[[Tensor], Tensor], points: Tensor) -> Tensor:
-    """The mean square of the residual."""
+    """Compute the mean square of the residual."""
     return (hodiff.laplacian(u, batched=True)(points) - source(points)).square().mean()
 
 
 def error(model: nn.Module, count: int = 51) -> tuple[float, Tensor]:
-    """Relative, in the L2 norm of a grid; and at each of its points."""
+    """Return the relative error in the L2 norm of a grid, and the error at each of its points."""
     side = torch.linspace(0, 1, count)
     points = torch.cartesian_prod(side, side)
     with torch.no_grad():
@@ -103,7 +103,7 @@ def error(model: nn.Module, count: int = 51) -> tuple[float, Tensor]:
 
 
 def train(model: nn.Module, steps: int, points: int, generator: torch.Generator) -> tuple[list[int], list[float]]:
-    """Adam at new random points in each step; steps, and errors there."""
+    """Train by Adam at new random points in each step; return the recorded steps and errors."""
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 - step / steps) ** 2)
     noted, errors = [], []
@@ -119,7 +119,7 @@ def train(model: nn.Module, steps: int, points: int, generator: torch.Generator)
 
 
 def milliseconds(compute: Callable[[], Tensor], rounds: int) -> float:
-    """Of a loss with its gradient."""
+    """Return the milliseconds of a loss with its gradient."""
     compute().backward()
     begun = time.process_time()
     for _ in range(rounds):
@@ -128,7 +128,7 @@ def milliseconds(compute: Callable[[], Tensor], rounds: int) -> float:
 
 
 def costs(dimensions: int, points: int, rounds: int) -> tuple[float, float]:
-    """Milliseconds of a larger network's loss and gradient, by both ways."""
+    """Return the milliseconds of a larger network's loss and gradient, by both ways."""
     generator = torch.Generator().manual_seed(0)
     model = Solution(128, generator, dimensions)
     x = torch.rand(points, dimensions, generator=generator)
@@ -137,7 +137,7 @@ def costs(dimensions: int, points: int, rounds: int) -> tuple[float, float]:
 
 
 def check() -> str:
-    """What hodiff's check says of the loss: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the loss: all routes, gradgradcheck, SciPy's Hessian."""
     model = Solution(4, torch.Generator().manual_seed(0)).double()
     points = torch.rand(6, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -149,7 +149,7 @@ def check() -> str:
 
 
 def draw(steps: Sequence[int], errors: Sequence[float], model: nn.Module, path: Path) -> None:
-    """The error by steps, the solution that was learned, and its error at each point."""
+    """Plot the error by steps, the learned solution, and its error at each point."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     left.semilogy(steps, errors)
     left.set(title="Poisson's equation", xlabel="step", ylabel="relative L2 error")
@@ -177,7 +177,7 @@ def draw(steps: Sequence[int], errors: Sequence[float], model: nn.Module, path: 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, compare with the solution, time both ways."""
+    """Train, compare with the solution, and time both ways."""
     parser = argparse.ArgumentParser(description="Poisson's equation by a physics-informed network.")
     parser.add_argument("--steps", type=int, default=4000, help="of Adam")
     parser.add_argument("--points", type=int, default=256, help="random points a step")

@@ -1,26 +1,26 @@
-"""Can a network solve Poisson's equation to six digits? Self-scaled Broyden beside L-BFGS.
+"""A network that solves Poisson's equation to nearly six digits: self-scaled Broyden against L-BFGS.
 
     python examples/poisson_network.py
 
-A physics-informed network is small, its loss badly conditioned, and many digits are wanted. Here u(x, y) solves
+A physics-informed network is small, its loss is badly conditioned, and many digits are needed. Here u(x, y) solves
 
     u_xx + u_yy = f on the unit square,   u = 0 on its edge,   with the solution u = sin(pi x) sin(2 pi y),
 
-and is taken as x (1 - x) y (1 - y) N(x, y) of a network N with two layers of tanh, so that the edge is exact. The loss
-is the mean square of the equation's residual at a grid of points, in float64; its Laplacian goes forward through the
-network together with the values. `hodiff.optim.minimize(method="ssbroyden")` keeps the inverse Hessian as a matrix that
-learns in place; `torch.optim.LBFGS` keeps the last hundred gradients. Both start from the same weights, and end where
-they make no progress any more, or after some thousand iterations. Seconds are those of the processor; the error is that
-of u on a finer grid, relative to u, and is computed with the clock stopped.
+with u = x (1 - x) y (1 - y) N(x, y) for a network N with two layers of tanh, so that the edge is exact. The loss is the
+mean square of the equation's residual at a grid of points, in float64. Its Laplacian goes forward through the network
+together with the values. `hodiff.optim.minimize(method="ssbroyden")` updates the inverse Hessian as a matrix in place;
+`torch.optim.LBFGS` keeps the last hundred gradients. Both start from the same weights, and stop when they make no
+progress, or after some thousand iterations. Seconds are processor seconds. The error is the error of u on a finer grid,
+relative to u, and is computed with the clock stopped.
 
-A run with the defaults, on one core of an AMD EPYC that others used as well, medians of three starts:
+A run with the defaults, on one shared core of an AMD EPYC, medians of three starts:
 
                           least error   iterations   seconds   to 1e-3   to 1e-4   to 1e-5
     ssbroyden                 1.6e-06        2,764      11.4      0.41      1.05      3.47
     torch.optim.LBFGS         2.5e-04        2,730      13.9      0.71
 
-At the least error of L-BFGS, ssbroyden is 5.6 times as soon. Six digits it nearly has, L-BFGS between three and four.
-Iterations are the last of 3,000 at which the error was noted.
+ssbroyden reaches the least error of L-BFGS 5.6 times sooner. It gets nearly six digits, L-BFGS between three and four.
+Iterations are the last of 3,000 at which the error was recorded.
 
 Source: J. Urbán, P. Stefanou & J. Pons, J. Comput. Phys. 523 (2025); M. Raissi, P. Perdikaris & G. Karniadakis, J.
 Comput. Phys. 378 (2019).
@@ -54,20 +54,20 @@ Weights = dict[str, Tensor]
 
 @dataclass
 class Course:
-    """The relative error by seconds of the processor and by iterations."""
+    """Relative error by processor seconds and by iterations."""
 
     seconds: list[float] = field(default_factory=list)
     iterations: list[int] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
 
     def until(self, goal: float) -> float:
-        """Seconds until an error was seen that is as small."""
+        """Return the seconds until the error reached a goal, or infinity."""
         reached = [at for at, error in zip(self.seconds, self.errors, strict=True) if error <= goal]
         return reached[0] if reached else math.inf
 
 
 def make_weights(seed: int, width: int = WIDTH) -> Weights:
-    """Two hidden layers and a linear one, with the variances of Glorot and Bengio."""
+    """Draw two hidden layers and a linear layer, with the variances of Glorot and Bengio."""
     generator = torch.Generator().manual_seed(seed)
     sizes = [2, width, width, 1]
     weights = {}
@@ -78,13 +78,13 @@ def make_weights(seed: int, width: int = WIDTH) -> Weights:
 
 
 def grid(count: int) -> Tensor:
-    """Points inside the square, (count^2, 2)."""
+    """Return points inside the square, (count^2, 2)."""
     inside = torch.linspace(0, 1, count + 2, dtype=torch.float64)[1:-1]
     return torch.cartesian_prod(inside, inside)
 
 
 def network(weights: Weights, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """N with its gradient (2, points) and Laplacian, which go forward together."""
+    """Compute N with its gradient (2, points) and Laplacian in one forward pass."""
     value, slopes = points, torch.eye(2, dtype=points.dtype)[:, None].expand(2, *points.shape)
     bend = torch.zeros_like(points)
     for i in range(3):
@@ -99,7 +99,7 @@ def network(weights: Weights, points: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def solution(weights: Weights, points: Tensor) -> tuple[Tensor, Tensor]:
-    """U and its Laplacian."""
+    """Compute u and its Laplacian."""
     x, y = points.T
     across, along = x * (1 - x), y * (1 - y)
     value, (by_x, by_y), bend = network(weights, points)
@@ -108,20 +108,20 @@ def solution(weights: Weights, points: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def truth(points: Tensor) -> Tensor:
-    """The solution; its Laplacian is -5 pi^2 of it."""
+    """Compute the solution, whose Laplacian is -5 pi^2 times itself."""
     x, y = math.pi * points.T
     return torch.sin(x) * torch.sin(2 * y)
 
 
 def loss(weights: Weights, points: Tensor) -> Tensor:
-    """The mean square of the residual, relative to the right-hand side's factor."""
+    """Compute the mean square of the residual, relative to the right-hand side's factor."""
     _, laplacian = solution(weights, points)
     factor = 5 * math.pi**2
     return (laplacian / factor + truth(points)).square().mean()
 
 
 def error(weights: Weights) -> float:
-    """Of u on the finer grid, relative to u."""
+    """Compute the error of u on the finer grid, relative to u."""
     points = grid(FINER)
     with torch.no_grad():
         off = solution(weights, points)[0] - truth(points)
@@ -129,13 +129,13 @@ def error(weights: Weights) -> float:
 
 
 class Clock:
-    """Notes the error after each of some iterations, with the clock stopped."""
+    """Clock that records the error after some iterations, and is stopped meanwhile."""
 
     def __init__(self) -> None:
         self.course, self._used, self._start, self._next = Course(), 0.0, time.process_time(), 1
 
     def note(self, iteration: int, weights: Callable[[], Weights]) -> None:
-        """After an iteration."""
+        """Record the error after an iteration."""
         self._used += time.process_time() - self._start
         if iteration >= self._next:
             self.course.seconds.append(self._used)
@@ -146,7 +146,7 @@ class Clock:
 
 
 def by_broyden(start: Weights, points: Tensor, iterations: int) -> Course:
-    """`hodiff.optim.minimize`."""
+    """Minimize by `hodiff.optim.minimize`."""
     clock, count = Clock(), 0
 
     def after(found: object) -> None:
@@ -160,7 +160,7 @@ def by_broyden(start: Weights, points: Tensor, iterations: int) -> Course:
 
 
 def by_lbfgs(start: Weights, points: Tensor, iterations: int) -> Course:
-    """`torch.optim.LBFGS`, some iterations a step, until a step changes nothing."""
+    """Minimize by `torch.optim.LBFGS`, some iterations per step, until a step changes nothing."""
     weights = {name: each.clone().requires_grad_() for name, each in start.items()}
     chunk = 10
     optimizer = torch.optim.LBFGS(
@@ -194,14 +194,14 @@ WAYS = {"ssbroyden": by_broyden, "torch.optim.LBFGS": by_lbfgs}
 
 
 def check() -> str:
-    """What hodiff's check says of the loss: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the loss: all routes, gradgradcheck, SciPy's Hessian."""
     points = grid(4)
     few = along_directions(lambda x: loss(x, points), make_weights(0, 4), size=0.1)
     return hodiff.assert_differentiable(few, torch.zeros(2, dtype=torch.float64), vmap=False).summary
 
 
 def table(courses: dict[str, list[Course]]) -> str:
-    """Medians over the starts, in Markdown."""
+    """Return medians over the starts as a Markdown table."""
     heads = ["", "least error", "iterations", "seconds", *(f"seconds to {goal:.0e}" for goal in GOALS)]
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|" * (len(heads) - 1)]
     for name, found in courses.items():
@@ -217,7 +217,7 @@ def table(courses: dict[str, list[Course]]) -> str:
 
 
 def sooner(courses: dict[str, list[Course]]) -> float:
-    """How many times sooner ssbroyden is where L-BFGS has its own best, the median over the starts."""
+    """Return the median ratio of the times at which L-BFGS and ssbroyden reach L-BFGS's least error."""
     ratios = []
     for ours, theirs in zip(*courses.values(), strict=True):
         best = min(theirs.errors)
@@ -226,7 +226,7 @@ def sooner(courses: dict[str, list[Course]]) -> float:
 
 
 def draw(courses: dict[str, list[Course]], path: Path) -> None:
-    """The error against seconds and against iterations."""
+    """Plot the error against seconds and against iterations."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", sharey=True)
     for axes, clock in zip(panels, ("seconds", "iterations"), strict=True):
         for color, (name, found) in enumerate(courses.items()):
@@ -242,7 +242,7 @@ def draw(courses: dict[str, list[Course]], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Solve from some starts by both, print the table."""
+    """Solve from some starts by both methods, and print the table."""
     parser = argparse.ArgumentParser(description="A network solves Poisson's equation, by two quasi-Newton methods.")
     parser.add_argument("--iterations", type=int, default=3000, help="the most of each")
     parser.add_argument("--seeds", type=int, default=3, help="starts")
@@ -250,12 +250,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("figures/poisson_network.png"), help="the figure's path")
     parser.add_argument("--save", type=Path, help="where to put the table")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # seconds of the processor are then those of one core
+    torch.set_num_threads(1)  # Processor seconds are then seconds of one core.
     print(check())
     iterations, seeds, points = options.iterations, options.seeds, grid(POINTS)
     if options.quick:
         iterations, seeds, points = min(iterations, 200), 1, grid(12)
-    # What torch and hodiff do on first use belongs to no method.
+    # Warm up: work that torch and hodiff do on first use counts for no method.
     for way in WAYS.values():
         way(make_weights(0), points, 10)
     courses: dict[str, list[Course]] = {name: [] for name in WAYS}

@@ -1,10 +1,10 @@
-"""Optimal brain damage: which weights of a network can go, by the diagonal of the Hessian.
+"""Optimal brain damage: remove weights of a network by the diagonal of the Hessian.
 
     python examples/pruning_digits.py
 
-At a minimum of the loss, setting one weight w to zero raises it by h w^2 / 2, to second order and with h the weight's
-entry on the diagonal of the Hessian: its saliency. A large weight may matter little, where the loss is flat. The script
-trains a network on digits, removes ever more of its parameters in the order of
+At a minimum of the loss, setting one weight w to zero increases the loss by h w^2 / 2, to second order. Here h is the
+weight's entry on the diagonal of the Hessian. This increase is its saliency. A large weight may matter little, where
+the loss is flat. The script trains a network on digits, and removes more and more of its parameters in the order of
 
 - their saliency, from the exact diagonal, which takes one Hessian-vector product for each parameter;
 - their saliency, from a diagonal that is estimated by 100 products;
@@ -12,12 +12,12 @@ trains a network on digits, removes ever more of its parameters in the order of
 - chance,
 
 and prints test accuracies, once without further training, and once in rounds, with some training after each. Saliency
-keeps more accuracy than magnitude, as long as there is much to keep. The rise of the loss that it foresees is several
-times too small once a third of the parameters are gone: the training stops short of a minimum, and other entries of the
-Hessian have their part in it. With `--weight-decay 0.001 --steps 400` it ends at one. Then the foreseen rise is about
-right until half of the parameters are gone; and magnitude is about as good a guide, as weight decay has
-shrunk the weights that matter little. Source: Y. LeCun, J. S. Denker, S. A. Solla, "Optimal brain damage", NIPS 1989,
-equation 5.
+keeps more accuracy than magnitude, as long as there is much to keep. It predicts an increase of the loss that is
+several times too small once a third of the parameters are removed. The reasons are that training stops before a
+minimum, and that other entries of the Hessian contribute. With `--weight-decay 0.001 --steps 400` training ends at a
+minimum. Then the predicted increase is about right until half of the parameters are removed, and magnitude is about as
+good a criterion, as weight decay has shrunk the weights that matter little. Source: Y. LeCun, J. S. Denker, S. A.
+Solla, "Optimal brain damage", NIPS 1989, equation 5.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ import matplotlib.pyplot as plt
 Parameters = dict[str, Tensor]
 Score = Callable[["Trained"], Tensor]
 
-FRACTIONS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # of the parameters, removed
+FRACTIONS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9)  # fractions of parameters to remove
 PRODUCTS = 100
 
 
 class Trained:
-    """A network and its training set; parameters outside of the mask stay zero.
+    """Network and its training set; parameters outside of the mask stay zero.
 
     Args:
         hidden: Width of the hidden layer.
         images: Training images, (n, 64).
         labels: Training labels, (n,).
         weight_decay: Ridge penalty on all parameters.
-        seed: Of the initial weights.
+        seed: Seed of the initial weights.
     """
 
     def __init__(self, hidden: int, images: Tensor, labels: Tensor, weight_decay: float, seed: int):
@@ -82,13 +82,13 @@ class Trained:
         return parameters_to_vector(self.network.parameters()).detach()
 
     def loss(self, parameters: Parameters) -> Tensor:
-        """What training minimizes."""
+        """Compute the loss, which training minimizes."""
         outputs = functional_call(self.network, parameters, (self.images,))
         size = sum(parameter.square().sum() for parameter in parameters.values())
         return F.cross_entropy(outputs, self.labels) + self.weight_decay / 2 * size
 
     def train(self, steps: int, rate: float) -> None:
-        """Adam on all images, with a cosine schedule."""
+        """Run Adam on all images, with a cosine schedule."""
         optimizer = torch.optim.Adam(self.network.parameters(), lr=rate)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1))
         for _ in range(steps):
@@ -104,18 +104,18 @@ class Trained:
         vector_to_parameters(self.weights * mask, self.network.parameters())
 
     def remove(self, fraction: float, scores: Tensor) -> None:
-        """Remove the parameters of lowest score, after those that are gone, until this fraction is."""
+        """Remove the parameters of lowest score, in addition to those removed before, up to this fraction."""
         order = torch.where(self.mask > 0, scores, -torch.inf).argsort()
         self.keep(self.mask.index_fill(0, order[: round(fraction * len(order))], 0))
 
     def accuracy(self, images: Tensor, labels: Tensor) -> float:
-        """In percent."""
+        """Return the accuracy in percent."""
         with torch.no_grad():
             return 100 * (self.network(images).argmax(dim=1) == labels).double().mean().item()
 
 
 def check(hidden: int, weight_decay: float) -> str:
-    """What hodiff's check says of the loss, in float64: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the loss, in float64: all routes, gradgradcheck, SciPy's Hessian."""
     pixels, labels = load_digits(return_X_y=True)
     trained = Trained(hidden, torch.from_numpy(pixels[:200]) / 16, torch.from_numpy(labels[:200]), weight_decay, 0)
     trained.network.double()
@@ -124,24 +124,24 @@ def check(hidden: int, weight_decay: float) -> str:
 
 
 def saliency(trained: Trained) -> Tensor:
-    """The loss that each parameter saves, by the exact diagonal."""
+    """Compute the saliency of each parameter, by the exact diagonal."""
     curvature = hodiff.hessian_diagonal(trained.loss)(trained.parameters)
     return parameters_to_vector(curvature.values()) * trained.weights.square() / 2
 
 
 def estimated_saliency(trained: Trained) -> Tensor:
-    """The same by an estimated diagonal."""
+    """Compute the saliency of each parameter, by an estimated diagonal."""
     A = hodiff.HessianOperator(trained.loss, trained.parameters)
     return diagonal(A, products=PRODUCTS).value * trained.weights.square() / 2
 
 
 def magnitude(trained: Trained) -> Tensor:
-    """How large each parameter is."""
+    """Return the magnitude of each parameter."""
     return trained.weights.abs()
 
 
 def chance(trained: Trained) -> Tensor:
-    """Anything."""
+    """Return random scores."""
     return torch.rand(len(trained.weights), generator=torch.Generator().manual_seed(trained.seed))
 
 
@@ -154,7 +154,7 @@ SCORES: dict[str, Score] = {
 
 
 def run(options: argparse.Namespace, seed: int, progress: bool) -> tuple[dict[str, dict[str, Tensor]], Tensor]:
-    """Accuracies by experiment and score, (fractions,), the first one of nothing removed; foreseen and actual rises."""
+    """Return accuracies by experiment and score, first with nothing removed, and predicted and actual increases."""
     pixels, labels = load_digits(return_X_y=True)
     split = train_test_split(pixels / 16, labels, train_size=1000, random_state=seed, stratify=labels)
     images, test_images, labels, test_labels = (torch.from_numpy(part) for part in split)
@@ -191,7 +191,7 @@ def run(options: argparse.Namespace, seed: int, progress: bool) -> tuple[dict[st
 
 
 def draw(experiments: dict[str, dict[str, Tensor]], retrain: int, path: Path) -> None:
-    """Accuracy by the fraction that is removed, one panel an experiment, one thin line a seed."""
+    """Plot accuracy by the removed fraction, one panel per experiment and one thin line per seed."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
     titles = ("without further training", f"{retrain} steps of training after each removal")
     for axes, title, curves in zip(panels, titles, experiments.values(), strict=True):
@@ -209,7 +209,7 @@ def draw(experiments: dict[str, dict[str, Tensor]], retrain: int, path: Path) ->
 
 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Pruning by the diagonal of the Hessian.")
     parser.add_argument("--quick", action="store_true", help="one seed, a hidden layer of 16, 50 steps a round")
     parser.add_argument("--hidden", type=int, default=32, help="width of the hidden layer")
@@ -226,7 +226,7 @@ def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train, prune in every order, print and draw accuracies."""
+    """Train, prune in every order, and print and plot accuracies."""
     options = parse_options(arguments)
     progress = sys.stderr.isatty() and not options.no_progress
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other

@@ -2,9 +2,10 @@
 
     python examples/quantized_digits.py
 
-The digits of scikit-learn, 64 pixels each. Every weight and every hidden activation of the quantized network takes one
-of 2^bits values; `FakeQuantize` rounds in the forward pass, lets gradients straight through, and learns the step sizes.
-If its test accuracy falls more than one percentage point below full precision, the script ends with exit status 1.
+The data are the digits of scikit-learn, 64 pixels each. Every weight and every hidden activation of the quantized
+network takes one of 2^bits values. `FakeQuantize` rounds in the forward pass, passes gradients straight through, and
+learns the step sizes. If its test accuracy falls more than one percentage point below full precision, the script ends
+with exit status 1.
 """
 
 import argparse
@@ -23,7 +24,7 @@ ALLOWED_LOSS = 1.0  # percentage points
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer whose weight and input are quantized; the bias is not."""
+    """Linear layer with quantized weight and input, and a bias that is not quantized."""
 
     def __init__(self, inputs: int, outputs: int, bits: int):
         super().__init__(inputs, outputs)
@@ -31,12 +32,12 @@ class QuantizedLinear(nn.Linear):
         self.quantize_input = FakeQuantize(bits, symmetric=False, scale=1 / (2**bits - 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply quantized numbers."""
+        """Apply the layer to quantized numbers."""
         return F.linear(self.quantize_input(x), self.quantize_weight(self.weight), self.bias)
 
 
 def load_images(seed: int) -> list[Tensor]:
-    """Training images, test images, training labels and test labels; pixels from 0 to 1."""
+    """Return training images, test images, training labels and test labels; pixels are from 0 to 1."""
     pixels, labels = load_digits(return_X_y=True)
     split = train_test_split(pixels / 16, labels, test_size=0.3, random_state=seed, stratify=labels)
     images, test_images, labels, test_labels = (torch.from_numpy(part) for part in split)
@@ -44,7 +45,7 @@ def load_images(seed: int) -> list[Tensor]:
 
 
 def make_network(hidden: int, bits: int | None) -> nn.Module:
-    """Two hidden layers; with `bits`, quantized throughout."""
+    """Return a network with two hidden layers, which is quantized throughout if `bits` is given."""
 
     def linear(inputs: int, outputs: int) -> nn.Module:
         return nn.Linear(inputs, outputs) if bits is None else QuantizedLinear(inputs, outputs, bits)
@@ -53,7 +54,7 @@ def make_network(hidden: int, bits: int | None) -> nn.Module:
 
 
 def train(network: nn.Module, images: Tensor, labels: Tensor, steps: int, title: str, progress: bool) -> None:
-    """Adam on batches of 128, with a cosine schedule."""
+    """Run Adam on batches of 128, with a cosine schedule."""
     optimizer = torch.optim.Adam(network.parameters(), lr=0.003)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     generator = torch.Generator().manual_seed(0)
@@ -67,12 +68,12 @@ def train(network: nn.Module, images: Tensor, labels: Tensor, steps: int, title:
 
 @torch.no_grad()
 def accuracy_of(network: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """In percent."""
+    """Return the accuracy in percent."""
     return 100 * (network(images).argmax(dim=1) == labels).double().mean().item()
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="A quantized network against one of full precision.")
     parser.add_argument("--bits", type=int, default=4, help="bits of every weight and activation")
     parser.add_argument("--hidden", type=int, default=64, help="width of the hidden layers")

@@ -1,19 +1,19 @@
 """Learn one ridge penalty for each of 20 features, by the gradient of the validation loss through the training.
 
-A logistic regression is trained by 100 steps of gradient descent, from zero. Where it ends depends on the penalties;
-the derivative of the validation loss by them, the hypergradient, tells gradient descent on the penalties where to go.
-It is computed in four ways:
+A logistic regression is trained by 100 steps of gradient descent, from zero. The result depends on the penalties. The
+derivative of the validation loss in them, the hypergradient, is the gradient for descent on the penalties. It is
+computed in four ways:
 
-- implicit: the end of training is a fixed point of the training step, and the implicit function theorem needs one
-  linear system with it; nothing of the 100 steps is kept;
-- series: the same, with the first K terms of a Neumann series in the place of the system's solution;
+- implicit: the result of training is a fixed point of the training step, and the implicit function theorem needs one
+  linear system at it. None of the 100 steps is kept;
+- series: the same, with the first K terms of a Neumann series instead of the system's solution;
 - last: backward through the last K steps only;
-- unrolled: backward through all the steps, the derivative of what is computed, at the price of keeping them all.
+- unrolled: backward through all steps, the exact derivative of the computation, at the cost of keeping all steps.
 
 The data, the settings and the outer optimizer are those of a public benchmark, the notebook
 examples/logistic_regression of the library hypertorch (R. Grazzi et al., "On the iteration complexity of hypergradient
-computation", ICML 2020), which goes through the last K = 10 steps and prints a validation loss of 0.28535441 after 100
-outer steps and of 0.28050649 after 990.
+computation", ICML 2020). It differentiates through the last K = 10 steps, and prints a validation loss of 0.28535441
+after 100 outer steps and of 0.28050649 after 990.
 """
 
 import argparse
@@ -37,7 +37,7 @@ STEPS = 100
 TERMS = 10
 WAYS = ("implicit", "series", "last", "unrolled")
 REPORTED = (0, 10, 100, 500, 990)
-# Relative; the 100 steps end short of the fixed point, where the theorem holds.
+# Relative; the 100 steps end before the fixed point, where the theorem holds.
 IMPLICIT_AGREES_TO = 1e-2
 
 Data = tuple[Tensor, Tensor]
@@ -45,8 +45,8 @@ Loss = Callable[[Tensor], Tensor]
 
 
 def make_data(seed: int) -> tuple[Data, Data]:
-    """Half of 1,000 points for training, half for validation; the labels are those of a noisy hyperplane."""
-    # The benchmark draws from NumPy's global generator; this one gives the same numbers.
+    """Return half of 1,000 points for training and half for validation, labelled by a noisy hyperplane."""
+    # The benchmark draws from NumPy's global generator; this generator gives the same numbers.
     draw = np.random.RandomState(seed)
     direction = draw.randn(20)
     points = draw.randn(1000, 20)
@@ -57,13 +57,13 @@ def make_data(seed: int) -> tuple[Data, Data]:
 
 
 def regression_loss(weights: Tensor, data: Data) -> Tensor:
-    """Cross-entropy of a logistic regression."""
+    """Compute the cross-entropy of a logistic regression."""
     points, labels = data
     return F.binary_cross_entropy_with_logits(points @ weights, labels)
 
 
 def make_losses(training: Data, validation: Data, steps: int = STEPS) -> dict[str, Loss]:
-    """The validation loss as a function of the penalties, once for each way to differentiate it."""
+    """Return the validation loss as a function of the penalties, for each way to differentiate it."""
 
     def objective(weights: Tensor, penalties: Tensor) -> Tensor:
         return regression_loss(weights, training) + (penalties * weights * weights).sum() / 2
@@ -84,7 +84,7 @@ def make_losses(training: Data, validation: Data, steps: int = STEPS) -> dict[st
         weights = descend(step, weights, penalties.detach(), STEPS - TERMS)
         return descend(step, weights, penalties, TERMS)
 
-    # Neither the steps nor the terms are meant to be enough: what that costs is what the example shows.
+    # Steps and terms are too few on purpose: the example shows the resulting errors.
     solutions = {
         "implicit": fixed_point(step, without_a_graph, linear_solver="dense", check=False),
         "series": fixed_point(step, without_a_graph, linear_solver="neumann", max_iterations=TERMS, check=False),
@@ -99,14 +99,14 @@ def make_losses(training: Data, validation: Data, steps: int = STEPS) -> dict[st
 
 
 def compare(losses: dict[str, Loss], penalties: Tensor) -> dict[str, float]:
-    """Distances of the hypergradients from the unrolled one, in float64, relative to its length."""
+    """Return distances of the hypergradients from the unrolled one, in float64, relative to its length."""
     gradients = {name: torch.func.grad(loss)(penalties) for name, loss in losses.items()}
     reference = gradients["unrolled"]
     return {name: ((each - reference).norm() / reference.norm()).item() for name, each in gradients.items()}
 
 
 def check(training: Data, validation: Data) -> str:
-    """What hodiff's check says of the loss through two training steps: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the loss through two training steps: all routes, gradgradcheck, SciPy's Hessian."""
     unrolled = make_losses(training, validation, steps=2)["unrolled"]
 
     def validation_loss(penalties: Tensor) -> Tensor:
@@ -117,7 +117,7 @@ def check(training: Data, validation: Data) -> str:
 
 
 def learn(loss: Loss, steps: int, progress: bool) -> tuple[list[float], Tensor]:
-    """Validation losses before each outer step, and the penalties at the end."""
+    """Return validation losses before each outer step, and the final penalties."""
     penalties = torch.ones(20, requires_grad=True)
     optimizer = torch.optim.SGD([penalties], lr=1.0, momentum=0.9)
     history = []
@@ -133,7 +133,7 @@ def learn(loss: Loss, steps: int, progress: bool) -> tuple[list[float], Tensor]:
 
 
 def parse_options() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description="Ridge penalties by the gradient of the validation loss.")
     parser.add_argument("--steps", type=int, default=1000, help="outer steps")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="which to run")

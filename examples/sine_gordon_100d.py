@@ -7,16 +7,16 @@ On the unit ball in 100 dimensions u solves the Sine-Gordon equation
     Laplacian u + sin(u) = g,   u = 0 on the sphere,
     with the solution  u(x) = (1 - |x|^2) sum_i c_i sin(x_i + cos(x_{i+1}) + x_{i+1} cos(x_i)),
 
-whose Laplacian `hodiff.laplacian` computes exactly. It is learned as u(x) = (1 - |x|^2) N(x) by a network N, so that
-the sphere needs no loss, from the residual at 100 random points a step.
+whose Laplacian `hodiff.laplacian` computes exactly. A network N learns it as u(x) = (1 - |x|^2) N(x), so that the
+sphere needs no loss, from the residual at 100 random points per step.
 
-A Laplacian sends 100 directions through the network. With `randomised="rademacher"` it is the mean over some random
-ones, whose expectation is right. The square of a residual with such a Laplacian is not: its expectation is the square
-plus the variance of the estimate, which the network then makes small as well. So the loss here is a product of two
-residuals with independent draws, whose gradient is unbiased; it may be negative. The script trains by both, and
-measures the bias.
+An exact Laplacian sends 100 directions through the network. With `randomised="rademacher"` it is the mean over some
+random directions, whose expectation is exact. The square of a residual with such a Laplacian is biased: its expectation
+is the square plus the variance of the estimate, which the network then also minimizes. So the loss here is a product of
+two residuals with independent draws, whose gradient is unbiased; it may be negative. The script trains with both
+losses, and measures the bias.
 
-A run with the defaults, in seconds of the processor, one core of an AMD EPYC:
+A run with the defaults, in processor seconds, one core of an AMD EPYC:
 
                  relative error  seconds
     two draws            0.0106     42.2
@@ -25,11 +25,11 @@ A run with the defaults, in seconds of the processor, one core of an AMD EPYC:
     mean square of the residual: 141.5; by two draws 141.3 +- 1.0, by one draw 159.8 +- 1.4
     loss and gradient: 67 ms with exact Laplacians, 36 ms by two draws of directions
 
-So with 16 directions the bias is there, a seventh of the loss, and the cheaper loss learns no worse all the same: it
+With 16 directions the bias is a seventh of the loss, and training with the cheaper loss is still as good. The bias
 matters where the residual is smaller than the variance, as with fewer directions or nearer to the solution.
 
-Points have uniform directions and uniform radii: of points uniform in the ball nearly all would lie at the sphere. The
-error is relative, in the L2 norm of 2,000 such points.
+Points have uniform directions and uniform radii: nearly all points of a uniform distribution in the ball would be near
+the sphere. The error is relative, in the L2 norm of 2,000 such points.
 
 Source: Z. Hu, K. Shukla, G. Karniadakis & K. Kawaguchi, "Tackling the curse of dimensionality with physics-informed
 neural networks", Neural Networks 176 (2024), for the equation; Z. Shi, Z. Hu, M. Lin & K. Kawaguchi, "Stochastic Taylor
@@ -61,29 +61,29 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Equation:
-    """The equation of one draw of coefficients (n - 1,)."""
+    """Equation with random coefficients (n - 1,)."""
 
     coefficients: Tensor
 
     def solution(self, x: Tensor) -> Tensor:
-        """At points (N, n)."""
+        """Compute the solution at points (N, n)."""
         a, b = x[:, :-1], x[:, 1:]
         pairs = torch.sin(a + torch.cos(b) + b * torch.cos(a))
         return (1 - x.square().sum(-1)) * (pairs * self.coefficients).sum(-1)
 
     @torch.no_grad()
     def source(self, x: Tensor) -> Tensor:
-        """What is on the right-hand side; of the exact Laplacian."""
+        """Compute the right-hand side, with the exact Laplacian."""
         return hodiff.laplacian(self.solution, batched=True)(x) + torch.sin(self.solution(x))
 
 
 def make_equation(dimensions: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Equation:
-    """With coefficients of a normal distribution."""
+    """Draw an equation with normally distributed coefficients."""
     return Equation(torch.randn(dimensions - 1, generator=generator, dtype=dtype))
 
 
 def make_network(dimensions: int, width: int, generator: torch.Generator) -> nn.Sequential:
-    """Three hidden layers of tanh, with the variances of Glorot and Bengio."""
+    """Return three hidden layers of tanh, with the variances of Glorot and Bengio."""
     net = nn.Sequential(
         *(nn.Linear(dimensions, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh()),
         *(nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 1)),
@@ -97,38 +97,38 @@ def make_network(dimensions: int, width: int, generator: torch.Generator) -> nn.
 
 
 def with_boundary(network: Callable[[Tensor], Tensor]) -> Function:
-    """The network made zero on the sphere."""
+    """Return the network times a factor that vanishes on the sphere."""
     return lambda x: (1 - x.square().sum(-1)) * network(x)[:, 0]
 
 
 def draw_points(count: int, dimensions: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Of uniform directions and radii."""
+    """Draw points of uniform directions and radii."""
     x = torch.randn(count, dimensions, generator=generator, dtype=dtype)
     radii = torch.rand(count, 1, generator=generator, dtype=dtype)
     return x * radii / x.norm(dim=1, keepdim=True)
 
 
 def estimated(u: Function, x: Tensor, samples: int, generator: torch.Generator) -> hodiff.taylor.RandomisedEstimate:
-    """The Laplacian by random directions; `randomised="gaussian"` and `"coordinates"` are others."""
+    """Estimate the Laplacian by random directions; `randomised` could also be "gaussian" or "coordinates"."""
     by_directions = hodiff.laplacian(u, batched=True, randomised="rademacher", samples=samples, generator=generator)
     found: hodiff.taylor.RandomisedEstimate = by_directions(x)
     return found
 
 
 def one_draw(u: Function, x: Tensor, source: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    """The mean of squared residuals, with the variance of Laplacians in it."""
+    """Compute the mean of squared residuals, which includes the variance of the Laplacians."""
     return (estimated(u, x, samples, generator).value + torch.sin(u(x)) - source).square().mean()
 
 
 def two_draws(u: Function, x: Tensor, source: Tensor, samples: int, generator: torch.Generator) -> Tensor:
-    """The mean of products of residuals by independent draws, whose expectation is the mean of exact squares."""
+    """Compute the mean of products of residuals by independent draws; its expectation is the mean of exact squares."""
     rest = torch.sin(u(x)) - source
     first, second = (estimated(u, x, samples, generator).value + rest for _ in range(2))
     return (first * second).mean()
 
 
 def exact(u: Function, x: Tensor, source: Tensor) -> Tensor:
-    """The mean of squared residuals."""
+    """Compute the mean of squared residuals, with exact Laplacians."""
     return (hodiff.laplacian(u, batched=True)(x) + torch.sin(u(x)) - source).square().mean()
 
 
@@ -137,7 +137,7 @@ LOSSES = {"two draws": two_draws, "one draw": one_draw}
 
 @dataclass
 class Course:
-    """The error by steps, and the seconds of all steps."""
+    """Errors by steps, and the seconds of all steps."""
 
     steps: list[int] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
@@ -147,7 +147,7 @@ class Course:
 def train(
     loss: Callable[..., Tensor], equation: Equation, net: nn.Sequential, steps: int, samples: int, seed: int
 ) -> Course:
-    """Adam, with a rate that falls to zero."""
+    """Train by Adam, with a rate that falls to zero."""
     generator = torch.Generator().manual_seed(seed)
     dimensions = len(equation.coefficients) + 1
     u, course = with_boundary(net), Course()
@@ -172,7 +172,7 @@ def train(
 
 @dataclass(frozen=True)
 class Bias:
-    """Means of both losses over many draws at one network, with standard errors, beside the exact one."""
+    """Means of both losses over many draws at one network, with standard errors, and the exact loss."""
 
     exact: float
     two: tuple[float, float]
@@ -182,7 +182,7 @@ class Bias:
 
 @torch.no_grad()
 def measure_bias(equation: Equation, u: Function, samples: int, draws: int, seed: int) -> Bias:
-    """At some points; the variance of the Laplacian is estimated by `standard_error`."""
+    """Measure the bias at some points; `standard_error` estimates the variance of the Laplacian."""
     generator = torch.Generator().manual_seed(seed)
     x = draw_points(POINTS, len(equation.coefficients) + 1, generator)
     source = equation.source(x)
@@ -196,7 +196,7 @@ def measure_bias(equation: Equation, u: Function, samples: int, draws: int, seed
 
 
 def cost_of(loss: Callable[[], Tensor], rounds: int) -> float:
-    """Milliseconds of a loss with its gradient."""
+    """Return the milliseconds of a loss with its gradient."""
     loss().backward()
     begun = time.process_time()
     for _ in range(rounds):
@@ -205,7 +205,7 @@ def cost_of(loss: Callable[[], Tensor], rounds: int) -> float:
 
 
 def check() -> str:
-    """What hodiff's check says of the exact loss in four dimensions: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the exact loss in four dimensions: all routes, gradgradcheck, SciPy's Hessian."""
     generator = torch.Generator().manual_seed(0)
     equation, net = make_equation(4, generator, torch.float64), make_network(4, 6, generator).double()
     x = draw_points(5, 4, generator, torch.float64)
@@ -219,7 +219,7 @@ def check() -> str:
 
 
 def draw(courses: dict[str, Course], path: Path) -> None:
-    """The errors by steps."""
+    """Plot the errors by steps."""
     figure, axes = plt.subplots(figsize=(6.5, 4), layout="constrained")
     for name, course in courses.items():
         axes.semilogy(course.steps, course.errors, label=name)
@@ -231,7 +231,7 @@ def draw(courses: dict[str, Course], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train by both losses, measure bias and cost."""
+    """Train with both losses, and measure bias and cost."""
     parser = argparse.ArgumentParser(description="The Sine-Gordon equation in many dimensions, by random directions.")
     parser.add_argument("--dimensions", type=int, default=DIMENSIONS, help="of the ball")
     parser.add_argument("--samples", type=int, default=SAMPLES, help="random directions of a Laplacian")
@@ -240,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("figures/sine_gordon_100d.png"), help="the figure's path")
     parser.add_argument("--seed", type=int, default=0, help="of coefficients, weights, points and directions")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)  # seconds are then those of one core
+    torch.set_num_threads(1)  # Processor seconds are then seconds of one core.
     dimensions, steps, samples, width = options.dimensions, options.steps, options.samples, WIDTH
     if options.quick:
         dimensions, steps, samples, width = min(dimensions, 10), min(steps, 60), min(samples, 4), 32

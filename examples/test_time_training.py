@@ -1,19 +1,20 @@
-"""Test-time training: a network that takes gradient steps of its own while it reads, and learns to learn by them.
+"""Test-time training: a network that takes gradient steps while it reads a signal, and learns to learn by them.
 
     python examples/test_time_training.py --quick
     python examples/test_time_training.py
 
-Signals are two sines of unknown frequencies with noise, and the next value is to be told from the last ones. A layer of
-attention sees a window of them, too few to know the frequencies by. So two maps of the network, one before attention
-and one after it, are fast weights: each signal starts from the same ones, and steps down the gradient of its own error
-on the first part of the signal, through the window's attention,
+Signals are two sines of unknown frequencies with noise, and the task is to predict the next value from the previous
+ones. A layer of attention sees a window of values, too few to determine the frequencies. So two maps of the network,
+one before attention and one after it, are fast weights. Each signal starts from the same fast weights, and takes steps
+down the gradient of its own error on the first part of the signal, through the window's attention,
 
     W_(i+1) = W_i - rate · d/dW |prediction(W_i) - next value|^2 on the first part,
 
-after which it predicts the rest. Training differentiates the error there by all weights and rates, through the inner
-gradients: a gradient of a gradient of `hodiff.functions.attention(..., window=...)`, which costs the window and not
-the square of the length. Printed are errors of the rest, as parts of the signal's variance, also at frequencies above
-all that were trained with; networks differ in the number of inner steps alone, none being the usual network.
+after which it predicts the rest. Training differentiates the error there in all weights and rates, through the inner
+gradients. This is a gradient of a gradient of `hodiff.functions.attention(..., window=...)`, whose cost depends on the
+window, not on the square of the length. The script prints errors on the rest as fractions of the signal's variance,
+also at frequencies above the training range. The networks differ only in the number of inner steps; 0 is the usual
+network.
 
 Source: Y. Sun et al., "Learning to (learn at test time): RNNs with expressive hidden states", 2024, sections 2.1 and
 2.2. A run with the defaults, one core of an AMD EPYC:
@@ -52,7 +53,7 @@ TRAINED, ABOVE = (0.2, 1.0), (1.0, 1.3)  # frequencies, in radians a place
 
 
 class Reader(nn.Module):
-    """Attention in a window, between two maps that a signal changes for itself."""
+    """Attention in a window, between two maps that are adapted to each signal."""
 
     def __init__(self, width: int, window: int, steps: int, heads: int = 2) -> None:
         super().__init__()
@@ -64,7 +65,7 @@ class Reader(nn.Module):
         self.rates = nn.ParameterDict({name: torch.tensor(-2.0) for name in ("before", "after")})
 
     def predict(self, fast: Weights, signals: Tensor) -> Tensor:
-        """Map signals (N, L), with fast weights (N, ...) of each, to what comes at each place from LAGS on."""
+        """Map signals (N, L) and their fast weights (N, ...) to predictions of the values from LAGS on."""
         h = torch.tanh(self.embed(signals[:, :-1].unfold(1, LAGS, 1))) @ fast["before"]
         q, k, v = self.project(h).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = attention(q, k, v, is_causal=True, window=(self.window - 1, 0))
@@ -72,11 +73,11 @@ class Reader(nn.Module):
         return (self.norm(h) @ fast["after"]).squeeze(-1)
 
     def error(self, fast: Weights, signals: Tensor) -> Tensor:
-        """The sum over signals of the mean square of what predictions are off, so that each has its own gradient."""
+        """Sum the mean squared errors of predictions over signals, so that each signal has its own gradient."""
         return (self.predict(fast, signals) - signals[:, LAGS:]).square().mean(1).sum()
 
     def forward(self, signals: Tensor) -> Tensor:
-        """Predictions for the second half of signals (N, L), of weights that the first half has changed."""
+        """Predict the second half of signals (N, L) by weights adapted to the first half."""
         half = signals.shape[1] // 2
         fast = {name: getattr(self, name).expand(len(signals), -1, -1) for name in self.rates}
         for _ in range(self.steps):
@@ -88,7 +89,7 @@ class Reader(nn.Module):
 def draw_signals(
     count: int, length: int, frequencies: tuple[float, float], generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Two sines each (count, length), with noise and without; their variance is 1."""
+    """Draw sums of two sines (count, length), with noise and without; their variance is 1."""
     low, high = frequencies
     frequency = low + (high - low) * torch.rand(2, count, 1, generator=generator)
     phase = 2 * math.pi * torch.rand(2, count, 1, generator=generator)
@@ -97,13 +98,13 @@ def draw_signals(
 
 
 def loss(reader: nn.Module, weights: Weights, signals: Tensor) -> Tensor:
-    """The mean square of what predictions of the second half are off."""
+    """Compute the mean squared error of predictions of the second half."""
     with hodiff.corrected():
         return (functional_call(reader, weights, (signals,)) - signals[:, signals.shape[1] // 2 :]).square().mean()
 
 
 def train(reader: Reader, training_steps: int, length: int, generator: torch.Generator) -> tuple[list[float], float]:
-    """Adam on new signals in each step; losses, and seconds of the processor a step."""
+    """Run Adam on new signals in each step; return losses, and processor seconds per step."""
     optimizer, losses, begun = torch.optim.Adam(reader.parameters(), lr=3e-3), [], time.process_time()
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / training_steps)
     for _ in trange(training_steps, desc=f"{reader.steps} inner steps", leave=False, disable=None):
@@ -119,13 +120,13 @@ def train(reader: Reader, training_steps: int, length: int, generator: torch.Gen
 
 @torch.no_grad()
 def error(reader: Reader, length: int, frequencies: tuple[float, float]) -> float:
-    """Of new signals' second halves, against values without noise."""
+    """Compute the error on the second halves of new signals, against values without noise."""
     signals, clean = draw_signals(500, length, frequencies, torch.Generator().manual_seed(1))
     return (reader(signals) - clean[:, length // 2 :]).square().mean().item()
 
 
 def check() -> str:
-    """What hodiff's check says of the loss after an inner step: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the loss after an inner step: all routes, gradgradcheck, SciPy's Hessian."""
     torch.manual_seed(0)
     reader = Reader(4, window=3, steps=1).double()
     signals = draw_signals(2, 16, TRAINED, torch.Generator().manual_seed(0))[0].double()
@@ -138,7 +139,7 @@ def check() -> str:
 
 
 def draw(losses: dict[str, list[float]], readers: dict[str, Reader], length: int, path: Path) -> None:
-    """Losses by step, and predictions of one signal."""
+    """Plot losses by step, and predictions of one signal."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6), layout="constrained")
     for name, values in losses.items():
         count = min(20, len(values))

@@ -1,24 +1,24 @@
-"""A pendulum is swung up with the least effort: optimal control by direct collocation, with sparse derivatives.
+"""The swing-up of a pendulum with the least effort: optimal control by direct collocation, with sparse derivatives.
 
     python examples/trajectory.py
     python examples/trajectory.py --knots 2000
 
-Angle, rate and torque at equally spaced times are the unknowns. The effort, the integral of the squared torque, is
-minimised; between neighbouring times the trapezoidal rule ties them together by the equation of motion, angle'' =
-torque - sin(angle) - 0.1 angle', and the ends say that the pendulum hangs at first and stands at last. Each tie has six
-unknowns, so that the Jacobian of the constraints and the Hessian of the Lagrangian are bands, whatever the number of
-times: `hodiff.sparse.jacobian` and `hodiff.sparse.lagrangian_hessian` take a few products each.
+The unknowns are angle, rate and torque at equally spaced times. The effort, the integral of the squared torque, is
+minimised. Between neighbouring times the trapezoidal rule imposes the equation of motion, angle'' = torque - sin(angle)
+- 0.1 angle'. At the ends, the pendulum hangs at first and stands at last. Each constraint has at most six unknowns, so
+the Jacobian of the constraints and the Hessian of the Lagrangian are banded. `hodiff.sparse.jacobian` and
+`hodiff.sparse.lagrangian_hessian` take a few products each, for any number of times.
 
-Newton's method on the conditions of Karush, Kuhn and Tucker solves
+Newton's method on the Karush-Kuhn-Tucker conditions solves
 
     [ H + shift  J^T ] [ step        ]     [ gradient of the effort ]
     [ J            0 ] [ multipliers ] = - [ constraints            ]
 
-by SciPy's `splu`. Steps are halved until a merit function falls: effort plus a multiple of the broken constraints; the
-shift grows where the step sees no positive curvature. In eight seconds it pays to swing back first, by 52 degrees.
+by SciPy's `splu`. Steps are halved until a merit function falls: effort plus a multiple of the violated constraints.
+The shift grows where the step has no positive curvature. In eight seconds it pays to swing back first, by 52 degrees.
 
-A smaller problem is compared with dense derivatives, and the torque that was found is put into SciPy's `solve_ivp`,
-which knows nothing of collocation: the pendulum should stand.
+A smaller problem is compared with dense derivatives. The torque is also put into SciPy's `solve_ivp`, which is
+independent of collocation: the pendulum should stand.
 
 Source: M. Kelly, An introduction to trajectory optimization, SIAM Review 59 (2017), section 3; J. Nocedal & S. Wright,
 Numerical Optimization, 2nd ed. (2006), algorithm 18.3.
@@ -55,23 +55,23 @@ HALVINGS = 20
 
 @dataclass(frozen=True)
 class SwingUp:
-    """The problem with so many times, over some seconds; unknowns are (knots, 3): angle, rate, torque."""
+    """Swing-up problem with `knots` times in `duration` seconds; unknowns are (knots, 3): angle, rate, torque."""
 
     knots: int
     duration: float = 8.0
 
     @property
     def step(self) -> float:
-        """Between two times."""
+        """Time between two knots."""
         return self.duration / (self.knots - 1)
 
     def effort(self, z: Tensor) -> Tensor:
-        """The integral of the squared torque, by the trapezoidal rule."""
+        """Compute the integral of the squared torque, by the trapezoidal rule."""
         squares = z.view(-1, 3)[:, 2] ** 2
         return self.step * (squares.sum() - (squares[0] + squares[-1]) / 2)
 
     def constraints(self, z: Tensor) -> dict[str, Tensor]:
-        """What has to be zero: the ends, and how states at neighbouring times miss the equation of motion."""
+        """Compute the constraints, which should be zero: the ends, and the residuals of the equation of motion."""
         z = z.view(-1, 3)
         states, rates = z[:, :2], motion(z)
         missed = states[1:] - states[:-1] - self.step / 2 * (rates[1:] + rates[:-1])
@@ -79,7 +79,7 @@ class SwingUp:
         return {"first": states[0], "last": states[-1] - stands, "between": missed}
 
     def start(self) -> Tensor:
-        """A swing back and then up, without torque; not a motion yet."""
+        """Return a swing back and then up, without torque, which does not satisfy the equation of motion."""
         z, t = torch.zeros(self.knots, 3, dtype=torch.float64), torch.linspace(0, 1, self.knots, dtype=torch.float64)
         z[:, 0] = math.pi * t - torch.sin(2 * math.pi * t) * (1 - t)
         z[:, 1] = torch.gradient(z[:, 0], spacing=self.step)[0]
@@ -87,25 +87,25 @@ class SwingUp:
 
 
 def motion(z: Tensor) -> Tensor:
-    """The rates of angle and rate, (..., 2), of unknowns (..., 3)."""
+    """Compute the time derivatives of angle and rate, (..., 2), of unknowns (..., 3)."""
     angle, rate, torque = z.unbind(-1)
     return torch.stack([rate, torque - torch.sin(angle) - FRICTION * rate], -1)
 
 
 def flat(parts: dict[str, Tensor]) -> Tensor:
-    """Constraints in one vector, in the order of their names in the dict."""
+    """Return the constraints in one vector, in the order of their names in the dict."""
     return torch.cat([each.reshape(-1) for each in parts.values()])
 
 
 def unflat(vector: Tensor, like: dict[str, Tensor]) -> dict[str, Tensor]:
-    """And back."""
+    """Split a vector into a dict like the constraints."""
     parts = vector.split([each.numel() for each in like.values()])
     return {name: part.view_as(each) for part, (name, each) in zip(parts, like.items(), strict=True)}
 
 
 @dataclass(frozen=True)
 class Iteration:
-    """What is known at a point of Newton's method."""
+    """Record of one point of Newton's method."""
 
     effort: float
     broken: float
@@ -116,14 +116,14 @@ class Iteration:
 
 @dataclass(frozen=True)
 class Derivatives:
-    """Jacobian of the constraints and Hessian of the Lagrangian of a problem, as SciPy's matrices."""
+    """Jacobian of the constraints and Hessian of the Lagrangian of a problem, as SciPy matrices."""
 
     jacobian: Callable[[Tensor], csr_array]
     hessian: Callable[[Tensor, dict[str, Tensor]], csr_array]
 
 
 def sparse(problem: SwingUp) -> Derivatives:
-    """With patterns that are found at the first call, and colored."""
+    """Return sparse derivatives, whose patterns are found and colored at the first call."""
     return Derivatives(
         hodiff.sparse.jacobian(problem.constraints, format="scipy"),
         hodiff.sparse.lagrangian_hessian(problem.effort, problem.constraints, format="scipy"),
@@ -131,7 +131,7 @@ def sparse(problem: SwingUp) -> Derivatives:
 
 
 def dense(problem: SwingUp) -> Derivatives:
-    """All entries, zeros too."""
+    """Return dense derivatives, with zeros."""
 
     def jacobian(z: Tensor) -> csr_array:
         return csr_array(hodiff.jacobian(lambda z: flat(problem.constraints(z)))(z).numpy())
@@ -146,13 +146,13 @@ def dense(problem: SwingUp) -> Derivatives:
 
 
 def gradient(f: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:
-    """The slopes of a scalar function."""
+    """Compute the gradient of a scalar function."""
     z = z.detach().requires_grad_()
     return torch.autograd.grad(f(z), z)[0]
 
 
 def newton(problem: SwingUp, derivatives: Derivatives, most: int = 100) -> tuple[Tensor, list[Iteration]]:
-    """Unknowns where effort is least among those that hold the constraints, and how they were found."""
+    """Minimize the effort under the constraints; return the unknowns and the iterations."""
     z, step, shift, seen = problem.start(), 0.0, 0.0, []
     multipliers, penalty = torch.zeros_like(flat(problem.constraints(z))), 0.0
 
@@ -173,7 +173,7 @@ def newton(problem: SwingUp, derivatives: Derivatives, most: int = 100) -> tuple
         before, descent = merit(z), (slopes @ direction - penalty * broken.abs().sum()).item()
         step = 1.0
         for _ in range(HALVINGS):
-            # Near the minimum the merit falls by less than it rounds.
+            # Near the minimum the merit falls by less than rounding errors.
             if merit(z + step * direction) <= before + 1e-4 * step * descent + 1e-13 * abs(before):
                 break
             step /= 2
@@ -182,7 +182,7 @@ def newton(problem: SwingUp, derivatives: Derivatives, most: int = 100) -> tuple
 
 
 def kkt_step(H: csr_array, J: csr_array, slopes: Tensor, broken: Tensor) -> tuple[Tensor, Tensor, float]:
-    """A direction of positive curvature, the multipliers that go with it, and the shift that it took."""
+    """Return a direction of positive curvature, its multipliers, and the shift that it needed."""
     right = -np.concatenate([slopes.numpy(), broken.numpy()])
     for shift in SHIFTS:
         shifted = H + shift * eye_array(H.shape[0])
@@ -194,7 +194,7 @@ def kkt_step(H: csr_array, J: csr_array, slopes: Tensor, broken: Tensor) -> tupl
 
 
 def simulated(problem: SwingUp, z: Tensor) -> np.ndarray:
-    """Angle and rate at the end, by SciPy, with torques between times by straight lines."""
+    """Simulate by SciPy with linearly interpolated torques; return the final angle and rate."""
     times, torques = np.linspace(0, problem.duration, problem.knots), z.view(-1, 3)[:, 2].numpy()
 
     def rates(t: float, state: Any) -> list[float]:
@@ -206,7 +206,7 @@ def simulated(problem: SwingUp, z: Tensor) -> np.ndarray:
 
 
 def compare(knots: int) -> tuple[float, dict[str, float]]:
-    """How far sparse derivatives are from dense ones, over the largest entry, and the seconds of both."""
+    """Return the relative distance of sparse derivatives from dense ones, and the seconds of both."""
     problem = SwingUp(knots)
     z = problem.start() + 0.1 * torch.sin(torch.arange(3.0 * knots, dtype=torch.float64))
     multipliers = {name: torch.cos(each) for name, each in problem.constraints(z).items()}
@@ -221,7 +221,7 @@ def compare(knots: int) -> tuple[float, dict[str, float]]:
 
 
 def check() -> str:
-    """What hodiff's check says of effort and squared constraints: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on effort and squared constraints: all routes, gradgradcheck, SciPy's Hessian."""
     problem = SwingUp(4)
 
     def together(z: Tensor) -> Tensor:
@@ -232,7 +232,7 @@ def check() -> str:
 
 
 def draw(problem: SwingUp, z: Tensor, kkt: csr_array, path: Path) -> None:
-    """The pendulum's way, its torque, and where the matrix of a step has entries."""
+    """Draw the pendulum's motion, its torque, and the pattern of a step's matrix."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.8), layout="constrained")
     angle, rate, torque = z.view(-1, 3).T.numpy()
     times = np.linspace(0, problem.duration, problem.knots)
@@ -253,7 +253,7 @@ def draw(problem: SwingUp, z: Tensor, kkt: csr_array, path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Swing up, and hold the way against a simulation."""
+    """Swing up, and compare with a simulation."""
     parser = argparse.ArgumentParser(description="A pendulum's swing-up by sparse Newton steps.")
     parser.add_argument("--knots", type=int, default=600, help="times at which the unknowns are")
     parser.add_argument("--quick", action="store_true", help="80 times")

@@ -1,23 +1,23 @@
-"""The ground states of hydrogen, of an oscillator and of helium by variational Monte Carlo with a network.
+"""Ground states of hydrogen, of an oscillator and of helium by variational Monte Carlo with a network.
 
     python examples/variational_monte_carlo.py
 
-A wavefunction psi of electrons at x has the energy of the mean, over points drawn from |psi|^2, of its local energy
+The energy of a wavefunction psi of electrons at x is the mean, over points drawn from |psi|^2, of its local energy
 
     E(x) = -1/2 (Laplacian log|psi| + |gradient log|psi||^2) + V(x),
 
-which is never below that of the ground state, and is the same at every point where psi is an eigenstate. Value,
-gradient and Laplacian of log|psi| come from one pass of `hodiff.taylor.value_grad_laplacian` over all walkers. The
-energy's gradient in the parameters is 2 <(E - <E>) grad log|psi|>, which takes no derivative of E; a step follows it,
-or the natural gradient, of the metric S = Cov(grad log|psi|) (stochastic reconfiguration).
+which is never below that of the ground state, and is the same at every point if psi is an eigenstate. One pass of
+`hodiff.taylor.value_grad_laplacian` over all walkers gives value, gradient and Laplacian of log|psi|. The energy's
+gradient in the parameters is 2 <(E - <E>) grad log|psi|>, which needs no derivative of E. A step follows this gradient,
+or the natural gradient with the metric S = Cov(grad log|psi|) (stochastic reconfiguration).
 
-Hydrogen and the oscillator have one parameter, whose right value is 1: the energy becomes exact, and its variance zero.
+Hydrogen and the oscillator have one parameter, whose exact value is 1: the energy becomes exact, and its variance zero.
 Helium has a network of self-attention between the electrons, in the form
 
     log|psi| = sum_i [-2 r_i + a (sqrt(1 + r_i^2) - 1) + network_i] + r_12 / (2 + 2 b r_12)
 
 whose kinks at the nucleus and where electrons meet are exact, as the network is smooth there. Energies are in atomic
-units; errors are one standard error, by reblocking the means of all walkers. A run with the defaults, on one core:
+units. Errors are one standard error, by reblocking the means over all walkers. A run with the defaults, on one core:
 
                                 energy     error      exact  deviation  seconds
     hydrogen, natural        -0.500000   1.6e-10  -0.500000    4.5e-08      3.6
@@ -25,8 +25,8 @@ units; errors are one standard error, by reblocking the means of all walkers. A 
     helium, adam             -2.903102   2.0e-04  -2.903724    6.7e-02     35.3
     helium, natural          -2.903711   1.3e-04  -2.903724    4.5e-02     69.8
 
-The deviation is that of the local energy: where it is zero the state is an eigenstate. Helium is 42 millihartree below
-Hartree-Fock, which has no correlation of the electrons, and agrees with the exact energy within its error.
+The deviation is that of the local energy: it is zero if the state is an eigenstate. Helium is 42 millihartree below
+Hartree-Fock, which neglects the correlation of the electrons, and agrees with the exact energy within its error.
 
 Source: W. Foulkes et al., Rev. Mod. Phys. 73 (2001), section III; S. Sorella, Phys. Rev. B 71 (2005), for the natural
 gradient; I. von Glehn, J. Spencer & D. Pfau, "A self-attention ansatz for ab-initio quantum chemistry", ICLR 2023; R.
@@ -57,12 +57,12 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 HARTREE_FOCK = -2.861680
-MOVES = 10  # of each walker between two energies
+MOVES = 10  # moves of each walker between two energies
 RUNS = (("hydrogen", "natural"), ("oscillator", "natural"), ("helium", "adam"), ("helium", "natural"))
 
 
 class OneParameter(nn.Module):
-    """log|psi| = -a r^power / power, of one electron."""
+    """Wavefunction log|psi| = -a r^power / power, of one electron."""
 
     def __init__(self, power: int, start: float):
         super().__init__()
@@ -75,7 +75,7 @@ class OneParameter(nn.Module):
 
 
 class Attention(nn.Module):
-    """log|psi| of two electrons that attend to each other; the same when they are exchanged."""
+    """Wavefunction log|psi| of two electrons that attend to each other, symmetric under their exchange."""
 
     def __init__(self, generator: torch.Generator, width: int = 24, heads: int = 2, layers: int = 2):
         super().__init__()
@@ -88,7 +88,7 @@ class Attention(nn.Module):
         self.project = nn.ParameterList(matrix(width, 3 * width) for _ in range(layers))
         self.output = nn.ParameterList(matrix(width, width) for _ in range(layers))
         self.hidden = nn.ParameterList(matrix(width, width) for _ in range(layers))
-        # Nothing at first: the electrons then have an envelope and a cusp alone.
+        # Zero at first, so that the wavefunction starts with envelope and cusp alone.
         self.read = nn.Parameter(torch.zeros(width, dtype=torch.float64))
         self.a, self.log_b = (nn.Parameter(torch.tensor(start, dtype=torch.float64)) for start in (0.5, 0.0))
 
@@ -102,7 +102,7 @@ class Attention(nn.Module):
         return (envelope + self.network(x, soft)).sum(-1) + cusp
 
     def network(self, x: Tensor, soft: Tensor) -> Tensor:
-        """A number for each electron, smooth everywhere and bounded."""
+        """Compute a number for each electron, smooth everywhere and bounded."""
         h = torch.tanh(torch.cat([x / soft[..., None], torch.log(soft)[..., None]], -1) @ self.embed)
         count, electrons, width = h.shape
         for project, output, hidden in zip(self.project, self.output, self.hidden, strict=True):
@@ -115,14 +115,14 @@ class Attention(nn.Module):
 
 
 def coulomb(x: Tensor, charge: float) -> Tensor:
-    """The attraction of a nucleus at the origin, and the repulsion of two electrons."""
+    """Compute the attraction of a nucleus at the origin, and the repulsion of two electrons."""
     attraction = (-charge / torch.linalg.vector_norm(x, dim=-1)).sum(-1)
     return attraction if x.shape[1] == 1 else attraction + 1 / torch.linalg.vector_norm(x[:, 0] - x[:, 1], dim=-1)
 
 
 @dataclass(frozen=True)
 class System:
-    """Electrons in a potential, with a wavefunction that is to become their ground state's."""
+    """Electrons in a potential, with a wavefunction that approximates their ground state."""
 
     exact: float
     electrons: int
@@ -138,7 +138,7 @@ SYSTEMS = {
 
 
 def local_energy(state: nn.Module, potential: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """That of each walker (N, electrons, 3), without gradients in the parameters."""
+    """Compute the local energy of each walker (N, electrons, 3), without gradients in the parameters."""
     with torch.no_grad():
         _, slopes, laplacian = value_grad_laplacian(state, batched=True)(x)
         return -(laplacian + slopes.square().sum((1, 2))) / 2 + potential(x)
@@ -146,7 +146,7 @@ def local_energy(state: nn.Module, potential: Callable[[Tensor], Tensor], x: Ten
 
 @dataclass
 class Walkers:
-    """Points that are drawn from |psi|^2 by Metropolis' rule, with steps of which about half are accepted."""
+    """Points drawn from |psi|^2 by Metropolis' rule, with steps of which about half are accepted."""
 
     x: Tensor
     generator: torch.Generator
@@ -154,7 +154,7 @@ class Walkers:
 
     @torch.no_grad()
     def walk(self, state: nn.Module, moves: int) -> Walkers:
-        """Propose that many moves to each."""
+        """Propose `moves` moves to each walker."""
         value, accepted = state(self.x), 0.0
         for _ in range(moves):
             to = self.x + self.step * torch.randn(self.x.shape, generator=self.generator, dtype=self.x.dtype)
@@ -168,7 +168,7 @@ class Walkers:
 
 
 def scores(state: nn.Module, x: Tensor) -> Tensor:
-    """The gradient of log|psi| in the parameters less its mean, a row a walker."""
+    """Compute the gradient of log|psi| in the parameters less its mean, one row per walker."""
     parameters = {name: each.detach() for name, each in state.named_parameters()}
 
     def of_one(parameters: dict[str, Tensor], walker: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def scores(state: nn.Module, x: Tensor) -> Tensor:
 
 
 def centred(energies: Tensor) -> Tensor:
-    """Local energies less their mean, those of few walkers far out drawn in to five mean deviations."""
+    """Subtract the mean from local energies, after clipping outliers to five mean deviations."""
     middle = energies.median()
     most = 5 * (energies - middle).abs().mean()
     kept = energies.clamp(middle - most, middle + most)
@@ -188,14 +188,14 @@ def centred(energies: Tensor) -> Tensor:
 
 
 def natural_step(rows: Tensor, energies: Tensor, damping: float) -> Tensor:
-    """(S + damping)^-1 <(E - <E>) grad log|psi|>, by a system of the number of walkers."""
+    """Compute (S + damping)^-1 <(E - <E>) grad log|psi|>, by a system as large as the number of walkers."""
     count = len(rows)
     gram = rows @ rows.T / count + damping * torch.eye(count, dtype=rows.dtype)
     return rows.T @ torch.linalg.solve(gram, energies) / count
 
 
 def by_natural_gradient(state: nn.Module, walkers: Walkers, energies: Tensor, rate: float) -> None:
-    """A step, in place; one that would change log|psi| by more than a tenth at once is made shorter."""
+    """Take a natural-gradient step in place, shortened if it would change log|psi| by more than a tenth."""
     rows = scores(state, walkers.x)
     step = rate * natural_step(rows, centred(energies), damping=1e-4)
     change = (rows @ step).square().mean().sqrt().item()
@@ -207,7 +207,7 @@ def by_natural_gradient(state: nn.Module, walkers: Walkers, energies: Tensor, ra
 
 
 def by_adam(optimizer: torch.optim.Optimizer) -> Callable[[nn.Module, Walkers, Tensor, float], None]:
-    """A step of another optimizer, by the same gradient."""
+    """Return a step of another optimizer with the same gradient."""
 
     def step(state: nn.Module, walkers: Walkers, energies: Tensor, rate: float) -> None:
         optimizer.param_groups[0]["lr"] = rate / 20
@@ -219,7 +219,7 @@ def by_adam(optimizer: torch.optim.Optimizer) -> Callable[[nn.Module, Walkers, T
 
 
 def reblocked(means: Tensor) -> float:
-    """The standard error of a correlated series' mean, of blocks as long as Lee et al., Phys. Rev. E 83 (2011) ask."""
+    """Return the standard error of a correlated mean, with block lengths of Lee et al., Phys. Rev. E 83 (2011)."""
     count, length, series = len(means), 1, means
     first = error = (means.var() / count).sqrt().item()
     while len(series) >= 4 and length**3 <= 2 * count * (error / max(first, 1e-300)) ** 4:
@@ -231,7 +231,7 @@ def reblocked(means: Tensor) -> float:
 
 @dataclass
 class Course:
-    """The mean energy at each step, and what was measured at the end."""
+    """Mean energy at each step, and the final measurements."""
 
     energies: list[float] = field(default_factory=list)
     energy: float = 0.0
@@ -241,7 +241,7 @@ class Course:
 
 
 def solve(name: str, optimizer: str, options: argparse.Namespace, progress: bool) -> Course:
-    """Find a ground state, and measure its energy with the parameters held."""
+    """Find a ground state, and measure its energy with fixed parameters."""
     system, generator, start = SYSTEMS[name], torch.Generator().manual_seed(options.seed), time.process_time()
     state = system.make(generator)
     shape = (options.walkers, system.electrons, 3)
@@ -261,7 +261,7 @@ def solve(name: str, optimizer: str, options: argparse.Namespace, progress: bool
 
 
 def check() -> str:
-    """What hodiff's check says of helium's log|psi|, by electrons: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on helium's log|psi|, in the electrons: all routes, gradgradcheck, SciPy's Hessian."""
     generator = torch.Generator().manual_seed(0)
     state = Attention(generator, width=4).requires_grad_(False)
     state.read.normal_(generator=generator)
@@ -271,7 +271,7 @@ def check() -> str:
 
 
 def draw(courses: dict[tuple[str, str], Course], path: Path) -> None:
-    """Distances from the exact energies, and the course of helium's."""
+    """Plot distances from the exact energies, and helium's energy by step."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
     for (name, optimizer), course in courses.items():
         if name == "helium":
@@ -293,7 +293,7 @@ def draw(courses: dict[tuple[str, str], Course], path: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Solve all three, helium by two optimizers, and print the table."""
+    """Solve all three systems, helium by two optimizers, and print the table."""
     parser = argparse.ArgumentParser(description="Ground states by variational Monte Carlo.")
     parser.add_argument("--walkers", type=int, default=512, help="points drawn at once")
     parser.add_argument("--steps", type=int, default=300, help="of the optimizer")

@@ -3,12 +3,12 @@
     python examples/vibrational_modes.py
     python examples/vibrational_modes.py --quick
 
-Atoms attract each other by the potential of Lennard and Jones, which ends smoothly at a cutoff, so that the Hessian of
-the energy by all places has entries for near atoms alone. The cluster, a ball cut out of a crystal, is relaxed by
-L-BFGS and by Newton steps with the Hessian itself; pairs within reach are listed anew between the two. At the minimum
-the eigenvalues of the Hessian are squares of frequencies (masses are 1). Six are zero, as nothing holds the cluster as
-a whole: three shifts and three turns. `scipy.sparse.linalg.eigsh` finds the others at the low end by inverting the
-sparse matrix. A smaller cluster's Hessian is compared with the dense one first.
+Atoms attract each other by the potential of Lennard and Jones, which ends smoothly at a cutoff. So the Hessian of the
+energy in all positions has entries for nearby atoms only. The cluster, a ball cut out of a crystal, is relaxed by
+L-BFGS and then by Newton steps with the Hessian itself; pairs within reach are updated between the two. At the minimum
+the eigenvalues of the Hessian are squares of frequencies (masses are 1). Six are zero, as the cluster is free: three
+translations and three rotations. `scipy.sparse.linalg.eigsh` finds the next lowest eigenvalues by inverting the sparse
+matrix. First, a smaller cluster's Hessian is compared with the dense Hessian.
 
 Source: M. Born & K. Huang, Dynamical Theory of Crystal Lattices (1954), for vibrations; S. Stoddard & J. Ford, Physical
 Review A 8 (1973) for potentials that end smoothly.
@@ -36,13 +36,13 @@ import hodiff
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-CUTOFF, SKIN = 1.7, 0.3  # two shells of neighbours, and how much further pairs are listed
-SPACING = 2 ** (1 / 6)  # of the pair of least energy
+CUTOFF, SKIN = 1.7, 0.3  # two shells of neighbours, and an extra distance for the list of pairs
+SPACING = 2 ** (1 / 6)  # distance of the pair of least energy
 NEWTON_STEPS = 8
 
 
 def cluster(atoms: int) -> Tensor:
-    """The sites of a face-centred cubic crystal that are next to a point of no symmetry, (3 * atoms,)."""
+    """Return the sites of a face-centred cubic crystal next to a point without symmetry, (3 * atoms,)."""
     reach = int(np.ceil((atoms / 2) ** (1 / 3))) + 1
     cells = np.stack(np.meshgrid(*[np.arange(-reach, reach + 1)] * 3, indexing="ij"), -1).reshape(-1, 3)
     sites = cells[cells.sum(1) % 2 == 0] * SPACING / np.sqrt(2)
@@ -51,14 +51,14 @@ def cluster(atoms: int) -> Tensor:
 
 
 def pairs_within(x: Tensor, distance: float) -> tuple[Tensor, Tensor]:
-    """The numbers of atoms that are that near, each pair once."""
+    """Return the numbers of atoms within a distance, each pair once."""
     found = cKDTree(x.view(-1, 3).numpy()).query_pairs(distance, output_type="ndarray")
     one, other = torch.from_numpy(found[np.lexsort(found.T[::-1])]).long().T
     return one, other
 
 
 def energy(x: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """4 (d^-12 - d^-6) over pairs, times (1 - (d / cutoff)^2)^3, which ends with two derivatives."""
+    """Sum 4 (d^-12 - d^-6) over pairs, times (1 - (d / cutoff)^2)^3, which ends with two continuous derivatives."""
     places = x.view(-1, 3)
     squared = (places[one] - places[other]).square().sum(-1)
     gate = (1 - squared / CUTOFF**2).clamp_min(0) ** 3
@@ -67,7 +67,7 @@ def energy(x: Tensor, one: Tensor, other: Tensor) -> Tensor:
 
 
 def relaxed(x: Tensor) -> tuple[Tensor, float]:
-    """The next minimum, and the largest force that is left there."""
+    """Return the next minimum, and the largest remaining force."""
 
     def value_and_slopes(flat: np.ndarray) -> tuple[float, np.ndarray]:
         place = torch.from_numpy(flat).requires_grad_()
@@ -84,21 +84,21 @@ def relaxed(x: Tensor) -> tuple[Tensor, float]:
         _, slopes = value_and_slopes(x.numpy())
         if abs(slopes).max() < 1e-11:
             break
-        # Shifts and turns have no curvature: a small one keeps the matrix invertible, and the step is no other.
+        # Rigid motions have no curvature. A small shift makes the matrix invertible without changing the step.
         shifted = (hessian(x, *pairs) + 1e-6 * eye_array(len(x))).tocsc()
         x = x - torch.from_numpy(splu(shifted).solve(slopes))
     return x, abs(value_and_slopes(x.numpy())[1]).max()
 
 
 def low_modes(H: csr_array, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """The lowest eigenvalues, increasing, and their vectors; by inverting H less a small negative number."""
+    """Return the lowest eigenvalues, increasing, and their vectors, by inverting H less a small negative number."""
     values, vectors = eigsh(H.tocsc(), k=count, sigma=-1e-3, which="LM", v0=np.ones(H.shape[0]) + np.arange(H.shape[0]))
     order = values.argsort()
     return values[order], vectors[:, order]
 
 
 def rigid_motions(x: Tensor) -> np.ndarray:
-    """Three shifts and three turns, orthonormal columns (3 * atoms, 6)."""
+    """Return three translations and three rotations as orthonormal columns (3 * atoms, 6)."""
     places = x.view(-1, 3).numpy()
     axes = np.eye(3)
     shifts = [np.broadcast_to(axis, places.shape) for axis in axes]
@@ -107,7 +107,7 @@ def rigid_motions(x: Tensor) -> np.ndarray:
 
 
 def compare(atoms: int) -> float:
-    """How far a smaller cluster's sparse Hessian is from the dense one, over the largest entry."""
+    """Return the distance of a smaller cluster's sparse Hessian from the dense one, over the largest entry."""
     x, _ = relaxed(cluster(atoms))
     pairs = pairs_within(x, CUTOFF)
     dense = hodiff.hessian_matrix(energy, x, *pairs)
@@ -116,14 +116,14 @@ def compare(atoms: int) -> float:
 
 
 def check() -> str:
-    """What hodiff's check says of the energy: all routes, gradgradcheck, SciPy's Hessian."""
+    """Run hodiff's check on the energy: all routes, gradgradcheck, SciPy's Hessian."""
     x = 1.02 * cluster(4)
     one, other = pairs_within(x, CUTOFF)
     return hodiff.assert_differentiable(lambda x: energy(x, one, other), x, vmap=False).summary
 
 
 def seconds(call: Callable[[], object], repeats: int = 3) -> float:
-    """The least time of some calls, by the processor's clock."""
+    """Return the least processor seconds of some calls."""
 
     def once() -> float:
         begun = time.process_time()
@@ -134,7 +134,7 @@ def seconds(call: Callable[[], object], repeats: int = 3) -> float:
 
 
 def draw(H: csr_array, values: np.ndarray, path: Path) -> None:
-    """Where the Hessian has entries, and how many modes there are by frequency."""
+    """Plot the pattern of the Hessian, and a histogram of frequencies."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     left.spy(H, markersize=0.3)
     left.set(title=f"Hessian, {H.shape[0]:,} x {H.shape[0]:,}, {H.nnz / H.shape[0] ** 2:.1%} of its entries", xticks=[])

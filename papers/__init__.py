@@ -1,1 +1,1 @@
-"""What papers claim, and what hodiff measures of it."""
+"""Reproductions of published claims with hodiff."""

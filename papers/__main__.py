@@ -1,4 +1,4 @@
-"""Run every reproduction, or some: `python -m papers --help`."""
+"""Run all reproductions, or some: `python -m papers --help`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAPERS = Path(__file__).resolve().parent
 
 
 def main() -> int:
-    """Run the scripts one after another, quick ones some at a time; 1 if one failed."""
+    """Run the scripts one after another, quick runs several at a time; return 1 if a script failed."""
     names = sorted(path.parent.name for path in PAPERS.glob("*/reproduce.py"))
     parser = argparse.ArgumentParser(prog="python -m papers", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller problems, some seconds each")
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def run_full(names: list[str]) -> list[str]:
-    """Those that failed. A process each, so that no timing depends on what ran before."""
+    """Run every script in its own process, so that no timing depends on earlier runs; return the names that failed."""
     failed = []
     for name in tqdm(names, desc="papers", unit="paper", leave=False, disable=None):
         command = [sys.executable, str(PAPERS / name / "reproduce.py")]

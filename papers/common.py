@@ -1,4 +1,4 @@
-"""What the scripts share: the command line, what a reproduction consists of, and where it is saved."""
+"""Shared code of the scripts: the command line, the parts of a reproduction, and saving results."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from papers.tables import claims_table, update_index, update_readme
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of a paper, and what came of it.
+    """Statement of a paper, with the outcome of its reproduction.
 
     Attributes:
         claim: The statement in our words.
-        published: The paper's own figure, or "qualitative" where it gives none.
-        measured: Ours.
-        verdict: "reproduced", "partly" or "not"; `OURS` for what the paper does not say.
+        published: The paper's own number, or "qualitative" where it gives none.
+        measured: Our number.
+        verdict: "reproduced", "partly" or "not"; `OURS` for statements that are not in the paper.
     """
 
     claim: str
@@ -39,7 +39,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What a script found: claims with the main one first, its settings, all figures as plain numbers, a drawing."""
+    """Results of a script: claims, the main claim first; settings; all results as plain numbers; a figure."""
 
     claims: list[Claim]
     settings: dict[str, Any]
@@ -51,25 +51,25 @@ Reproduce = Callable[[bool, bool], Reproduction]
 
 
 def verdict(reproduced: bool, partly: bool = False) -> str:
-    """The word for a comparison."""
+    """Return the verdict of a comparison."""
     return "reproduced" if reproduced else "partly" if partly else "not"
 
 
 def span(values: Sequence[float], digits: int = 1) -> str:
-    """The least and the largest of some numbers."""
+    """Format the range of some numbers."""
     low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
     return low if low == high else f"{low} to {high}"
 
 
 def run(script: str, description: str, reproduce: Reproduce) -> None:
-    """Be the main program of a script.
+    """Run a script as the main program.
 
-    A full run is saved beside the script and shown in both READMEs. A quick one is saved only where `--out` says.
+    A full run is saved next to the script and shown in both READMEs. A quick run is saved only in the folder `--out`.
 
     Args:
-        script: Its `__file__`.
-        description: Its docstring.
-        reproduce: Called as `reproduce(quick, progress)`.
+        script: `__file__` of the script.
+        description: Docstring of the script.
+        reproduce: Function that is called as `reproduce(quick, progress)`.
     """
     folder = Path(script).resolve().parent
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -106,7 +106,7 @@ def save(results: dict[str, Any], figure: Figure, out: Path) -> None:
 
 
 def rounded(value: Any) -> Any:
-    """Plain numbers with six digits each, which is more than any comparison uses."""
+    """Convert to plain numbers with six digits, more than any comparison uses."""
     if isinstance(value, torch.Tensor):
         value = value.tolist()
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""What a Hessian-vector product costs, in gradients: seconds, floating-point operations, bytes."""
+"""Cost of a Hessian-vector product in gradients: seconds, floating-point operations, bytes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Run = Callable[[], Any]
 
 
 def costs(gradient: Run, products: Mapping[str, Run], rounds: int, label: str) -> dict[str, dict[str, float]]:
-    """Multiples of one gradient's cost.
+    """Measure costs in multiples of one gradient's cost.
 
     Args:
-        gradient: Computes the unit.
-        products: What to compare with it, by name.
-        rounds: How many rounds of timing.
-        label: What the progress bar says.
+        gradient: Function that computes the gradient, the unit.
+        products: Functions to compare with the gradient, by name.
+        rounds: Number of rounds of timing.
+        label: Label of the progress bar.
 
     Returns:
         "time", "operations" and "memory" by name.
@@ -39,7 +39,7 @@ def costs(gradient: Run, products: Mapping[str, Run], rounds: int, label: str) -
 
 
 def flops(run: Run) -> int:
-    """Floating-point operations of matrix products and convolutions, the same on every machine."""
+    """Count floating-point operations of matrix products and convolutions, the same on every machine."""
     with FlopCounterMode(display=False) as counter:
         run()
     return counter.get_total_flops()

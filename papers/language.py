@@ -1,4 +1,4 @@
-"""A text of half a million letters that comes with Python, and a small transformer that predicts its next letter."""
+"""Text of half a million letters that comes with Python, and a small transformer that predicts the next letter."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-LENGTH = 32  # letters that are read at once
+LENGTH = 32  # letters of context
 
 
 @cache
 def letters() -> tuple[Tensor, int]:
-    """What Python's `help` says of the language, as numbers of letters, and how many letters there are."""
+    """Return the text of Python's `help` topics as numbers of letters, and the size of the alphabet."""
     text = "\n".join(topics[topic].lower() for topic in sorted(topics))
     alphabet = sorted(set(text))
     numbers = {letter: number for number, letter in enumerate(alphabet)}
@@ -22,7 +22,7 @@ def letters() -> tuple[Tensor, int]:
 
 
 class Text:
-    """Batches of the text, whose every eighth stretch is kept for validation."""
+    """Batches of the text; every eighth stretch is kept for validation."""
 
     def __init__(self) -> None:
         text, self.vocabulary = letters()
@@ -31,13 +31,13 @@ class Text:
         self.training, self.validation = stretches[~held_out], stretches[held_out]
 
     def batch(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Letters (count, LENGTH) and those that follow each, (count * LENGTH,)."""
+        """Return letters (count, LENGTH) and the letters that follow, (count * LENGTH,)."""
         chosen = self.training[torch.randint(len(self.training), (count,), generator=generator)]
         return chosen[:, :-1], chosen[:, 1:].flatten()
 
 
 class Layer(nn.Module):
-    """Causal attention and a two-layer network, each on normalised letters and added to them."""
+    """Causal attention and a two-layer network, with layer norms before both and residual connections."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Layer(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Scores of the letter after each."""
+    """Transformer that computes scores of the next letter at every position."""
 
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int = 2) -> None:
         super().__init__()
@@ -76,6 +76,6 @@ class LanguageModel(nn.Module):
 
 
 def loss_on(model: nn.Module, stretches: Tensor) -> float:
-    """The mean cross-entropy of stretches (count, LENGTH + 1)."""
+    """Compute the mean cross-entropy on stretches (count, LENGTH + 1)."""
     with torch.no_grad():
         return F.cross_entropy(model(stretches[:, :-1]), stretches[:, 1:].flatten()).item()

@@ -1,4 +1,4 @@
-"""Networks and data that several scripts train: residual ones for digits, and the digits as images."""
+"""Networks and data that several scripts use: residual networks, and the digits as images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLASSES = 10
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions, whose result may be added to what came in."""
+    """Two 3x3 convolutions with an optional residual connection."""
 
     def __init__(self, channels: int, batch_norm: bool, residual: bool) -> None:
         super().__init__()
@@ -25,13 +25,13 @@ class Block(nn.Module):
         self.layers = nn.Sequential(*layers[:-1])
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (batch, channels, height, width) to images of the same shape."""
+        """Map images (batch, channels, height, width) to images of the same shape."""
         change = self.layers(x)
         return torch.relu(x + change if self.residual else change)
 
 
 def residual_network(blocks: int, channels: int, batch_norm: bool = True, residual: bool = True) -> nn.Sequential:
-    """For images of 8x8, with the batch's statistics in batch norm, and weights as He et al. draw them."""
+    """Return a residual network for 8x8 images; batch norm uses batch statistics, weights are drawn as by He et al."""
     body = [Block(channels, batch_norm, residual) for _ in range(blocks)]
     first = [nn.Conv2d(1, channels, 3, padding=1, bias=not batch_norm)]
     norm = [nn.BatchNorm2d(channels, track_running_stats=False)] if batch_norm else []
@@ -46,7 +46,7 @@ def residual_network(blocks: int, channels: int, batch_norm: bool = True, residu
 
 
 def digit_images(training: int, test: int = 0) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Shuffled images (n, 1, 8, 8) of digits with mean 0, and their labels: some to train with, some others."""
+    """Return shuffled images (n, 1, 8, 8) of digits with mean 0 and their labels, for training and for a test."""
     pixels, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))[: training + test]
     images = (torch.from_numpy(pixels).float() / 8 - 0.6)[order].view(-1, 1, 8, 8)
@@ -55,7 +55,7 @@ def digit_images(training: int, test: int = 0) -> tuple[tuple[Tensor, Tensor], t
 
 
 def sparse_sigmoid(widths: list[int], linear: int, links: int = 15) -> nn.Sequential:
-    """Sigmoid units of `links` weights from N(0, 1) each, without the sigmoid after `linear` units and at the end."""
+    """Return sigmoid layers of `links` weights from N(0, 1) a unit; no sigmoid at the end or after `linear` units."""
     layers: list[nn.Module] = []
     for fan_in, fan_out in pairwise(widths):
         layer = nn.Linear(fan_in, fan_out)

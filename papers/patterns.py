@@ -1,4 +1,4 @@
-"""Patterns of sparse symmetric matrices: bands, grids, random ones, and neighbours in a square."""
+"""Patterns of sparse symmetric matrices: bands, grids, random patterns, and neighbours in a square."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from scipy.spatial import cKDTree
 
 
 def banded(n: int, rho: int) -> Any:
-    """A band with rho entries beside the diagonal in each row, as in the paper."""
+    """Return a band with rho entries beside the diagonal in each row, as in the paper."""
     offsets = range(-(rho // 2), rho // 2 + 1)
     return scipy.sparse.diags_array([np.ones(n - abs(k)) for k in offsets], offsets=offsets).tocsr()
 
 
 def grid(side: int, corners: bool) -> Any:
-    """The 5-point or the 9-point stencil on a square."""
+    """Return the 5-point or the 9-point stencil on a square."""
     path = banded(side, 2)
     one = scipy.sparse.eye_array(side)
     near = scipy.sparse.kron(path, path) if corners else scipy.sparse.kron(path, one) + scipy.sparse.kron(one, path)
@@ -24,7 +24,7 @@ def grid(side: int, corners: bool) -> Any:
 
 
 def scattered(n: int, entries: int) -> Any:
-    """Entries at random places, as many a row on average."""
+    """Return random entries, with `entries` a row on average."""
     generator = np.random.default_rng(0)
     i, j = generator.integers(0, n, (2, n * entries // 2))
     half = scipy.sparse.coo_array((np.ones(len(i)), (i, j)), shape=(n, n))
@@ -32,7 +32,7 @@ def scattered(n: int, entries: int) -> Any:
 
 
 def geometric(n: int, entries: int) -> Any:
-    """Points in a square, with entries for those near each other."""
+    """Return entries for random points in a square that are near each other."""
     points = np.random.default_rng(0).random((n, 2))
     pairs = cKDTree(points).query_pairs((entries / (np.pi * n)) ** 0.5, output_type="ndarray")
     half = scipy.sparse.coo_array((np.ones(len(pairs)), pairs.T), shape=(n, n))
@@ -40,7 +40,7 @@ def geometric(n: int, entries: int) -> Any:
 
 
 def matrices(n: int) -> dict[str, Any]:
-    """The patterns by name; banded and random ones are the paper's kinds."""
+    """Return the patterns by name; banded and random patterns are also in the paper."""
     side = round(n**0.5)
     return {
         "banded, 10": banded(n, 10),

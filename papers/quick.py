@@ -1,4 +1,4 @@
-"""Quick runs of many scripts, some at a time."""
+"""Quick runs of many scripts, several at a time."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 from tqdm import tqdm
 
 PAPERS = Path(__file__).resolve().parent
-# What most scripts import, once for all of them: that takes longer than many a quick run.
+# Modules that most scripts import, loaded once: importing takes longer than many quick runs.
 SHARED = ["hodiff", "papers.common", "benchmarks.objectives", "scipy.optimize", "sklearn.datasets"]
 
 
 def run_quick(names: list[str], out: Path | None, jobs: int) -> list[str]:
-    """Those that failed. Forks of a process that has imported what they share, a fresh one for each."""
+    """Run every script in a fresh fork of a process with the shared imports; return the names that failed."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(SHARED)
 
     def run(name: str) -> int | None:
-        # A process of its own, and no pool's: those may not start further ones, which some scripts do.
+        # Not a process pool: its workers may not start processes, as some scripts do.
         process = context.Process(target=run_one, args=(name, None if out is None else str(out / name)))
         process.start()
         process.join()
@@ -38,6 +38,6 @@ def run_one(name: str, out: str | None) -> None:
     """Run one script as a main program."""
     script = PAPERS / name / "reproduce.py"
     sys.argv = [str(script), "--quick", "--no-progress", *([] if out is None else ["--out", out])]
-    # What a script does not expect is a failure; scripts silence what they do.
+    # Unexpected warnings are failures; scripts silence the warnings that they expect.
     warnings.simplefilter("error", UserWarning)
     runpy.run_path(str(script), run_name="__main__")

@@ -1,4 +1,4 @@
-"""The tables of results in the READMEs, rewritten from `results.json`."""
+"""Tables of results in the READMEs, written from `results.json`."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-OURS = "ours"  # the verdict on what a paper does not say
+OURS = "ours"  # the verdict on a statement that is not in the paper
 BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def claims_table(results: dict[str, Any]) -> str:
-    """Published against measured, one claim a row."""
+    """Return a table of published and measured results, one claim per row."""
     columns = ["claim", "published", "measured", "verdict"]
     return markdown(columns, [[claim[column] for column in columns] for claim in results["claims"]])
 
 
 def index_table(papers: Path) -> str:
-    """All claims of all papers, a row each, misses included; how many were reproduced stands at the first.
+    """Return a table of all claims of all papers, one claim per row; first rows count the reproduced claims.
 
     Args:
-        papers: The folder of all papers.
+        papers: Folder of all papers.
 
     Returns:
         The table.
@@ -45,19 +45,19 @@ def index_table(papers: Path) -> str:
 
 
 def saved(papers: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Folder and results of every paper that was run, by year."""
+    """Yield folder name and results of every paper that was run, by year."""
     by_year = {path.parent.name: path for path in papers.glob("*/results.json")}
     for name in sorted(by_year, key=lambda name: (re.findall(r"-(\d{4})\b", name), name)):
         yield name, json.loads(by_year[name].read_text(encoding="utf-8"))
 
 
 def heading(page: Path) -> str:
-    """The first heading of a page."""
+    """Return the first heading of a page."""
     return page.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def update_readme(folder: Path) -> None:
-    """Put a paper's results into its README."""
+    """Write a paper's results into its README."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     machine = results["machine"]
     where = f"{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, torch {machine['torch']}"
@@ -65,12 +65,12 @@ def update_readme(folder: Path) -> None:
 
 
 def update_index(papers: Path) -> None:
-    """Put the claims of all papers into the index."""
+    """Write the claims of all papers into the index."""
     replace(papers / "README.md", index_table(papers))
 
 
 def replace(path: Path, table: str) -> None:
-    """Put a table between the two marks of a page."""
+    """Replace the table between the two marks of a page."""
     before, _, rest = path.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     path.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")

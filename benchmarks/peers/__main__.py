@@ -1,4 +1,4 @@
-"""Time the peers: see `benchmarks.peers` for the environment that this needs."""
+"""Time the peers; see `benchmarks.peers` for the environment that this needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from benchmarks.report import RESULTS, save_json, time_table
 
 
 def curvlinops_hessian(objective: Objective) -> Any:
-    """The Hessian as curvlinops' linear operator."""
+    """Return the Hessian as curvlinops' linear operator."""
     from curvlinops import HessianLinearOperator
 
     return HessianLinearOperator(
@@ -43,7 +43,7 @@ def curvlinops_hessian(objective: Objective) -> Any:
 
 
 def product_problem(objective: Objective) -> Problem:
-    """A Hessian-vector product."""
+    """Return the problem of a Hessian-vector product for torch and the peers."""
     x = objective.parameters()
     n = sum(tensor.numel() for tensor in x.values())
     direction = torch.randn(n, generator=torch.Generator().manual_seed(1))
@@ -60,7 +60,7 @@ def product_problem(objective: Objective) -> Problem:
 
 
 def dense_problem(objective: Objective) -> Problem:
-    """A dense Hessian."""
+    """Return the problem of a dense Hessian for torch and the peers."""
     x = objective.parameters()
     n = sum(tensor.numel() for tensor in x.values())
     probe = torch.randn(n, generator=torch.Generator().manual_seed(1))
@@ -91,7 +91,7 @@ def problem(
     error: Callable[[Any], float],
     tolerance: float,
 ) -> Problem:
-    """A problem for torch and the peers."""
+    """Return a problem for torch and the peers."""
     gradient = partial(torch_ways.gradient, objective, objective.parameters())
     return Problem(
         name=objective.name,
@@ -110,21 +110,21 @@ def problem(
 
 
 def vector(result: Any) -> Tensor:
-    """Whatever a contestant returned, flat."""
+    """Flatten the result of a contestant."""
     if isinstance(result, dict):
         return torch.cat([tensor.flatten() for tensor in result.values()])
     return torch.from_numpy(np.array(result)).flatten()
 
 
 def measured(problem: Problem, rounds: int, clock: Clock = time.perf_counter) -> Result:
-    """Measure and print."""
+    """Measure a problem and print its table."""
     result = measure(problem, rounds, clock)
     print(f"## {result.title}\n\n{time_table(result)}\n", flush=True)
     return result
 
 
 def products(rounds: int) -> dict[str, Any]:
-    """Products with Hessians and dense Hessians, on all cores."""
+    """Measure Hessian-vector products and dense Hessians, on all cores."""
     by_vector = [measured(product_problem(build()), rounds) for build in NETWORKS.values()]
     whole = [measured(dense_problem(build()), rounds) for build in DIGITS.values()]
     return {
@@ -135,7 +135,7 @@ def products(rounds: int) -> dict[str, Any]:
 
 
 def laplacians(rounds: int) -> dict[str, Any]:
-    """Laplacians by folx and hodiff, on one core, by the clock of the processor."""
+    """Measure Laplacians by folx and hodiff, on one core, in processor seconds."""
     from benchmarks.peers import taylor
 
     hold_one_core()
@@ -149,7 +149,7 @@ def laplacians(rounds: int) -> dict[str, Any]:
 
 
 def hessians(rounds: int) -> dict[str, Any]:
-    """Sparse Hessians by asdex and hodiff, on one core, by the clock of the processor."""
+    """Measure sparse Hessians by asdex and hodiff, on one core, in processor seconds."""
     from benchmarks.peers import sparse
 
     hold_one_core()
@@ -168,14 +168,14 @@ PARTS = {"products": products, "taylor": laplacians, "sparse": hessians}
 
 
 def main() -> None:
-    """Measure, print and save."""
+    """Parse the command line, measure and save."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--only", choices=PARTS, help="one part alone; the results of the other stay")
     parser.add_argument("--save", type=Path, default=RESULTS, metavar="DIR", help="where peers.json goes")
     options = parser.parse_args()
     if options.only is None:
-        # A process each: the number of threads is settled when JAX starts.
+        # One process per part: JAX fixes its number of threads when it starts.
         for part in PARTS:
             words = ["--only", part, "--rounds", str(options.rounds), "--save", str(options.save)]
             subprocess.run([sys.executable, "-m", "benchmarks.peers", *words], check=True)

@@ -1,4 +1,4 @@
-"""What comes before a race."""
+"""Costs of preparations before a race."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Preparation:
-    """Pattern and coloring: seconds of the processor, and how many colors."""
+    """Cost of pattern and coloring: processor seconds and number of colors."""
 
     seconds: float
     colors: int

@@ -1,4 +1,4 @@
-"""Derivatives of an objective by JAX, compiled, with all data passed as arguments lest XLA folds it away."""
+"""Derivatives of an objective by compiled JAX; data are arguments, so that XLA does not fold them as constants."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Run = Callable[[], Any]
 
 
 def ways(objective: Objective, direction: Tensor) -> dict[str, Run]:
-    """The gradient and two products.
+    """Return calls of the gradient and of two Hessian-vector products.
 
     Args:
         objective: The function, in torch.
         direction: The vector, (n,).
 
     Returns:
-        Ready calls, each of which gives a vector of shape (n,).
+        Compiled calls that return vectors of shape (n,).
     """
     loss, x, data = ported(objective)
     v = jnp.asarray(direction.numpy())
@@ -44,13 +44,13 @@ def ways(objective: Objective, direction: Tensor) -> dict[str, Run]:
 
 
 def dense_ways(objective: Objective) -> dict[str, Run]:
-    """The gradient and the dense Hessian.
+    """Return calls of the gradient and of the dense Hessian.
 
     Args:
         objective: The function, in torch.
 
     Returns:
-        Ready calls.
+        Compiled calls.
     """
     loss, x, data = ported(objective)
     return {
@@ -60,7 +60,7 @@ def dense_ways(objective: Objective) -> dict[str, Run]:
 
 
 def ported(objective: Objective) -> tuple[Callable[..., Any], Any, tuple[Any, Any]]:
-    """An objective in JAX: a function of a parameter vector, inputs and targets; and those three."""
+    """Return an objective in JAX as a function of parameter vector, inputs and targets, with these arguments."""
     network = PORTS.get(objective.name, mlp)
     parameters = objective.parameters()
     # JAX sorts the keys of a dict; a list keeps torch's order.
@@ -73,6 +73,6 @@ def ported(objective: Objective) -> tuple[Callable[..., Any], Any, tuple[Any, An
 
 
 def ready(function: Callable[..., Any], *arguments: Any) -> Run:
-    """A compiled call that waits for its result."""
+    """Return a compiled call that waits for its result."""
     compiled = jax.jit(function)
     return lambda: jax.block_until_ready(compiled(*arguments))

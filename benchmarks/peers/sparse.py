@@ -1,4 +1,4 @@
-"""Sparse Hessians by asdex on JAX, compiled, beside hodiff's: the same functions and points, in float64."""
+"""Sparse Hessians by asdex on compiled JAX and by hodiff: the same functions and points, in float64."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from benchmarks.race import Contestant
 from benchmarks.workloads import sparse
 from benchmarks.workloads.potentials import lennard_jones
 
-# The process is this module's own.
+# This module runs in its own process, so the global setting affects nothing else.
 jax.config.update("jax_enable_x64", True)
 
 Array = Any
@@ -35,12 +35,12 @@ NAME = f"asdex {version('asdex')}, JAX jit"
 
 
 def rosenbrock(x: Array) -> Array:
-    """`benchmarks.workloads.sparse.rosenbrock`."""
+    """Compute `benchmarks.workloads.sparse.rosenbrock` in JAX."""
     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def pair_energy(x: Array, one: Array, other: Array, cutoff: float) -> Array:
-    """The energy of the example `vibrational_modes`."""
+    """Compute the energy of the example `vibrational_modes` in JAX."""
     places = x.reshape(-1, 3)
     squared = ((places[one] - places[other]) ** 2).sum(-1)
     gate = jnp.maximum(1 - squared / cutoff**2, 0) ** 3
@@ -60,7 +60,7 @@ class Case:
 
 
 def cases() -> Iterator[Case]:
-    """The chain by length, and atoms with a cutoff."""
+    """Yield chains of several lengths, and atoms with a cutoff."""
     for n in SIZES:
         x = torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         yield Case(f"chain-{n}", f"Chained Rosenbrock function, n = {n:,}", sparse.rosenbrock, rosenbrock, x)
@@ -73,7 +73,7 @@ def cases() -> Iterator[Case]:
 
 
 def prepared(case: Case) -> tuple[Problem, dict[str, Preparation]]:
-    """The race of one case, and what came before it: patterns and colorings, in seconds."""
+    """Return the race of one case, and the costs of its patterns and colorings."""
     x = jnp.asarray(case.x.numpy())
     begun = time.process_time()
     theirs = asdex.hessian_coloring(case.port, x)
@@ -108,7 +108,7 @@ def prepared(case: Case) -> tuple[Problem, dict[str, Preparation]]:
 
 
 def product(found: Any, v: Tensor) -> Tensor:
-    """With a matrix of either library."""
+    """Multiply a vector by a sparse matrix of either library."""
     if isinstance(found, Tensor):
         return found @ v
     indices = np.asarray(found.indices).T

@@ -1,4 +1,4 @@
-"""Laplacians by folx on JAX, compiled, beside hodiff's: the same networks, weights and points."""
+"""Laplacians by folx on compiled JAX and by hodiff: the same networks, weights and points."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from benchmarks.race import Contestant
 from benchmarks.workloads import taylor, taylor_sparse, wavefunction
 
 Array = Any
-# The most that is worth it where a call takes seconds.
+# Fewer rounds where a call takes seconds.
 ROUNDS = {"sparse-nodes": 3, "sparse-wavefunction": 5}
 
 
 def problems() -> Iterator[Problem]:
-    """The problems of the workloads `taylor` and `taylor_sparse` in float32, by their names."""
+    """Yield the problems of the workloads `taylor` and `taylor_sparse` in float32, under the same names."""
     net = taylor.network(taylor.WIDTHS, torch.float32)
     for points in taylor.BATCHES:
         problem = taylor.laplacian_problem(net, points, torch.float32, full=True)
@@ -39,7 +39,7 @@ def problems() -> Iterator[Problem]:
 
 
 def _beside_folx(problem: Problem, port: Callable[[Array], Array], x: Tensor, thresholds: tuple[int, ...]) -> Problem:
-    """A problem without torch's own ways, and with folx at some thresholds of sparsity."""
+    """Return a problem without torch's own ways and with folx at several sparsity thresholds."""
     points = jnp.asarray(x.numpy())
     peers = [
         Contestant(
@@ -57,14 +57,14 @@ def _beside_folx(problem: Problem, port: Callable[[Array], Array], x: Tensor, th
 
 
 def _ready(port: Callable[[Array], Array], threshold: int, points: Array) -> Callable[[], Array]:
-    """A compiled call that waits for its result, the Laplacian alone."""
+    """Return a compiled call that waits for the Laplacian."""
     operator = folx.ForwardLaplacianOperator(threshold)(port)
     compiled = jax.jit(jax.vmap(lambda x: operator(x)[0]))
     return lambda: jax.block_until_ready(compiled(points))
 
 
 def _tensor(found: Any) -> Tensor:
-    """What either library returned, as torch has it."""
+    """Convert the result of either library to a torch tensor."""
     return found if isinstance(found, Tensor) else torch.from_numpy(np.array(found))
 
 
@@ -89,7 +89,7 @@ def _on_nodes(f: Any) -> Callable[[Array], Array]:
 
 
 def log_psi(weights: Any, x: Array) -> Array:
-    """`benchmarks.workloads.wavefunction.log_psi` in JAX, of one walker (n, 3)."""
+    """Compute `benchmarks.workloads.wavefunction.log_psi` in JAX for one walker (n, 3)."""
     n = x.shape[0]
     radius = jnp.linalg.norm(x, axis=-1, keepdims=True)
     single = jnp.tanh(jnp.concatenate([x, radius], -1) @ weights["embedding"])

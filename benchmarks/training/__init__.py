@@ -1,6 +1,6 @@
-"""Optimizers of first and second order train small networks: the loss by steps and by seconds.
+"""Training of small networks by optimizers of first and second order: the loss by steps and by seconds.
 
     python -m benchmarks --only training
 
-A task is a row of `tasks.TASKS`, an optimizer one of `optimizers.OPTIMIZERS`.
+Tasks are rows of `tasks.TASKS`, optimizers rows of `optimizers.OPTIMIZERS`.
 """

@@ -1,4 +1,4 @@
-"""One training, and the choice of its learning rate."""
+"""Training runs, and the choice of their learning rates."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 from benchmarks.training.optimizers import Row
 from benchmarks.training.tasks import Data, Task
 
-SPACING = 1.2  # from one look at the loss to the next, in steps
-SEEN = 1200  # examples that the loss is computed of
-FIRST_ROUND = 4  # the first round of tuning has a time shorter by this
+SPACING = 1.2  # ratio of steps between evaluations of the loss
+SEEN = 1200  # examples on which the loss is evaluated
+FIRST_ROUND = 4  # the first round of tuning divides the training time by this
 
 
 @dataclass(frozen=True)
 class Course:
-    """The training loss by steps and by seconds of the processor, and what the test said at the end."""
+    """Training loss by steps and by processor seconds, with the final test score."""
 
     steps: list[int]
     seconds: list[float]
@@ -27,13 +27,13 @@ class Course:
     test: float
 
     def by(self, clock: str, moment: float) -> float | None:
-        """The first loss that was seen at or after a moment, if it was reached."""
+        """Return the first recorded loss at or after a moment, or None if training ended before."""
         pairs = zip(getattr(self, clock), self.losses, strict=True)
         return next((loss for at, loss in pairs if at >= moment), None)
 
 
 def train(task: Task, data: Data, row: Row, rate: float, seed: int, seconds: float) -> Course:
-    """Train for some seconds of the processor; the clock stands while the loss is looked at."""
+    """Train for some processor seconds, not counting the evaluations of the loss."""
     torch.manual_seed(seed)
     model = task.make()
     optimizer = row.make(model, rate)
@@ -63,7 +63,7 @@ def train(task: Task, data: Data, row: Row, rate: float, seed: int, seconds: flo
 
 
 def tune(task: Task, data: Data, row: Row, rates: Sequence[float], seconds: float) -> float:
-    """The rate with the least loss at the end: all run for a quarter of the time, the best two for all of it."""
+    """Return the rate with the least final loss: all run for a quarter of the time, the best two for all of it."""
 
     def end(rate: float, seconds: float) -> float:
         return train(task, data, row, rate, 0, seconds).losses[-1]

@@ -1,4 +1,4 @@
-"""What trains: how each optimizer is made and steps. Settings are the defaults but for rates and what the name says."""
+"""Optimizers that are compared, with their steps. Settings are the defaults but for rates and what the name says."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Step = Callable[[nn.Module, Any, Loss, Tensor, Tensor], object]
 
 
 def loop(model: nn.Module, optimizer: Any, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
-    """A step of an ordinary loop."""
+    """Take a step of an ordinary training loop."""
     optimizer.zero_grad()
     loss(model(inputs), targets).backward()
     optimizer.step()
 
 
 def recomputed(model: nn.Module, optimizer: Any, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
-    """A step that computes the loss as often as it needs it, with its gradient."""
+    """Take a step with a closure that recomputes the loss and its gradient."""
 
     def closure() -> Tensor:
         optimizer.zero_grad()
@@ -35,13 +35,13 @@ def recomputed(model: nn.Module, optimizer: Any, loss: Loss, inputs: Tensor, tar
 
 
 def pair(model: nn.Module, optimizer: Any, loss: Loss, inputs: Tensor, targets: Tensor) -> None:
-    """A step that knows where the model ends and the loss begins."""
+    """Take a step with a closure that returns the outputs and a loss of the outputs."""
     optimizer.step(lambda: (model(inputs), lambda outputs: loss(outputs, targets)))
 
 
 @dataclass(frozen=True)
 class Row:
-    """How to make an optimizer of a model and a learning rate, how it steps, and whether on large batches."""
+    """Optimizer: its constructor from model and learning rate, its step, and whether it uses large batches."""
 
     make: Callable[[nn.Module, float], Any]
     step: Step = loop
@@ -62,7 +62,7 @@ OPTIMIZERS = {
     "`Shampoo`": Row(lambda model, lr: Shampoo(model.parameters(), lr)),
     "`SOAP`": Row(lambda model, lr: SOAP(model.parameters(), lr)),
     "`KFAC`": Row(lambda model, lr: KFAC(model.parameters(), lr)),
-    # Chosen after short runs of these very tasks.
+    # Chosen after short runs of these tasks.
     "`KFAC`, `kl_clip=3e-5`": Row(lambda model, lr: KFAC(model.parameters(), lr, kl_clip=3e-5)),
     "`LayerwiseGaussNewton`": Row(
         lambda model, lr: LayerwiseGaussNewton(model.named_parameters(), lr), pair, large=True

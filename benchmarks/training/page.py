@@ -1,4 +1,4 @@
-"""All trainings, their tables and their picture."""
+"""All training runs, their tables and their figure."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Courses = dict[str, list[Course]]
 
 
 def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
-    """Title, table and data of each task; quick, of one rate and seed for a twentieth of the time."""
+    """Yield title, table and data of every task; quick uses one rate and one seed for a twentieth of the time."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # seconds of the processor are then those of one core
+    torch.set_num_threads(1)  # Processor seconds are then seconds of one core.
     try:
         for task in TASKS.values():
             seconds = task.seconds / 20 if quick else task.seconds
@@ -40,16 +40,16 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
 
 
 def as_json(course: Course) -> dict[str, Any]:
-    """A course, None for what is not finite."""
+    """Return a course as a dict, with None for numbers that are not finite."""
     finite = [loss if math.isfinite(loss) else None for loss in course.losses]
     return {**asdict(course), "losses": finite, "test": course.test if math.isfinite(course.test) else None}
 
 
 def race(task: Task, rates: Sequence[float], seeds: int, seconds: float) -> tuple[dict[str, float], Courses]:
-    """The learning rate and the courses of each optimizer that can train a task."""
+    """Choose the learning rate and train the courses of every optimizer that supports the task."""
     data = task.load()
     rows = {name: row for name, row in OPTIMIZERS.items() if name.strip("`") not in task.without}
-    # What torch and hodiff do on first use belongs to no optimizer.
+    # Warm up: work that torch and hodiff do on first use counts for no optimizer.
     for row in rows.values():
         train(task, data, row, rates[0], 0, 1e-3)
     best = {name: tune(task, data, row, rates, seconds) for name, row in rows.items()}
@@ -59,7 +59,7 @@ def race(task: Task, rates: Sequence[float], seeds: int, seconds: float) -> tupl
 
 
 def settings(task: Task) -> str:
-    """Batches, and who is not there."""
+    """Describe the batch sizes and the optimizers that are left out."""
     text = f"Batches of {task.batch:,}; {task.large:,} for " + ", ".join(
         n for n, row in OPTIMIZERS.items() if row.large
     )
@@ -67,13 +67,13 @@ def settings(task: Task) -> str:
 
 
 def middle(losses: Sequence[float | None]) -> str:
-    """The median, where all courses came as far."""
+    """Format the median, or return an empty string if some courses ended before."""
     reached = [loss for loss in losses if loss is not None]
     return f"{median(reached):.2g}" if len(reached) == len(losses) else ""
 
 
 def table(task: Task, rates: dict[str, float], courses: Courses, seconds: float) -> str:
-    """Medians over the seeds, in Markdown."""
+    """Return medians over the seeds as a Markdown table."""
     moments = [("steps", 10), ("steps", 100), ("seconds", seconds / 10), ("seconds", seconds)]
     heads = [f"loss after {moment:g} {clock}" for clock, moment in moments]
     lines = [" | ".join(["| optimizer", "rate", *heads, "steps", f"{task.told} |"]), "|---" + "|---:" * 7 + "|"]
@@ -85,13 +85,13 @@ def table(task: Task, rates: dict[str, float], courses: Courses, seconds: float)
 
 
 def test_of(found: Sequence[Course]) -> str:
-    """The median of what the test said."""
+    """Format the median of the test scores."""
     test = median(course.test for course in found)
     return f"{test:.3g}" if math.isfinite(test) else ""
 
 
 def draw(parts: dict[str, dict[str, Any]], directory: Path) -> None:
-    """The losses of each task against steps and against seconds."""
+    """Plot the losses of every task against steps and against seconds."""
     figure = Figure(figsize=(11, 3.4 * len(parts)), layout="constrained")
     rows = figure.subplots(len(parts), 2, squeeze=False, sharey="row")
     colors = dict(zip(OPTIMIZERS, [*(f"C{i}" for i in range(10)), "black", "gold"], strict=True))

@@ -1,4 +1,4 @@
-"""What is trained: networks, data and losses, each small enough to be trained a hundred times on one core."""
+"""Tasks to train: networks, data and losses, small enough for a hundred training runs on one core."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from papers.language import LENGTH, LanguageModel, Text
 
-LABELLED = 1200  # images that are trained with; the other 597 are the test's
+LABELLED = 1200  # images for training; the other 597 are for the test
 
 
 @dataclass(frozen=True)
 class Data:
-    """Examples to train with and to test with, in the first dimension."""
+    """Examples for training and for the test, along the first dimension."""
 
     inputs: Tensor
     targets: Tensor
@@ -31,15 +31,15 @@ class Task:
     """A network, its data and its loss.
 
     Attributes:
-        title: What it is, with its sizes.
-        make: A network with new weights.
-        load: Its data, the same each time.
-        loss: Of outputs and targets.
-        judge: What is told of outputs and targets of the test.
-        told: What that is.
-        batch: Examples of a step.
-        large: Examples of a step of methods for all data, or for large batches.
-        seconds: Of the processor, for each training.
+        title: Description with sizes.
+        make: Function that returns a network with new weights.
+        load: Function that returns the data, always the same.
+        loss: Loss of outputs and targets.
+        judge: Test score of outputs and targets.
+        told: Name of the test score.
+        batch: Number of examples in a step.
+        large: Number of examples in a step of methods that need large batches.
+        seconds: Processor seconds of one training run.
         without: Optimizers that cannot train it, and why.
     """
 
@@ -56,7 +56,7 @@ class Task:
 
 
 def digits(shape: tuple[int, ...], *, to_themselves: bool = False) -> Callable[[], Data]:
-    """Images with pixels from 0 to 1, in a random order, with their labels or themselves as targets."""
+    """Return a loader of images with pixels from 0 to 1, in a random order; targets are labels or the images."""
 
     def load() -> Data:
         pixels, labels = (torch.from_numpy(part) for part in load_digits(return_X_y=True))
@@ -70,19 +70,19 @@ def digits(shape: tuple[int, ...], *, to_themselves: bool = False) -> Callable[[
 
 
 def text() -> Data:
-    """Stretches of letters, and the letters that follow each."""
+    """Return stretches of letters as inputs, and the letters that follow as targets."""
     stretches = Text()
     training, test = stretches.training, stretches.validation[:200]
     return Data(training[:, :-1], training[:, 1:], test[:, :-1], test[:, 1:])
 
 
 def perceptron() -> nn.Module:
-    """Two hidden layers of 64."""
+    """Return a perceptron with two hidden layers of 64."""
     return nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
 
 
 def convolutions() -> nn.Module:
-    """Two convolutions 3 x 3, each with pooling, and a linear layer."""
+    """Return two 3 x 3 convolutions with pooling, and a linear layer."""
     return nn.Sequential(
         nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
@@ -91,7 +91,7 @@ def convolutions() -> nn.Module:
 
 
 def autoencoder() -> nn.Module:
-    """Down to eight numbers and back."""
+    """Return an autoencoder with a bottleneck of eight numbers."""
     widths = (64, 64, 32, 8, 32, 64, 64)
     layers: list[nn.Module] = []
     for fan_in, fan_out in itertools.pairwise(widths):
@@ -100,17 +100,17 @@ def autoencoder() -> nn.Module:
 
 
 def language_model() -> nn.Module:
-    """Two layers of width 32 over letters."""
+    """Return a language model of two layers of width 32 over letters."""
     return LanguageModel(Text().vocabulary, width=32, layers=2)
 
 
 def letters_loss(scores: Tensor, letters: Tensor) -> Tensor:
-    """The mean cross-entropy of letters (batch, length) by scores (batch * length, vocabulary)."""
+    """Compute the mean cross-entropy of letters (batch, length) by scores (batch * length, vocabulary)."""
     return cross_entropy(scores, letters.flatten())
 
 
 def percent_right(scores: Tensor, labels: Tensor) -> float:
-    """Of labels that have the highest score."""
+    """Return the percentage of labels that have the highest score."""
     return 100 * float((scores.argmax(dim=1) == labels).double().mean())
 
 

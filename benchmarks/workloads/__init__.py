@@ -1,1 +1,1 @@
-"""What is measured, one family a file; `benchmarks.registry` lists them."""
+"""Workloads and tallies, one family per file; `benchmarks.registry` lists them."""

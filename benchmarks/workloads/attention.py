@@ -1,4 +1,4 @@
-"""Attention against torch's own: gradients, and products with the Hessian, by time and by memory."""
+"""Attention against torch's own kernels: time and memory of gradients and of products with the Hessian."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from benchmarks.workloads.functions import gradient, product
 from hodiff.functions import attention, flex_attention
 
 HEADS, SIZE = 8, 64
-SLOPES = 2.0 ** -torch.arange(1.0, HEADS + 1)  # of ALiBi
+SLOPES = 2.0 ** -torch.arange(1.0, HEADS + 1)  # the slopes of ALiBi
 LENGTHS = (2048, 4096)
-# With a bias torch's math path holds its matrices, too.
+# Shorter sequences: with a bias torch's math path also keeps the bias matrices.
 BIASED_LENGTHS = (1024, 2048)
 FLASH, OURS, MATH = "torch's flash kernel, one gradient", "hodiff", "torch's math path"
 PEAKS = "Peak of a product, MiB: what torch hands out at once beyond the inputs, results included"
@@ -32,13 +32,13 @@ Step = Callable[[Way, tuple[Tensor, ...]], tuple[Tensor, ...]]
 
 
 def inputs(length: int) -> tuple[Tensor, ...]:
-    """Queries, keys and values, to be differentiated."""
+    """Return queries, keys and values that require gradients."""
     generator = torch.Generator().manual_seed(0)
     return tuple(torch.randn(1, HEADS, length, SIZE, generator=generator).requires_grad_() for _ in range(3))
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """Gradients, of all keys and of those before; products."""
+    """Yield problems of gradients, of causal gradients and of products."""
     for length in (256,) if quick else LENGTHS:
         yield _problem(f"gradient-{length}", "Gradient", length, gradient, False, 1.05)
         yield _problem(f"causal-{length}", "Gradient, causal", length, gradient, True, None)
@@ -68,7 +68,7 @@ def _problem(name: str, title: str, length: int, step: Step, is_causal: bool, bo
 
 
 def _causal(length: int) -> Problem:
-    """What causal attention saves of all that attention takes."""
+    """Compare causal attention with attention to all keys."""
     x = inputs(length)
     whole = "hodiff, all keys"
     return Problem(
@@ -85,7 +85,7 @@ def _causal(length: int) -> Problem:
 
 
 def _biased(length: int) -> Problem:
-    """Products under a bias of positions, as a function and as the mask that torch's math path wants."""
+    """Compare products under ALiBi: a score function in hodiff, and a mask for torch's math path."""
     x = inputs(length)
     return Problem(
         name=f"alibi-product-{length}",
@@ -110,13 +110,13 @@ def _math_alibi(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def math(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """By operators that can be differentiated twice."""
+    """Compute attention by torch's math path, which can be differentiated twice."""
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(q, k, v)
 
 
 def _first_head(step: Step, x: tuple[Tensor, ...], is_causal: bool, slope: Tensor | None = None) -> tuple[Tensor, ...]:
-    """In float64, by primitives: heads do not meet."""
+    """Compute the first head by primitives in float64: heads are independent."""
     seen = torch.ones(x[0].shape[-2], x[1].shape[-2], dtype=torch.bool)
     seen = seen.tril() if is_causal else seen
     distances = (torch.arange(x[0].shape[-2])[:, None] - torch.arange(x[1].shape[-2])).abs()
@@ -134,7 +134,7 @@ def _error(exact: tuple[Tensor, ...], found: Any) -> float:
 
 
 def products(length: int) -> dict[str, Callable[[], Any]]:
-    """Ways to a product along the inputs, by name."""
+    """Return ways to compute a product along the inputs, by name."""
     x = inputs(length)
     v = tuple(each.detach() for each in x)
     return {
@@ -144,12 +144,12 @@ def products(length: int) -> dict[str, Callable[[], Any]]:
     }
 
 
-# The longest that each is measured at: the math path holds some eleven matrices of weights.
+# The longest sequences of the ways: the math path keeps about eleven weight matrices.
 LONGEST = {"`hodiff.hvp`": 16384, "hodiff, double backward": 8192, "math path, double backward": 4096}
 
 
 def peaks(quick: bool) -> list[Peak]:
-    """Of products, by length."""
+    """Measure the peak memory of products, by length."""
     return [
         Peak(f"{length:,} queries and keys", name, peak_bytes(run) / 2**20)
         for length in ((256,) if quick else (1024, 2048, 4096, 8192, 16384))

@@ -1,4 +1,4 @@
-"""What attention in 16 and 32 bits is off by: values, gradients and products with the Hessian of long sequences."""
+"""Errors of attention in 16 and 32 bits: values, gradients and products with the Hessian of long sequences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hodiff.functions import attention
 
 LENGTHS, SIZE = (512, 2048, 8192), 64
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-# Rows at a time of the float64 reference, so that it fits into memory.
+# The float64 reference processes this many rows at a time, so that it fits into memory.
 ROWS = 512
 TEXT = """\
 One head of {size}, standard normal numbers that are rounded to the dtype first. Errors are norms of the difference from
@@ -27,13 +27,13 @@ along the inputs. Nothing stands where torch has no such derivative."""
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """By torch's kernel, which can be differentiated once."""
+    """Compute attention by torch's flash kernel, which can be differentiated once."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return F.scaled_dot_product_attention(q, k, v)
 
 
 def value(way: Way, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The value as a step, like `gradient` and `product`."""
+    """Compute the value, with the signature of `gradient` and `product`."""
     return (way(*x).detach(),)
 
 
@@ -47,14 +47,14 @@ WAYS: dict[str, tuple[Way, bool]] = {
 
 
 def inputs(length: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Queries, keys and values, to be differentiated."""
+    """Return queries, keys and values that require gradients."""
     generator = torch.Generator().manual_seed(0)
     drawn = (torch.randn(1, 1, length, SIZE, generator=generator) for _ in range(3))
     return tuple(each.to(dtype).requires_grad_() for each in drawn)
 
 
 def exact(step: Step, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """In float64, by primitives: rows of queries do not meet, so those by keys and values are sums over them."""
+    """Compute a step by primitives in float64; query rows are independent, so gradients in k and v are sums."""
     q, k, v = (each.detach().double() for each in x)
     parts = [
         step(_primitives, (rows.clone().requires_grad_(), k.requires_grad_(), v.requires_grad_()))
@@ -69,7 +69,7 @@ def _primitives(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def errors(length: int, dtype: torch.dtype) -> dict[str, dict[str, float]]:
-    """Relative errors, by way and step."""
+    """Return relative errors by way and step."""
     x = inputs(length, dtype)
     truth = {name: exact(step, x) for name, step in STEPS.items()}
     return {
@@ -83,7 +83,7 @@ def errors(length: int, dtype: torch.dtype) -> dict[str, dict[str, float]]:
 
 
 def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
-    """A table for each length."""
+    """Yield a table for every length."""
     for length in (128,) if quick else LENGTHS:
         found = {str(dtype).removeprefix("torch."): errors(length, dtype) for dtype in DTYPES}
         rows = [

@@ -1,4 +1,4 @@
-"""Many small problems by `hodiff.optim.minimize` at once, beside a loop over a fiftieth of them."""
+"""Batched minimization of many small problems by `hodiff.optim`, against a loop over a fiftieth of them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from hodiff.optim import least_squares, minimize
 
 D = torch.float64
 N = 10
-# The loop runs over so small a part of the problems, as its time is in proportion to their number.
+# The loop runs over this part of the problems only, as its time is proportional to their number.
 PART = 50
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """Rosenbrock's function by each method, and fits of peaks."""
+    """Yield Rosenbrock's function by several methods, and fits of peaks."""
     count = 100 if quick else 1_000
     for method in ("trust-exact",) if quick else ("trust-exact", "bfgs", "l-bfgs-b"):
         yield _rosenbrock(count, method)
@@ -28,7 +28,7 @@ def problems(quick: bool) -> Iterator[Problem]:
 
 
 def _rosenbrock(count: int, method: str) -> Problem:
-    """From starts that end in one minimum, of functions that differ."""
+    """Return variants of Rosenbrock's function, with starts near one minimum."""
     a = torch.linspace(0.8, 1.2, count, dtype=D)
     x0 = 1 + 0.3 * torch.randn(count, N, dtype=D, generator=torch.Generator().manual_seed(0))
 
@@ -40,7 +40,7 @@ def _rosenbrock(count: int, method: str) -> Problem:
 
 
 def _peaks(count: int) -> Problem:
-    """Spectra of noisy peaks, whose heights and places are looked for."""
+    """Return fits of the heights and places of noisy peaks."""
     draw = torch.Generator().manual_seed(0)
     t, places = torch.linspace(0, 6, 60, dtype=D), torch.arange(1, N // 2 + 1, dtype=D)
 
@@ -83,6 +83,6 @@ def _problem(
             Contestant("all at once, batched=True", "hodiff", together),
         ],
         error=error,
-        # The methods end where gradients are small, not at the last digit.
+        # The methods stop at small gradients, before the last digit is right.
         tolerance=1e-4,
     )

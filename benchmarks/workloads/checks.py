@@ -1,4 +1,4 @@
-"""`hodiff.check` next to torch's own checks on the same inputs: what they cost, and which defects they see."""
+"""`hodiff.check` and torch's own checks on the same inputs: their costs, and the defects that they find."""
 
 from __future__ import annotations
 
@@ -21,82 +21,81 @@ Way = Callable[[type[Function], Inputs], bool]
 
 
 class _Saving(Function):
-    """Saves its inputs for both modes."""
+    """Function that saves its inputs for both modes."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing is computed here."""
         ctx.save_for_backward(*inputs)
         ctx.save_for_forward(*inputs)
 
 
 class Cube(_Saving):
-    """Elementwise."""
+    """Elementwise third power."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """The third power."""
+        """Compute the third power."""
         return x**3
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        """By the slope."""
+        """Multiply the cotangent by the slope."""
         return 3 * ctx.saved_tensors[0] ** 2 * g
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, t: Tensor) -> Tensor:
-        """By the slope."""
+        """Multiply the tangent by the slope."""
         return 3 * ctx.saved_tensors[0] ** 2 * t
 
 
 class Affine(_Saving):
-    """Of three arguments."""
+    """Linear layer with three arguments."""
 
     @staticmethod
     def forward(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        """A linear layer."""
+        """Compute a linear layer."""
         return x @ w.mT + b
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """By the other factors."""
+        """Compute the gradients of x, w and b."""
         x, w, _ = ctx.saved_tensors
         return g @ w, g.mT @ x, g.sum(0)
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, t_x: Tensor, t_w: Tensor, t_b: Tensor) -> Tensor:
-        """The product rule."""
+        """Apply the product rule."""
         x, w, _ = ctx.saved_tensors
         return t_x @ w.mT + x @ t_w.mT + t_b
 
 
 class Gram(_Saving):
-    """Of a matrix."""
+    """Gram matrix of the columns of a matrix."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Inner products of the columns."""
+        """Compute the inner products of the columns."""
         return x.mT @ x
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
-        """Both factors are x."""
+        """Sum the gradients of both factors, which are x."""
         return ctx.saved_tensors[0] @ (g + g.mT)
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, t: Tensor) -> Tensor:
-        """The product rule."""
+        """Apply the product rule."""
         (x,) = ctx.saved_tensors
         return t.mT @ x + x.mT @ t
 
 
 def doubled(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule off by a factor."""
+    """Return a rule that is wrong by a factor of 2."""
 
     def wrong(ctx: Any, *args: Any) -> Any:
         result = rule(ctx, *args)
@@ -106,7 +105,7 @@ def doubled(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def constant(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """A rule that detaches what it reads: right, and a constant to the next derivative."""
+    """Return a rule that detaches the tensors it reads: right, but constant to the next derivative."""
 
     def wrong(ctx: Any, *args: Any) -> Any:
         return rule(SimpleNamespace(saved_tensors=tuple(each.detach() for each in ctx.saved_tensors)), *args)
@@ -115,7 +114,7 @@ def constant(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrong_batches(function: type[Function]) -> Callable[..., Any]:
-    """A batching rule off by a factor."""
+    """Return a batching rule that is wrong by a factor of 2."""
 
     def vmap(info: Any, in_dims: Any, *args: Tensor) -> tuple[Tensor, int]:
         rows = (
@@ -128,7 +127,7 @@ def wrong_batches(function: type[Function]) -> Callable[..., Any]:
 
 
 def wrong_twins(function: type[Any]) -> dict[str, type[Function]]:
-    """One subclass a defect, by a word for it."""
+    """Return one subclass per defect, by a word for the defect."""
     changes: dict[str, dict[str, Any]] = {
         "gradient": {"backward": staticmethod(doubled(function.backward))},
         "tangent": {"jvp": staticmethod(doubled(function.jvp))},
@@ -144,7 +143,7 @@ SECOND = {"check_fwd_over_rev": True, "check_rev_over_rev": True, "check_batched
 
 
 def by_torch(function: type[Function], inputs: Inputs, *, every_switch: bool) -> bool:
-    """Whether gradcheck and gradgradcheck pass."""
+    """Run gradcheck and gradgradcheck; True if both pass."""
     leaves = tuple(each.clone().requires_grad_() for each in inputs)
     first: dict[str, Any] = FIRST if every_switch else {}
     second: dict[str, Any] = SECOND if every_switch else {}
@@ -162,7 +161,7 @@ WAYS: Mapping[str, tuple[str, Way]] = {
 
 
 def problem(name: str, title: str, function: type[Function], inputs: Inputs) -> Problem:
-    """Times on the right Function, verdicts on its wrong twins."""
+    """Return a problem that times checks of the right Function and lists the defects found in its wrong twins."""
 
     def gradient() -> Inputs:
         leaves = [each.detach().requires_grad_() for each in inputs]
@@ -185,7 +184,7 @@ def problem(name: str, title: str, function: type[Function], inputs: Inputs) -> 
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """Small inputs, as one checks with; the first is quick."""
+    """Yield problems with small inputs, as in ordinary checks; the first problem is quick."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""What corrections cost: gradients and products with them and without."""
+"""Costs of corrections: gradients and products with and without them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Parameters = dict[str, Tensor]
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """Two problems a network: the gradient, and the product by the route that torch has right."""
+    """Yield two problems per network: the gradient, and the product by the route that torch computes right."""
     for build in list(NETWORKS.values())[: 1 if quick else None]:
         objective = build()
         x = objective.parameters()
@@ -55,6 +55,6 @@ def _error(exact: Tensor, found: Parameters) -> float:
 
 
 def corrected_gradient(objective: Objective, x: Parameters) -> Parameters:
-    """One eager gradient, recorded with corrections."""
+    """Compute one eager gradient, recorded with corrections."""
     with hodiff.corrected():
         return torch_ways.gradient(objective, x)

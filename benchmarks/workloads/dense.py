@@ -19,13 +19,13 @@ from benchmarks.reference import difference_product, relative_error
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """One problem a setting, or the smallest alone."""
+    """Yield one problem per setting, or only the smallest."""
     for build in list(DIGITS.values())[: 1 if quick else None]:
         yield problem(build(), quick)
 
 
 def problem(objective: Objective, quick: bool) -> Problem:
-    """One dense Hessian; torch's row-by-row loop, n double backwards, joins where n is small and time is not short."""
+    """Return the problem of a dense Hessian; torch's row-by-row loop takes part only where n < 1000 and not quick."""
     x = objective.parameters()
     n = sum(tensor.numel() for tensor in x.values())
     probes = torch.randn(3, n, generator=torch.Generator().manual_seed(1))
@@ -59,12 +59,12 @@ def _compiled(objective: Objective, x: dict[str, Tensor]) -> Tensor:
 
 @functools.cache
 def _operator(objective: Objective) -> hodiff.HessianOperator:
-    """Made and compiled once, as an optimizer would."""
+    """Make and compile the operator once, as an optimizer does."""
     return hodiff.HessianOperator(objective, objective.parameters(), compile=True)
 
 
 def matrix(result: Any, x: dict[str, Tensor]) -> Tensor:
-    """Whatever a contestant returned as one (n, n) matrix."""
+    """Convert the result of a contestant to one (n, n) matrix."""
     if isinstance(result, Tensor):
         return result
     rows = [torch.cat([result[a][b].reshape(x[a].numel(), x[b].numel()) for b in x], dim=1) for a in x]
@@ -72,17 +72,17 @@ def matrix(result: Any, x: dict[str, Tensor]) -> Tensor:
 
 
 def flat(x: dict[str, Tensor]) -> Tensor:
-    """All parameters in one vector."""
+    """Return all parameters in one vector."""
     return torch.cat([tensor.flatten() for tensor in x.values()])
 
 
 def functional_vectorized(objective: Objective, x: dict[str, Tensor]) -> Any:
-    """All rows in one batched double backward."""
+    """Compute all rows in one batched double backward."""
     return torch.autograd.functional.hessian(objective.flat, flat(x), vectorize=True)
 
 
 def functional_row_by_row(objective: Objective, x: dict[str, Tensor]) -> Any:
-    """A double backward a row."""
+    """Compute one double backward per row."""
     return torch.autograd.functional.hessian(objective.flat, flat(x))
 
 

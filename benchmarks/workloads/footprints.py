@@ -1,4 +1,4 @@
-"""Memory of products with operators; memory and time of derivatives through inner loops."""
+"""Memory of products with operators, and memory and time of derivatives through inner loops."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def products(objective: Objective) -> dict[str, float]:
-    """Peaks in gradients, by what is multiplied with."""
+    """Measure the peaks of products in units of a gradient's peak, by operator."""
     x = objective.parameters()
     v = {name: torch.ones_like(each) for name, each in x.items()}
     operators: dict[str, Callable[[], Any]] = {
@@ -57,32 +57,32 @@ def products(objective: Objective) -> dict[str, float]:
 
 
 def gradient(objective: Objective, x: Parameters) -> tuple[Tensor, ...]:
-    """The unit, which takes no more than backward does."""
+    """Compute the gradient, the unit of memory."""
     leaves = {name: each.detach().requires_grad_() for name, each in x.items()}
     return torch.autograd.grad(objective(leaves), list(leaves.values()))
 
 
 def meta_gradient(loss: Loss, x: Parameters, batch: Any, steps: int, options: dict[str, Any]) -> tuple[Tensor, ...]:
-    """The gradient, by the start, of the loss after the inner steps."""
+    """Compute the gradient of the loss after the inner steps, with respect to the start."""
     leaves = {name: each.detach().requires_grad_() for name, each in x.items()}
     adapted = adapt(loss, leaves, batch, SGD(0.01), steps, **options)
     return torch.autograd.grad(loss(adapted, batch), list(leaves.values()))
 
 
 def of_episode(episode: Episode) -> tuple[Loss, Parameters, Any]:
-    """The loss of its first task, where it starts, and the data."""
+    """Return the loss of an episode's first task, its start and its data."""
     x, y = (each[0] for each in episode.tasks[:2])
     start = {name: each.detach() for name, each in episode.parameters().items()}
     return lambda parameters, batch: episode.value(parameters, *batch), start, (x, y)
 
 
 def of_objective(objective: Objective) -> tuple[Loss, Parameters, Any]:
-    """The same of a network on fixed data."""
+    """Return the loss of a network on fixed data, its start and a placeholder for data."""
     return lambda parameters, _: objective(parameters), objective.parameters(), torch.zeros(())
 
 
 def routes(quick: bool) -> dict[str, float]:
-    """The time by the mixed route over that by double reverse, by network."""
+    """Measure the ratio of the mixed route's time to double reverse's, by network."""
     problems = {
         "sine waves, 1-40-40-1, 5 points": of_episode(sinusoid(tasks=1)),
         "digits, CNN of 16 and 32 channels, 32 images": of_episode(digits_cnn(tasks=1)),
@@ -100,7 +100,7 @@ def routes(quick: bool) -> dict[str, float]:
 
 
 def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
-    """Heading, text and data of each part of the page."""
+    """Yield heading, text and data of every part of the page."""
     by_network = {name: products(make()) for name, make in NETWORKS.items() if not quick or name == "mlp"}
     header = ["", *next(iter(by_network.values()))]
     rows = [[name, *(f"{each:.1f}" for each in peaks.values())] for name, peaks in by_network.items()]

@@ -1,4 +1,4 @@
-"""Each Function against the torch composition that it replaces: forward, backward and double backward."""
+"""Functions against the torch compositions that they replace: forward, backward and double backward."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SAVED = "Saved bytes, MiB: what the graph holds between forward and backward"
 
 @dataclass(frozen=True)
 class Pair:
-    """A Function, what it replaces, and the shapes of its tensors."""
+    """Function, the composition that it replaces, and the shapes of its tensors."""
 
     name: str
     ours: Way
@@ -32,7 +32,7 @@ class Pair:
     shapes: tuple[tuple[int, ...], ...]
 
     def inputs(self) -> tuple[Tensor, ...]:
-        """Normal numbers, float32, all to be differentiated."""
+        """Return normal float32 tensors that require gradients."""
         generator = torch.Generator().manual_seed(0)
         return tuple(torch.randn(shape, generator=generator).requires_grad_() for shape in self.shapes)
 
@@ -127,18 +127,18 @@ PAIRS = [
 
 
 def gradient(way: Way, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The gradient of half the sum of squares of the outputs."""
+    """Compute the gradient of half the sum of squares of the outputs."""
     return torch.autograd.grad(0.5 * way(*inputs).square().sum(), inputs)
 
 
 def product(way: Way, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Forward, backward, and the double backward of all gradients along the inputs."""
+    """Compute forward, backward, and the double backward of all gradients along the inputs."""
     gradients = torch.autograd.grad(0.5 * way(*inputs).square().sum(), inputs, create_graph=True)
     return torch.autograd.grad(gradients, inputs, [x.detach() for x in inputs])
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """One problem a Function."""
+    """Yield one problem per Function."""
     for pair in PAIRS[: 2 if quick else None]:
         inputs = pair.inputs()
         exact = product(pair.theirs, tuple(x.detach().double().requires_grad_() for x in inputs))
@@ -160,7 +160,7 @@ def _error(exact: tuple[Tensor, ...], found: Any) -> float:
 
 
 def saved(quick: bool) -> list[Peak]:
-    """What each keeps for backward beyond its inputs."""
+    """Measure the bytes that the graph of either way keeps for backward."""
     found = []
     for pair in PAIRS[: 2 if quick else None]:
         for name, way in (("hodiff", pair.ours), ("composition", pair.theirs)):
@@ -169,14 +169,14 @@ def saved(quick: bool) -> list[Peak]:
 
 
 def saved_bytes(way: Way, inputs: tuple[Tensor, ...]) -> int:
-    """Bytes of all tensors that the graph of one forward pass holds, each storage once.
+    """Count the bytes of all tensors that the graph of one forward pass keeps, counting shared storage once.
 
     Args:
-        way: What to run.
-        inputs: Its arguments.
+        way: Function to run.
+        inputs: Arguments of `way`.
 
     Returns:
-        The bytes.
+        The number of bytes.
     """
     held: dict[int, int] = {}
 

@@ -1,4 +1,4 @@
-"""Hessian-vector products of the networks, against every torch way."""
+"""Hessian-vector products of the networks, by hodiff and by all ways of torch."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from benchmarks.problems import Problem
 from benchmarks.race import Contestant
 from benchmarks.reference import difference_product, relative_error
 
-# Forward over forward takes one pass a coordinate: on half a million parameters, hours.
+# Forward over forward takes one pass per coordinate: with half a million parameters, hours.
 ROUTES = [route for route in hodiff.ROUTES if route != "forward-over-forward"]
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """One problem a network, or the first network alone."""
+    """Yield one problem per network, or only the first."""
     for build in list(NETWORKS.values())[: 1 if quick else None]:
         yield problem(build(), (build.__doc__ or "").strip().rstrip("."))
 
 
 def problem(objective: Objective, title: str) -> Problem:
-    """The product of one network's Hessian and a random vector."""
+    """Return the problem of a product of a network's Hessian and a random vector."""
     x = objective.parameters()
     v = direction(x)
     expected = difference_product(objective, flatten(v))
@@ -51,11 +51,11 @@ def problem(objective: Objective, title: str) -> Problem:
 
 
 def direction(x: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A random vector of the structure of `x`."""
+    """Return a random vector with the structure of `x`."""
     generator = torch.Generator().manual_seed(1)
     return {name: torch.randn(tensor.shape, generator=generator) for name, tensor in x.items()}
 
 
 def flatten(tree: dict[str, Tensor]) -> Tensor:
-    """All entries in one vector."""
+    """Return all entries in one vector."""
     return torch.cat([tensor.flatten() for tensor in tree.values()])

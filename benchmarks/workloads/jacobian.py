@@ -1,4 +1,4 @@
-"""Jacobians with more outputs than inputs, of many small operators and of few large ones, float64."""
+"""Jacobians with more outputs than inputs, for many small operators and for few large operators, in float64."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """An equation's steps, a chain of small operators, and two layers."""
+    """Yield an Euler integration, a chain of small operators, and two layers."""
     torch.manual_seed(0)
     for name, title, f, x in [_decay(20 if quick else 200), _chain(20 if quick else 50), _layers(20 if quick else 200)]:
         expected = jacrev(f)(x)
@@ -43,7 +43,7 @@ def _error(expected: Tensor, found: Tensor) -> float:
 
 
 def _decay(steps: int) -> tuple[str, str, Function, Tensor]:
-    """Euler's steps of two reactions, seen at every tenth."""
+    """Return Euler's method for two reactions, recorded at every tenth step."""
 
     def f(rates: Tensor) -> Tensor:
         y, seen = torch.stack([torch.ones_like(rates[0]), torch.zeros_like(rates[0])]), []
@@ -58,7 +58,7 @@ def _decay(steps: int) -> tuple[str, str, Function, Tensor]:
 
 
 def _chain(length: int) -> tuple[str, str, Function, Tensor]:
-    """Vectors of ten numbers."""
+    """Return a chain of operators on vectors of ten numbers."""
     A = torch.randn(40, 10, dtype=D)
 
     def f(x: Tensor) -> Tensor:
@@ -70,6 +70,6 @@ def _chain(length: int) -> tuple[str, str, Function, Tensor]:
 
 
 def _layers(inputs: int) -> tuple[str, str, Function, Tensor]:
-    """Matrices that are worth a direction saved."""
+    """Return two layers whose matrices are so large that fewer directions pay."""
     W, V = torch.randn(500, inputs, dtype=D) / inputs**0.5, torch.randn(2000, 500, dtype=D) / 500**0.5
     return "layers", "two layers", lambda x: V @ torch.tanh(W @ x), torch.randn(inputs, dtype=D)

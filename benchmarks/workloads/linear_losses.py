@@ -1,4 +1,4 @@
-"""Cross-entropy of linear logits against the composition that has all logits in memory: time and memory of products."""
+"""Cross-entropy of linear logits against the composition that stores all logits: time and memory of products."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LOSSES: dict[str, Loss] = {"hodiff": hf.linear_cross_entropy, "composition": _co
 
 
 def drawn(size: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Hidden states, a weight and targets."""
+    """Return random hidden states, a weight and targets."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(TOKENS, size, generator=generator)
     weight = torch.randn(classes, size, generator=generator) / size**0.5
@@ -39,20 +39,20 @@ def drawn(size: int, classes: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def gradient(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    """By hidden states and weight."""
+    """Compute the gradients of hidden states and weight."""
     leaves = x.detach().requires_grad_(), weight.detach().requires_grad_()
     return torch.autograd.grad(loss(*leaves, target), leaves)
 
 
 def product(loss: Loss, x: Tensor, weight: Tensor, target: Tensor) -> tuple[Tensor, ...]:
-    """Forward, backward, and the double backward of both gradients along the inputs."""
+    """Compute forward, backward, and the double backward of both gradients along the inputs."""
     leaves = x.detach().requires_grad_(), weight.detach().requires_grad_()
     gradients = torch.autograd.grad(loss(*leaves, target), leaves, create_graph=True)
     return torch.autograd.grad(gradients, leaves, [each.detach() for each in leaves])
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """One problem a width of hidden states."""
+    """Yield one problem per width of hidden states."""
     for size in SIZES[: 1 if quick else None]:
         inputs = drawn(size, CLASSES // 8 if quick else CLASSES)
         x, weight, target = inputs
@@ -75,7 +75,7 @@ def _error(exact: tuple[Tensor, ...], found: Any) -> float:
 
 
 def peaks(quick: bool) -> list[Peak]:
-    """The memory of gradients and products."""
+    """Measure the peak memory of gradients and products."""
     found = []
     for size in SIZES[: 1 if quick else None]:
         inputs = drawn(size, CLASSES // 8 if quick else CLASSES)

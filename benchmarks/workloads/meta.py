@@ -1,8 +1,8 @@
 """Meta-gradients of MAML on sine waves and on digits: loops in torch against hodiff, eager and compiled.
 
-learn2learn, higher and TorchOpt would be the peers; none of them could be installed beside this torch. The loop over
-tasks does what they do: an inner gradient with `create_graph=True`, a step by hand, the next. What memory they and long
-inner loops take is measured in `benchmarks.meta_memory`.
+learn2learn, higher and TorchOpt would be the peers; none of them could be installed with this torch. The loop over
+tasks does the same: an inner gradient with `create_graph=True`, then a step by hand. `benchmarks.meta_memory` measures
+the memory of these ways and of long inner loops.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Tasks = tuple[Tensor, Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True)
 class Episode:
-    """One meta-step: tasks on which a network takes inner steps before it is judged."""
+    """Meta-step: tasks on which a network takes inner steps before it is evaluated."""
 
     name: str
     title: str
@@ -41,15 +41,15 @@ class Episode:
     rate: float
 
     def parameters(self) -> Parameters:
-        """The network's, as leaves that share its memory."""
+        """Return the network's parameters as leaves that share its memory."""
         return {name: each.detach().requires_grad_() for name, each in self.network.named_parameters()}
 
     def value(self, parameters: Parameters, x: Tensor, y: Tensor) -> Tensor:
-        """The loss on one batch of one task."""
+        """Compute the loss on one batch of one task."""
         return self.loss(functional_call(self.network, parameters, (x,)), y)
 
     def double(self) -> Episode:
-        """The same numbers in float64."""
+        """Return the same episode in float64."""
         support_x, support_y, query_x, query_y = (
             each.double() if each.is_floating_point() else each for each in self.tasks
         )
@@ -58,7 +58,7 @@ class Episode:
 
 
 def sinusoid(tasks: int = 25, shots: int = 5) -> Episode:
-    """A meta-step of Finn et al., 2017, section 5.1: 1-40-40-1 with ReLU, one inner step."""
+    """Return a meta-step of Finn et al., 2017, section 5.1: 1-40-40-1 with ReLU, one inner step."""
     torch.manual_seed(0)
     data = draw_tasks(tasks, shots, shots, torch.Generator().manual_seed(0))
     title = f"sine waves: 1-40-40-1, {tasks} tasks of {shots} + {shots} points, 1 inner step, in units of the loop"
@@ -66,7 +66,7 @@ def sinusoid(tasks: int = 25, shots: int = 5) -> Episode:
 
 
 def digits_cnn(tasks: int = 4, images: int = 32, steps: int = 2) -> Episode:
-    """Two convolutions, to 16 and 32 channels, on scikit-learn's digits."""
+    """Return an episode with two convolutions, to 16 and 32 channels, on scikit-learn's digits."""
     torch.manual_seed(0)
     network = nn.Sequential(
         *(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
@@ -84,7 +84,7 @@ def digits_cnn(tasks: int = 4, images: int = 32, steps: int = 2) -> Episode:
 
 
 def task_by_task(episode: Episode) -> Parameters:
-    """What one writes by hand: one task after another, every step recorded."""
+    """Compute the meta-gradient as one writes it by hand: one task after another, every step recorded."""
     start = episode.parameters()
     losses = []
     for support_x, support_y, query_x, query_y in zip(*episode.tasks, strict=True):
@@ -100,7 +100,7 @@ def task_by_task(episode: Episode) -> Parameters:
 
 
 def batched(episode: Episode) -> Callable[[Parameters], Parameters]:
-    """All tasks at once by `torch.func`, as a function of the parameters."""
+    """Return the meta-gradient of all tasks at once by `torch.func`, as a function of the parameters."""
 
     def judged(start: Parameters, support_x: Tensor, support_y: Tensor, query_x: Tensor, query_y: Tensor) -> Tensor:
         adapted = start
@@ -113,7 +113,7 @@ def batched(episode: Episode) -> Callable[[Parameters], Parameters]:
 
 
 def contestants(episode: Episode, quick: bool) -> list[Contestant]:
-    """The loop over tasks first, as the unit; compiled ones, which take a minute to compile, unless quick."""
+    """Return the contestants, the loop over tasks first as the unit; quick omits compilation, which takes a minute."""
     detached = {name: each.detach() for name, each in episode.parameters().items()}
     maml = MAML(episode.network, episode.loss, episode.rate, episode.steps)
     at_once = batched(episode)
@@ -139,7 +139,7 @@ def contestants(episode: Episode, quick: bool) -> list[Contestant]:
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """Sine waves, and unless quick the digits."""
+    """Yield the sine waves and, unless quick, the digits."""
     for build in (sinusoid, digits_cnn)[: 1 if quick else None]:
         episode = build()
         yield Problem(
@@ -152,7 +152,7 @@ def problems(quick: bool) -> Iterator[Problem]:
 
 
 def flat(gradients: Parameters) -> Tensor:
-    """One vector, in the order of the network's parameters."""
+    """Return the gradients in one vector, in the order of the network's parameters."""
     return torch.cat([each.flatten() for each in gradients.values()])
 
 

@@ -1,4 +1,4 @@
-"""Whole runs of `hodiff.optim.minimize` beside SciPy's with derivatives by hand in NumPy, and by torch.autograd."""
+"""Whole runs of `hodiff.optim.minimize` and of SciPy's, with derivatives by hand in NumPy or by torch.autograd."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ D = torch.float64
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """Logistic regression, where arithmetic counts, and Rosenbrock's function, where calls do."""
+    """Yield logistic regression, limited by arithmetic, and Rosenbrock's function, limited by overhead per call."""
     yield _logistic(1_000 if quick else 10_000, 20 if quick else 200)
     yield _rosenbrock(100 if quick else 1_000, 20 if quick else 40)
 
 
 def _logistic(count: int, n: int) -> Problem:
-    """Mean loss with a small ridge, from zero to the minimum."""
+    """Return the mean logistic loss with a small ridge, minimized from zero."""
     draw = np.random.default_rng(0)
     X, w = draw.standard_normal((count, n)), draw.standard_normal(n) / n**0.5
     labels = (draw.random(count) < 1 / (1 + np.exp(-X @ w))).astype(float)
@@ -51,7 +51,7 @@ def _logistic(count: int, n: int) -> Problem:
 
 
 def _rosenbrock(n: int, steps: int) -> Problem:
-    """The first steps from zero."""
+    """Return the first steps on Rosenbrock's function from zero."""
 
     def f(x: Tensor) -> Tensor:
         return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
@@ -62,7 +62,7 @@ def _rosenbrock(n: int, steps: int) -> Problem:
 
 
 class _Autograd:
-    """What SciPy asks for, by `torch.autograd`: the gradient's graph at a point stays for the products there."""
+    """Derivatives for SciPy by `torch.autograd`; the gradient's graph at a point is kept for products there."""
 
     def __init__(self, f: Callable[[Tensor], Tensor]):
         self.f, self.at = f, np.empty(0)
@@ -74,12 +74,12 @@ class _Autograd:
             (self.gradient,) = torch.autograd.grad(self.value, self.x, create_graph=True)
 
     def value_and_gradient(self, x: np.ndarray) -> tuple[float, np.ndarray]:
-        """Of one recording."""
+        """Compute value and gradient from one recording."""
         self._record(x)
         return self.value.item(), self.gradient.detach().numpy()
 
     def product(self, x: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """By a pass backward through the gradient."""
+        """Compute a Hessian-vector product by a backward pass through the gradient."""
         self._record(x)
         (found,) = torch.autograd.grad(self.gradient, self.x, torch.from_numpy(v.copy()), retain_graph=True)
         return found.numpy()

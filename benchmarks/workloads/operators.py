@@ -24,7 +24,7 @@ COLUMNS = 8
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """Two problems a network, or those of the first network alone."""
+    """Yield two problems per network, or only the problems of the first network."""
     for build in list(NETWORKS.values())[: 1 if quick else None]:
         objective = build()
         yield single(objective)
@@ -32,7 +32,7 @@ def problems(quick: bool) -> Iterator[Problem]:
 
 
 def single(objective: Objective) -> Problem:
-    """Products with one vector; each operator has multiplied before, so that it is linearized."""
+    """Return products with one vector; every operator has multiplied before, so that it is linearized."""
     x = objective.parameters()
     v = direction(x)
     vector = flatten(v)
@@ -70,7 +70,7 @@ def single(objective: Objective) -> Problem:
         contestants=[unit, *contestants],
         error=error,
         tolerance=1e-4,
-        # Compiled products are made of the same matrix products, out of the counter's sight.
+        # Compiled products use the same matrix products, but the counter does not see them.
         remarks={
             each.name: f"{multiplications(each.run) / one:.2f}" for each in contestants if "compiled" not in each.name
         },
@@ -79,7 +79,7 @@ def single(objective: Objective) -> Problem:
 
 
 def blocks(objective: Objective) -> Problem:
-    """Products with a block of vectors, in units of as many gradients, so that ratios are per vector."""
+    """Return products with a block of vectors, in units of as many gradients, so that ratios are per vector."""
     x = objective.parameters()
     generator = torch.Generator().manual_seed(2)
     block = torch.randn(sum(leaf.numel() for leaf in x.values()), COLUMNS, generator=generator)
@@ -113,7 +113,7 @@ def blocks(objective: Objective) -> Problem:
 
 
 def curvature(objective: Objective, x: dict[str, Tensor], **options: Any) -> dict[str, hodiff.operators.LinearOperator]:
-    """The operators of one network."""
+    """Return the Hessian and Gauss-Newton operators of a network."""
 
     def model(parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
         result: Tensor = functional_call(objective.module, parameters, (inputs,))
@@ -128,12 +128,12 @@ def curvature(objective: Objective, x: dict[str, Tensor], **options: Any) -> dic
 
 
 def gauss_newton_product(objective: Objective, v: dict[str, Tensor]) -> Tensor:
-    """The product with the Gauss-Newton matrix of the cross-entropy, float64, with the output Hessian written out."""
+    """Compute the float64 product with the Gauss-Newton matrix of the cross-entropy; the output Hessian is explicit."""
     precise = objective.double()
     x = precise.parameters()
 
     def model(parameters: dict[str, Tensor]) -> Tensor:
-        # The modules here get no correction, so that primitives alone are differentiated once in each mode.
+        # Corrections are not active here: only primitives are differentiated, once in forward and once in reverse mode.
         result: Tensor = functional_call(precise.module, parameters, (precise.inputs,))
         return result
 
@@ -146,7 +146,7 @@ def gauss_newton_product(objective: Objective, v: dict[str, Tensor]) -> Tensor:
 
 
 def multiplications(run: Callable[[], Any]) -> int:
-    """What a call multiplies in matrix products and convolutions, all that counts in these networks."""
+    """Count floating-point operations of matrix products and convolutions, which dominate these networks."""
     run()
     with FlopCounterMode(display=False) as counter:
         run()
@@ -154,7 +154,7 @@ def multiplications(run: Callable[[], Any]) -> int:
 
 
 class KeptGraph:
-    """What a careful user of torch writes: the gradient's graph, kept for all products."""
+    """Hessian operator of a careful torch user: the gradient's graph, kept for all products."""
 
     def __init__(self, objective: Objective, x: dict[str, Tensor]):
         self._leaves = {name: leaf.detach().requires_grad_() for name, leaf in x.items()}

@@ -1,4 +1,4 @@
-"""A product so small that only the machinery around it takes time, against the same written by hand."""
+"""Product so small that only overhead takes time, against the same product written by hand."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from benchmarks.reference import relative_error
 
 
 def sum_of_cubes(x: Tensor) -> Tensor:
-    """Its Hessian is diag(6 x)."""
+    """Compute the sum of cubes, whose Hessian is diag(6 x)."""
     return (x**3).sum()
 
 
 def gradient(x: Tensor) -> Tensor:
-    """One eager gradient."""
+    """Compute one eager gradient."""
     x = x.detach().requires_grad_()
     return torch.autograd.grad(sum_of_cubes(x), x)[0]
 
 
 def double_backward(x: Tensor, v: Tensor) -> Tensor:
-    """The gradient's graph, with v as its cotangent."""
+    """Compute the product by backward through the gradient's graph with v as the cotangent."""
     x = x.detach().requires_grad_()
     (g,) = torch.autograd.grad(sum_of_cubes(x), x, create_graph=True)
     return torch.autograd.grad(g, x, v)[0]
@@ -45,7 +45,7 @@ HAND_WRITTEN: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """One problem, always quick."""
+    """Yield the only problem, which is always quick."""
     x, v = torch.linspace(-1, 2, 10), torch.linspace(1, 3, 10)
     product = partial(hodiff.hvp, sum_of_cubes, x, v)
     yield Problem(

@@ -1,4 +1,4 @@
-"""Products with Hessians where what is done to each number counts: activations and normalizations between layers."""
+"""Products with Hessians where elementwise work counts: activations and normalizations between layers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.workloads.operators import KeptGraph, blocks, multiplications
 BATCH = 200
 WIDTHS = (300, 600, 600, 20)
 
-# What stands between the layers, given their width.
+# Modules between the layers, as functions of their width.
 BETWEEN: dict[str, tuple[Callable[[int], nn.Module], ...]] = {
     "gelu": (lambda _: nn.GELU(),),
     "silu": (lambda _: nn.SiLU(),),
@@ -35,7 +35,7 @@ BETWEEN: dict[str, tuple[Callable[[int], nn.Module], ...]] = {
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """Two problems a network, one vector and a block, or those of the first network alone."""
+    """Yield two problems per network, one vector and a block, or only the problems of the first network."""
     for name in list(BETWEEN)[: 1 if quick else None]:
         objective = network(name)
         yield single(objective)
@@ -43,7 +43,7 @@ def problems(quick: bool) -> Iterator[Problem]:
 
 
 def network(name: str) -> Objective:
-    """300-600-600-20 on a batch of 200, batch norm with running statistics."""
+    """Return a network 300-600-600-20 with a batch of 200; batch norm uses running statistics."""
     torch.manual_seed(0)
     *inner, classes = WIDTHS
     layers: list[nn.Module] = []
@@ -54,7 +54,7 @@ def network(name: str) -> Objective:
 
 
 def single(objective: Objective) -> Problem:
-    """Products with one vector, of operators that have multiplied before."""
+    """Return products with one vector, by operators that have multiplied before."""
     x = objective.parameters()
     vector = flatten(direction(x))
     expected = difference_product(objective, vector)

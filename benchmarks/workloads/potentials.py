@@ -15,15 +15,15 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-DISPLACEMENT = 0.02  # so that nothing is where it is by symmetry
+DISPLACEMENT = 0.02  # breaks the symmetry of the crystal
 
-# Of F. Stillinger & T. Weber, Physical Review B 31 (1985), equations 2.3, 2.5 and 2.7.
+# F. Stillinger & T. Weber, Physical Review B 31 (1985), equations 2.3, 2.5 and 2.7.
 A, B, REACH, STRENGTH, DECAY = 7.049556277, 0.6022245584, 1.8, 21.0, 1.2
 
 
 @dataclass(frozen=True)
 class Atoms:
-    """An energy, and where to differentiate it."""
+    """Energy and the point where it is differentiated."""
 
     name: str
     energy: Any
@@ -31,7 +31,7 @@ class Atoms:
 
 
 def lennard_jones(atoms: int) -> Atoms:
-    """That of the example `vibrational_modes`: pairs in a face-centred cubic crystal, some 16 neighbours an atom."""
+    """Return the energy of `vibrational_modes`: pairs in a face-centred cubic crystal, some 16 neighbours an atom."""
     example = runpy.run_path(str(EXAMPLES / "vibrational_modes.py"))
     x = displaced(example["cluster"](atoms))
     one, other = example["pairs_within"](x, example["CUTOFF"])
@@ -39,7 +39,7 @@ def lennard_jones(atoms: int) -> Atoms:
 
 
 def stillinger_weber(atoms: int) -> Atoms:
-    """Pairs and angles in a crystal of silicon, four neighbours an atom."""
+    """Return the energy of pairs and angles in a crystal of silicon, with four neighbours per atom."""
     x = displaced(diamond(atoms))
     pairs = cKDTree(x.view(-1, 3).numpy()).query_pairs(REACH - 0.05, output_type="ndarray")
     near: list[list[int]] = [[] for _ in range(atoms)]
@@ -55,7 +55,7 @@ def stillinger_weber(atoms: int) -> Atoms:
 
 
 def angular_energy(x: Tensor, pairs: Tensor, triples: Tensor) -> Tensor:
-    """A (B d^-4 - 1) exp(1 / (d - a)) over pairs, and (cos + 1/3)^2 over angles, which fades with both sides."""
+    """Sum A (B d^-4 - 1) exp(1 / (d - a)) over pairs, and (cos + 1/3)^2 over angles, damped by both sides."""
     places = x.view(-1, 3)
     d = (places[pairs[0]] - places[pairs[1]]).square().sum(-1).sqrt()
     bonds = A * (B * d**-4 - 1) * torch.exp(1 / (d - REACH))
@@ -67,7 +67,7 @@ def angular_energy(x: Tensor, pairs: Tensor, triples: Tensor) -> Tensor:
 
 
 def diamond(atoms: int) -> Tensor:
-    """The sites of silicon's crystal that are next to a point of no symmetry, (3 * atoms,)."""
+    """Return the sites of silicon's crystal next to a point without symmetry, (3 * atoms,)."""
     reach = int(np.ceil(atoms ** (1 / 3))) + 1
     cells = np.stack(np.meshgrid(*[np.arange(-reach, reach + 1)] * 3, indexing="ij"), -1).reshape(-1, 3)
     cells = cells[cells.sum(1) % 2 == 0]
@@ -77,5 +77,5 @@ def diamond(atoms: int) -> Tensor:
 
 
 def displaced(x: Tensor) -> Tensor:
-    """The places, each moved a little."""
+    """Move all places by small random displacements."""
     return x + DISPLACEMENT * torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)

@@ -1,4 +1,4 @@
-"""Sparse Hessians: what each stage costs, in seconds and in gradients, and dense ones beside."""
+"""Sparse Hessians: the cost of every stage, in seconds and in gradients, compared with dense Hessians."""
 
 from __future__ import annotations
 
@@ -37,23 +37,23 @@ that of the product with a random vector, against central differences of the gra
 
 
 def rosenbrock(x: Tensor) -> Tensor:
-    """Chained: a tridiagonal Hessian."""
+    """Compute the chained Rosenbrock function, whose Hessian is tridiagonal."""
     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 @dataclass(frozen=True)
 class Stages:
-    """What was measured of one function.
+    """Measurements of one function.
 
     Attributes:
-        n: The number of unknowns.
-        entries: Those of the pattern.
-        pattern: Seconds until it is found.
+        n: Number of unknowns.
+        entries: Number of entries of the pattern.
+        pattern: Seconds to find the pattern.
         coloring: Seconds of colorings, by method.
-        colors: Their numbers.
-        milliseconds: A call, by contestant.
-        gradients: The same over that of a gradient.
-        errors: Relative ones, by contestant.
+        colors: Number of colors, by method.
+        milliseconds: Time of a call, by contestant.
+        gradients: Ratio of that time to a gradient's.
+        errors: Relative errors, by contestant.
     """
 
     n: int
@@ -67,7 +67,7 @@ class Stages:
 
 
 def timed(call: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
-    """The median of some times, and what came."""
+    """Return the median time of some calls, and the last result."""
     seconds = []
     for _ in range(repeats):
         begun = time.process_time()
@@ -77,18 +77,18 @@ def timed(call: Callable[[], Any], repeats: int = 3) -> tuple[float, Any]:
 
 
 def gradient(f: Function, x: Tensor) -> Tensor:
-    """In eager torch."""
+    """Compute the gradient in eager torch."""
     x = x.detach().requires_grad_()
     return torch.autograd.grad(f(x), x)[0]
 
 
 def difference(f: Function, x: Tensor, v: Tensor, step: float = 1e-6) -> Tensor:
-    """The Hessian's product with v, by gradients alone."""
+    """Compute the Hessian's product with v by differences of gradients."""
     return (gradient(f, x + step * v) - gradient(f, x - step * v)) / (2 * step)
 
 
 def stages(f: Function, x: Tensor, *, dense: bool, rounds: int) -> Stages:
-    """Measure a function: every stage, and the calls in turns."""
+    """Measure all stages of a function, and race the calls."""
     pattern_seconds, pattern = timed(lambda: hodiff.sparse.hessian_pattern(f, x))
     colorings = {method: timed(partial(hodiff.sparse.color, pattern, method)) for method in METHODS}
     ways: dict[str, Callable[[], Any]] = {}
@@ -106,7 +106,7 @@ def stages(f: Function, x: Tensor, *, dense: bool, rounds: int) -> Stages:
     contestants = [Contestant(GRADIENT, "unit", partial(gradient, f, x))]
     contestants += [Contestant(name, "hodiff", way) for name, way in ways.items()]
     seconds = race(contestants, rounds, "sparse", time.process_time)
-    # A dense one takes as long as all rounds: it runs once, over the median gradient.
+    # A dense Hessian takes as long as all rounds together: it runs once and is divided by the median gradient.
     once = {name: timed(way, 1)[0] for name, way in slow.items()}
     unit = median(seconds[GRADIENT])
     return Stages(
@@ -124,7 +124,7 @@ def stages(f: Function, x: Tensor, *, dense: bool, rounds: int) -> Stages:
 
 
 def page_of(found: Stages) -> str:
-    """The tables of a function."""
+    """Return the tables of a function."""
     first = table(
         ["", "seconds", "colors"],
         [
@@ -149,17 +149,17 @@ def page_of(found: Stages) -> str:
 
 
 def most(name: str, measured: float, bound: float) -> Verdict:
-    """A target that is met from below."""
+    """Return the verdict on an upper bound."""
     return Verdict(f"{name} ≤ {bound:g}", measured, measured <= bound)
 
 
 def least(name: str, measured: float, bound: float) -> Verdict:
-    """A target that is met from above."""
+    """Return the verdict on a lower bound."""
     return Verdict(f"{name} ≥ {bound:g}", measured, measured >= bound)
 
 
 def chain(quick: bool) -> tuple[str, Any]:
-    """The chained Rosenbrock function."""
+    """Measure the chained Rosenbrock function."""
     n = 1000 if quick else 100_000
     x = torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=D)
     found = stages(rosenbrock, x, dense=False, rounds=3 if quick else ROUNDS)
@@ -175,7 +175,7 @@ def chain(quick: bool) -> tuple[str, Any]:
 
 
 def atoms(quick: bool) -> tuple[str, Any]:
-    """Two potentials with a cutoff."""
+    """Measure two potentials with a cutoff."""
     texts, data = [], {}
     for make in (lennard_jones, stillinger_weber):
         found = make(40 if quick else 1000)
@@ -196,7 +196,7 @@ def _ratio(found: Stages, over: str, under: str) -> float:
 
 
 def film(quick: bool) -> tuple[str, Any]:
-    """The example `minimal_surface` on a fine grid."""
+    """Run the example `minimal_surface` on a fine grid."""
     example = runpy.run_path(str(EXAMPLES / "minimal_surface.py"))
     side = 20 if quick else 300
     surface = example["Film"](side)
@@ -216,12 +216,12 @@ def film(quick: bool) -> tuple[str, Any]:
 
 
 def _anew(x: Tensor) -> Any:
-    """A Hessian whose pattern is not known yet."""
+    """Compute a Hessian whose pattern is not known yet."""
     return hodiff.sparse.hessian(rosenbrock)(x)
 
 
 def growth(quick: bool) -> tuple[str, Any]:
-    """Sparse and dense Hessians of the chain by n."""
+    """Measure sparse and dense Hessians of the chain by n."""
     rows = []
     for n in (10, 30, 100, 300, 1000, 3000) if quick else (10, 100, 1000, 3000, 10_000, 100_000, 1_000_000):
         x = torch.rand(n, generator=torch.Generator().manual_seed(0), dtype=D)
@@ -244,13 +244,13 @@ def growth(quick: bool) -> tuple[str, Any]:
 
 
 def _milliseconds(result: dict[str, Any], start: str) -> float:
-    """Of the contestant whose name starts so."""
+    """Return the time of the contestant whose name begins with `start`."""
     found: float = next(row["milliseconds"] for row in result["rows"] if row["name"].startswith(start))
     return found
 
 
 def beside_asdex(quick: bool) -> tuple[str, Any]:
-    """What `python -m benchmarks.peers --only sparse` measured of asdex and of hodiff, in one process of its own."""
+    """Report `python -m benchmarks.peers --only sparse`, which races asdex and hodiff in its own process."""
     del quick
     path = RESULTS / "peers.json"
     found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -292,7 +292,7 @@ PARTS: dict[str, Callable[[bool], tuple[str, Any]]] = {
 
 
 def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
-    """Heading, text and data of each part of the page."""
+    """Yield heading, text and data of every part of the page."""
     with one_core():
         for i, (title, part) in enumerate(PARTS.items()):
             text, data = part(quick)
@@ -300,7 +300,7 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
 
 
 def draw(data: dict[str, Any], directory: Path) -> None:
-    """The last part as a picture."""
+    """Plot seconds against n, with asdex's if they were measured."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""The methods of `hodiff.optim` on the standard problems of the tests: what they evaluate, and where they end."""
+"""Methods of `hodiff.optim` on the standard problems of the tests: their evaluations, and where they end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.report import table
 from hodiff.optim import least_squares, minimize
 
 _TESTS = Path(__file__).resolve().parents[2] / "tests"
-# Of scalable problems, by the number of unknowns.
+# Methods for scalable problems, by the number of unknowns.
 SIZES: dict[int, tuple[str, ...]] = {
     100: (
         "trust-ncg",
@@ -42,15 +42,15 @@ ones, which have 11. Behind the far start, 1, stands the near one, 2."""
 
 @dataclass(frozen=True)
 class Run:
-    """One method on one problem.
+    """Run of one method on one problem.
 
     Attributes:
-        problem: Its name.
-        method: Of `minimize` or `least_squares`.
-        counts: Iterations, values, gradients, products or Hessians; what the method has of them.
-        value: Where it ended.
-        minimum: The published one that is nearest.
-        reached: Whether it is that.
+        problem: Name of the problem.
+        method: Method of `minimize` or `least_squares`.
+        counts: Numbers of iterations, values, gradients, and products or Hessians, as far as the method has them.
+        value: Final value.
+        minimum: Nearest published minimum.
+        reached: Whether the final value is that minimum.
     """
 
     problem: str
@@ -61,27 +61,27 @@ class Run:
     reached: bool
 
     def cell(self, *, always: bool = False) -> str:
-        """What the tables show: the counts, and the value where it is not the minimum, or always."""
+        """Format the counts, and the value if it is not the minimum or if `always`."""
         end = f" → {self.value:.4g}" if always or not self.reached else ""
         return "/".join(map(str, self.counts)) + end
 
 
 def problems_module(name: str) -> Any:
-    """A module of the test problems."""
+    """Import a module of the test problems."""
     if str(_TESTS) not in sys.path:
         sys.path.append(str(_TESTS))
     return importlib.import_module(f"optim.problems.{name}")
 
 
 def methods() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
-    """The options of all methods of `least_squares` and of `minimize`, SciPy's first."""
+    """Return the options of all methods of `least_squares` and of `minimize`, SciPy's first."""
     settings = problems_module("settings")
     squares = {**settings.LEAST_SQUARES, **settings.OWN_LEAST_SQUARES}
     return squares, {**settings.MINIMIZE, **settings.OWN_MINIMIZE}
 
 
 def more_garbow_hillstrom(quick: bool) -> Iterator[Run]:
-    """All methods on the problems of 1981, or the first few."""
+    """Run all methods on the problems of 1981; quick runs the first few."""
     squares, minima = methods()
     problems = list(problems_module("more_garbow_hillstrom").PROBLEMS.values())
     for problem in problems[:2] if quick else problems:
@@ -103,7 +103,7 @@ def _counts(found: Any) -> tuple[int, ...]:
 
 
 def scalable(n: int, quick: bool) -> Iterator[Run]:
-    """The methods for many unknowns on the problems whose minimum is known for so many, or the first few."""
+    """Run the methods for many unknowns on the problems with known minima; quick runs the first few."""
     _, options = methods()
     known = [
         each
@@ -118,7 +118,7 @@ def scalable(n: int, quick: bool) -> Iterator[Run]:
 
 
 def certified(quick: bool) -> dict[str, dict[str, list[str]]]:
-    """Least squares on NIST's regressions from both starts, or a few: values and digits by set and method."""
+    """Fit NIST's regressions from both starts, or a few: return values and digits by set and method."""
     squares, _ = methods()
     sets = list(problems_module("nist_strd").REGRESSIONS.values())
 
@@ -136,7 +136,7 @@ def _summary(runs: Sequence[Run]) -> str:
         mine = [run for run in runs if run.method == method]
         solved = [run for run in mine if run.reached]
         medians = [f"{statistics.median(column):g}" for column in zip(*(run.counts for run in solved), strict=True)]
-        # Least squares tells no iterations, and makes no products.
+        # Least squares reports no iterations and computes no products.
         columns = ["", *medians, ""] if len(medians) == 2 else medians or [""] * 4
         rows.append([method, f"{len(solved)} of {len(mine)}", *columns])
     return table(["", "at a published minimum", "iterations", "values", "gradients", "products, Hessians"], rows)
@@ -166,9 +166,9 @@ def _by_problem(runs: Sequence[Run]) -> dict[str, dict[str, str]]:
 
 
 def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
-    """Heading, text and data of each part of the page."""
+    """Yield heading, text and data of every part of the page."""
     with warnings.catch_warnings():
-        # Methods warn where they give up, which the tables say.
+        # Methods warn when they give up; the tables show that already.
         warnings.simplefilter("ignore")
         collections = {
             "Moré, Garbow & Hillstrom": more_garbow_hillstrom(quick),

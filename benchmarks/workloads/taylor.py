@@ -1,4 +1,4 @@
-"""Laplacians and bilaplacians of a network beside traces of its Hessian, and a propagator by hand."""
+"""Laplacians and bilaplacians of a network, compared with traces of its Hessian and a propagator by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BILAPLACIAN_TARGETS = [Target(BILAPLACIAN, NESTED, 0.3)]
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """A network of tanh at points of fifty numbers, and of five."""
+    """Yield tanh networks at points of fifty numbers, and of five."""
     widths = (5, 16, 16, 1) if quick else WIDTHS
     for dtype in (torch.float32, torch.float64):
         net = network(widths, dtype)
@@ -46,7 +46,7 @@ def problems(quick: bool) -> Iterator[Problem]:
 
 
 def network(widths: tuple[int, ...], dtype: torch.dtype) -> nn.Sequential:
-    """Linear layers with tanh between them."""
+    """Return linear layers with tanh between them."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for n, m in pairwise(widths):
@@ -55,7 +55,7 @@ def network(widths: tuple[int, ...], dtype: torch.dtype) -> nn.Sequential:
 
 
 def by_hand(net: nn.Sequential, x: Tensor) -> Tensor:
-    """Values, derivatives in each direction and Laplacian, layer by layer: what no program can do with less."""
+    """Compute value, directional derivatives and Laplacian layer by layer, the least work that any program needs."""
     value, slopes, total = x, torch.eye(x.shape[1], dtype=x.dtype)[:, None].expand(-1, *x.shape), torch.zeros_like(x)
     for layer in net:
         if isinstance(layer, nn.Linear):
@@ -69,13 +69,13 @@ def by_hand(net: nn.Sequential, x: Tensor) -> Tensor:
 
 
 def inputs(points: int, size: int, dtype: torch.dtype) -> Tensor:
-    """Points of so many numbers, the same each time."""
+    """Return random points with `size` coordinates, always the same."""
     return torch.randn(points, size, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
 def laplacian_problem(net: nn.Sequential, points: int, dtype: torch.dtype, *, full: bool) -> Problem:
-    """The Laplacian of a network; in full beside compiled ways, and with targets."""
-    # Code compiled for other numbers of points would make of this one a variable, and the code slower.
+    """Return the problem of a network's Laplacian; `full` adds compiled ways and targets."""
+    # After other numbers of points, the compiler would make this number a variable, which makes code slower.
     torch.compiler.reset()
     widths = [layer.in_features for layer in net if isinstance(layer, nn.Linear)]
     x, title = inputs(points, widths[0], dtype), "-".join(map(str, [*widths, 1]))

@@ -1,4 +1,4 @@
-"""A step of training by a Laplacian in very many dimensions: in full, and by random directions."""
+"""Training steps with a Laplacian in very many dimensions: in full, and by random directions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.memory import peak_bytes
 from benchmarks.report import table
 from benchmarks.workloads.taylor import network
 
-# What a step may take, or is expected to take as it grows, in MiB and seconds.
+# Largest memory and time that a step may take, or is expected to take, in MiB and seconds.
 MEBIBYTES, SECONDS = 4096, 20.0
 SIZES, QUICK_SIZES = (1000, 3000, 10_000, 30_000, 100_000), (100, 300)
 POINTS, SAMPLES = 8, 16
@@ -31,19 +31,19 @@ Laplacian = Callable[[nn.Module, Tensor, torch.Generator], tuple[Tensor, Tensor,
 
 
 def in_full(net: nn.Module, x: Tensor, _: torch.Generator) -> tuple[Tensor, Tensor, None]:
-    """The Laplacian, twice, as a factor each of the square."""
+    """Compute the Laplacian once, and return it as both factors of the square."""
     found = hodiff.laplacian(net, batched=True)(x)
     return found, found, None
 
 
 def all_directions(net: nn.Module, x: Tensor, _: torch.Generator) -> tuple[Tensor, Tensor, None]:
-    """The same, with unit directions as numbers before the first layer, D² of them at a point."""
+    """Compute the Laplacian with unit directions as numbers before the first layer, D² of them at a point."""
     found = hodiff.laplacian(net, batched=True, sparse=False)(x)
     return found, found, None
 
 
 def by_the_estimate(net: nn.Module, x: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Two independent estimates, and the standard error of the first."""
+    """Compute two independent estimates, and the standard error of the first."""
     laplacian = hodiff.laplacian(net, batched=True, randomised="coordinates", samples=SAMPLES, generator=generator)
     first, second = laplacian(x), laplacian(x)
     return first.value, second.value, first.standard_error
@@ -57,7 +57,7 @@ WAYS: dict[str, Laplacian] = {
 
 
 def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
-    """One table: dimensions and ways, time, memory and the number found."""
+    """Yield one table of dimensions and ways with time, memory and the Laplacian."""
     found: dict[str, dict[str, Any]] = {}
     with one_core():
         for name, laplacian in WAYS.items():
@@ -71,7 +71,7 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
 
 
 def fits(steps: list[dict[str, Any]]) -> bool:
-    """Whether the next step, if it is to the last as that was to the one before, takes no more than it may."""
+    """Extrapolate the cost of the next step from the last two; True if it stays within the bounds."""
     bounds = {"seconds": SECONDS, "mebibytes": MEBIBYTES}
     if len(steps) < 2:
         return True
@@ -79,7 +79,7 @@ def fits(steps: list[dict[str, Any]]) -> bool:
 
 
 def measured(size: int, laplacian: Laplacian) -> dict[str, Any]:
-    """Time, peak, and the Laplacian at the first point with its standard error, if it has one."""
+    """Measure time and peak, and compute the Laplacian at the first point with its standard error, if any."""
     net = network((size, 128, 128, 1), torch.float32).requires_grad_()
     x = torch.randn(POINTS, size, generator=torch.Generator().manual_seed(1)) / size**0.5
     generator = torch.Generator().manual_seed(0)

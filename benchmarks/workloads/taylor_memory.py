@@ -28,7 +28,7 @@ TARGETS = {"with a graph": 0.5, "without": 0.45}
 
 
 def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
-    """Heading, text and data of each part."""
+    """Yield heading, text and data of every part."""
     widths = (5, 16, 16, 1) if quick else WIDTHS
     found = {kind: peaks(widths, requires_grad) for kind, requires_grad in KINDS.items()}
     ratios = {kind: {way: peak / each[TRACE] for way, peak in each.items()} for kind, each in found.items()}
@@ -46,7 +46,7 @@ def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
 
 
 def peaks(widths: tuple[int, ...], requires_grad: bool) -> dict[str, int]:
-    """Bytes by way."""
+    """Measure the peak bytes, by way."""
     net = network(widths, torch.float32).requires_grad_(requires_grad)
     x = torch.randn(POINTS, widths[0])
 

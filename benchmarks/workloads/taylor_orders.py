@@ -1,4 +1,4 @@
-"""The K-th derivative along a line: series beside nested forward mode, until that takes too long."""
+"""K-th derivatives along a line: series against nested forward mode, until that takes too long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.report import number, table
 from benchmarks.workloads.taylor import network
 from hodiff.taylor import jet
 
-# Seconds of a call: nested forward mode is not asked for an order that would take longer.
+# Seconds of a call: nested forward mode skips orders that would take longer.
 PATIENCE = 10.0
 TEXT = """\
 A network 10-64-64-1 of tanh in float64, at one point; milliseconds of the processor, on one core, medians of up to nine
@@ -30,7 +30,7 @@ differences with 60 digits."""
 
 
 def nested(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, order: int) -> Tensor:
-    """D^K f(x)[v, ..., v] by `torch.func.jvp` as deep as the order."""
+    """Compute D^K f(x)[v, ..., v] by `torch.func.jvp`, nested K times."""
 
     def tower(height: int) -> Callable[[Tensor], Tensor]:
         if height == 0:
@@ -41,7 +41,7 @@ def nested(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, order: int) -> T
 
 
 def exact(net: nn.Sequential, x: Tensor, v: Tensor, order: int) -> list[mp.mpf]:
-    """The value and the derivatives along the line to an order, by differences with digits to spare."""
+    """Compute the value and the derivatives along the line up to an order, by differences with 60 digits."""
     with mp.workdps(60):
         layers = [
             (mp.matrix(layer.weight.tolist()), mp.matrix(layer.bias.tolist()))
@@ -61,7 +61,7 @@ def exact(net: nn.Sequential, x: Tensor, v: Tensor, order: int) -> list[mp.mpf]:
 
 
 def seconds(run: Callable[[], Any]) -> float:
-    """The median time of a call, of fewer calls the longer they take."""
+    """Return the median time of a call; slower calls are repeated less often."""
     found: list[float] = []
     while len(found) < 9 and sum(found) < 2:
         start = time.process_time()
@@ -71,7 +71,7 @@ def seconds(run: Callable[[], Any]) -> float:
 
 
 def sections(quick: bool) -> Iterator[tuple[str, str, Any]]:
-    """One table: orders, times and how they grow."""
+    """Yield one table of orders and times, with their growth."""
     net = network((10, 64, 64, 1), torch.float64)
     x, v = torch.randn(2, 10, dtype=torch.float64)
     orders = range(1, 5 if quick else 21)
@@ -110,7 +110,7 @@ def _error(found: Tensor, truth: mp.mpf) -> float:
 
 
 def _expected(times: dict[int, float], order: int) -> float:
-    """The time of an order, from the two before it; endless where they were not asked."""
+    """Extrapolate the time of an order from the two orders before; infinite where they were skipped."""
     if order < 3:
         return 0.0
     if order - 1 not in times:
@@ -125,7 +125,7 @@ def _growth(times: dict[int, float], order: int) -> str:
 
 
 def draw(data: dict[str, Any], directory: Path) -> None:
-    """Both curves, and K² through the last point of the series."""
+    """Plot both curves, and K² through the last point of the series."""
     import matplotlib.pyplot as plt
 
     found = data["Derivatives along a line"]

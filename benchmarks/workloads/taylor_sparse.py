@@ -1,4 +1,4 @@
-"""Laplacians of networks over particles: first derivatives in slots, and all of them."""
+"""Laplacians of networks over particles: sparse first derivatives against all directions."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SPARSE, DENSE = "hodiff.laplacian", "with all directions"
 
 
 def problems(quick: bool) -> Iterator[Problem]:
-    """A network that acts on nodes one by one, and a wavefunction with attention."""
+    """Yield a network that acts on nodes one by one, and a wavefunction with attention."""
     yield nodes_problem(quick)
     yield wavefunction_problem(quick)
 
 
 def on_nodes(nodes: int = NODES, points: int = POINTS) -> tuple[Summed, Tensor]:
-    """The network, summed over nodes, and where."""
+    """Return the network, summed over nodes, and the points."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for width in (4, *[WIDTH] * (LAYERS - 1)):
@@ -39,20 +39,20 @@ def on_nodes(nodes: int = NODES, points: int = POINTS) -> tuple[Summed, Tensor]:
 
 
 class Summed(nn.Module):
-    """A network on each node, and the sum."""
+    """Sum of a network's outputs over nodes."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
         self.net = net
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., nodes, features) to a number each."""
+        """Map (..., nodes, features) to (...)."""
         found: Tensor = self.net(x)
         return found.sum((-1, -2))
 
 
 def node_by_node(f: Summed, x: Tensor) -> Tensor:
-    """What torch can do once it is told that nodes do not meet: small Hessians, and their traces summed."""
+    """Compute the Laplacian by torch as a sum of traces of small Hessians, given that nodes are independent."""
 
     def trace(node: Tensor) -> Tensor:
         return torch.trace(hessian(lambda y: f.net(y).squeeze(-1))(node))
@@ -61,15 +61,15 @@ def node_by_node(f: Summed, x: Tensor) -> Tensor:
 
 
 def typical_error(found: Tensor, expected: Tensor) -> float:
-    """The median over points: next to where a wavefunction is zero float32 has no digits."""
+    """Return the median error over points: float32 has no right digits near zeros of a wavefunction."""
     return float(((found.double() - expected) / expected).abs().median())
 
 
 def nodes_problem(quick: bool) -> Problem:
-    """The network of `on_nodes`."""
+    """Return the problem of the network of `on_nodes`."""
     nodes, points = (6, 2) if quick else (NODES, POINTS)
     f, x = on_nodes(nodes, points)
-    # The trace of a whole Hessian takes torch a quarter of a minute.
+    # torch would need 15 seconds for the trace of the whole Hessian.
     return _problem(
         "nodes",
         f"a network on {nodes} nodes of 4 features each, ten layers of 100, {points} points",
@@ -82,7 +82,7 @@ def nodes_problem(quick: bool) -> Problem:
 
 
 def wavefunction_problem(quick: bool) -> Problem:
-    """That of `benchmarks.workloads.wavefunction`."""
+    """Return the problem of `benchmarks.workloads.wavefunction`."""
     electrons, walkers = (4, 2) if quick else (wavefunction.ELECTRONS, WALKERS)
     single, double = (
         partial(wavefunction.log_psi, wavefunction.as_tensors(wavefunction.parameters(electrons), dtype))
@@ -98,7 +98,7 @@ def wavefunction_problem(quick: bool) -> Problem:
         f"a wavefunction of {electrons} electrons with attention, {walkers} walkers",
         single,
         x,
-        # That of all points at once does not fit.
+        # The Hessians of all points at once do not fit into memory.
         Contestant("trace of torch.func.hessian", "torch", partial(vmap(trace, chunk_size=2), x)),
         hodiff.laplacian(double, batched=True, chunk_size=16)(x.double()),
         [] if quick else [Target(DENSE, SPARSE, 4, at_least=True)],

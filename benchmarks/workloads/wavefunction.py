@@ -1,8 +1,8 @@
-"""A wavefunction of electrons with attention, in torch, and its parameters as NumPy arrays, which peers read, too.
+"""Wavefunction of electrons with attention, in torch; its parameters are NumPy arrays, which peers read, too.
 
-Queries, keys and values are features of single electrons, and what attention gathers is added up beside them: its
-weights have sparse derivatives, as Li et al. 2024 ask for. log |ψ| is that of a sum of determinants of orbitals times
-an envelope and a factor of pairs.
+Queries, keys and values are features of single electrons, and outputs of attention are added up separately. So the
+attention weights have sparse derivatives, as Li et al. 2024 require. ψ is a sum of determinants of orbitals with an
+envelope, times a pair factor.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ELECTRONS, FEATURES, HEADS, BLOCKS, DETERMINANTS = 16, 128, 4, 4, 4
 
 
 def parameters(electrons: int = ELECTRONS, features: int = FEATURES) -> dict[str, Any]:
-    """Random weights in float64."""
+    """Return random weights in float64."""
     random = np.random.RandomState(0)
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> Any:
@@ -33,19 +33,19 @@ def parameters(electrons: int = ELECTRONS, features: int = FEATURES) -> dict[str
 
 
 def positions(walkers: int, electrons: int = ELECTRONS) -> Tensor:
-    """Where the electrons are, (walkers, electrons, 3), the same each time."""
+    """Return random positions of the electrons, (walkers, electrons, 3), always the same."""
     return torch.randn(walkers, electrons, 3, generator=torch.Generator().manual_seed(1))
 
 
 def as_tensors(tree: Any, dtype: torch.dtype) -> Any:
-    """The parameters in torch."""
+    """Convert the parameters to torch."""
     if isinstance(tree, dict):
         return {name: as_tensors(each, dtype) for name, each in tree.items()}
     return [as_tensors(each, dtype) for each in tree] if isinstance(tree, list) else torch.as_tensor(tree, dtype=dtype)
 
 
 def log_psi(weights: Any, x: Tensor) -> Tensor:
-    """Log |ψ| of electrons at (..., n, 3), a number each."""
+    """Compute log |ψ| of electrons at (..., n, 3)."""
     n = x.shape[-2]
     radius = x.norm(dim=-1, keepdim=True)
     single = torch.tanh(torch.cat([x, radius], -1) @ weights["embedding"])
@@ -64,7 +64,7 @@ def log_psi(weights: Any, x: Tensor) -> Tensor:
 
 
 def attention(block: Any, single: Tensor) -> Tensor:
-    """What each electron gathers from all."""
+    """Return the output of attention for every electron."""
     q, k, v = (
         (single @ block[name]).unflatten(-1, (HEADS, -1)).transpose(-3, -2) for name in ("query", "key", "value")
     )

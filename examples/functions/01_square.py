@@ -2,17 +2,17 @@ r"""Lesson 1: the square, and the five parts of a Function.
 
 $$ y = x^2, \qquad y' = 2x, \qquad y'' = 2, \qquad y''' = 0 $$
 
-With the cotangent $\bar y = \partial L / \partial y$ that comes from the loss L, and the tangent $\dot x$ that comes
-from the inputs,
+The loss L gives the cotangent $\bar y = \partial L / \partial y$, and the inputs the tangent $\dot x$. The two rules
+are
 
 $$ \bar x = 2x \, \bar y, \qquad \dot y = 2x \, \dot x. $$
 
-`forward` computes, and knows nothing of derivatives. `setup_context` saves what the rules will read; it computes
-nothing, because nothing that it computes is part of a graph. `backward` and `jvp` are the two formulas above, written
-in torch operators, so that they can be differentiated in turn: that is where the second derivative comes from. `vmap`
-says what to do with a batch; an elementwise function treats the batch as one more dimension.
+`forward` computes the value only. `setup_context` saves what the rules need; it computes nothing, because its
+computations are not part of any graph. `backward` and `jvp` are the two formulas above in torch operators, so that they
+can be differentiated again: this gives the second derivative. `vmap` handles a batch; an elementwise function treats
+the batch as one more dimension.
 
-`nestable_jvp` lets forward mode run inside forward mode; torch alone takes x for a constant there.
+`nestable_jvp` allows forward mode inside forward mode; torch alone treats x as a constant there.
 
     python examples/functions/01_square.py
 
@@ -62,7 +62,7 @@ class Square(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None], x: Tensor) -> tuple[Tensor, int | None]:
-        """Leave the batch where it is."""
+        """Keep the batch dimension."""
         del info
         return Square.apply(x), in_dims[0]
 

@@ -2,11 +2,11 @@ r"""Lesson 3: the exponential, which saves its output.
 
 $$ y = e^x, \qquad y' = y, \qquad y'' = y, \qquad y''' = y $$
 
-The output is kept alive by whoever uses it, so saving it costs nothing, and $\bar x = y \, \bar y$ needs no second exp.
-A saved output leads back to x, so the second derivative is right.
+The next layer usually keeps the output anyway, so saving it costs nothing, and $\bar x = y \, \bar y$ needs no second
+exp. In backward, a saved output is connected to x, so the second derivative is right.
 
-In forward mode it does not: while `jvp` runs, y has no tangent of an enclosing forward pass yet. So `jvp` saves the
-input and calls the Function again.
+In forward mode it is not: while `jvp` runs, y does not yet have a tangent of an enclosing forward pass. So `jvp` saves
+the input and calls the Function again.
 
     python examples/functions/03_exp.py
 
@@ -39,7 +39,7 @@ class Exp(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save for each direction what is right there."""
+        """Save different tensors for reverse and forward mode."""
         ctx.save_for_backward(output)
         ctx.save_for_forward(*inputs)
 
@@ -58,7 +58,7 @@ class Exp(Function):
 
 
 def draw(figure: Any) -> None:
-    """The exponential and its derivatives, all of which are one curve; the dots are SciPy's differences."""
+    """The exponential and its derivatives, which are all the same curve; the dots are SciPy's differences."""
     hodiff.plot.derivatives(Exp.apply, -2, 1.5, order=3, ax=figure.add_subplot())
 
 

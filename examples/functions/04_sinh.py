@@ -2,13 +2,13 @@ r"""Lesson 4: the hyperbolic sine, which returns its residual as an output.
 
 $$ y = \sinh x, \qquad y' = \cosh x, \qquad y'' = \sinh x, \qquad y''' = \cosh x $$
 
-Here `forward` computes $c = \cosh x$ as well, for backward to read. An intermediate like c is neither input nor
-output, so no graph leads from it to x: saved in `setup_context`, it would be a constant to the second derivative.
-Returned as an output, it is part of the graph. It then has a cotangent of its own, which backward adds:
+Here `forward` also computes $c = \cosh x$, which backward needs. An intermediate like c is neither input nor output, so
+no graph connects it to x. If `setup_context` saved it, the second derivative would treat it as a constant. Returned as
+an output, it is part of the graph. Then it has its own cotangent, which backward adds:
 
 $$ \bar x = c \, \bar y + y \, \bar c, \qquad \dot y = c \, \dot x, \qquad \dot c = y \, \dot x. $$
 
-A plain function in front hides the second output.
+A plain function as a wrapper hides the second output.
 
     python examples/functions/04_sinh.py
 
@@ -42,27 +42,27 @@ class Sinh(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """Save for each direction what is right there."""
+        """Save different tensors for reverse and forward mode."""
         ctx.save_for_backward(*output)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, y_cotangent: Tensor, c_cotangent: Tensor) -> Tensor:
-        """Add what comes through the residual."""
+        """Add the contribution through the residual."""
         y, c = ctx.saved_tensors
         return c * y_cotangent + y * c_cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, Tensor]:
-        """One tangent an output."""
+        """Return one tangent per output."""
         (x,) = ctx.saved_tensors
         y, c = Sinh.apply(x)
         return c * tangent, y * tangent
 
 
 def sinh(x: Tensor) -> Tensor:
-    """Hyperbolic sine."""
+    """Compute the hyperbolic sine."""
     return Sinh.apply(x)[0]
 
 

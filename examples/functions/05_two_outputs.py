@@ -7,8 +7,8 @@ $$ \bar x = 2x \, \bar p + y \, \bar q, \quad \bar y = 2y \, \bar p + x \, \bar 
 
 The second derivatives are constants: $p_{xx} = p_{yy} = 2$ and $q_{xy} = 1$.
 
-`backward` gets one cotangent an output and returns one gradient an input. Torch fills in zeros for outputs that the
-loss does not use and for inputs without a tangent. An input that needs no gradient gets None, and costs nothing.
+`backward` gets one cotangent per output and returns one gradient per input. Torch fills in zeros for outputs that the
+loss does not use and for inputs without a tangent. An input that needs no gradient gets None, at no cost.
 
     python examples/functions/05_two_outputs.py
 
@@ -48,7 +48,7 @@ class SquaresAndProduct(Function):
 
     @staticmethod
     def backward(ctx: Any, p_cotangent: Tensor, q_cotangent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """One gradient an input, where it is needed."""
+        """Return one gradient per input, where it is needed."""
         x, y = ctx.saved_tensors
         x_needed, y_needed = ctx.needs_input_grad
         return (
@@ -59,7 +59,7 @@ class SquaresAndProduct(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, y_tangent: Tensor) -> tuple[Tensor, Tensor]:
-        """One tangent an output."""
+        """Return one tangent per output."""
         x, y = ctx.saved_tensors
         return 2 * (x * x_tangent + y * y_tangent), y * x_tangent + x * y_tangent
 

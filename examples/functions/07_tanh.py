@@ -2,9 +2,9 @@ r"""Lesson 7: the hyperbolic tangent, and memory against digits.
 
 $$ y = \tanh x, \qquad y' = (1 - y)(1 + y), \qquad y'' = -2 y y', \qquad y''' = (4 y^2 - 2 y') \, y' $$
 
-Like exp in lesson 3 it saves the output, which the next layer keeps anyway, and unlike the sigmoid of lesson 6 it then
-has to subtract: y is rounded to a relative ε, so $1 - y$ has a relative error of $ε / (1 - y)$. That is harmless where
-the slope is added to others of size 1, as in training a network; where the slope itself is the result, all digits may
+Like exp in lesson 3, it saves the output, which the next layer keeps anyway. Unlike the sigmoid of lesson 6, it then
+has to subtract: y is rounded to a relative ε, so $1 - y$ has a relative error of $ε / (1 - y)$. This is harmless where
+the slope is added to slopes of size 1, as in training a network. Where the slope itself is the result, all digits may
 be lost.
 
     python examples/functions/07_tanh.py
@@ -39,7 +39,7 @@ class Tanh(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save for each direction what is right there."""
+        """Save different tensors for reverse and forward mode."""
         ctx.save_for_backward(output)
         ctx.save_for_forward(*inputs)
 

@@ -2,10 +2,10 @@ r"""Lesson 8: the rectifier, and a point that is not smooth.
 
 $$ y = \max(x, 0), \qquad y' = [x > 0], \qquad y'' = y''' = 0 $$
 
-At 0 there is no derivative; this Function says 0, as torch does. Here $y > 0$ just where $x > 0$, so the output is
-enough. Comparing it cuts the graph, which is right this once: the slope does not depend on x.
+At 0 there is no derivative; this Function uses 0, as torch does. Here $y > 0$ exactly where $x > 0$, so the output is
+enough. The comparison cuts the graph, which is right here: the slope does not depend on x.
 
-A check at the kink cannot agree with finite differences, and `hodiff.check` says so: `non-smooth`.
+A check at the kink cannot agree with finite differences, and `hodiff.check` reports it as `non-smooth`.
 
     python examples/functions/08_relu.py
 
@@ -39,7 +39,7 @@ class Relu(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save for each direction what is there anyway."""
+        """Save the output for reverse mode, and the input for forward mode."""
         ctx.save_for_backward(output)
         ctx.save_for_forward(*inputs)
 
@@ -58,7 +58,7 @@ class Relu(Function):
 
 
 def draw(figure: Any) -> None:
-    """The rectifier and its slope; the dots are SciPy's differences, of which one lies astray, at the kink."""
+    """The rectifier and its slope; the dots are SciPy's differences, of which one is wrong, at the kink."""
     hodiff.plot.derivatives(Relu.apply, -1, 1, order=1, ax=figure.add_subplot())
 
 

@@ -4,9 +4,9 @@ $$ Y = A B, \qquad \bar A = \bar Y B^T, \quad \bar B = A^T \bar Y, \qquad \dot Y
 
 Y is linear in A and in B, so its only second derivative is the mixed one, $D^2 Y[\dot A, \dot B] = \dot A \dot B$.
 
-The batching rule is written by hand again. The batch dimension of each input may be anywhere, or None; it is moved to
-the front, where `@` takes it, and an input without one is repeated (`expand` copies nothing). The second part of the
-result says where the batch of the output is.
+The batching rule is written by hand again. The batch dimension of each input may be anywhere, or None. The rule moves
+it to the front, where `@` expects it, and repeats an input without batch (`expand` copies nothing). The second part of
+the result is the batch dimension of the output.
 
     python examples/functions/09_matmul.py
 
@@ -54,13 +54,13 @@ class MatMul(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, A_tangent: Tensor, B_tangent: Tensor) -> Tensor:
-        """The product rule."""
+        """Apply the product rule."""
         A, B = ctx.saved_tensors
         return A_tangent @ B + A @ B_tangent
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, int | None], *inputs: Tensor) -> tuple[Tensor, int]:
-        """Bring the batch of each input to the front."""
+        """Move the batch of each input to the front."""
         A, B = (
             each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
             for each, dim in zip(inputs, in_dims, strict=True)

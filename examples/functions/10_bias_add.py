@@ -3,8 +3,8 @@ r"""Lesson 10: adding a bias, whose gradient is a sum.
 $$ Y_{ij} = X_{ij} + b_j, \qquad \bar X = \bar Y, \quad \bar b_j = \sum_i \bar Y_{ij}, \qquad
    \dot Y_{ij} = \dot X_{ij} + \dot b_j $$
 
-Each number of b is used in every row, so its gradient is the sum over the rows: what is repeated going forward is
-summed going back. The function is linear; all second derivatives vanish, and nothing has to be saved.
+Each number of b is used in every row, so its gradient is the sum over the rows: the backward of a repetition is a sum.
+The function is linear, so all second derivatives vanish, and nothing has to be saved.
 
     python examples/functions/10_bias_add.py
 
@@ -45,14 +45,14 @@ class BiasAdd(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The cotangent, and its sum over the rows."""
+        """Return the cotangent, and its sum over the rows."""
         X_needed, b_needed = ctx.needs_input_grad
         return cotangent if X_needed else None, cotangent.sum(0) if b_needed else None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, X_tangent: Tensor, b_tangent: Tensor) -> Tensor:
-        """The function itself, as it is linear."""
+        """Apply the function itself, as it is linear."""
         return X_tangent + b_tangent
 
 

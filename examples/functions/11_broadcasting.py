@@ -5,8 +5,8 @@ $$ z = x y, \qquad \bar x = \sum_{\text{repeated}} \bar z \, y, \quad
    \dot z = \dot x \, y + x \, \dot y $$
 
 The only second derivative is $z_{xy} = 1$. Torch repeats x and y to a common shape, by new dimensions in front and by
-sizes 1 that grow. The rule of lesson 10 holds for each of them, and `sum_to_size` applies it: it sums to the shape that
-the input had. A gradient in any other shape is an error, or worse, broadcasts once more.
+expanding sizes of 1. The rule of lesson 10 holds for each repetition, and `sum_to_size` applies it: it sums to the
+shape of the input. A gradient in any other shape is an error, or worse, broadcasts again.
 
     python examples/functions/11_broadcasting.py
 
@@ -48,7 +48,7 @@ class Multiply(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients in the shapes of the inputs."""
+        """Compute gradients in the shapes of the inputs."""
         x, y = ctx.saved_tensors
         x_needed, y_needed = ctx.needs_input_grad
         return (
@@ -59,13 +59,13 @@ class Multiply(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, y_tangent: Tensor) -> Tensor:
-        """The product rule; tangents broadcast as the inputs do."""
+        """Apply the product rule; tangents broadcast as the inputs do."""
         x, y = ctx.saved_tensors
         return x_tangent * y + x * y_tangent
 
 
 def draw(figure: Any) -> None:
-    """The Hessian of the sum of x y: only x by y, once for each pair."""
+    """The Hessian of the sum of x y: only the mixed derivatives of x and y are not 0."""
     x, y = INPUTS
     H = hodiff.HessianOperator(lambda p: Multiply.apply(p["x"], p["y"]).sum(), {"x": x, "y": y})
     hodiff.plot.hessian(H, ax=figure.add_subplot())

@@ -3,9 +3,9 @@ r"""Lesson 12: a linear layer, which skips gradients that are not needed.
 $$ Y = X W^T + b, \qquad \bar X = \bar Y W, \quad \bar W = \bar Y^T X, \quad \bar b = \sum_i \bar Y_i, \qquad
    \dot Y = \dot X W^T + X \dot W^T + \dot b $$
 
-Lessons 9 and 10 together; the only second derivative is the mixed one of X and W. Each gradient of a matrix costs as
-much as `forward`. The first layer of a network needs no $\bar X$, a frozen one no $\bar W$: `needs_input_grad` says so,
-and None costs nothing. The bias is not saved, as no rule reads it.
+This combines lessons 9 and 10; the only second derivative is the mixed one of X and W. The gradient of a matrix costs
+as much as `forward`. The first layer of a network needs no $\bar X$, a frozen layer no $\bar W$: `needs_input_grad`
+reports this, and None costs nothing. The bias is not saved, as no rule needs it.
 
     python examples/functions/12_linear.py
 
@@ -49,7 +49,7 @@ class Linear(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Each gradient where it is needed."""
+        """Compute each gradient where it is needed."""
         X, W = ctx.saved_tensors
         X_needed, W_needed, b_needed = ctx.needs_input_grad
         return (
@@ -61,13 +61,13 @@ class Linear(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, X_tangent: Tensor, W_tangent: Tensor, b_tangent: Tensor) -> Tensor:
-        """The product rule."""
+        """Apply the product rule."""
         X, W = ctx.saved_tensors
         return X_tangent @ W.T + X @ W_tangent.T + b_tangent
 
 
 def draw(figure: Any) -> None:
-    """The Hessian of the sum of outputs: only the mixed block of X and W is not 0, and b is in none."""
+    """The Hessian of the sum of outputs: only the mixed block of X and W is not 0, and b has no entries."""
     p = dict(zip("XWb", INPUTS, strict=True))
     H = hodiff.HessianOperator(lambda p: Linear.apply(p["X"], p["W"], p["b"]).sum(), p)
     hodiff.plot.hessian(H, ax=figure.add_subplot())

@@ -2,8 +2,8 @@ r"""Lesson 13: a sum, whose gradient is a repetition.
 
 $$ y = \sum_i x_i, \qquad \bar x_i = \bar y, \qquad \dot y = \sum_i \dot x_i $$
 
-Lesson 10 read backwards: what is summed going forward is repeated going back. The rule needs no number of x, only its
-shape, which is no tensor and so may stay on `ctx` as an attribute. `expand` repeats without a copy.
+This is lesson 10 in reverse: the backward of a sum is a repetition. The rule needs only the shape of x, which is no
+tensor, so it may stay on `ctx` as an attribute. `expand` repeats without a copy.
 
     python examples/functions/13_sum.py
 
@@ -37,7 +37,7 @@ class Sum(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Note the shape."""
+        """Keep the shape."""
         ctx.shape = inputs[0].shape
 
     @staticmethod
@@ -48,12 +48,12 @@ class Sum(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The function itself, as it is linear."""
+        """Apply the function itself, as it is linear."""
         return tangent.sum(-1)
 
 
 def draw(figure: Any) -> None:
-    """The Jacobian: what is summed has a row of ones, which going back are repetitions."""
+    """The Jacobian: each sum has a row of ones, which backward turns into repetitions."""
     J = torch.func.jacrev(Sum.apply)(INPUTS[0]).reshape(2, 4)
     draw_matrix(figure.add_subplot(), J, "Jacobian", ["y₀", "y₁"], ["x₀₀", "x₀₁", "x₁₀", "x₁₁"])
 

@@ -2,8 +2,8 @@ r"""Lesson 14: a mean, and dimensions counted from the end.
 
 $$ y = \frac{1}{n} \sum_i x_i, \qquad \bar x_i = \frac{\bar y}{n}, \qquad \dot y = \frac{1}{n} \sum_i \dot x_i $$
 
-Lesson 13 divided by the count. The batching rule is one line: the Function works on the last dimension, counted from
-the end, so a batch dimension moved to the front is out of its way.
+This is lesson 13 divided by the count. The batching rule is one line: the Function works on the last dimension, counted
+from the end, so a batch dimension at the front does not interfere.
 
     python examples/functions/14_mean.py
 
@@ -36,7 +36,7 @@ class Mean(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Note the shape."""
+        """Keep the shape."""
         ctx.shape = inputs[0].shape
 
     @staticmethod
@@ -47,7 +47,7 @@ class Mean(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The function itself, as it is linear."""
+        """Apply the function itself, as it is linear."""
         return tangent.mean(-1)
 
     @staticmethod

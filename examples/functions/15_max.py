@@ -2,9 +2,10 @@ r"""Lesson 15: a maximum, with an output that has no derivative.
 
 $$ y = x_k, \quad k = \operatorname{arg\,max}_i x_i, \qquad \bar x_i = [i = k] \, \bar y, \qquad \dot y = \dot x_k $$
 
-Away from ties k does not change, so the second derivative vanishes; at a tie the first of the largest takes all of the
-gradient, by convention. The index k is an output, so that the rules can read it, but no number that moves with x:
-`mark_non_differentiable` says so, `backward` ignores its cotangent, and `jvp` has to return None for it.
+Away from ties k does not change, so the second derivative vanishes. At a tie, the first of the largest numbers gets all
+of the gradient, by convention. The index k is an output, so that the rules can read it, but it does not depend on x
+smoothly. `mark_non_differentiable` declares this, `backward` ignores its cotangent, and `jvp` has to return None for
+it.
 
     python examples/functions/15_max.py
 
@@ -36,7 +37,7 @@ class Max(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """Save the index, note the shape."""
+        """Save the index, and keep the shape."""
         index = output[1]
         ctx.mark_non_differentiable(index)
         ctx.save_for_backward(index)
@@ -45,7 +46,7 @@ class Max(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor, index_cotangent: Any) -> Tensor:
-        """Put the cotangent where the largest number was."""
+        """Put the cotangent at the place of the largest number."""
         del index_cotangent
         (index,) = ctx.saved_tensors
         return cotangent.new_zeros(ctx.shape).scatter(-1, index.unsqueeze(-1), cotangent.unsqueeze(-1))
@@ -65,7 +66,7 @@ class Max(Function):
 
 
 def draw(figure: Any) -> None:
-    """The largest of t, 1 - t and 0.7, and where its gradient goes."""
+    """The largest of t, 1 - t and 0.7, and the gradients of all three."""
     axes = figure.add_subplot()
     t = torch.linspace(0, 1, 201, dtype=torch.float64)
     numbers = torch.stack([t, 1 - t, torch.full_like(t, 0.7)], -1)

@@ -5,9 +5,9 @@ $$ y_{bol} = \sum_{ct} w_{oct} \, x_{b, c, l + t} $$
 $$ \bar x_{bcj} = \sum_{ot} w_{oct} \, \bar y_{b, o, j - t}, \qquad
    \bar w_{oct} = \sum_{bl} \bar y_{bol} \, x_{b, c, l + t}, \qquad \dot y = \dot x * w + x * \dot w $$
 
-Bilinear, like the product of lesson 9, so the only second derivative is the mixed one. The gradient of x is a
-transposed convolution with the same weight; that of w is a convolution of x with $\bar y$, in which batch and channels
-change roles. `hodiff.functions` has the one with stride, padding, dilation and groups.
+A convolution is bilinear, like the product of lesson 9, so the only second derivative is the mixed one. The gradient of
+x is a transposed convolution with the same weight. The gradient of w is a convolution of x with $\bar y$, in which
+batch and channels are exchanged. `hodiff.functions` has a convolution with stride, padding, dilation and groups.
 
     python examples/functions/16_conv1d.py
 
@@ -52,7 +52,7 @@ class Conv1d(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Two convolutions, where needed."""
+        """Compute two convolutions, where needed."""
         x, w = ctx.saved_tensors
         x_needed, w_needed = ctx.needs_input_grad
         return (
@@ -63,13 +63,13 @@ class Conv1d(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, w_tangent: Tensor) -> Tensor:
-        """The product rule."""
+        """Apply the product rule."""
         x, w = ctx.saved_tensors
         return F.conv1d(x_tangent, w) + F.conv1d(x, w_tangent)
 
 
 def draw(figure: Any) -> None:
-    """The Jacobian by x: the same weights in each row, a step further; its transpose is the transposed convolution."""
+    """The Jacobian by x: each row has the same weights, shifted; its transpose is the transposed convolution."""
     x, w = INPUTS
     J = torch.func.jacrev(Conv1d.apply)(x, w).reshape(3, 4)
     draw_matrix(figure.add_subplot(), J, "Jacobian by x", ["y₀", "y₁", "y₂"], ["x₀", "x₁", "x₂", "x₃"])

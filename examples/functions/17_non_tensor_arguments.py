@@ -3,8 +3,8 @@ r"""Lesson 17: an integer power, with an argument that is no tensor.
 $$ y = x^n, \qquad y' = n x^{n-1}, \qquad y'' = n (n - 1) x^{n-2} $$
 
 n is a Python int: it stays on `ctx` as an attribute, its gradient is None, and so is its tangent. `backward` and `jvp`
-call the Function with n - 1, and stop at n = 0. Written as `n * x**n / x` they would be NaN at 0, and this way
-every derivative is right there too.
+call the Function with n - 1, and stop at n = 0. The formula `n * x**n / x` would be NaN at 0; this way every derivative
+is right there, too.
 
     python examples/functions/17_non_tensor_arguments.py
 
@@ -36,28 +36,28 @@ class Power(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        """Save the tensor, note the int."""
+        """Save the tensor, and keep the int."""
         x, ctx.n = inputs
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        """One gradient, and None for n."""
+        """Return one gradient, and None for n."""
         (x,) = ctx.saved_tensors
         return slope(x, ctx.n) * cotangent, None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, n_tangent: None) -> Tensor:
-        """The tangent of n is always None."""
+        """Multiply by the slope; the tangent of n is always None."""
         del n_tangent
         (x,) = ctx.saved_tensors
         return slope(x, ctx.n) * x_tangent
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, n: int) -> tuple[Tensor, int]:
-        """Leave the batch where it is."""
+        """Keep the batch dimension."""
         del info
         return Power.apply(x, n), in_dims[0]
 

@@ -3,9 +3,8 @@ r"""Lesson 18: an argument that may be missing.
 $$ y = w x + b \quad \text{or} \quad y = w x, \qquad \bar x = w \bar y, \quad \bar w = x \bar y, \quad \bar b = \bar y,
    \qquad \dot y = w \dot x + x \dot w + \dot b $$
 
-The only second derivative is $y_{wx} = 1$. Without a bias its place holds None. `backward` still returns three
-gradients, the last of them None, which `needs_input_grad` settles by itself: a missing bias needs none. A missing
-bias has no tangent either.
+The only second derivative is $y_{wx} = 1$. A missing bias is None. `backward` still returns three gradients, and the
+last is None, as `needs_input_grad` is False for a missing bias. A missing bias has no tangent either.
 
     python examples/functions/18_optional_bias.py
 
@@ -27,7 +26,7 @@ INPUTS = tuple(torch.tensor(numbers, dtype=torch.float64) for numbers in ([0.5, 
 
 
 class Affine(Function):
-    """$w x + b$ for tensors of one shape, b may be None. Saves x and w."""
+    """Function $w x + b$ for tensors of one shape; b may be None. Saves x and w."""
 
     generate_vmap_rule = True
 
@@ -44,7 +43,7 @@ class Affine(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """One gradient an argument, None for a missing one."""
+        """Return one gradient per argument, None for a missing argument."""
         x, w = ctx.saved_tensors
         x_needed, w_needed, b_needed = ctx.needs_input_grad
         return (
@@ -56,24 +55,24 @@ class Affine(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, w_tangent: Tensor, b_tangent: Tensor | None) -> Tensor:
-        """The tangent of a missing bias is None."""
+        """Apply the product rule; the tangent of a missing bias is None."""
         x, w = ctx.saved_tensors
         tangent = w * x_tangent + x * w_tangent
         return tangent if b_tangent is None else tangent + b_tangent
 
 
 def affine(x: Tensor, w: Tensor, b: Tensor | None = None) -> Tensor:
-    """$w x$, plus b if there is one."""
+    """Compute $w x$, plus b if it is given."""
     return Affine.apply(x, w, b)
 
 
 def with_and_without(x: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both uses, to check them at once."""
+    """Return both uses, to check them at once."""
     return affine(x, w, b), affine(x, w)
 
 
 def draw(figure: Any) -> None:
-    """What backward walks through with a bias and without: the missing one has no place to send a gradient to."""
+    """The graphs of backward with a bias and without: a missing bias has no node."""
     tensors = dict(zip("xwb", INPUTS, strict=True))
     for k, names in enumerate(("xwb", "xw")):
         given = {name: tensors[name] for name in names}

@@ -6,10 +6,10 @@ $$ \bar V = P^T \bar Y, \quad \bar S = J(\bar Y V^T), \quad \bar Q = \tfrac{1}{\
    \bar K = \tfrac{1}{\sqrt d} \bar S^T Q, \qquad
    \dot Y = J(\dot S) \, V + P \dot V, \quad \dot S = \tfrac{1}{\sqrt d} (\dot Q K^T + Q \dot K^T) $$
 
-with the derivative of softmax, $J(Z) = P \circ (Z - \sum_j (P \circ Z)_j)$ row by row, which is symmetric and so serves
-both directions. P is as large as the square of the sequence length: it is not saved but computed again from the inputs,
+The derivative of softmax is $J(Z) = P \circ (Z - \sum_j (P \circ Z)_j)$ row by row, which is symmetric and so works in
+both directions. P is as large as the square of the sequence length. So it is not saved but recomputed from the inputs,
 which also makes the second derivative right (lesson 4 shows the other way). Torch's fused attention has no second
-derivative at all; `hodiff.functions` has one that never holds P, with masks and dropout.
+derivative; `hodiff.functions` has an attention that never stores P, with masks and dropout.
 
     python examples/functions/19_attention.py
 
@@ -54,7 +54,7 @@ class Attention(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Compute P again, then each gradient where it is needed."""
+        """Recompute P, then each gradient where it is needed."""
         Q, K, V = ctx.saved_tensors
         Q_needed, K_needed, V_needed = ctx.needs_input_grad
         P = probabilities(Q, K)
@@ -68,7 +68,7 @@ class Attention(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, Q_tangent: Tensor, K_tangent: Tensor, V_tangent: Tensor) -> Tensor:
-        """The product rule, twice."""
+        """Apply the product rule twice."""
         Q, K, V = ctx.saved_tensors
         P = probabilities(Q, K)
         S_tangent = (Q_tangent @ K.mT + Q @ K_tangent.mT) / Q.shape[-1] ** 0.5
@@ -76,17 +76,17 @@ class Attention(Function):
 
 
 def probabilities(Q: Tensor, K: Tensor) -> Tensor:
-    """How much each query attends to each key; rows sum to 1."""
+    """Compute the attention of each query to each key; rows sum to 1."""
     return torch.softmax(Q @ K.mT / Q.shape[-1] ** 0.5, -1)
 
 
 def softmax_derivative(P: Tensor, Z: Tensor) -> Tensor:
-    """The Jacobian of softmax, where it gives P, times Z."""
+    """Multiply Z by the Jacobian of softmax at the output P."""
     return P * (Z - (P * Z).sum(-1, keepdim=True))
 
 
 def draw(figure: Any) -> None:
-    """What is kept for backward by the length of the sequence: by torch's operators P is among it, a square."""
+    """Memory kept for backward by the length of the sequence: torch's operators keep P, whose size is a square."""
     axes = figure.add_subplot()
     lengths = [32, 64, 128, 256, 512]
     plain: Any = lambda Q, K, V: probabilities(Q, K) @ V  # noqa: E731  # one formula, beside its text

@@ -2,15 +2,16 @@ r"""Lesson 20: a Triton kernel, at every order.
 
 $$ y = \sin x, \qquad y' = \sin(x + \tfrac{π}{2}), \qquad y'' = \sin(x + \tfrac{2π}{2}), \qquad \dots $$
 
-Torch cannot differentiate a kernel. If backward called one for the cosine, the second derivative would lose that term
-without a word. So whatever backward calls is a Function again, here the same one, a quarter turn further: the kernel
-then serves every order. It also cannot take the batched tensors of vmap, so the batching rule is written by hand.
+Torch cannot differentiate a kernel. If backward called a kernel for the cosine, the second derivative would lose that
+term without a warning. So backward calls only Functions, here the same one with a phase shift of a quarter turn: one
+kernel serves every order. A kernel also does not accept the batched tensors of vmap, so the batching rule is written by
+hand.
 
 Triton runs on a GPU, and on a CPU with its interpreter:
 
     TRITON_INTERPRET=1 python examples/functions/20_triton.py
 
-Elsewhere a torch operator takes the kernel's place, and the output says so.
+Elsewhere a torch operator replaces the kernel, and the output says so.
 
 Exercise: write `Decay.apply(x)`, $e^{-x}$, by a kernel of your own, right at every order; where Triton cannot run, by a
 torch operator.
@@ -40,10 +41,10 @@ INPUTS = (torch.tensor([0.5, -1.2], dtype=torch.float64, device=DEVICE), 0)
 BLOCK = 128
 
 if USES_TRITON:
-    # Triton gives the arguments their types: annotations of them, which mypy asks for, would mean something else to it.
+    # Triton sets the types of the arguments. It would misread the annotations that mypy requires.
     @triton.jit
     def sine_kernel(x_pointer, y_pointer, count, turns: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton has its own types
-        """Each program computes one block of sin(x + turns π/2)."""
+        """Compute one block of sin(x + turns π/2) per program."""
         at = tl.program_id(0) * block + tl.arange(0, block)
         inside = at < count
         x = tl.load(x_pointer + at, mask=inside)
@@ -71,7 +72,7 @@ class Sine(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        """Save the tensor, note the int."""
+        """Save the tensor, and keep the int."""
         x, ctx.turns = inputs
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
@@ -92,13 +93,13 @@ class Sine(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, turns: int) -> tuple[Tensor, int]:
-        """Leave the batch where it is."""
+        """Keep the batch dimension."""
         del info
         return Sine.apply(x, turns), in_dims[0]
 
 
 def draw(figure: Any) -> None:
-    """The sine by the kernel and its derivatives, the same kernel; the dots are SciPy's differences."""
+    """The sine by the kernel and its derivatives, by the same kernel; the dots are SciPy's differences."""
     hodiff.plot.derivatives(lambda x: Sine.apply(x.to(DEVICE), 0).to(x.device), -3, 3, order=2, ax=figure.add_subplot())
 
 

@@ -3,10 +3,10 @@ r"""Lesson 21: a Function that may be differentiated once, and how hodiff report
 $$ y = \sin x, \qquad y' = \cos x, \qquad y'' = -\sin x $$
 
 `@once_differentiable` runs backward without a graph. Differentiating the gradient raises an error only if the incoming
-cotangent requires a gradient. In a gradient penalty it does not: torch then takes the second derivative for zero, and
-says nothing. Hodiff's transforms refuse instead, with a `RouteError`. The check below is of torch alone
-(`correct=False`), and names the mark. The remedy is to remove it, as the formula below is differentiable as it stands;
-where backward calls a kernel that is not, lesson 20 is the way.
+cotangent requires a gradient. In a gradient penalty it does not: torch then treats the second derivative as zero,
+without a warning. hodiff's transforms raise a `RouteError` instead. The check below is of torch alone
+(`correct=False`), and names the decorator. The fix is to remove it, as the formula below is differentiable. Where
+backward calls a kernel that is not, use lesson 20.
 
     python examples/functions/21_once_differentiable.py
 
@@ -61,7 +61,7 @@ class Sine(Function):
 
 
 def draw(figure: Any) -> None:
-    """The derivatives that torch alone takes: the second is zero, and the dots, SciPy's differences, are beside it."""
+    """The derivatives by torch alone: the second is zero, and differs from the dots, SciPy's differences."""
     hodiff.plot.derivatives(Sine.apply, -4, 4, order=2, ax=figure.add_subplot())
 
 

@@ -2,14 +2,14 @@ r"""Lesson 22, a defect: a slope that is computed in setup_context.
 
 $$ y = x^2, \qquad y' = 2x, \qquad y'' = 2 $$
 
-The square of lesson 1, only that it saves 2x instead of x, to spare backward a product. `setup_context` runs
-outside of the graph, so 2x has lost its x: the gradient is right, `torch.autograd.gradcheck` passes, and torch's second
-derivative is zero, silently, by every route. `hodiff.hvp` raises a `RouteError` that names `Square.backward`.
-The remedy is lesson 1 (save the input) or lesson 4 (make it an output).
+This is the square of lesson 1, but it saves 2x instead of x, to save a product in backward. `setup_context` runs
+outside of the graph, so 2x is not connected to x. The gradient is right, and `torch.autograd.gradcheck` passes, but
+torch's second derivative is zero by every route, without a warning. `hodiff.hvp` raises a `RouteError` that names
+`Square.backward`. The fix is lesson 1 (save the input) or lesson 4 (make it an output).
 
     python examples/functions/22_constant_slope.py
 
-Exercise: mend it by lesson 4: write `square(x)`, whose Function returns $2x$ as a second output and saves that.
+Exercise: fix it by lesson 4: write `square(x)`, whose Function returns $2x$ as a second output and saves that.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Square(Function):
 
 
 def draw(figure: Any) -> None:
-    """The dots, SciPy's differences, say what the second derivative is; the curve is what torch takes it for."""
+    """The dots, SciPy's differences, show the true second derivative; the curve is torch's."""
     hodiff.plot.derivatives(Square.apply, -2, 2, order=2, ax=figure.add_subplot())
 
 

@@ -2,9 +2,9 @@ r"""Lesson 23, a defect: a tangent that is off by a factor.
 
 $$ y = x^3, \qquad y' = 3x^2, \qquad y'' = 6x $$
 
-The cube of lesson 2, with a 6 in `jvp`. Every program that only calls `backward` works, and `gradcheck` and
-`gradgradcheck` of `torch.autograd` pass, as they leave forward mode out unless told otherwise. hodiff compares all
-routes, so those that go through `jvp` stand out.
+This is the cube of lesson 2, with a 6 in `jvp`. Every program that only calls `backward` works, and `gradcheck` and
+`gradgradcheck` of `torch.autograd` pass, as they do not test forward mode by default. hodiff compares all routes, and
+finds that the routes through `jvp` are wrong.
 
     python examples/functions/23_doubled_tangent.py
 

@@ -2,13 +2,13 @@ r"""Lesson 24, a defect: a batching rule that ignores where the batch is.
 
 $$ y = \frac{1}{n} \sum_i x_i, \qquad \bar x_i = \frac{\bar y}{n} $$
 
-The mean of lesson 14, whose `vmap` forgets to move the batch to the front. With the batch in front, where most tests
-put it, everything is right; with the batch last, the mean runs over the samples instead.
+This is the mean of lesson 14, but its `vmap` does not move the batch to the front. With the batch in front, as in most
+tests, everything is right. With the batch last, the mean runs over the samples instead.
 
     python examples/functions/24_wrong_batching.py
 
-Exercise: mend it for a batch at any place: write `Mean` with a batching rule that does not move the batch, but takes
-the mean over the last of the *other* dimensions.
+Exercise: fix it for a batch at any place: write `Mean` with a batching rule that does not move the batch, but takes the
+mean over the last of the *other* dimensions.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Mean(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Note the shape."""
+        """Keep the shape."""
         ctx.shape = inputs[0].shape
 
     @staticmethod
@@ -47,18 +47,18 @@ class Mean(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The function itself, as it is linear."""
+        """Apply the function itself, as it is linear."""
         return tangent.mean(-1)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
-        """Take the batch to be in front, which is the defect."""
+        """Assume that the batch is in front, which is the defect."""
         del info, in_dims
         return Mean.apply(x), 0
 
 
 def draw(figure: Any) -> None:
-    """Means of three samples that are columns: by a loop, and by the batching rule, which takes those of rows."""
+    """Means of three samples that are columns: by a loop, and by the batching rule, which averages rows."""
     x = torch.tensor([[1.0, 2.0, 3.0], [5.0, 6.0, 7.0], [9.0, 10.0, 14.0]], dtype=torch.float64)
     rows = {"a loop": torch.stack([Mean.apply(each) for each in x.T]), "vmap": torch.vmap(Mean.apply, 1)(x)}
     draw_matrix(figure.add_subplot(), torch.stack(list(rows.values())), "means", list(rows), ["0", "1", "2"])

@@ -2,14 +2,14 @@ r"""Lesson 25, a defect: NumPy in backward.
 
 $$ y = \sin x, \qquad y' = \cos x, \qquad y'' = -\sin x $$
 
-`backward` computes the cosine by NumPy, which torch does not see: the slope is a constant to the second derivative. In
-plain autograd its term is lost without a word, as `main` shows with $\sin^2 x$; a Triton or C++ kernel called from
+`backward` computes the cosine by NumPy, which torch does not trace: the slope is a constant to the second derivative.
+In plain autograd its term is lost without a warning, as `main` shows with $\sin^2 x$. A Triton or C++ kernel in
 backward does the same. Inside `torch.func`, which the routes of the check use, NumPy finds no numbers and raises. The
-remedy is lesson 20: make the slope a Function of its own.
+fix is lesson 20: make the slope a Function.
 
     python examples/functions/25_numpy_backward.py
 
-Exercise: mend it and keep NumPy: write `Sine` so that every value is computed by `numpy.sin` or `numpy.cos`, and every
+Exercise: fix it and keep NumPy: write `Sine` so that every value is computed by `numpy.sin` or `numpy.cos`, and every
 order is right, in plain autograd and in batches.
 """
 
@@ -57,13 +57,13 @@ class Sine(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
-        """Leave the batch where it is."""
+        """Keep the batch dimension."""
         del info
         return Sine.apply(x), in_dims[0]
 
 
 def draw(figure: Any) -> None:
-    """The second derivative of sin² x as torch takes it, and as it is."""
+    """The second derivative of sin² x by torch, and the exact one."""
     axes = figure.add_subplot()
     x = torch.linspace(-3, 3, 121, dtype=torch.float64, requires_grad=True)
     (slope,) = torch.autograd.grad((Sine.apply(x) ** 2).sum(), x, create_graph=True)

@@ -2,9 +2,9 @@ r"""Lesson 26: the same with less.
 
 $$ y = x^2, \qquad y' = 2x, \qquad y'' = 2 $$
 
-The square of lesson 1 once more. Every elementwise Function has the same backward, jvp and batching rule around its
-slope, with broadcasting as in lesson 11, so `ElementwiseFunction` writes them: what is left is the formula and its
-slope. The slope is differentiated in turn; where torch operators would be unstable it calls another such Function, as
+This is the square of lesson 1 once more. Every elementwise Function has the same backward, jvp and batching rule around
+its slope, with broadcasting as in lesson 11. `ElementwiseFunction` provides them, so only the formula and its slope
+remain. The slope is differentiated in turn. Where torch operators would be unstable it calls another such Function, as
 the sigmoid of lesson 6 does. Most Functions of `hodiff.functions` are written like this.
 
     python examples/functions/26_elementwise.py
@@ -35,13 +35,13 @@ class Square(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor) -> Tensor:
-        """$2x$, by the only input."""
+        """Return $2x$, the slope of the only input."""
         del index
         return 2 * x
 
 
 def draw(figure: Any) -> None:
-    """The same picture as that of lesson 1; the dots are SciPy's differences."""
+    """The same picture as in lesson 1; the dots are SciPy's differences."""
     hodiff.plot.derivatives(Square.apply, -2, 2, order=3, ax=figure.add_subplot())
 
 

@@ -2,8 +2,8 @@ r"""Lesson 27: from `forward(ctx, ...)` to `setup_context`.
 
 $$ y = \sqrt{1 + x^2}, \qquad y' = \frac{x}{y}, \qquad y'' = \frac{1}{y^3}, \qquad y''' = -\frac{3x}{y^5} $$
 
-Functions of older programs save while they compute, in one `forward(ctx, x)`. Such a Function can be differentiated any
-number of times by `backward`; `torch.func`, forward mode and `vmap` refuse it. Four steps lead out:
+Functions in older programs save while they compute, in one `forward(ctx, x)`. Such a Function can be differentiated any
+number of times by `backward`, but `torch.func`, forward mode and `vmap` raise errors. Four steps convert it:
 
 1. `forward` loses `ctx`, and returns values only.
 2. What it did with `ctx` moves to `setup_context`, which gets inputs and outputs, and nothing in between. Something
@@ -14,7 +14,7 @@ number of times by `backward`; `torch.func`, forward mode and `vmap` refuse it. 
 
     python examples/functions/27_legacy_functions.py
 
-Exercise: lead this one over the same bridge; mind that it saves something that is neither input nor output.
+Exercise: convert this Function by the same steps; mind that it saves something that is neither input nor output.
 
     class LogOfOnePlusSquare(Function):
         @staticmethod
@@ -46,7 +46,7 @@ INPUTS = (torch.tensor([0.5, -1.2], dtype=torch.float64),)
 
 
 class LegacyHypotenuse(Function):
-    r"""$\sqrt{1 + x^2}$, as it used to be written. Saves input and output."""
+    r"""Function $\sqrt{1 + x^2}$ in the old form. Saves input and output."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Hypotenuse(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save for each direction what is right there."""
+        """Save different tensors for reverse and forward mode."""
         ctx.save_for_backward(*inputs, output)
         ctx.save_for_forward(*inputs)
 
@@ -87,13 +87,13 @@ class Hypotenuse(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """$x ẋ / y$, with y computed again."""
+        """$x ẋ / y$, with y recomputed."""
         (x,) = ctx.saved_tensors
         return x / Hypotenuse.apply(x) * tangent
 
 
 def derivatives_at(f: Callable[[Tensor], Tensor], x: Tensor) -> dict[str, str]:
-    """What each way to a derivative gives, or the error that it raises."""
+    """Return the result of each way to compute a derivative, or the error that it raises."""
     leaf = x.clone().requires_grad_()
 
     def slope() -> Tensor:
@@ -114,7 +114,7 @@ def draw(figure: Any) -> None:
 
 
 def main() -> hodiff.Report:
-    """Print what both Functions can do, and check Hypotenuse by every route to third order."""
+    """Print the results of both Functions, and check Hypotenuse by every route to third order."""
     x = torch.tensor(0.5, dtype=torch.float64)
     old, new = derivatives_at(LegacyHypotenuse.apply, x), derivatives_at(Hypotenuse.apply, x)
     print_table(("at 0.5", "LegacyHypotenuse", "Hypotenuse"), [(way, old[way], new[way]) for way in new])

@@ -3,15 +3,15 @@ r"""Lesson 28: straight-through estimators, and why they are clipped.
 $$ y = \operatorname{sign} x, \qquad \text{with the derivatives of } s(x) = \operatorname{clamp}(x, -1, 1), \qquad
    s' = [\,|x| \le 1\,], \quad s'' = 0 $$
 
-The sign has slope zero wherever it has one, so no gradient reaches what is rounded. A straight-through estimator keeps
-the values and takes the derivatives of a *surrogate* s. With $s(x) = x$ gradients pass wherever they come from, and
-latent weights walk away from zero for as long as they are pushed, though beyond 1 nothing depends on them any more. The
-clipped surrogate stops them. `main` trains eight weights of ±1 with each.
+The slope of the sign is zero wherever it exists, so no gradient reaches the rounded numbers. A straight-through
+estimator keeps the values and takes the derivatives of a *surrogate* s. With $s(x) = x$ all gradients pass, and latent
+weights drift away from zero as long as they are pushed, though beyond 1 nothing depends on them any more. The clipped
+surrogate stops them. `main` trains eight weights of ±1 with each estimator.
 
-No derivative of the values agrees with the rule, and it is not meant to. `check(..., approximate=True)` compares the
-routes with each other, and notes how far the claimed derivative is from that of the values. All orders have to come
-from one surrogate: `backward` and `jvp` both are s', and where the surrogate is curved they have to be differentiable.
-`hodiff.functions.straight_through(forward, surrogate)` makes such Functions.
+The rule does not agree with any derivative of the values, on purpose. `check(..., approximate=True)` compares the
+routes with each other, and reports the difference between the claimed derivative and the values' derivative. All orders
+have to come from one surrogate: `backward` and `jvp` both use s', and must be differentiable where the surrogate is
+curved. `hodiff.functions.straight_through(forward, surrogate)` makes such Functions.
 
     python examples/functions/28_straight_through.py
 
@@ -73,7 +73,7 @@ ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def train(sign: Callable[[Tensor], Tensor], steps: int = 2000) -> tuple[float, float, float]:
-    """Fit signs of eight weights to data that no signs fit; loss before and after, and the largest latent weight."""
+    """Fit signs of eight weights to data; return the loss before and after, and the largest latent weight."""
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(64, 8, generator=generator)
     targets = X @ torch.linspace(-1.5, 1.5, 8)
@@ -90,7 +90,7 @@ def train(sign: Callable[[Tensor], Tensor], steps: int = 2000) -> tuple[float, f
 
 
 def draw(figure: Any) -> None:
-    """The values, the surrogate, and the slope that all derivatives are taken from."""
+    """The values, the surrogate, and the slope of all derivatives."""
     axes = figure.add_subplot()
     x = torch.linspace(-2, 2, 801, dtype=torch.float64)
     axes.plot(x, ClippedSign.apply(x), label="values, sign x")

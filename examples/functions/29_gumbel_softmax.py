@@ -4,13 +4,13 @@ $$ y = p\Big(\frac{x + g}{τ}\Big), \quad p = \operatorname{softmax}, \qquad
    \bar x = \frac{1}{τ} J \bar y, \quad \dot y = \frac{1}{τ} J (\dot x + \dot g), \qquad
    J z = p \circ (z - \langle p, z \rangle) $$
 
-A sample of a class, softened by a temperature τ so that it has a derivative in the logits x; g is Gumbel noise,
-$g = -\log(-\log u)$ for uniform u. The noise is an *argument* of the Function, drawn once, outside. Drawn inside of
-`forward` it makes another function of each call: what is computed again for a second derivative, by a checkpoint or for
-differences, belongs to other noise than the value does, and `vmap` refuses to draw. `main` shows both. With the noise
-outside, one draw serves every derivative, and may be repeated.
+The output is a sample of a class, softened by a temperature τ so that it has a derivative in the logits x; g is Gumbel
+noise, $g = -\log(-\log u)$ for uniform u. The noise is an *argument* of the Function, drawn once, outside. If `forward`
+draws it, each call is another function. What a second derivative, a checkpoint or differences recompute then uses other
+noise than the value, and `vmap` refuses to draw. `main` shows both. With the noise outside, one draw serves every
+derivative, and can be repeated.
 
-The gradient is the soft sample's. Passing $\bar y$ through unchanged, as is done for rounding, is not its derivative.
+The gradient is the soft sample's. Passing $\bar y$ through unchanged, as for rounding, is not its derivative.
 
     python examples/functions/29_gumbel_softmax.py
 
@@ -50,14 +50,14 @@ class PerturbedSoftmax(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, float], output: Tensor) -> None:
-        """Save for each direction what is right there; note the temperature."""
+        """Save different tensors for reverse and forward mode; keep the temperature."""
         x, g, ctx.temperature = inputs
         ctx.save_for_backward(output)
         ctx.save_for_forward(x, g)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        r"""$\frac{1}{τ} J ȳ$ for both, as both enter by their sum."""
+        r"""$\frac{1}{τ} J ȳ$ for both inputs, as the function depends on their sum."""
         (p,) = ctx.saved_tensors
         gradient = softmax_derivative(p, cotangent) / ctx.temperature
         x_needed, g_needed, _ = ctx.needs_input_grad
@@ -74,28 +74,28 @@ class PerturbedSoftmax(Function):
 
 
 def softmax_derivative(p: Tensor, z: Tensor) -> Tensor:
-    """$J z$, the Jacobian of softmax, where it gives p, times z; it is symmetric."""
+    """Compute $J z$, with the Jacobian of softmax at the output p; it is symmetric."""
     return p * (z - (p * z).sum(-1, keepdim=True))
 
 
 def draw_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Gumbel noise, float64; an exponential number is minus the logarithm of a uniform one."""
+    """Draw Gumbel noise, float64; an exponential number is minus the logarithm of a uniform number."""
     return -torch.empty(shape, dtype=torch.float64).exponential_(generator=generator).log()
 
 
 class NoisySoftmax(PerturbedSoftmax):
-    """The same with the noise drawn in `forward`, which is the mistake."""
+    """Function with the noise drawn in `forward`, which is the mistake."""
 
     @staticmethod
     def forward(x: Tensor, g: Tensor, temperature: float) -> Tensor:
-        """Draw, then compute the value."""
+        """Draw the noise, then compute the value."""
         del g
         noise = -torch.empty_like(x).exponential_().log()
         return torch.softmax((x + noise) / temperature, -1)
 
 
 def batch_of_one(function: type[Function], x: Tensor, g: Tensor, temperature: float) -> Tensor:
-    """The first class of a batch of one."""
+    """Return the first class of a batch of one."""
     return torch.vmap(lambda x: function.apply(x, g, temperature)[0])(x[None])
 
 
@@ -116,7 +116,7 @@ def draw(figure: Any) -> None:
 
 
 def main() -> hodiff.Report:
-    """Print what becomes of each Function called twice, and in a batch; check the right one to third order."""
+    """Print the results of both Functions called twice, and in a batch; check the right one to third order."""
     x, g, temperature = INPUTS
     rows = []
     for function in (NoisySoftmax, PerturbedSoftmax):

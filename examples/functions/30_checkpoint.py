@@ -3,14 +3,14 @@ r"""Lesson 30: a checkpoint that knows its parameters.
 $$ y = f(x, θ), \qquad (\bar x, \bar θ) = \Big(\frac{\partial f}{\partial (x, θ)}\Big)^{\!T} \bar y, \qquad
    \dot y = \frac{\partial f}{\partial x} \dot x + \frac{\partial f}{\partial θ} \dot θ $$
 
-with f run again when a derivative is asked for. Nothing that f computes on its way is kept, only its arguments.
+where f is run again when a derivative is needed. Only the arguments of f are kept, not its intermediate results.
 
-The derivative is left to `torch.func.vjp` of f. It is made of operators of the arguments, so that backward can be
+`torch.func.vjp` of f computes the derivative. It consists of operators of the arguments, so backward can be
 differentiated in turn, and each further order runs f once more. `jvp` is the pullback of the pullback, since
-`torch.func.jvp` cannot run inside of torch's plain forward mode. The trap is θ: a Function has gradients
-for its *arguments* alone. Weights that f merely closes over are constants to it, and get none, without a word. So
-parameters are passed in, as x is. `hodiff.functions.checkpoint` finds closed-over tensors by itself, and draws the
-random numbers of f again as they were.
+`torch.func.jvp` cannot run inside of torch's plain forward mode. The trap is θ: a Function has gradients for its
+*arguments* alone. Weights that f merely closes over are constants to it, and get no gradient, without a warning. So
+parameters are passed in like x. `hodiff.functions.checkpoint` finds closed-over tensors by itself, and repeats the
+random numbers of f.
 
     python examples/functions/30_checkpoint.py
 
@@ -49,14 +49,14 @@ class Checkpoint(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the tensors, note the function."""
+        """Save the tensors, and keep the function."""
         ctx.f, *tensors = inputs
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        """Run f again, and pull back to those arguments that need it."""
+        """Run f again, and pull back to the arguments that need a gradient."""
         inputs = ctx.saved_tensors
         wanted = [k for k, needed in enumerate(ctx.needs_input_grad[1:]) if needed]
 
@@ -71,7 +71,7 @@ class Checkpoint(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, f_tangent: None, *tangents: Tensor) -> Tensor:
-        """Pull the pullback back, which is linear: that pushes tangents forward."""
+        """Pull back the pullback, which is linear: this pushes tangents forward."""
         del f_tangent
         y, pull = torch.func.vjp(ctx.f, *ctx.saved_tensors)[:2]
         push = torch.func.vjp(pull, torch.zeros_like(y))[1]
@@ -79,19 +79,19 @@ class Checkpoint(Function):
 
 
 def layers(x: Tensor, weight: Tensor, depth: int = 3) -> Tensor:
-    """A network that uses one weight in every layer."""
+    """Apply a network that uses one weight in every layer."""
     for _ in range(depth):
         x = (x @ weight).sin()
     return x
 
 
 def checkpointed(x: Tensor, weight: Tensor) -> Tensor:
-    """The network behind a checkpoint, with its weight passed in."""
+    """Apply the network behind a checkpoint, with its weight passed in."""
     return Checkpoint.apply(layers, x, weight)
 
 
 def bytes_kept() -> dict[str, float]:
-    """What a network of eight layers, 256 rows wide 64, keeps for backward, in kilobytes."""
+    """Measure the kilobytes that eight layers keep for backward, for 256 rows of width 64."""
     x, weight = torch.randn(256, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
 
     def deep(x: Tensor, weight: Tensor) -> Tensor:
@@ -104,12 +104,12 @@ def bytes_kept() -> dict[str, float]:
 
 
 def draw(figure: Any) -> None:
-    """What eight layers keep between forward and backward, beside input and weight."""
+    """Memory that eight layers keep between forward and backward, in addition to input and weight."""
     draw_bars(figure.add_subplot(), bytes_kept(), "kilobytes kept for backward")
 
 
 def main() -> hodiff.Report:
-    """Print what is kept, and what a closed-over weight gets; check the network behind a checkpoint."""
+    """Print the memory kept, and the gradient of a closed-over weight; check the network behind a checkpoint."""
     for name, size in bytes_kept().items():
         print(f"{name}: {size:,.0f} kB kept, beside input and weight")
     x, weight = (each.clone().requires_grad_() for each in INPUTS)

@@ -4,14 +4,13 @@ $$ y = \begin{cases} x & x > 0 \\ a x & \text{else} \end{cases}, \qquad
    \bar x = m \, \bar y, \quad \dot y = m \, \dot x, \qquad
    m = \begin{cases} 1 & x > 0 \\ a & \text{else} \end{cases} $$
 
-The slope m has two values, so one bit for each number is all that backward needs. A `torch.bool` takes a *byte*; that
-is a quarter of a float32, and an eighth would be possible (the exercise). Torch's own `leaky_relu` keeps x. What is
-kept counts only if nobody else holds it: where the next layer saves y anyway, keeping y is free, and less than any
-mask.
+The slope m has two values, so one bit per number is all that backward needs. A `torch.bool` takes a *byte*, a quarter
+of a float32; an eighth of a byte would be possible (the exercise). Torch's own `leaky_relu` keeps x. Saved memory
+counts only if nothing else holds it: where the next layer saves y anyway, keeping y is free, and better than any mask.
 
-The mask is computed in `forward`, and it is no input. Lesson 22 calls that a defect, for x; here it is right, as the
-mask does not change with x but at the kink. So that nothing is computed in `setup_context`, the mask is an output
-marked as not differentiable, as the index of lesson 15 is, and a plain function hides it.
+The mask is computed in `forward`, and it is not an input. Lesson 22 calls this a defect, for x. Here it is right, as
+the mask does not change with x except at the kink. To compute nothing in `setup_context`, the mask is an output that is
+marked as not differentiable, like the index of lesson 15, and a plain function hides it.
 
     python examples/functions/31_masks_and_memory.py
 
@@ -36,7 +35,7 @@ INPUTS = (torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64), 0.1)
 
 
 class LeakyRelu(Function):
-    """$m x$, and where x is positive. Saves the latter, a byte a number."""
+    """Function $m x$, with a mask of positive x as a second output. Saves the mask, one byte per number."""
 
     generate_vmap_rule = True
 
@@ -48,7 +47,7 @@ class LeakyRelu(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: tuple[Tensor, Tensor]) -> None:
-        """Save the mask, note the number."""
+        """Save the mask, and keep the number."""
         ctx.mark_non_differentiable(output[1])
         ctx.save_for_backward(output[1])
         ctx.save_for_forward(output[1])
@@ -71,28 +70,28 @@ class LeakyRelu(Function):
 
 
 def leaky_relu(x: Tensor, a: float = 0.1) -> Tensor:
-    """The value alone."""
+    """Return the value alone."""
     return LeakyRelu.apply(x, a)[0]
 
 
 def bytes_kept(count: int = 1_000_000) -> dict[str, float]:
-    """Bytes a number that each way keeps of a float32 tensor that nobody else holds."""
+    """Measure the bytes per number that each way keeps of a float32 tensor that nothing else holds."""
     x = torch.randn(count, requires_grad=True)
 
     def kept(f: Any) -> float:
-        # A product is an intermediate: what is kept of it is not there anyway.
+        # The product is an intermediate result, so nothing else keeps it.
         return (saved_bytes(lambda x: f(2 * x), x) - saved_bytes(lambda x: 2 * x, x)) / count
 
     return {"torch's leaky_relu": kept(F.leaky_relu), "a mask of torch.bool": kept(leaky_relu)}
 
 
 def draw(figure: Any) -> None:
-    """What is kept for backward of each float32 number; one bit would be 0.125 bytes."""
+    """Memory kept for backward per float32 number; one bit would be 0.125 bytes."""
     draw_bars(figure.add_subplot(), {**bytes_kept(), "one bit": 1 / 8}, "bytes a number", "{:g}")
 
 
 def main() -> hodiff.Report:
-    """Print what is kept, and check leaky_relu by every route to third order."""
+    """Print the memory kept, and check leaky_relu by every route to third order."""
     for name, size in bytes_kept().items():
         print(f"{name}: {size:g} bytes a number")
     report = hodiff.check(leaky_relu, INPUTS, order=3)

@@ -5,13 +5,13 @@ $$ y = \log \sum_i e^{x_i} = m + \log \sum_i e^{x_i - m}, \qquad m = \max_i x_i 
 $$ \bar x_i = p_i \, \bar y, \quad \dot y = \sum_i p_i \, \dot x_i, \qquad p_i = e^{x_i - y}, \qquad
    y_{ij} = p_i [i = j] - p_i p_j $$
 
-As it stands, $e^{1000}$ overflows, and three numbers of -1000 have the sum 0. Shifted by the largest number both are
-right, and shifting changes no derivative. Masks bring rows that are all -∞. There the largest number is -∞ itself, and
--∞ - (-∞) is NaN: the shift has to be a finite number, 0 for such a row. The same holds for y in backward. A row without
-any term has y = -∞, and gradient 0 by convention, at every order.
+Unshifted, $e^{1000}$ overflows, and the sum for three numbers of -1000 is 0. Shifted by the largest number both are
+right, and the shift changes no derivative. Masks produce rows that are all -∞. There the largest number is -∞ itself,
+and -∞ - (-∞) is NaN, so the shift has to be a finite number, 0 for such a row. The same holds for y in backward. A row
+without any term has y = -∞, and gradient 0 by convention, at every order.
 
-A `torch.where` around the result would not help, as `main` shows: the NaN of the branch that is not taken comes back as
-0 · NaN in the gradient. The *argument* is made safe.
+A `torch.where` around the result would not help, as `main` shows: the NaN of the branch that is not taken becomes 0 ·
+NaN in the gradient. Instead, the *argument* is made safe.
 
     python examples/functions/32_logsumexp.py
 
@@ -45,13 +45,13 @@ class LogSumExp(Function):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Shift by the largest number, or by 0 where that is infinite."""
+        """Shift by the largest number, or by 0 if that is infinite."""
         shift = finite(x.amax(-1, keepdim=True))
         return (x - shift).exp().sum(-1).log() + shift.squeeze(-1)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save for each direction what is right there."""
+        """Save different tensors for reverse and forward mode."""
         ctx.save_for_backward(*inputs, output)
         ctx.save_for_forward(*inputs)
 
@@ -76,28 +76,28 @@ class LogSumExp(Function):
 
 
 def finite(y: Tensor) -> Tensor:
-    """The number, or 0 where it is infinite."""
+    """Return the number, or 0 if it is infinite."""
     return torch.where(y.isinf(), 0.0, y)
 
 
 def probabilities(x: Tensor, y: Tensor) -> Tensor:
-    """$e^{x - y}$; where y is -∞ every x is, and so it is 0."""
+    """Compute $e^{x - y}$; where y is -∞ every x is, and so it is 0."""
     return (x - finite(y).unsqueeze(-1)).exp()
 
 
 def naive(x: Tensor) -> Tensor:
-    """The formula as it stands."""
+    """Compute the formula without a shift."""
     return x.exp().sum(-1).log()
 
 
 def covered_up(x: Tensor) -> Tensor:
-    """Shifted, with a `torch.where` around the result."""
+    """Compute the shifted formula, with a `torch.where` around the result."""
     shift = x.amax(-1)
     return torch.where(shift.isinf(), shift, (x - shift.unsqueeze(-1)).exp().sum(-1).log() + shift)
 
 
 def draw(figure: Any) -> None:
-    """log(eˣ + eˣ), which is x + log 2, by the formula as it stands and shifted: the first ends at ±700."""
+    """log(eˣ + eˣ), which is x + log 2, by the unshifted formula and shifted: the first ends at ±700."""
     axes = figure.add_subplot()
     x = torch.linspace(-1200, 1200, 49, dtype=torch.float64)
     pairs = torch.stack([x, x], -1)

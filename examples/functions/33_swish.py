@@ -3,13 +3,13 @@ r"""Lesson 33: swish with a β that is learned, and why silu cannot save its out
 $$ y = x \, σ(βx), \qquad y_x = σ + βx \, σ (1 - σ), \quad y_β = x^2 σ (1 - σ), \qquad
    \bar x = y_x \, \bar y, \quad \bar β = \sum_{\text{repeated}} y_β \, \bar y $$
 
-β is a parameter of the layer or of each channel: it broadcasts, and its gradient is reduced to its shape (lesson 11).
-Both slopes call the sigmoid, an operator that torch differentiates rightly; far out lesson 6 would keep more digits.
+β is a parameter of the layer or of each channel: it broadcasts, and its gradient is summed to its shape (lesson 11).
+Both slopes call torch's sigmoid, whose derivatives are right; at large arguments lesson 6 would keep more digits.
 
-Exp and tanh save their output (lessons 3 and 7), which the next layer holds anyway. That takes a function that can be
-inverted: each y has one slope. Silu, which is swish with β = 1, falls until x = -1.278 and then rises, so that every
-value between its minimum -0.278 and 0 is taken twice, with slopes of opposite sign: `main` shows two points with one
-output. No formula in y can tell them apart, and the input has to be saved.
+Exp and tanh save their output (lessons 3 and 7), which the next layer holds anyway. This needs an invertible function,
+so that each y has one slope. Silu, which is swish with β = 1, falls until x = -1.278 and then rises. So it takes every
+value between its minimum -0.278 and 0 twice, with slopes of opposite sign: `main` shows two points with one output. No
+formula in y can distinguish them, and the input has to be saved.
 
     python examples/functions/33_swish.py
 
@@ -52,7 +52,7 @@ class Swish(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients in the shapes of the inputs, where needed."""
+        """Compute gradients in the shapes of the inputs, where needed."""
         x, beta = ctx.saved_tensors
         x_needed, beta_needed = ctx.needs_input_grad
         return (
@@ -63,7 +63,7 @@ class Swish(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, beta_tangent: Tensor) -> Tensor:
-        """The chain rule."""
+        """Apply the chain rule."""
         x, beta = ctx.saved_tensors
         return x_slope(x, beta) * x_tangent + beta_slope(x, beta) * beta_tangent
 
@@ -79,14 +79,14 @@ def beta_slope(x: Tensor, beta: Tensor) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """Swish with β = 1."""
+    """Compute swish with β = 1."""
     return Swish.apply(x, torch.ones((), dtype=x.dtype))
 
 
 def twins(level: float = -0.2) -> list[Tensor]:
-    """The two points where silu has that value, by bisection on each side of the minimum."""
+    """Find the two points where silu has that value, by bisection on each side of the minimum."""
     points = []
-    for low, high in ((-10.0, -1.278), (0.0, -1.278)):  # silu is above the level at the first, below it at the second
+    for low, high in ((-10.0, -1.278), (0.0, -1.278)):  # silu is above the level at `low`, below it at `high`
         for _ in range(60):
             middle = (low + high) / 2
             above = silu(torch.tensor(middle, dtype=torch.float64)) > level

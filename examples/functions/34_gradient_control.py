@@ -3,14 +3,14 @@ r"""Lesson 34: hooks, and gradients that are stopped, scaled, reversed, clipped 
 $$ y = x, \qquad \bar x = c \, \bar y, \quad \dot y = c \, \dot x \qquad
    (c = 0 \text{ stops}, \; 0 < c < 1 \text{ scales}, \; c < 0 \text{ reverses}) $$
 
-The identity, with a Jacobian c I of our choice. It is linear in $\bar y$ and $\dot x$ alike, so both modes can have it,
-and every route agrees. As $y'$ is constant, the second derivative is 0.
+This is the identity, with a Jacobian c I of our choice. It is linear in $\bar y$ and $\dot x$, so both modes support
+it, and all routes agree. As $y'$ is constant, the second derivative is 0.
 
-Clipping and noise are no multiplication by a number: $\operatorname{clamp}(\bar y)$ is not linear, and noise is not
-even a function of $\bar y$. No Jacobian does that, so forward mode has nothing to say; `hodiff.functions.clip_gradient`
-and `noise_gradient` raise there. A hook (`tensor.register_hook`) changes what reverse mode carries, and *no* tangent:
-routes that disagree, in silence. `main` prints what each does to a gradient and to a tangent of 1. What is to be
-differentiated twice takes a Function with both rules; hooks are for training loops.
+Clipping and noise do not multiply by a number: $\operatorname{clamp}(\bar y)$ is not linear, and noise is not even a
+function of $\bar y$. They have no Jacobian, so forward mode is undefined; `hodiff.functions.clip_gradient` and
+`noise_gradient` raise there. A hook (`tensor.register_hook`) changes gradients in reverse mode, but *no* tangent:
+routes disagree without a warning. `main` prints the effect of each on a gradient and on a tangent of 1. A function that
+is differentiated twice needs a Function with both rules; hooks are for training loops.
 
     python examples/functions/34_gradient_control.py
 
@@ -37,19 +37,19 @@ INPUTS = (torch.tensor([0.5, -1.2], dtype=torch.float64), -0.5)
 
 
 class ScaledGradient(Function):
-    """The identity with Jacobian $c I$. Saves nothing."""
+    """Identity with Jacobian $c I$. Saves nothing."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, c: float) -> Tensor:
-        """Copy: what is returned must not be the input itself."""
+        """Copy the input, which must not be returned itself."""
         del c
         return x.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
-        """Note the number."""
+        """Keep the number."""
         ctx.c = inputs[1]
 
     @staticmethod
@@ -66,7 +66,7 @@ class ScaledGradient(Function):
 
 
 def hooked(x: Tensor) -> Tensor:
-    """The identity with a hook that halves the gradient."""
+    """Return the input through a hook that halves the gradient."""
     y = x.clone()
     if y.requires_grad:
         y.register_hook(lambda gradient: gradient / 2)
@@ -74,7 +74,7 @@ def hooked(x: Tensor) -> Tensor:
 
 
 def noisy(x: Tensor) -> Tensor:
-    """The identity with noise on its gradient."""
+    """Return the input with noise on its gradient."""
     return hf.noise_gradient(x, 0.1, torch.Generator().manual_seed(0))
 
 
@@ -89,18 +89,18 @@ CONTROLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def pulled(control: Callable[[Tensor], Tensor], gradient: float = 1.0) -> Tensor:
-    """What becomes of a gradient."""
+    """Pull a gradient back."""
     x = torch.zeros((), requires_grad=True)
     return torch.autograd.grad(control(x), x, torch.tensor(gradient))[0]
 
 
 def pushed(control: Callable[[Tensor], Tensor]) -> Tensor:
-    """What becomes of a tangent of 1."""
+    """Push a tangent of 1 forward."""
     return torch.func.jvp(control, (torch.zeros(()),), (torch.ones(()),))[1]
 
 
 def draw(figure: Any) -> None:
-    """The gradient that leaves against the one that comes in; clipping is not linear, the others are."""
+    """The outgoing gradient against the incoming gradient; clipping is not linear, the other controls are."""
     axes = figure.add_subplot()
     incoming = torch.linspace(-1, 1, 41)
     for name, control in CONTROLS.items():
@@ -112,7 +112,7 @@ def draw(figure: Any) -> None:
 
 
 def main() -> hodiff.Report:
-    """Print what each control does in both modes, and check the routes of ScaledGradient against each other."""
+    """Print the effect of each control in both modes, and check the routes of ScaledGradient against each other."""
     rows = [
         (name, outcome(partial(pulled, control)), outcome(partial(pushed, control)))
         for name, control in CONTROLS.items()

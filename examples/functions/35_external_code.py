@@ -3,15 +3,15 @@ r"""Lesson 35: external code, with a measured error.
 $$ T(θ) = \frac{2π}{\operatorname{agm}(1, \cos \tfrac{θ}{2})}, \qquad
    T' \approx \frac{T(θ + h) - T(θ - h)}{2h} $$
 
-The period of a pendulum that swings out by θ, by Gauss's arithmetic-geometric mean: a loop of plain Python, which
-stands for any program that torch cannot see into. Its derivative comes from differences. A large step h has a
-truncation error of $h^2$, a small one a rounding error of $ε / h$; no step gives more than some two thirds of the
-digits. SciPy's `derivative` shrinks the step, extrapolates, and says how far it may be off. A number without its error
-is no derivative: `main` prints both, beside the truth by elliptic integrals.
+T is the period of a pendulum of amplitude θ, by Gauss's arithmetic-geometric mean: a loop of plain Python, which
+represents any program that torch cannot trace. Its derivative comes from differences. A large step h has a truncation
+error of $h^2$, a small step a rounding error of $ε / h$; no step gives more than about two thirds of the digits.
+SciPy's `derivative` shrinks the step, extrapolates, and estimates its error. `main` prints both, and the true slope by
+elliptic integrals.
 
 backward calls a Function again, for the next order: `Period.apply(x, order)` is the derivative of that order, by
-differences of the one below. Each order loses digits, and the estimates say how many. With a formula for the derivative
-it would be exact at every order (the exercise); `hodiff.functions.numpy_function` has all of it for functions of any
+differences of the order below. Each order loses digits, as the estimates show. With a formula for the derivative it
+would be exact at every order (the exercise). `hodiff.functions.numpy_function` does all of this for functions of any
 shape.
 
     python examples/functions/35_external_code.py
@@ -40,7 +40,7 @@ INPUTS = (torch.tensor([0.5, 1.2], dtype=torch.float64), 0)
 
 
 def period(angle: float) -> float:
-    """The external code."""
+    """Compute the period, as external code."""
     a, b = 1.0, math.cos(angle / 2)
     for _ in range(6):
         a, b = (a + b) / 2, math.sqrt(a * b)
@@ -48,7 +48,7 @@ def period(angle: float) -> float:
 
 
 def differences(angles: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
-    """The derivative of that order and SciPy's estimate of its error, by differences of the order below."""
+    """Compute the derivative of an order and SciPy's error estimate, by differences of the order below."""
     if order == 0:
         values = np.vectorize(period, otypes=[float])(angles)
         return values, np.finfo(float).eps * np.abs(values)
@@ -57,16 +57,16 @@ def differences(angles: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]
 
 
 class Period(Function):
-    """The derivative of T of an order. Saves the input."""
+    """Derivative of T of a given order. Saves the input."""
 
     @staticmethod
     def forward(x: Tensor, order: int) -> Tensor:
-        """Leave torch, compute, come back."""
+        """Compute outside of torch."""
         return torch.from_numpy(differences(x.detach().numpy(), order)[0]).to(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        """Save the tensor, note the order."""
+        """Save the tensor, and keep the order."""
         x, ctx.order = inputs
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
@@ -87,13 +87,13 @@ class Period(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, order: int) -> tuple[Tensor, int]:
-        """Leave the batch where it is: every number is on its own."""
+        """Keep the batch dimension: every number is independent."""
         del info
         return Period.apply(x, order), in_dims[0]
 
 
 def true_slope(angle: float) -> float:
-    """T' by elliptic integrals: with T = 4 K(m) and m = sin²(θ/2)."""
+    """Compute T' by elliptic integrals: T = 4 K(m) and m = sin²(θ/2)."""
     m = math.sin(angle / 2) ** 2
     by_m = (ellipe(m) - (1 - m) * ellipk(m)) / (2 * m * (1 - m))
     return float(4 * by_m * math.sin(angle) / 2)

@@ -4,16 +4,16 @@ $$ x \leftarrow \begin{cases} x & x > 0 \\ a x & \text{else} \end{cases}, \qquad
    \bar x = m \, \bar y, \quad \dot y = m \, \dot x, \qquad
    m = \begin{cases} 1 & y > 0 \\ a & \text{else} \end{cases} $$
 
-A Function that writes into its input must say so, by `ctx.mark_dirty`, and return it. Then the graph of x goes through
-the Function from there on, and whoever saved x before gets an error instead of numbers that have changed. `main` runs
-one without the mark, too: gradients go past it, with slope 1, and nothing is said.
+A Function that writes into its input must declare it by `ctx.mark_dirty`, and return the input. From then on, the graph
+of x goes through the Function, and a tensor that saved x before raises an error instead of using changed numbers.
+`main` also runs a Function without the mark: gradients bypass it, with slope 1, without a warning.
 
-What was in x is gone, so backward has to read what is there now: y, whose sign is that of x for a > 0. No further byte
-is saved. `jvp` writes into the tangent as `forward` did into the input, and returns it. A slope that depends on x could
-not be had from y in forward mode (lesson 3), so this fits functions that are made of straight pieces.
+The old x is overwritten, so backward has to use y, whose sign is that of x for a > 0. No extra memory is needed. `jvp`
+writes into the tangent as `forward` did into the input, and returns it. In forward mode, y cannot give a slope that
+depends on x (lesson 3), so this works for piecewise linear functions.
 
-A leaf that requires a gradient cannot be written to, and a tensor that a caller still needs should not be: the plain
-function in front copies, and the Function in place serves where a copy was just made.
+A leaf that requires a gradient cannot be written to, and a tensor that a caller still needs should not be. So the plain
+wrapper copies. The in-place Function is useful directly after a copy.
 
     python examples/functions/36_in_place.py
 
@@ -38,7 +38,7 @@ SLOPE = 0.1
 
 
 class InPlaceLeakyRelu(Function):
-    """The leaky rectifier in place. Saves the output."""
+    """In-place leaky rectifier. Saves the output."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ class InPlaceLeakyRelu(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Say what was written to, and save it."""
+        """Mark the input as modified, and save it."""
         ctx.mark_dirty(*inputs)
         ctx.save_for_backward(output)
         ctx.save_for_forward(output)
@@ -67,13 +67,13 @@ class InPlaceLeakyRelu(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
-        """Leave the batch where it is."""
+        """Keep the batch dimension."""
         del info
         return InPlaceLeakyRelu.apply(x), in_dims[0]
 
 
 class Unmarked(Function):
-    """$0.1 x$ in place without the mark, which is the mistake. Saves nothing."""
+    """In-place $0.1 x$ without the mark, which is the mistake. Saves nothing."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class Unmarked(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Say nothing."""
+        """Save nothing, and mark nothing."""
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
@@ -91,17 +91,17 @@ class Unmarked(Function):
 
 
 def slopes(x: Tensor) -> Tensor:
-    """1 where x is positive, else a."""
+    """Return 1 where x is positive, else a."""
     return torch.full_like(x, SLOPE).masked_fill(x > 0, 1.0)
 
 
 def leaky_relu(x: Tensor) -> Tensor:
-    """The leaky rectifier of a tensor that is left as it is."""
+    """Compute the leaky rectifier of a copy, which leaves the tensor unchanged."""
     return InPlaceLeakyRelu.apply(x.clone())
 
 
 def slope_of(function: type[Function]) -> Tensor:
-    """The gradient at -2 of a copy that the Function writes to, and that is read afterwards."""
+    """Compute the gradient at -2 of a copy that the Function modifies before it is read."""
     x = torch.tensor(-2.0, requires_grad=True)
     copy = x.clone()
     function.apply(copy)
@@ -109,7 +109,7 @@ def slope_of(function: type[Function]) -> Tensor:
 
 
 def square_saved_before() -> Tensor:
-    """The gradient of a square whose input is written to afterwards."""
+    """Compute the gradient of a square whose input is modified afterwards."""
     x = torch.tensor(-2.0, requires_grad=True)
     copy = x.clone()
     square = copy**2
@@ -118,7 +118,7 @@ def square_saved_before() -> Tensor:
 
 
 def bytes_held() -> dict[str, float]:
-    """What is held after a call on a million float32 numbers: saved tensors and the result, in megabytes."""
+    """Measure the megabytes of saved tensors and the result, after a call on a million float32 numbers."""
     x = torch.randn(1_000_000, requires_grad=True)
     return {
         "out of place": saved_bytes(lambda x: F.leaky_relu(2 * x), x, with_output=True) / 1e6,
@@ -127,7 +127,7 @@ def bytes_held() -> dict[str, float]:
 
 
 def draw(figure: Any) -> None:
-    """What is held after a call on a million float32 numbers: in place, the saved tensor is the result."""
+    """Memory held after a call on a million float32 numbers: in place, the saved tensor is the result."""
     draw_bars(figure.add_subplot(), bytes_held(), "megabytes", "{:g}")
 
 

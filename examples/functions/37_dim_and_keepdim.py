@@ -3,13 +3,12 @@ r"""Lesson 37: `dim` and `keepdim`.
 $$ y = \sqrt{ε + \tfrac{1}{n} \sum_i x_i^2}, \qquad \bar x_i = \frac{x_i}{n y} \, \bar y, \qquad
    \dot y = \frac{1}{n y} \sum_i x_i \, \dot x_i $$
 
-with ε = 0.01, so that it is smooth at 0, over the dimensions in `dim`, one or several, counted from either end; with
-`keepdim` they stay, of size 1. A plain function in front settles all of it, so that the Function knows one form: a
-sorted tuple of dimensions counted from the *end*, which a batch in front does not shift (lesson 14), and results that
-keep them. The rules then broadcast as they stand, and removing the dimensions of size 1 is left to torch, which knows
-its derivative.
+with ε = 0.01, so that y is smooth at 0. The sum is over the dimensions in `dim`, one or several, counted from either
+end; `keepdim` keeps them with size 1. A plain wrapper handles these options, so that the Function has one form. Its
+dimensions are a sorted tuple, counted from the *end*, which a batch in front does not shift (lesson 14), and it keeps
+them. Then the rules broadcast directly, and torch removes the dimensions of size 1, with the right derivative.
 
-So options cost no rule. Were `keepdim` inside, backward would have to undo it in each of its lines.
+So options need no rule. With `keepdim` inside, every line of backward would have to undo it.
 
     python examples/functions/37_dim_and_keepdim.py
 
@@ -34,7 +33,7 @@ EPSILON = 0.01
 
 
 class RootMeanSquare(Function):
-    """Over dimensions counted from the end, which are kept. Saves input and output; forward mode saves the input."""
+    """Root mean square over kept dimensions, counted from the end. Saves input and output; forward mode the input."""
 
     @staticmethod
     def forward(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -43,7 +42,7 @@ class RootMeanSquare(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...]], output: Tensor) -> None:
-        """Save for each direction what is right there; note the dimensions and how many numbers they have."""
+        """Save different tensors for reverse and forward mode; keep the dimensions and the count of their numbers."""
         x, ctx.dims = inputs
         ctx.count = math.prod(x.shape[dim] for dim in ctx.dims)
         ctx.save_for_backward(x, output)
@@ -66,20 +65,20 @@ class RootMeanSquare(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, int]:
-        """Move the batch to the front, where negative numbers do not reach."""
+        """Move the batch to the front, which negative dimensions do not reach."""
         del info
         return RootMeanSquare.apply(x.movedim(in_dims[0], 0), dims), 0
 
 
 def root_mean_square(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """The Function with the options of torch's reductions."""
+    """Apply the Function with the options of torch's reductions."""
     dims = from_the_end(x, dim)
     y = RootMeanSquare.apply(x, dims)
     return y if keepdim else y.squeeze(dims)
 
 
 def from_the_end(x: Tensor, dim: int | tuple[int, ...]) -> tuple[int, ...]:
-    """Dimensions as negative numbers, sorted; one that is out of range or named twice is an error."""
+    """Return dimensions as sorted negative numbers; raise if one is out of range or named twice."""
     given = dim if isinstance(dim, tuple) else (dim,)
     dims = tuple(sorted(each if each < 0 else each - x.dim() for each in given))
     if len(set(dims)) < len(dims) or any(not -x.dim() <= each < 0 for each in dims):
@@ -88,7 +87,7 @@ def from_the_end(x: Tensor, dim: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def draw(figure: Any) -> None:
-    """Hessians by a matrix of 2 × 3, over all of it, columns and rows; only what is reduced together is mixed."""
+    """Hessians in a matrix of 2 × 3, for sums over all of it, columns and rows; only numbers summed together mix."""
     x = INPUTS[0][0]
     for k, (dim, title) in enumerate({(0, 1): "dim=(0, 1)", (0,): "dim=0", (1,): "dim=1"}.items()):
         H = hodiff.hessian_matrix(lambda x, dim=dim: root_mean_square(x, dim).sum(), x)

@@ -2,18 +2,19 @@ r"""Lesson 38: a convolution with stride and padding.
 
 $$ y_{bol} = \sum_{ct} w_{oct} \, \tilde x_{b, c, s l + t}, \qquad \tilde x = x \text{ between } p \text{ zeros} $$
 
-Lesson 16 with a stride s and a padding p. Both gradients stay convolutions, and each option has a mirror image:
+This is lesson 16 with a stride s and a padding p. Both gradients are still convolutions, and each option has a
+counterpart:
 
 - $\bar x$ is the transposed convolution with the same s and p. If s does not divide $L + 2p - k$, the last numbers of x
-  were never read; their gradient is 0, and `output_padding` asks for as many.
+  were never read; their gradient is 0, and `output_padding` adds them.
 - $\bar w$ is the convolution of x with $\bar y$, in which stride becomes *dilation*: neighbours in $\bar y$ come from
-  places of x that are s apart. Numbers that were never read would add steps beyond the width k, which are cut off.
+  places of x that are s apart. Numbers that were never read would add entries beyond the width k, which are cut off.
 
-Both are bilinear again, so that they are differentiable to every order as they stand.
+Both are bilinear again, so they are differentiable to every order.
 
     python examples/functions/38_stride_and_padding.py
 
-Exercise: give it `dilation` as well: $\tilde x_{b, c, s l + d t}$. Its mirror image in $\bar w$ is a stride.
+Exercise: give it `dilation` as well: $\tilde x_{b, c, s l + d t}$. Its counterpart in $\bar w$ is a stride.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ class Conv1d(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int, int], output: Tensor) -> None:
-        """Save the tensors, note the numbers."""
+        """Save the tensors, and keep the numbers."""
         x, w, ctx.stride, ctx.padding = inputs
         ctx.save_for_backward(x, w)
         ctx.save_for_forward(x, w)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        """A transposed convolution and a dilated one, where needed."""
+        """Compute a transposed convolution and a dilated one, where needed."""
         x, w = ctx.saved_tensors
         x_needed, w_needed, *_ = ctx.needs_input_grad
         return (
@@ -68,26 +69,26 @@ class Conv1d(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, w_tangent: Tensor, *_: None) -> Tensor:
-        """The product rule."""
+        """Apply the product rule."""
         x, w = ctx.saved_tensors
         options = {"stride": ctx.stride, "padding": ctx.padding}
         return F.conv1d(x_tangent, w, **options) + F.conv1d(x, w_tangent, **options)
 
 
 def input_gradient(cotangent: Tensor, w: Tensor, stride: int, padding: int, length: int) -> Tensor:
-    """The transposed convolution, with zeros for what was never read."""
+    """Compute the transposed convolution, with zeros for numbers that were never read."""
     reached = (cotangent.shape[-1] - 1) * stride + w.shape[-1] - 2 * padding
     return F.conv_transpose1d(cotangent, w, stride=stride, padding=padding, output_padding=length - reached)
 
 
 def weight_gradient(x: Tensor, cotangent: Tensor, stride: int, padding: int, width: int) -> Tensor:
-    """The convolution with batch and channels in each other's place, cut to the width."""
+    """Compute the convolution with batch and channels exchanged, cut to the width."""
     swapped = F.conv1d(x.transpose(0, 1), cotangent.transpose(0, 1), dilation=stride, padding=padding)
     return swapped.transpose(0, 1)[..., :width]
 
 
 def draw(figure: Any) -> None:
-    """The Jacobian by x of six numbers: a row an output, shifted by the stride; what is never read is a column of 0."""
+    """The Jacobian by x of six numbers: one row per output, shifted by the stride; unread numbers have zero columns."""
     x, w, *_ = INPUTS
     for k, (stride, padding) in enumerate(((1, 0), (2, 0), (2, 1))):
         J = hodiff.jacobian(lambda x, s=stride, p=padding: Conv1d.apply(x, w, s, p).flatten())(x).reshape(-1, 6)

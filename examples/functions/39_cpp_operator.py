@@ -3,17 +3,17 @@ r"""Lesson 39: a C++ operator, through `torch.utils.cpp_extension` and `torch.li
 $$ y = J_n(x), \qquad J_n' = \tfrac{1}{2} (J_{n-1} - J_{n+1}), \qquad
    J_n'' = \tfrac{1}{4} (J_{n-2} - 2 J_n + J_{n+2}) $$
 
-Bessel's function of any integer order, from the C++ standard library; `bessel.cpp` has the loop. Its derivative is made
-of the same function, so that one kernel serves every order, as in lesson 20.
+This is Bessel's function of any integer order, from the C++ standard library; `bessel.cpp` has the loop. Its derivative
+consists of the same function, so that one kernel serves every order, as in lesson 20.
 
-`torch.utils.cpp_extension.load` compiles the file, once, and the file registers the operator `lessons::bessel`. What an
-operator of torch has beside its kernel is registered in Python: `register_fake` says shapes without numbers, for
-`torch.compile` and `torch.export`, `register_vmap` batches, `register_autograd` is its backward. There is no
-registration for forward mode, and none is missed aloud: the tangent of such an operator is *zero*. So what users call
-is a Function around the operator, with a `jvp`; `main` prints the tangents of both, and what `torch.library.opcheck`
-says of the operator, which does not look at tangents.
+`torch.utils.cpp_extension.load` compiles the file, once, and the file registers the operator `lessons::bessel`. All
+other parts of a torch operator are registered in Python: `register_fake` gives shapes for `torch.compile` and
+`torch.export`, `register_vmap` the batching rule, and `register_autograd` the backward. There is no registration for
+forward mode, and no warning: the tangent of such an operator is *zero*. So users call a Function around the operator,
+with a `jvp`. `main` prints the tangents of both, and the result of `torch.library.opcheck`, which does not test
+tangents.
 
-A C++ compiler and ninja have to be there (`pip install "hodiff[examples]"` brings ninja).
+A C++ compiler and ninja are required (`pip install "hodiff[examples]"` installs ninja).
 
     python examples/functions/39_cpp_operator.py
 
@@ -40,15 +40,15 @@ from hodiff.functions import nestable_jvp
 
 INPUTS = (torch.tensor([0.5, -1.2, 3.0], dtype=torch.float64), 1)
 SOURCE = Path(__file__).with_name("bessel.cpp")
-# What was compiled stays here, and is compiled again if the source changes.
+# Folder of the compiled library, which is rebuilt if the source changes.
 BUILT = SOURCE.parents[2] / "build" / "lessons"
 
 
 def load_operator() -> Any:
-    """Compile what has to be, load the library, register what belongs to the operator; return it."""
+    """Compile if needed, load the library, register the operator's other parts, and return the operator."""
     if not hasattr(torch.ops.lessons, "bessel"):
         BUILT.mkdir(parents=True, exist_ok=True)
-        # Where pip puts ninja, which is not always looked into.
+        # pip installs ninja here, and the folder is not always on the path.
         os.environ["PATH"] = os.pathsep.join((os.environ["PATH"], str(Path(sys.executable).parent)))
         cpp_extension.load("lessons_bessel", [str(SOURCE)], build_directory=str(BUILT), is_python_module=False)
         torch.library.register_fake("lessons::bessel", lambda x, n: torch.empty_like(x))
@@ -57,14 +57,14 @@ def load_operator() -> Any:
 
 
 def operator_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-    """Save the tensor, note the order."""
+    """Save the tensor, and keep the order."""
     del output
     x, ctx.n = inputs
     ctx.save_for_backward(x)
 
 
 def operator_backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-    """The operator itself, which has a backward again."""
+    """Call the operator itself, which has a backward again."""
     (x,) = ctx.saved_tensors
     operator = torch.ops.lessons.bessel
     return (operator(x, ctx.n - 1) - operator(x, ctx.n + 1)) / 2 * cotangent, None
@@ -80,7 +80,7 @@ class Bessel(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        """Save the tensor, note the order."""
+        """Save the tensor, and keep the order."""
         x, ctx.n = inputs
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
@@ -101,7 +101,7 @@ class Bessel(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, n: int) -> tuple[Tensor, int]:
-        """Leave the batch where it is: every number is on its own."""
+        """Keep the batch dimension: every number is independent."""
         del info
         return Bessel.apply(x, n), in_dims[0]
 

@@ -3,14 +3,14 @@ r"""Lesson 40: quantization-aware training, down to int8 weights.
 $$ \hat w = s \, \operatorname{clamp}\big(\operatorname{round}(w / s), -q, q\big), \qquad
    \bar w = m \, \bar{\hat w}, \quad \dot{\hat w} = m \, \dot w, \qquad m = [\,|w| \le (q + \tfrac{1}{2}) \, s\,] $$
 
-An int8 layer stores integers from -q to q = 127, and one step s. While it is trained, its weights are rounded to that
-grid and back to floating point, and gradients pass straight through (lesson 28), save for weights that are cut off. So
-the network learns with the errors that it will have. Afterwards the integers are stored: `main` converts to torch's own
-int8 layers, and prints size, accuracy and speed. The same with 2 bits, q = 1, shows what the training is for: a
-network whose weights are rounded to three values afterwards knows nothing any more, and learns nearly all of it again.
+An int8 layer stores integers from -q to q = 127, and one step s. During training, its weights are rounded to that grid
+and back to floating point, and gradients pass straight through (lesson 28), except for clipped weights. So the network
+learns with the errors that it will have. Afterwards the integers are stored: `main` converts to torch's own int8
+layers, and prints size, accuracy and speed. The same with 2 bits, q = 1, shows why training matters: a network whose
+weights are only rounded to three values loses its accuracy, and training recovers nearly all of it.
 
-`hodiff.nn.quantization.FakeQuantize` learns the step sizes, too (examples/quantized_digits.py). Torch warns that its
-quantized tensors are deprecated, and `compare` silences that.
+`hodiff.nn.quantization.FakeQuantize` also learns the step sizes (examples/quantized_digits.py). Torch warns that its
+quantized tensors are deprecated, and `compare` silences the warning.
 
     python examples/functions/40_quantization_aware_training.py
 
@@ -37,11 +37,11 @@ import hodiff
 from hodiff.functions import nestable_jvp
 
 INPUTS = (torch.tensor([0.5, -1.2, 3.0], dtype=torch.float64), 0.01, 127)
-HIGHEST = {8: 127, 2: 1}  # integer, by bits
+HIGHEST = {8: 127, 2: 1}  # largest integer, by bits
 
 
 class FakeQuantized(Function):
-    """A number of the grid, straight through inside. Saves the input."""
+    """Rounding to a grid, straight through inside its range. Saves the input."""
 
     generate_vmap_rule = True
 
@@ -52,48 +52,48 @@ class FakeQuantized(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, float, int], output: Tensor) -> None:
-        """Save the tensor, note the numbers."""
+        """Save the tensor, and keep the numbers."""
         w, ctx.step, ctx.highest = inputs
         ctx.save_for_backward(w)
         ctx.save_for_forward(w)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None, None]:
-        """The cotangent of what was not cut off."""
+        """Return the cotangent of numbers that were not clipped."""
         (w,) = ctx.saved_tensors
         return inside(w, ctx.step, ctx.highest) * cotangent, None, None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        """The tangent of what was not cut off."""
+        """Return the tangent of numbers that were not clipped."""
         (w,) = ctx.saved_tensors
         return inside(w, ctx.step, ctx.highest) * tangent
 
 
 def inside(w: Tensor, step: float, highest: int) -> Tensor:
-    """Where rounding cuts nothing off."""
+    """Return a mask of numbers that are not clipped."""
     return w.abs() <= (highest + 0.5) * step
 
 
 class QuantizedLinear(nn.Linear):
-    """A linear layer whose weight is on a grid, whose ends are the largest numbers that the weight has at first."""
+    """Linear layer whose weight is on a grid; the largest initial weight sets the end of the grid."""
 
     def __init__(self, linear: nn.Linear, bits: int):
         super().__init__(linear.in_features, linear.out_features)
         self.load_state_dict(linear.state_dict())
         self.highest = HIGHEST[bits]
         self.step = linear.weight.abs().max().item() / self.highest
-        self.largest = 0.0  # output that was seen, for the integers of the activations
+        self.largest = 0.0  # largest output so far, which sets the scale of the activations
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply by weights of the grid."""
+        """Multiply by the quantized weights."""
         y = F.linear(x, FakeQuantized.apply(self.weight, self.step, self.highest), self.bias)
         self.largest = max(self.largest, y.detach().abs().max().item())
         return y
 
     def convert(self) -> int8.Linear:
-        """Torch's layer of int8 weights, which takes integers from 0 to 255 and gives such, 128 for zero."""
+        """Return torch's layer with int8 weights; inputs and outputs are integers from 0 to 255, with 128 for zero."""
         layer = int8.Linear(self.in_features, self.out_features)
         weight = torch.quantize_per_tensor(self.weight.detach(), self.step, 0, torch.qint8)
         layer.set_weight_bias(weight, self.bias.detach())
@@ -102,12 +102,12 @@ class QuantizedLinear(nn.Linear):
 
 
 def make_network() -> nn.Sequential:
-    """Three linear layers with rectifiers between."""
+    """Return three linear layers with rectifiers between them."""
     return nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
 
 
 def train(network: nn.Module, images: Tensor, labels: Tensor, steps: int, rate: float) -> None:
-    """Adam on batches of 128."""
+    """Run Adam on batches of 128."""
     optimizer = torch.optim.Adam(network.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(0)
     for _ in range(steps):
@@ -118,19 +118,19 @@ def train(network: nn.Module, images: Tensor, labels: Tensor, steps: int, rate: 
 
 
 def quantized(network: nn.Sequential, bits: int) -> nn.Sequential:
-    """The network with weights on a grid."""
+    """Return the network with weights on a grid."""
     return nn.Sequential(*(QuantizedLinear(each, bits) if isinstance(each, nn.Linear) else each for each in network))
 
 
 def converted(network: nn.Sequential) -> nn.Sequential:
-    """The network with integers inside: pixels come in 255 steps from 0 to 1."""
+    """Return the network with integers inside; pixels are quantized in 255 steps from 0 to 1."""
     layers = [layer.convert() if isinstance(layer, QuantizedLinear) else layer for layer in network]
     return nn.Sequential(int8.Quantize(1 / 255, 0, torch.quint8), *layers, int8.DeQuantize())
 
 
 @torch.no_grad()
 def measure(network: nn.Module, images: Tensor, labels: Tensor) -> dict[str, float]:
-    """Accuracy in percent, size in kilobytes, and milliseconds for all images, the best of ten."""
+    """Return accuracy in percent, size in kilobytes, and milliseconds for all images, the best of ten."""
     stored = io.BytesIO()
     torch.save(network.state_dict(), stored)
     seconds = []
@@ -143,7 +143,7 @@ def measure(network: nn.Module, images: Tensor, labels: Tensor) -> dict[str, flo
 
 
 def compare(steps: int = 300) -> dict[str, dict[str, float]]:
-    """Train in float32, then with few bits, and measure what comes of it on digits that were not trained on."""
+    """Train in float32, then with few bits, and measure all networks on test digits."""
     torch.manual_seed(0)
     pixels, targets = load_digits(return_X_y=True)
     images, labels = torch.from_numpy(pixels / 16).float(), torch.from_numpy(targets)
@@ -160,7 +160,7 @@ def compare(steps: int = 300) -> dict[str, dict[str, float]]:
 
 
 def draw(figure: Any) -> None:
-    """The grid of an int8 weight, seen from near: values are steps, the slope that is used is 1, and 0 outside."""
+    """The grid of an int8 weight, enlarged: values are steps, and the slope used is 1, and 0 outside."""
     axes = figure.add_subplot()
     w = torch.linspace(1.235, 1.285, 501, dtype=torch.float64)
     axes.plot(w, FakeQuantized.apply(w, 0.01, 127), label="value, step 0.01")

@@ -2,15 +2,15 @@ r"""Lesson 41: what becomes of a Function that is exported.
 
 $$ y = \operatorname{round}(x W^T + b), \qquad \text{with the derivatives of } x W^T + b $$
 
-A model leaves Python as a graph. `torch.export` records what `forward` consists of, with a symbol for the size of the
-batch, and so does ONNX, which is made of that graph and runs anywhere. The value is the same. The *rule* stays behind:
-`backward` of a Function is no operator, and whoever differentiates the exported program differentiates `round`, whose
-slope is 0. So models are exported to be run, and trained before.
+A model is exported from Python as a graph. `torch.export` records the operators of `forward`, with a symbol for the
+size of the batch. ONNX uses that graph and runs anywhere. The value is the same. The *rule* is not exported: `backward`
+of a Function is no operator, and differentiating the exported program differentiates `round`, whose slope is 0. So
+train models before exporting them.
 
-TorchScript, which torch calls deprecated, keeps the Function as a call of Python, whether a model is traced or
-scripted: right in this process, derivatives too, and it cannot be stored.
-`main` tries each: whether it takes the model, whether other batch sizes are right, the gradient of a sum by x (by the
-rule it is the sum of the columns of W), and whether it can be stored.
+TorchScript, which torch calls deprecated, keeps the Function as a Python call, whether a model is traced or scripted.
+Values and derivatives are right in this process, but the model cannot be stored. `main` tests each: whether it accepts
+the model, whether other batch sizes are right, the gradient of a sum in x (by the rule it is the sum of the columns of
+W), and whether it can be stored.
 
     python examples/functions/41_export.py
 
@@ -40,7 +40,7 @@ OTHER = (torch.tensor([[0.1, 1.4, -0.6], [2.2, 0.9, 0.8], [-1.5, 0.2, 1.9]]),)  
 
 
 class Round(Function):
-    """The nearest integer, straight through. Saves nothing."""
+    """Rounding to the nearest integer, straight through. Saves nothing."""
 
     generate_vmap_rule = True
 
@@ -66,7 +66,7 @@ class Round(Function):
 
 
 class Model(nn.Module):
-    """A linear layer, rounded."""
+    """Linear layer, rounded."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,12 +81,12 @@ class Model(nn.Module):
 
 
 def exported(model: nn.Module) -> torch.export.ExportedProgram:
-    """The program, for a batch of any size."""
+    """Export the program for a batch of any size."""
     return torch.export.export(model, EXAMPLE, dynamic_shapes=({0: torch.export.Dim("batch")},))
 
 
 class Onnx:
-    """The ONNX file, run by onnxruntime; it has no derivatives."""
+    """ONNX file, run by onnxruntime; it has no derivatives."""
 
     def __init__(self, model: nn.Module):
         import onnxruntime
@@ -98,12 +98,12 @@ class Onnx:
         self._session = onnxruntime.InferenceSession(self.file.getvalue())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Run it."""
+        """Run the model."""
         name = self._session.get_inputs()[0].name
         return torch.from_numpy(self._session.run(None, {name: x.detach().numpy()})[0])
 
 
-# How it is made, and how it is stored.
+# Functions that export a model, and that store the result.
 WAYS: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, io.BytesIO], Any]]] = {
     "torch.export": (
         lambda model: exported(model).module(),
@@ -116,7 +116,7 @@ WAYS: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any, io.BytesIO], An
 
 
 def tried(call: Callable[[], Any]) -> Any:
-    """What a call returns, or the name of the error."""
+    """Return the result of a call, or the name of the error."""
     try:
         return call()
     except Exception as error:
@@ -124,18 +124,18 @@ def tried(call: Callable[[], Any]) -> Any:
 
 
 def gradient_of(program: Callable[[Tensor], Tensor]) -> str:
-    """The gradient of the sum of the first row of outputs, or why there is none."""
+    """Return the gradient of the sum of the first row of outputs, or "none"."""
     x = EXAMPLE[0].clone().requires_grad_()
     y = program(x)[0].sum()
     return str(torch.autograd.grad(y, x)[0][0].tolist()) if y.requires_grad else "none"
 
 
 def row_of(way: str) -> tuple[str, ...]:
-    """What one way does."""
+    """Return the table row of one way."""
     make, save = WAYS[way]
     model = Model().eval()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the deprecations that the text tells of
+        warnings.simplefilter("ignore")  # TorchScript warns that it is deprecated.
         program = tried(lambda: make(model))
         if isinstance(program, str):
             return way, program, "", "", ""
@@ -146,7 +146,7 @@ def row_of(way: str) -> tuple[str, ...]:
 
 
 def draw(figure: Any) -> None:
-    """One Function and its exported program: the same values, and another slope."""
+    """One Function and its exported program: equal values, and different slopes."""
     x = torch.linspace(-2, 2, 401)[:, None]
     program = torch.export.export(Rounding(), (x,)).module()
     leaf = x.clone().requires_grad_()
@@ -161,7 +161,7 @@ def draw(figure: Any) -> None:
 
 
 class Rounding(nn.Module):
-    """The Function alone."""
+    """Module that applies the Function alone."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the value."""
@@ -169,7 +169,7 @@ class Rounding(nn.Module):
 
 
 def main() -> hodiff.Report:
-    """Print what each way out does, and check the routes of Round against each other."""
+    """Print the results of each way, and check the routes of Round against each other."""
     print(f"gradient by the rule: {gradient_of(Model())}")
     print_table(("way", "takes it", "another batch", "gradient", "can be stored"), [row_of(way) for way in WAYS])
     report = hodiff.check(Round, INPUTS, order=3, approximate=True)

@@ -1,4 +1,4 @@
-"""What the engine forgives and `judge.py` does not: shapes of gradients, cotangents written to, no Function at all."""
+"""Checks for errors that autograd's engine tolerates: wrong gradient shapes, writes to cotangents, no Function."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.autograd.function import BackwardCFunction
 
 
 def about_backward(outputs: list[Tensor], name: str) -> str | None:
-    """What the own `backward` of each Function behind the outputs does wrong and the engine makes good."""
+    """Return a complaint about a Function's own `backward` that the engine would correct, or None."""
     nodes = list(functions_behind(outputs))
     if not nodes:
         return (
@@ -21,7 +21,7 @@ def about_backward(outputs: list[Tensor], name: str) -> str | None:
 
 
 def functions_behind(outputs: list[Tensor]) -> Iterator[Any]:
-    """The nodes of custom Functions in a graph."""
+    """Yield the nodes of custom Functions in a graph."""
     waiting, seen = [y.grad_fn for y in outputs if y.grad_fn is not None], set[Any]()
     while waiting:
         node: Any = waiting.pop()
@@ -34,7 +34,7 @@ def functions_behind(outputs: list[Tensor]) -> Iterator[Any]:
 
 
 def about_node(node: Any) -> str | None:
-    """Call backward as it is written: behind the engine a gradient of a larger shape is summed to that of its input."""
+    """Call backward directly: the engine would sum a gradient of a larger shape to the shape of its input."""
     name = type(node).__name__.removesuffix("Backward")
     cotangents = [torch.ones(each.shape, dtype=each.dtype, device=each.device) for each in node._input_metadata]
     with torch.no_grad():

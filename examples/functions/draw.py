@@ -1,4 +1,4 @@
-"""Remake the pictures of the lessons, all of them or those of the given numbers.
+"""Draw the pictures of the lessons again, all of them or those of the given numbers.
 
 python examples/functions/draw.py
 python examples/functions/draw.py 7 33
@@ -20,7 +20,7 @@ STYLE: dict[Any, Any] = {"font.size": 9.0, "axes.grid": False, "legend.fontsize"
 
 
 def save_picture(lesson: ModuleType, path: Path) -> None:
-    """Let a lesson draw, and write what it drew."""
+    """Draw the picture of a lesson, and save it."""
     torch.manual_seed(0)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(6.0, 3.4), dpi=88, layout="constrained")
@@ -30,7 +30,7 @@ def save_picture(lesson: ModuleType, path: Path) -> None:
 
 
 def main() -> None:
-    """Read the numbers, draw."""
+    """Parse the lesson numbers, and draw their pictures."""
     parser = argparse.ArgumentParser(description="Remake the pictures of the lessons.")
     parser.add_argument("numbers", nargs="*", type=int, help="of lessons; all by default")
     parser.add_argument("--folder", type=Path, default=PICTURES, help="where to write them")

@@ -1,4 +1,4 @@
-"""What an answer to each exercise has to define, and what it is held against: `judge.py` reads this table."""
+"""Expected answers to all exercises: names to define and references to compare with. `judge.py` reads this table."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ from torch import Tensor
 
 
 def masked(Q: Tensor, K: Tensor, V: Tensor) -> Tensor:
-    """Causal attention by torch's operators."""
+    """Compute causal attention by torch's operators."""
     scores = Q @ K.mT / Q.shape[-1] ** 0.5
     later = torch.ones_like(scores).triu(1).bool()
     return torch.softmax(scores.masked_fill(later, -1e9), -1) @ V
 
 
 def tanh_clamped(x: Tensor) -> Tensor:
-    """The nearest of -1, 0 and 1."""
+    """Return the nearest of -1, 0 and 1."""
     return x.round().clamp(-1, 1)
 
 
 def soft(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
-    """The soft sample."""
+    """Return the soft sample."""
     return torch.softmax((logits + noise) / temperature, -1)
 
 
 def hard(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
-    """The corner next to it."""
+    """Return the one-hot vector of the largest entry."""
     del temperature
     return F.one_hot((logits + noise).argmax(-1), logits.shape[-1]).to(logits)
 
 
 def airy_series(x: Tensor, order: int) -> Tensor:
-    """A(x) or A'(x) by its Taylor series at 0, of operators of torch."""
+    """Compute A(x) or A'(x) by its Taylor series at 0, with torch's operators."""
     a, b = 0.355028053887817239, -0.258819403792806799
     coefficients = [a, b, 0.0]
     for k in range(60):
@@ -72,32 +72,32 @@ def airy_series(x: Tensor, order: int) -> Tensor:
 
 
 def leaky(x: Tensor) -> Tensor:
-    """The leaky rectifier."""
+    """Compute the leaky rectifier."""
     return torch.where(x > 0, x, 0.1 * x)
 
 
 def log1p_exp(x: Tensor) -> Tensor:
-    """Softplus at moderate numbers."""
+    """Compute softplus at moderate numbers."""
     return torch.log1p(x.exp())
 
 
 def convolution(x: Tensor, w: Tensor, stride: int, padding: int, dilation: int) -> Tensor:
-    """Torch's, which is right at every order."""
+    """Compute torch's convolution, which is right at every order."""
     return F.conv1d(x, w, stride=stride, padding=padding, dilation=dilation)
 
 
 class Copied:
-    """An answer that works in place, as a function that leaves its argument as it is."""
+    """Wrapper of an in-place Function, which leaves its argument unchanged."""
 
     def __init__(self, function: type[torch.autograd.Function]):
         self._function = function
 
     def f(self, x: Tensor) -> Tensor:
-        """Copy first."""
+        """Apply the Function to a copy."""
         return self._function.apply(x.clone())
 
 
-# Where a rule that fits the first inputs alone fails
+# Inputs that detect rules that fit only the first inputs
 TENSORS = ((wave(4),), (wave(2, 3, 2),))
 PAIRS = (
     (MATRIX, MATRIX.flip(0)),

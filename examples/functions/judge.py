@@ -1,9 +1,9 @@
-"""Judge an answer to an exercise of the lessons: its values, its derivatives to third order, batches, and conduct.
+"""Judge an answer to an exercise of the lessons: values, derivatives to third order, batches, and conduct.
 
 python examples/functions/judge.py 3 my_answer.py
 python examples/functions/judge.py 3
 
-Without a file, the solution that comes with the lessons is judged. What an answer has to define is in `expected.py`.
+Without a file, it judges the solution that comes with the lessons. `expected.py` lists the names that answers define.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ TOLERANCE = 1e-11
 
 @dataclass(frozen=True)
 class Same:
-    """An answer that has to be the same function as a reference, in all its derivatives.
+    """Judge of an answer that should equal a reference function, with all its derivatives.
 
     Attributes:
-        name: What the answer is called: a Function, or a function.
-        reference: The same by operators of torch whose derivatives are right.
-        inputs: Where both are compared; float64 tensors are differentiated, anything else is a constant.
-        elsewhere: More inputs, of other shapes, where both are compared to first order.
+        name: Name of the answer, a Function or a function.
+        reference: Reference by operators of torch whose derivatives are right.
+        inputs: Inputs for the comparison; float64 tensors are differentiated, anything else is a constant.
+        elsewhere: More inputs, of other shapes, for comparisons to first order.
         order: The highest derivative.
-        batched: Whether `torch.vmap` is compared with a loop.
-        by_function: Whether a Function is asked for; by default where the name is a class's.
-        also: A further complaint, if there is one, about the module of the answer.
+        batched: Whether to compare `torch.vmap` with a loop.
+        by_function: Whether a Function is required; by default if the name is capitalized.
+        also: Function that returns a further complaint about the answer's module, or None.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Same:
     also: Callable[[Any], str | None] = lambda module: None
 
     def __call__(self, module: Any) -> str | None:
-        """What is wrong with the answer, or None."""
+        """Return a complaint about the answer, or None."""
         answer = called(module, self.name)
         if answer is None:
             return f"{self.name} is missing"
@@ -65,11 +65,11 @@ class Same:
         )
 
     def compositions(self) -> list[str]:
-        """Each order's routes, the innermost first."""
+        """Return the routes of each order, the innermost first."""
         return ["".join(routes) for k in range(1, self.order + 1) for routes in product(MODES, repeat=k)]
 
     def about_values(self, answer: Callable[..., Any]) -> str | None:
-        """Compare what both return."""
+        """Compare the returned values."""
         try:
             got = answer(*copies(self.inputs))
         except Exception as error:
@@ -120,7 +120,7 @@ class Same:
         return None
 
     def about_others(self, answer: Callable[..., Any], inputs: tuple[Any, ...]) -> str | None:
-        """Compare at inputs of other shapes, where a rule that knows those of the first ones fails."""
+        """Compare at inputs of other shapes, to detect rules that depend on the shapes of the first inputs."""
         there = replace(self, inputs=inputs, order=1)
         found = (
             there.about_values(answer)
@@ -132,7 +132,7 @@ class Same:
         return f"for inputs of shape {shapes}, {found}" if found else None
 
     def about_conduct(self, answer: Callable[..., Any]) -> str | None:
-        """Look at the Function's own backward, where one is asked for: the derivatives can be right without it."""
+        """Check the Function's own backward, if one is required: the derivatives can be right without it."""
         if not (self.name[0].isupper() if self.by_function is None else self.by_function):
             return None
         leaves = [each.requires_grad_() if is_tensor(each) else each for each in copies(self.inputs)]
@@ -140,33 +140,33 @@ class Same:
 
 
 def called(module: Any, name: str) -> Any:
-    """What has to be called: a Function's `apply`, or the function itself; None if there is no such name."""
+    """Return the callable: a Function's `apply`, or the function itself; None if the name is missing."""
     found = getattr(module, name, None)
     return getattr(found, "apply", found)
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is differentiated and batched."""
+    """Return True for floating-point tensors, which are differentiated and batched."""
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
 def tensors(outputs: Any) -> list[Any]:
-    """One or several outputs as a list."""
+    """Return one or several outputs as a list."""
     return list(outputs) if isinstance(outputs, tuple) else [outputs]
 
 
 def raised(error: Exception) -> str:
-    """An exception in half a sentence."""
+    """Describe an exception in half a sentence."""
     return f"raises {type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 def copies(inputs: Any) -> list[Any]:
-    """Inputs that may be written to."""
+    """Copy inputs, so that they may be written to."""
     return [each.clone() if isinstance(each, Tensor) else each for each in inputs]
 
 
 def close(got: Tensor, right: Tensor) -> bool:
-    """Of one shape, equal to rounding, and NaN nowhere."""
+    """Return True if shapes are equal and values are equal up to rounding, without NaN."""
     if got.shape != right.shape:
         return False
     scale = max(1.0, right.abs().max().item()) if right.numel() else 1.0
@@ -174,7 +174,7 @@ def close(got: Tensor, right: Tensor) -> bool:
 
 
 def along_a_line(f: Callable[..., Any], inputs: tuple[Any, ...]) -> Line:
-    """A number of a number: inputs move along random directions, outputs are weighed and curved."""
+    """Return a scalar function of a scalar: inputs move along random directions, outputs are weighted and curved."""
     generator = torch.Generator().manual_seed(0)
 
     def random(like: Tensor) -> Tensor:
@@ -195,19 +195,19 @@ def along_a_line(f: Callable[..., Any], inputs: tuple[Any, ...]) -> Line:
 
 
 def derivative(line: Line, routes: str) -> Tensor:
-    """The derivative at 0 by a composition of passes, the innermost first."""
+    """Compute the derivative at 0 by a composition of passes, the innermost first."""
     for mode in routes:
         line = torch.func.grad(line) if mode == "r" else forward_slope(line)
     return line(torch.zeros((), dtype=torch.float64))
 
 
 def forward_slope(line: Line) -> Line:
-    """The slope by a tangent of 1."""
+    """Return the slope by a tangent of 1."""
     return lambda t: torch.func.jvp(line, (t,), (torch.ones_like(t),))[1]
 
 
 def complaint(stem: str, path: Path) -> str | None:
-    """What is wrong with a file that answers the exercise of a lesson, or None."""
+    """Return a complaint about a file that answers the exercise of a lesson, or None."""
     try:
         module = load(path)
     except FileNotFoundError as error:
@@ -227,7 +227,7 @@ def complaint(stem: str, path: Path) -> str | None:
 
 
 def main() -> int:
-    """Read the number and the file, judge."""
+    """Parse the command line and judge."""
     parser = argparse.ArgumentParser(description="Judge an answer to an exercise of the lessons.")
     parser.add_argument("number", type=int, help="of the lesson")
     parser.add_argument("answer", nargs="?", type=Path, help="a Python file; the solution by default")

@@ -1,4 +1,4 @@
-"""What lessons share: finding and loading them, counting saved bytes, telling what a call does, tables and bars."""
+"""Shared tools of the lessons: loading them, counting saved bytes, outcomes of calls, tables and bars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PICTURES = FOLDER / "pictures"
 
 
 def load(path: Path) -> ModuleType:
-    """Run a file as a module of its own; its neighbours, such as this one, can be imported by it."""
+    """Run a file as a separate module, which can import its neighbours, such as this module."""
     name = f"{path.parent.name}_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -33,12 +33,12 @@ def load(path: Path) -> ModuleType:
 
 
 def lesson(number: int) -> ModuleType:
-    """The lesson of that number."""
+    """Load the lesson of that number."""
     return load(next(path for stem, path in LESSONS.items() if int(stem[:2]) == number))
 
 
 def saved_bytes(f: Callable[..., Any], *inputs: Any, with_output: bool = False) -> int:
-    """Bytes that autograd keeps between forward and backward, beside the inputs; with the output, where it is asked."""
+    """Count the bytes that autograd keeps between forward and backward, without inputs; with the output on request."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def saved_bytes(f: Callable[..., Any], *inputs: Any, with_output: bool = False) 
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = f(*inputs)  # alive until the count, so that no two storages have one address
+        output = f(*inputs)  # kept alive until the count, so that no two storages share an address
     if with_output:
         pack(output)
     for each in inputs:
@@ -58,7 +58,7 @@ def saved_bytes(f: Callable[..., Any], *inputs: Any, with_output: bool = False) 
 
 
 def outcome(call: Callable[[], Any]) -> str:
-    """What a call returns, or the kind of error it raises; torch's errors are RuntimeErrors."""
+    """Return the result of a call as text, or the kind of error it raises; torch's errors are RuntimeErrors."""
     try:
         result = call()
     except (RuntimeError, NotImplementedError, TypeError) as error:
@@ -67,7 +67,7 @@ def outcome(call: Callable[[], Any]) -> str:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Columns as wide as their widest cell."""
+    """Print columns as wide as their widest cell."""
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[k]) for row in cells) for k in range(len(header))]
     for row in cells:
@@ -75,7 +75,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def draw_bars(axes: Any, values: dict[str, float], label: str, form: str = "{:,.0f}") -> None:
-    """A bar a name, with its number beside it."""
+    """Draw one bar per name, labelled with its number."""
     bars = axes.barh(list(values), list(values.values()), color=[f"C{k}" for k in range(len(values))])
     axes.bar_label(bars, [form.format(value) for value in values.values()], padding=3)
     axes.invert_yaxis()
@@ -84,7 +84,7 @@ def draw_bars(axes: Any, values: dict[str, float], label: str, form: str = "{:,.
 
 
 def draw_matrix(axes: Any, matrix: Tensor, title: str, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """A small matrix with its numbers, zero in white; for a Hessian with blocks see `hodiff.plot.hessian`."""
+    """Draw a small matrix with its numbers, zero in white; for a Hessian with blocks see `hodiff.plot.hessian`."""
     values = matrix.detach().double()
     limit = values.abs().max().item() or 1.0
     axes.imshow(values.numpy(), cmap="bwr", vmin=-1.5 * limit, vmax=1.5 * limit)

@@ -1,4 +1,4 @@
-"""Judges of exercises that are about more than a function's derivatives; `expected.py` says which is whose."""
+"""Judges of exercises that need more than a comparison of derivatives; `expected.py` assigns them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Judge = Callable[[Any], str | None]
 
 
 def numbers(*values: Any) -> Tensor:
-    """A float64 tensor."""
+    """Return a float64 tensor."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 def wave(*shape: int, start: float = 1.0) -> Tensor:
-    """Numbers of any shape between -1 and 1, no two of them alike and none 0."""
+    """Return numbers of any shape between -1 and 1, all different and none 0."""
     return (start + torch.arange(math.prod(shape), dtype=torch.float64)).cos().reshape(shape)
 
 
@@ -32,12 +32,12 @@ SQUARE = numbers([0.5, -1.2, 2.0], [0.3, 0.9, -0.7], [1.1, 0.4, -0.2])
 
 
 def with_derivatives_of(surrogate: Callable[..., Tensor], value: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The values of one function and the derivatives of another."""
+    """Combine the values of one function with the derivatives of another."""
     return lambda *inputs: surrogate(*inputs) + (value(*inputs) - surrogate(*inputs)).detach()
 
 
 def slope_keeps_its_digits(name: str, at: float, slope: float) -> Judge:
-    """The first derivative far out, to fourteen digits."""
+    """Check the first derivative at a large argument to fourteen digits."""
 
     def judge(module: Any) -> str | None:
         got = torch.func.grad(getattr(module, name).apply)(numbers(at)[0]).item()
@@ -49,13 +49,13 @@ def slope_keeps_its_digits(name: str, at: float, slope: float) -> Judge:
 
 
 def keeps(f: Callable[[Any], Callable[[Tensor], Tensor]], most: float) -> Judge:
-    """At most so many bytes for each number of a float64 tensor are kept beside the output."""
+    """Check that at most so many bytes per number of a float64 tensor are kept in addition to the output."""
 
     def judge(module: Any) -> str | None:
         x = torch.randn(4096, dtype=torch.float64, requires_grad=True)
 
         def after_a_product(x: Tensor) -> Tensor:
-            return f(module)(2 * x)  # what is kept of an intermediate is not there anyway
+            return f(module)(2 * x)  # An intermediate result is counted if it is kept.
 
         kept = (saved_bytes(after_a_product, x, with_output=True) - x.nbytes) / x.numel()
         return None if kept <= most else f"{kept:g} bytes a number are kept beside the output, expected {most:g}"
@@ -64,18 +64,18 @@ def keeps(f: Callable[[Any], Callable[[Tensor], Tensor]], most: float) -> Judge:
 
 
 def several(*judges: Judge) -> Judge:
-    """The first complaint."""
+    """Return a judge that gives the first complaint of several."""
     return lambda module: next(filter(None, (judge(module) for judge in judges)), None)
 
 
 def wastes_nothing(module: Any) -> str | None:
-    """No gradient is computed that is not needed, as `hodiff.check` sees it."""
+    """Check by `hodiff.check` that no unneeded gradient is computed."""
     codes = hodiff.check(module.Bilinear, (X[:2], MATRIX, Y), order=1, scipy=False, vmap=False).codes
     return f"hodiff.check finds {', '.join(codes)}" if codes else None
 
 
 def refuses(module: Any) -> str | None:
-    """The gradient is right, and differentiating it in a gradient penalty raises."""
+    """Check that the gradient is right, and that differentiating it in a gradient penalty raises."""
     x = X.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(module.LoudSine.apply(x).sum(), x, create_graph=True)
     if not close(gradient, X.cos()):
@@ -93,19 +93,19 @@ def refuses(module: Any) -> str | None:
 
 
 def tells_transposes(module: Any) -> str | None:
-    """True for the cube, False for the one with a doubled tangent."""
+    """Check that the answer is True for the cube, and False for the cube with a doubled tangent."""
     right, wrong = (module.transposed(lesson(number).Cube, X) for number in (2, 23))
     return None if right is True and wrong is False else f"the cube: {right}, with a doubled tangent: {wrong}"
 
 
 def draws_inside(module: Any) -> str | None:
-    """One-hot values, by the noise given."""
+    """Check that values are one-hot, by the given noise."""
     hard = module.hard_sample(X, Y, 0.5)
     return None if sorted(hard.tolist()) == [0, 0, 1] else f"the values are {hard.tolist()}, not one-hot"
 
 
 def checkpoints(module: Any) -> str | None:
-    """Gradients of parameters as without, and nothing kept but them and x."""
+    """Check gradients against those without checkpoint, and that only parameters and x are kept."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2), nn.Tanh()).double()
     x = MATRIX.clone().requires_grad_()
@@ -120,7 +120,7 @@ def checkpoints(module: Any) -> str | None:
 
 
 def survives_infinities(module: Any) -> str | None:
-    """Values and two derivatives where a, b or both are -∞."""
+    """Check values and two derivatives where a, b or both are -∞."""
     low = -math.inf
     hard_pairs = (
         (0.5, low, 0.5, 1.0),
@@ -147,7 +147,7 @@ def survives_infinities(module: Any) -> str | None:
 
 
 def is_in_place(module: Any) -> str | None:
-    """The result lies where the input lay, and torch knows."""
+    """Check that the result shares the input's memory, and that torch knows."""
     x = X.clone()
     if module.InPlaceNegation.apply(x).data_ptr() != x.data_ptr():
         return "the result is not the input"
@@ -159,7 +159,7 @@ def is_in_place(module: Any) -> str | None:
 
 
 def reverses_by_a_constant(module: Any) -> str | None:
-    """No gradient for the strength, and one that is right after the strength has changed."""
+    """Check that the strength has no gradient."""
     strength = numbers(0.3)[0].requires_grad_()
     (gradient,) = torch.autograd.grad(
         module.scheduled(X.clone().requires_grad_(), strength).sum(), strength, allow_unused=True
@@ -168,7 +168,7 @@ def reverses_by_a_constant(module: Any) -> str | None:
 
 
 def batches_the_operator(module: Any) -> str | None:
-    """The rule, called as torch calls it, with the batch anywhere."""
+    """Check the batching rule, called as torch calls it, with the batch in either dimension."""
     operator = lesson(39).load_operator()
     for dim in (0, 1):
         y, out = module.batching_rule(None, (dim, None), MATRIX, 1)
@@ -179,7 +179,7 @@ def batches_the_operator(module: Any) -> str | None:
 
 
 def quantizes_rows(module: Any) -> str | None:
-    """Each row has 2^bits - 1 levels up to its largest number, and gradients pass."""
+    """Check that each row has 2^bits - 1 levels up to its largest number, and that gradients pass."""
     w = torch.stack([X, X / 100, torch.zeros(3, dtype=torch.float64)]).requires_grad_()
     for bits in (3, 8):
         got, highest = module.quantize_rows(w, bits), 2 ** (bits - 1) - 1
@@ -195,7 +195,7 @@ def quantizes_rows(module: Any) -> str | None:
 
 
 def exports_rows(module: Any) -> str | None:
-    """The program runs at other sizes."""
+    """Check that the program runs at other sizes."""
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
     program = module.export_rows(network).module()
     for shape in ((2, 5, 3), (3, 4, 3), (7, 2, 3)):

@@ -1,4 +1,4 @@
-"""A quiz about derivatives of Functions, whose answers are found by running the code.
+"""Quiz about derivatives of Functions; running the code gives the answers.
 
 python examples/functions/quiz.py
 python examples/functions/quiz.py --answers
@@ -20,13 +20,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Question:
-    """One of several answers is right.
+    """Question with several answers, of which one is right.
 
     Attributes:
-        text: What is asked.
+        text: Text of the question.
         choices: The answers to choose from.
-        run: Runs what is asked about, and returns the choice that describes what happened.
-        why: What to remember, and the lesson about it.
+        run: Function that runs the experiment, and returns the choice that describes the outcome.
+        why: Explanation, with the number of the lesson.
     """
 
     text: str
@@ -36,17 +36,17 @@ class Question:
 
 
 def number(value: Any) -> Tensor:
-    """A float64 number that is differentiated."""
+    """Return a float64 number that requires a gradient."""
     return torch.tensor(value, dtype=torch.float64, requires_grad=True)
 
 
 def slope_of(y: Tensor, x: Tensor) -> Tensor:
-    """The gradient, to be differentiated again."""
+    """Compute the gradient, which can be differentiated again."""
     return torch.autograd.grad(y, x, create_graph=True)[0]
 
 
 def constant_slope() -> str:
-    """The second derivative of a square that saves its slope."""
+    """Compute the second derivative of a square that saves its slope."""
     try:
         second = torch.func.grad(torch.func.grad(lesson(22).Square.apply))(number(3.0).detach())
     except RuntimeError:
@@ -55,7 +55,7 @@ def constant_slope() -> str:
 
 
 def penalty() -> str:
-    """The gradient by w of the square of the slope of sin(w x) by x."""
+    """Compute the gradient in w of the square of the slope of sin(w x) in x."""
     x, w = number(0.7), number(1.3)
     slope = slope_of(lesson(21).Sine.apply(w * x), x)
     try:
@@ -67,13 +67,13 @@ def penalty() -> str:
 
 
 def doubled_tangent() -> str:
-    """What gradcheck says of a Function whose jvp is wrong by a factor."""
+    """Run gradcheck on a Function whose jvp is wrong by a factor."""
     passes = torch.autograd.gradcheck(lesson(23).Cube.apply, number([0.5, -1.2]), raise_exception=False)
     return "It passes." if passes else "It fails."
 
 
 def registered_operator() -> str:
-    """The tangent of an operator of torch.library that has a backward."""
+    """Compute the tangent of an operator of torch.library that has a backward."""
     if not hasattr(torch.ops.quiz, "cube"):
         cube = torch.library.custom_op("quiz::cube", lambda x: x**3, mutates_args=(), schema="(Tensor x) -> Tensor")
         cube.register_autograd(
@@ -89,12 +89,12 @@ def registered_operator() -> str:
 
 
 def size_of_a_mask() -> str:
-    """The bytes of a thousand booleans."""
+    """Count the bytes of a thousand booleans."""
     return f"{(torch.randn(1000) > 0).untyped_storage().nbytes()} bytes."
 
 
 def cannot_save_its_output() -> str:
-    """The function that is not monotonic."""
+    """Find the function that is not monotonic."""
     x = torch.linspace(-6, 6, 601, dtype=torch.float64)
     functions: dict[str, Any] = {"exp.": torch.exp, "tanh.": torch.tanh, "silu.": F.silu}
     (found,) = (name for name, f in functions.items() if not (f(x).diff() > 0).all())
@@ -102,18 +102,18 @@ def cannot_save_its_output() -> str:
 
 
 def gradient_of_a_bias() -> str:
-    """What becomes of a cotangent of ones, for a bias that is added to three rows."""
+    """Compute the gradient of a bias that is added to three rows, for a cotangent of ones."""
     gradient = torch.func.grad(lambda b: (torch.zeros(3, 2) + b).sum())(torch.zeros(2))
     return {(3.0, 3.0): "Their sum over the rows.", (1.0, 1.0): "Their mean over the rows."}[tuple(gradient.tolist())]
 
 
 def logarithm_of_a_sigmoid() -> str:
-    """The slope of log(sigmoid(x)) far out."""
+    """Compute the slope of log(sigmoid(x)) at a large negative number."""
     return f"{torch.func.grad(lambda x: x.sigmoid().log())(number(-800.0).detach()).item():g}."
 
 
 def closed_over_weight() -> str:
-    """The gradient of a weight that a checkpointed function closes over."""
+    """Compute the gradient of a weight that a checkpointed function closes over."""
     module = lesson(30)
     x, weight = (each.clone().requires_grad_() for each in module.INPUTS)
     y = module.Checkpoint.apply(lambda x: module.layers(x, weight), x).sum()
@@ -122,7 +122,7 @@ def closed_over_weight() -> str:
 
 
 def unmarked() -> str:
-    """The gradient of what a Function wrote into without saying so."""
+    """Compute the gradient of an input that a Function modified without marking it."""
     try:
         return f"{lesson(36).slope_of(lesson(36).Unmarked).item():g}."
     except RuntimeError:
@@ -130,13 +130,13 @@ def unmarked() -> str:
 
 
 def hooked_tangent() -> str:
-    """The tangent behind a hook that halves gradients."""
+    """Compute the tangent behind a hook that halves gradients."""
     module = lesson(34)
     return f"{module.pushed(module.hooked).item():g}."
 
 
 def exported_rule() -> str:
-    """The gradient of an exported straight-through rounding."""
+    """Compute the gradient of an exported straight-through rounding."""
     module = lesson(41)
     x = torch.tensor([0.3, 1.7], requires_grad=True)
     program = torch.export.export(module.Rounding(), (x.detach(),)).module()
@@ -221,7 +221,7 @@ QUESTIONS = (
 
 
 def ask(question: Question) -> bool:
-    """Ask on the terminal; whether the answer was right."""
+    """Ask on the terminal; return True if the answer was right."""
     letters = "abc"[: len(question.choices)]
     given = ""
     while given not in letters or len(given) != 1:
@@ -230,7 +230,7 @@ def ask(question: Question) -> bool:
 
 
 def main() -> None:
-    """Ask all, or answer all."""
+    """Ask all questions, or answer them all."""
     parser = argparse.ArgumentParser(description="A quiz about derivatives of Functions.")
     parser.add_argument("--answers", action="store_true", help="run and print the answers, without asking")
     shown = parser.parse_args().answers or not sys.stdin.isatty()

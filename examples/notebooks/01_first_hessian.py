@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Your first Hessian
 #
-# From a function to its matrix of second derivatives, a picture of it, its spectrum, and the landscape around a
-# minimum. Ten minutes, one core.
+# This notebook computes and draws the matrix of second derivatives of a function, its spectrum, and the landscape
+# around a minimum. It takes ten minutes on one core.
 
 # %%
 import matplotlib.pyplot as plt
@@ -21,7 +21,7 @@ plt.rcParams["figure.dpi"] = 72
 # %% [markdown]
 # ## A function of two numbers
 #
-# Rosenbrock's function $f(x) = 100\,(x_1 - x_0^2)^2 + (1 - x_0)^2$ has a Hessian that fits on a line:
+# Rosenbrock's function $f(x) = 100\,(x_1 - x_0^2)^2 + (1 - x_0)^2$ has this Hessian:
 #
 # $$\nabla^2 f = \begin{pmatrix} 1200\,x_0^2 - 400\,x_1 + 2 & -400\,x_0 \\ -400\,x_0 & 200 \end{pmatrix}$$
 
@@ -38,8 +38,8 @@ torch.testing.assert_close(H, by_hand)
 H
 
 # %% [markdown]
-# Often the whole matrix is too much and a product $\nabla^2 f\, v$ is enough. It costs about as much as two
-# gradients, whatever the size of the matrix:
+# The whole matrix is often too large, and a product $\nabla^2 f\, v$ is enough. A product costs about as much as two
+# gradients, for any size of the matrix:
 
 # %%
 v = torch.tensor([1.0, 1.0], dtype=torch.float64)
@@ -49,8 +49,8 @@ hodiff.hvp(rosenbrock, x, v)
 # %% [markdown]
 # ## A network
 #
-# Nothing changes for a network: its loss is a function of a dict of parameters. Here it has one hidden layer of eight
-# units and reads handwritten digits.
+# The same calls work for a network: its loss is a function of a dict of parameters. This network has one hidden layer
+# of eight units and classifies handwritten digits.
 
 # %%
 pixels, labels = load_digits(return_X_y=True)
@@ -72,24 +72,24 @@ accuracy = (network(images).argmax(1) == labels).double().mean()
 print(f"loss {loss(parameters):.3f}, {accuracy:.0%} of the images read")
 
 # %% [markdown]
-# An *operator* is a matrix that is known by its products. It is made at a point and shares the work of that point
-# among all products:
+# An *operator* represents a matrix by its products with vectors. It is constructed at a point, and all products at
+# this point share the work:
 
 # %%
 A = hodiff.HessianOperator(loss, parameters)
 A
 
 # %% [markdown]
-# With 610 rows it can be drawn. Each row is a parameter; colours go with the square root of an entry, so that small
-# ones are seen beside large ones.
+# A matrix with 610 rows can still be drawn. Each row is a parameter. Colours show the square root of an entry, so that
+# small entries are visible next to large ones.
 
 # %%
 figure, ax = plt.subplots(figsize=(5.5, 4.5), layout="constrained")
 ax = plot.hessian(A, ax=ax, scale="root")
 
 # %% [markdown]
-# The squares along the diagonal are hidden units, 64 weights each: a unit is coupled to itself above all. Is the
-# matrix right? Central differences of the gradient along one direction know nothing of second derivatives:
+# The squares along the diagonal are hidden units with 64 weights each: the weights of one unit interact most. Is the
+# matrix right? Compare a product with central differences of the gradient, which need no second derivatives:
 
 # %%
 direction = torch.randn(610, dtype=torch.float64)
@@ -109,14 +109,14 @@ print(f"relative distance below 1e-8: {error < 1e-8}")
 # %% [markdown]
 # ## Its spectrum
 #
-# The eigenvalues of largest magnitude take a few dozen products, and no matrix:
+# The eigenvalues of largest magnitude need a few dozen products, and no matrix:
 
 # %%
 top = estimators.eigsh(A, 3)
 top
 
 # %% [markdown]
-# They are those of the matrix:
+# They equal the eigenvalues of the dense matrix:
 
 # %%
 dense = torch.linalg.eigvalsh(A.to_dense())
@@ -128,8 +128,8 @@ print(f"{negative} of {len(dense)} eigenvalues are below -1e-6: curved downwards
 ax = plot.eigenvalues(A)
 
 # %% [markdown]
-# Most directions are nearly flat, and a few are steep. The *density* of eigenvalues says the same, and is estimated
-# from products alone, so that it works for a million parameters as well:
+# Most directions are nearly flat, and a few are steep. The *density* of eigenvalues shows the same. It is estimated
+# from products alone, so it also works for a million parameters:
 
 # %%
 density = estimators.spectral_density(A, samples=4, steps=40)
@@ -141,8 +141,8 @@ ax = plot.spectral_density(density, of=A)
 # %% [markdown]
 # ## The landscape
 #
-# Along the steepest eigenvector the loss follows its quadratic model near the point, and leaves it farther away. In
-# the plane of the two steepest ones, the contours are narrower the way the larger eigenvalue points.
+# Along the steepest eigenvector the loss follows its quadratic model near the point, and departs from it farther away.
+# In the plane of the two steepest eigenvectors, the contours are narrower in the direction of the larger eigenvalue.
 
 # %%
 steepest = estimators.eigsh(A, 1, which="LA")
@@ -152,6 +152,6 @@ plot.loss_landscape(loss, parameters, steepest, span=2, ax=left)
 ax = plot.loss_landscape(loss, parameters, pair, span=2, points=25, ax=right)
 
 # %% [markdown]
-# **Next.** [Routes and trust](02_routes_and_trust.ipynb): torch has four ways to a second derivative, and they do not
-# always agree. [Curvature of a transformer](05_curvature_of_a_transformer.ipynb): the same for a model from a
-# library.
+# **Next.** [Routes and trust](02_routes_and_trust.ipynb): torch has four ways to compute a second derivative, and they
+# do not always agree. [Curvature of a transformer](05_curvature_of_a_transformer.ipynb) applies the same tools to a
+# model from a library.

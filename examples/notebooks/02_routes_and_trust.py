@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Routes and trust
 #
-# A second derivative is two passes, and each may be reverse or forward: four *routes* to the same numbers. In PyTorch
-# they are not always the same numbers. This notebook finds an error of torch in an ordinary layer, shows how far it
-# reaches, and mends it.
+# A second derivative takes two passes, each in reverse or forward mode: four *routes* to the same numbers. In PyTorch
+# the four results are not always equal. This notebook finds an error of torch in an ordinary layer, shows how far it
+# spreads, and corrects it.
 
 # %%
 import torch
@@ -19,8 +19,8 @@ torch.set_num_threads(1)
 # %% [markdown]
 # ## One layer norm
 #
-# $y_0$, the first output of a layer norm of three numbers, is smooth. Its Hessian has a column for each direction
-# $v$; forward-over-reverse computes it by a tangent of the gradient, reverse-over-forward by the gradient of a
+# The first output $y_0$ of a layer norm of three numbers is smooth. For a direction $v$, forward-over-reverse computes
+# the Hessian-vector product as the tangent of a gradient. Reverse-over-forward computes it as the gradient of a
 # tangent.
 
 # %%
@@ -38,8 +38,8 @@ print("forward-over-reverse", [round(each, 4) for each in tangent_of_gradient.to
 print("reverse-over-forward", [round(each, 4) for each in gradient_of_tangent.tolist()])
 
 # %% [markdown]
-# They differ, and nothing warns. Who is right? SciPy's finite differences take part in no such argument, as they see
-# values only:
+# The results differ, without a warning. Which is right? SciPy's finite differences use function values only, so they
+# are an independent reference:
 
 # %%
 truth = scipy_hessian(first, x).matrix @ v
@@ -48,8 +48,8 @@ torch.testing.assert_close(tangent_of_gradient, truth, rtol=1e-6, atol=1e-7)
 assert (gradient_of_tangent - truth).norm() > 0.1 * truth.norm()
 
 # %% [markdown]
-# The forward rule of torch's layer norm takes the mean and the deviation for constants when it is differentiated
-# again. By torch alone the two routes with forward mode inside are wrong:
+# When the forward rule of torch's layer norm is differentiated again, it treats the mean and the deviation as
+# constants. With torch alone the two routes with forward mode inside are therefore wrong:
 
 # %%
 for route in hodiff.ROUTES:
@@ -57,7 +57,7 @@ for route in hodiff.ROUTES:
     print(f"{route:22} {((product - truth).norm() / truth.norm()).item():8.0e}")
 
 # %% [markdown]
-# Within hodiff's transforms a rule of its own stands in for torch's, and all four agree:
+# hodiff's transforms use their own rule instead of torch's, and all four routes agree:
 
 # %%
 for route in hodiff.ROUTES:
@@ -69,8 +69,8 @@ for route in hodiff.ROUTES:
 # %% [markdown]
 # ## How far it reaches
 #
-# Here is an encoder layer of an ordinary transformer, float64, and one product with the Hessian of a loss by torch's
-# own reverse-over-forward.
+# The next cell takes an encoder layer of an ordinary transformer in float64. It computes one product with the Hessian
+# of a loss by torch's own reverse-over-forward.
 
 # %%
 model = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True).double()
@@ -103,19 +103,19 @@ print(f"by torch alone off by {off:.1%}, in float64")
 print("the same code within hodiff.corrected(): equal to 1e-12")
 
 # %% [markdown]
-# An optimizer or an eigenvalue solver built on the first product would have computed something, slowly drifting, and
-# no test of the loss or of the gradient would have shown it.
+# An optimizer or an eigenvalue solver with the first product would compute wrong results. No test of the loss or of
+# the gradient would show it.
 #
 # ## Before you start: preflight
 #
-# `preflight` runs a model once and looks up what it calls: in hodiff's audit of torch's operators, and in the table
-# of corrections. By torch alone:
+# `preflight` runs a model once, and looks up the operators that it calls in hodiff's audit of torch and in the table of
+# corrections. With torch alone:
 
 # %%
 hodiff.preflight(model, tokens, correct=False)
 
 # %% [markdown]
-# Within hodiff's transforms:
+# With hodiff's transforms:
 
 # %%
 report = hodiff.preflight(model, tokens)
@@ -125,9 +125,8 @@ report
 # %% [markdown]
 # ## Trust, but compare
 #
-# What no audit knows, your own code for one, is compared: `hodiff.check` takes all routes to all orders and holds
-# them against differences, SciPy's Hessian and each other. For our function it finds nothing wrong, and warns of what
-# happens by torch alone:
+# No audit covers your own code. `hodiff.check` computes all routes to all orders, and compares them with differences,
+# with SciPy's Hessian and with each other. For our function it finds no error, and warns about torch alone:
 
 # %%
 report = hodiff.check(first, x)
@@ -136,5 +135,5 @@ assert report.codes == ("HD410",)
 report
 
 # %% [markdown]
-# **Next.** [Write a Function](03_write_a_function.ipynb) whose routes all agree, and [the
-# doctor](04_the_doctor.ipynb), who finds what does not.
+# **Next.** [Write a Function](03_write_a_function.ipynb) whose routes all agree, and find defects with [the
+# doctor](04_the_doctor.ipynb).

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Write a Function
 #
-# `torch.autograd.Function` lets you write a derivative yourself. Most of those one meets are written in the old form,
-# and are good for a gradient, once. This notebook takes one from there to a clean report: any order, any route,
-# batches.
+# `torch.autograd.Function` lets you write a derivative yourself. Most Functions are written in the old form, and
+# support a single gradient only. This notebook turns such a Function into one with a clean report: any order, any
+# route, batches.
 
 # %%
 import matplotlib.pyplot as plt
@@ -23,7 +23,7 @@ x = torch.tensor([-1.5, -0.2, 0.7, 2.0], dtype=torch.float64)
 # ## The old form
 #
 # Swish, $x\,\sigma(x)$, has the derivative $\sigma(x) + x\,\sigma(x)(1 - \sigma(x))$. In the old form `forward` takes
-# `ctx`, and it is tempting to keep there whatever is at hand: here the sigmoid.
+# `ctx`, and it is tempting to save intermediate results: here the sigmoid.
 
 
 # %%
@@ -43,7 +43,7 @@ class OldSwish(Function):
 print("gradcheck:", torch.autograd.gradcheck(OldSwish.apply, x.clone().requires_grad_()))
 
 # %% [markdown]
-# The gradient is right. What else there is to ask of it:
+# The gradient is right. `hodiff.check` tests more:
 
 # %%
 report = hodiff.check(OldSwish, x)
@@ -51,13 +51,13 @@ assert not report.ok
 report
 
 # %% [markdown]
-# Two things are amiss. The form: transforms of `torch.func`, and so forward mode and batching, want `setup_context`.
-# And the numbers: `s` is neither input nor output, so that a second derivative takes it for a constant.
+# There are two defects. First, transforms of `torch.func`, which include forward mode and batching, require
+# `setup_context`. Second, `s` is neither input nor output, so a second derivative treats it as a constant.
 #
 # ## Step one: `setup_context`
 #
-# `forward` loses its `ctx` and does nothing but compute; `setup_context` sees inputs and output, and keeps what
-# backward reads. `backward` computes the sigmoid from the input again, which is cheap and can be differentiated.
+# `forward` has no `ctx` and only computes. `setup_context` receives inputs and output, and saves the tensors that
+# `backward` needs. `backward` recomputes the sigmoid from the input, which is cheap and can be differentiated.
 
 
 # %%
@@ -81,12 +81,12 @@ report = hodiff.check(Swish, x)
 print("\n".join(f"{each.code} {each.severity}: {each.title}" for each in report.findings))
 
 # %% [markdown]
-# The second derivative is right now; what is left is missing: forward mode, and a rule for batches.
+# The second derivative is right now. Forward mode and a batching rule are still missing.
 #
 # ## Step two: `jvp`
 #
-# Forward mode pushes a tangent through: the same slope, times the tangent. `nestable_jvp` keeps the rule right where
-# forward mode is nested in forward mode, which torch alone gets wrong.
+# Forward mode multiplies the tangent by the same slope. `nestable_jvp` keeps the rule right when forward mode is nested
+# in forward mode, which torch alone gets wrong.
 #
 # ## Step three: `vmap`
 #
@@ -129,15 +129,15 @@ assert not report.findings
 report
 
 # %% [markdown]
-# All compositions of reverse and forward passes to third order agree with differences. Drawn, with differences of the
-# *values* as dots:
+# All compositions of reverse and forward passes to third order agree with differences. The picture shows them, with
+# differences of the *values* as dots:
 
 # %%
 panels = plot.routes(CompleteSwish.apply, -6, 6, order=3)
 
 # %% [markdown]
-# And what the report meant by *constant*: the same picture of a Function that keeps the sigmoid from forward. The
-# curves leave the dots from the second derivative on.
+# The next picture shows what the report meant by *constant*: this Function saves the sigmoid. From the second
+# derivative on, the curves differ from the dots.
 
 
 # %%
@@ -165,7 +165,7 @@ panels = plot.routes(KeepsTheSigmoid.apply, -6, 6, order=2)
 # %% [markdown]
 # ## Or say it once
 #
-# The three rules say one thing, the slope. `hodiff.elementwise` makes all of them of it:
+# All three rules follow from the slope. `hodiff.elementwise` derives them:
 
 # %%
 swish = hodiff.elementwise(lambda x: x * torch.sigmoid(x), derivative=lambda x, y: slope(x))
@@ -173,7 +173,7 @@ assert hodiff.check(swish, x, order=3).ok
 torch.testing.assert_close(swish(x), torch.nn.functional.silu(x))
 
 # %% [markdown]
-# In a live notebook `from hodiff.plot import widgets; widgets.FunctionBuilder()` draws such pictures while you type
+# In a live notebook, `from hodiff.plot import widgets; widgets.FunctionBuilder()` draws such pictures while you type
 # the rules.
 #
-# **Next.** [The doctor](04_the_doctor.ipynb) reads reports.
+# **Next.** [The doctor](04_the_doctor.ipynb) shows how to read reports.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # The doctor
 #
-# Three Functions come in. All of them train; all of them pass `torch.autograd.gradcheck`. Each has a defect that
-# shows at the second derivative, or by another route. For each: read the report, then mend it.
+# This notebook examines three Functions. All of them train, and all pass `torch.autograd.gradcheck`. Each has a defect
+# in the second derivative or in another route. We read every report, then fix the Function.
 
 # %%
 import math
@@ -28,8 +28,8 @@ def passes(function, *inputs):
 # %% [markdown]
 # ## First patient: hides from the second derivative
 #
-# $\log\cosh x$. Its author marked the backward `once_differentiable`, which promises that nobody differentiates it
-# again.
+# The function is $\log\cosh x$. Its author marked `backward` as `once_differentiable`, which promises that nobody
+# differentiates it again.
 
 # %%
 x = torch.tensor([-2.0, 0.3, 1.1], dtype=torch.float64)
@@ -63,8 +63,7 @@ class LogCosh(Function):
 print("gradcheck:", passes(LogCosh.apply, x))
 
 # %% [markdown]
-# Somebody does differentiate it again, and torch keeps silent: the second derivative $1 - \tanh^2 x$ comes out as
-# zero.
+# If it is differentiated again, torch does not warn: the second derivative is zero instead of $1 - \tanh^2 x$.
 
 # %%
 print("by torch:", torch.func.vmap(torch.func.grad(torch.func.grad(LogCosh.apply)))(x).tolist())
@@ -82,8 +81,8 @@ report
 plot.graph(lambda x: LogCosh.apply(x).sum() + x.square().sum(), x)
 
 # %% [markdown]
-# The cure is to take the mark away; `x.tanh()` can be differentiated as it stands. The report has a warning besides:
-# $\cosh x$ overflows long before its logarithm does. $|x| + \log(1 + e^{-2|x|}) - \log 2$ is the same and does not.
+# The fix is to remove the decorator: `x.tanh()` can be differentiated. The report also has a warning: $\cosh x$
+# overflows long before its logarithm does. $|x| + \log(1 + e^{-2|x|}) - \log 2$ is equal and does not overflow.
 
 
 # %%
@@ -105,8 +104,8 @@ print(report.summary)
 # %% [markdown]
 # ## Second patient: an intermediate that is a constant
 #
-# A weighted exponential, $w\,e^{x}$. To save an exponential, `setup_context` keeps $e^x$ from a computation of its
-# own.
+# The function is a weighted exponential, $w\,e^{x}$. `setup_context` computes $e^x$ and saves it, so that `backward`
+# needs no exponential.
 
 # %%
 w = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
@@ -143,8 +142,8 @@ assert "HD103" in report.codes
 report
 
 # %% [markdown]
-# The report names the line, counted within its cell. `backward` has to compute $e^x$ from what was saved of the
-# *inputs*. The warning is mended on the way: work for a gradient that nobody asked for is spared.
+# The report names the line within the cell. `backward` has to compute $e^x$ from the saved *inputs*. The new version
+# also fixes the warning: it skips gradients that are not needed.
 
 
 # %%
@@ -168,7 +167,7 @@ print(report.summary)
 # %% [markdown]
 # ## Third patient: a tangent of half the size
 #
-# $x^2 / 2$; backward is right, and nobody ever called `jvp`. Neither does `gradcheck` at its defaults.
+# The function is $x^2 / 2$. `backward` is right, and `jvp` was never called, not even by `gradcheck` with its defaults.
 
 
 # %%
@@ -202,7 +201,7 @@ assert "HD102" in report.codes
 report
 
 # %% [markdown]
-# In the table only rows with *forward* in them fail, so `jvp` is at fault and `backward` is not.
+# Only rows of the table with *forward* in them fail, so `jvp` is wrong and `backward` is right.
 
 
 # %%
@@ -219,7 +218,7 @@ assert not report.findings
 print(report.summary)
 
 # %% [markdown]
-# In a test suite one line does it, and fails with the report as its message:
+# In a test suite, one line checks a Function, and fails with the report as its message:
 
 # %%
 ok = hodiff.assert_differentiable(MendedHalfSquare, x).ok

@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Curvature of a transformer
 #
-# A language model of Hugging Face's `transformers`, made from a configuration (nothing is downloaded), and its
-# Hessian: may we differentiate it twice, how large are the top eigenvalues, where are all the others, and what
-# becomes of them during training?
+# This notebook studies the Hessian of a language model from Hugging Face's `transformers`. The model is built from a
+# configuration, and nothing is downloaded. Can it be differentiated twice? How large are the top eigenvalues, where are
+# all others, and how do they change during training?
 
 # %%
 import matplotlib.pyplot as plt
@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 plt.rcParams["figure.dpi"] = 72
 
 # %% [markdown]
-# Two layers, 32 channels, two heads; it learns to continue counting: `3 4 5 6 ...` modulo ten.
+# The model has two layers, 32 channels and two heads. It learns to count modulo ten: `3 4 5 6 ...`.
 
 # %%
 config = GPT2Config(n_layer=2, n_embd=32, n_head=2, vocab_size=10, n_positions=12, bos_token_id=0, eos_token_id=0)
@@ -34,7 +34,8 @@ print(f"{sum(each.numel() for each in parameters.values()):,} parameters")
 # %% [markdown]
 # ## Preflight
 #
-# What does it call, and which of its second derivatives exist? By torch alone, then by hodiff:
+# Which operators does the model call, and which of their second derivatives exist? First with torch alone, then with
+# hodiff:
 
 # %%
 hodiff.preflight(model, input_ids=tokens, labels=tokens, correct=False)
@@ -45,7 +46,7 @@ assert report.ok
 report
 
 # %% [markdown]
-# Torch's attention kernel has no second derivative, and its layer norm has a wrong one by two routes. Within hodiff's
+# torch's attention kernel has no second derivative, and its layer norm has a wrong one by two routes. With hodiff's
 # transforms and operators all four routes are right.
 #
 # ## The top of the spectrum
@@ -65,7 +66,7 @@ assert top.converged
 top
 
 # %% [markdown]
-# A difference of gradients along the eigenvector confirms the largest:
+# A difference of gradients along the eigenvector confirms the largest eigenvalue:
 
 # %%
 vector = A.domain.unflatten(top.eigenvectors[:, -1])
@@ -84,8 +85,8 @@ print("agrees to a thousandth")
 # %% [markdown]
 # ## All the others
 #
-# The matrix would have some 700 million entries. Its density takes a hundred products. The point is the one that
-# training starts from, and no minimum: there are negative eigenvalues larger than all positive ones.
+# The matrix would have some 700 million entries. Its density takes a hundred products. The point is the start of
+# training, not a minimum: some negative eigenvalues are larger in magnitude than all positive ones.
 
 # %%
 density = estimators.spectral_density(A, samples=2, steps=50)
@@ -94,8 +95,8 @@ ax = plot.spectral_density(density, of=A)
 # %% [markdown]
 # ## During training
 #
-# Gradient descent, and every fifth step the *sharpness*, the largest eigenvalue. `A.at(x)` is the operator at another
-# point; the last eigenvector is a good start for the next.
+# We run gradient descent, and compute the *sharpness*, the largest eigenvalue, at every fifth step. `A.at(x)` is the
+# operator at another point. The last eigenvector is a good start for the next.
 
 # %%
 rate = 0.3
@@ -117,8 +118,8 @@ right.set(title="largest eigenvalue", xlabel="step")
 legend = right.legend()
 
 # %% [markdown]
-# Where the sharpness is above $2 / \text{rate}$, a step of gradient descent along its eigenvector overshoots by more
-# than it gains. While it is, the loss goes up and down; once it is below for good, the loss only falls.
+# Where the sharpness is above $2 / \text{rate}$, a step of gradient descent along its eigenvector overshoots and
+# increases the loss. During this phase the loss oscillates. Once the sharpness stays below, the loss only falls.
 
 # %%
 rises = [step for step in range(1, 61) if losses[step] > losses[step - 1]]
@@ -129,4 +130,4 @@ print(f"the loss rose in {len(rises)} of 60 steps, the last of them step {max(ri
 assert max(rises) <= max(above) + 5
 
 # %% [markdown]
-# **Next.** [Write an optimizer](06_write_an_optimizer.ipynb) that knows the curvature.
+# **Next.** [Write an optimizer](06_write_an_optimizer.ipynb) that uses the curvature.

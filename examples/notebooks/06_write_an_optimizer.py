@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Write an optimizer
 #
-# Newton's method without the matrix: a step solves $\nabla^2 f\, s = -\nabla f$ from products alone. We write it in
-# twenty lines, see where it needs care, and then meet its grown-up relatives in `hodiff.optim`.
+# This notebook writes Newton's method without the matrix: a step solves $\nabla^2 f\, s = -\nabla f$ with products
+# alone. It takes some thirty lines. Then we use the ready-made optimizers of `hodiff.optim`.
 
 # %%
 import matplotlib.pyplot as plt
@@ -21,9 +21,9 @@ plt.rcParams["figure.dpi"] = 72
 # %% [markdown]
 # ## The step
 #
-# Conjugate gradients need products with the Hessian and stop at a direction of negative curvature, along which the
-# quadratic model has no minimum. `grad_and_hvp` gives the gradient and a product for little more than one of them;
-# `HessianOperator` records the graph once for all products at a point.
+# Conjugate gradients need products with the Hessian. They stop at a direction of negative curvature, along which the
+# quadratic model has no minimum. `HessianOperator` records the graph once for all products at a point. For a single
+# product, `grad_and_hvp` also returns the gradient at little extra cost.
 
 
 # %%
@@ -63,7 +63,7 @@ def newton(f, x, steps):
 # %% [markdown]
 # ## In the plane
 #
-# Rosenbrock's valley is curved and narrow; gradient descent creeps along it.
+# The valley of Rosenbrock's function is curved and narrow, and gradient descent follows it slowly.
 
 
 # %%
@@ -95,8 +95,8 @@ legend = ax.legend(loc="lower left")
 # %% [markdown]
 # ## On data
 #
-# The same code fits a softmax regression on digits, 650 unknowns and a small penalty. No line knows how many there
-# are.
+# The same code fits a softmax regression on digits, with 650 unknowns and a small penalty. No line depends on their
+# number.
 
 # %%
 pixels, labels = load_digits(return_X_y=True)
@@ -129,12 +129,12 @@ ax.set(xlabel="step", ylabel="value above the minimum", xlim=(-1, 60), ylim=(1e-
 legend = ax.legend()
 
 # %% [markdown]
-# A step of ours costs a few dozen products, one of Adam a gradient; what ours buys are digits.
+# A Newton step costs a few dozen products, a step of Adam one gradient. Newton's method reaches many more digits.
 #
 # ## What is ready-made
 #
-# `hodiff.optim.minimize` is SciPy's interface on tensors and pytrees, with exact derivatives; "trust-ncg" is the
-# method above with a trust region in the place of the halving.
+# `hodiff.optim.minimize` has SciPy's interface for tensors and pytrees, with exact derivatives. Its "trust-ncg" is the
+# method above with a trust region instead of halved steps.
 
 # %%
 result = optim.minimize(regression, zeros, tol=1e-8)
@@ -143,8 +143,8 @@ torch.testing.assert_close(result.x, x, atol=1e-5, rtol=1e-5)
 result
 
 # %% [markdown]
-# For training loops there are optimizers in `torch.optim`'s manner, which see the curvature of batches as
-# `loss.backward()` passes. In a script with Adam one line changes:
+# For training loops there are optimizers with the interface of `torch.optim`. They compute the curvature of a batch
+# during `loss.backward()`. In a script with Adam, one line changes:
 
 # %%
 network = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.Tanh(), torch.nn.Linear(16, 10)).double()

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # MAML in a page
 #
-# Model-agnostic meta-learning looks for weights from which *one gradient step* on a few points learns a new task. Its
-# gradient goes through that step, so it holds a second derivative.
+# Model-agnostic meta-learning finds weights from which *one gradient step* on a few points learns a new task. Its
+# gradient goes through that step, so it contains a second derivative.
 
 # %%
 import math
@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 plt.rcParams["figure.dpi"] = 72
 
 # %% [markdown]
-# A task is a sine wave of some amplitude and phase, seen at five points; ten more points are for the outer loss.
+# A task is a sine wave with random amplitude and phase, given at five points. Ten more points are for the outer loss.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -42,8 +42,8 @@ mse = nn.functional.mse_loss
 # %% [markdown]
 # ## The meta-gradient by hand
 #
-# `adapt` takes inner steps as a differentiable function of where they start. The outer loss of the adapted weights,
-# and its gradient by the start, is all of MAML:
+# `adapt` takes inner steps as a differentiable function of the initial weights. MAML is the outer loss of the adapted
+# weights, and its gradient in the initial weights:
 
 
 # %%
@@ -62,7 +62,7 @@ task = tuple(each[0].double() for each in waves(1))
 meta_gradient = torch.func.grad(outer)(start, task)
 
 # %% [markdown]
-# Differences of the outer loss along a direction confirm it:
+# Differences of the outer loss along a direction confirm the gradient:
 
 # %%
 direction = {name: torch.randn(each.shape, generator=generator).double() for name, each in start.items()}
@@ -83,7 +83,7 @@ print(f"by adapt {slope:.5f}, by differences {difference:.5f}")
 # %% [markdown]
 # ## The learner
 #
-# `hodiff.meta.MAML` is a module that does this for many tasks at once. It is trained like any other.
+# `hodiff.meta.MAML` is a module that does this for many tasks at once. It is trained like any other module.
 
 # %%
 maml = MAML(network, mse, lr=0.01)
@@ -124,7 +124,7 @@ print(f"after one inner step: {before[1]:.2f} untrained, {after[1]:.2f} trained"
 # %% [markdown]
 # ## One new wave
 #
-# Five points, and what one and five steps make of them.
+# The picture shows the network before and after one and five steps on five points of a new wave.
 
 # %%
 x, y, more_x, more_y = waves(1)
@@ -139,7 +139,7 @@ ax.plot(more_x[0], more_y[0], ".", color="gray", label="not seen")
 legend = ax.legend(fontsize="small")
 
 # %% [markdown]
-# Trained for 70,000 meta-steps the error after one step falls to that of the paper: `examples/maml_sinusoid.py` does
-# so, and `papers/finn-2017-maml` compares.
+# After 70,000 meta-steps, the error after one inner step falls to the paper's. `examples/maml_sinusoid.py` trains that
+# long, and `papers/finn-2017-maml` compares the results.
 #
-# **Next.** [Hyperparameters by implicit differentiation](08_hyperparameters.ipynb), where nothing is unrolled.
+# **Next.** [Hyperparameters by implicit differentiation](08_hyperparameters.ipynb), without unrolling.

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Hyperparameters by implicit differentiation
 #
-# How much should each feature be penalised? The validation loss knows, through the training. Its gradient by the
-# penalties needs no unrolled training: at a minimum the implicit function theorem gives it from one linear system.
+# How much should each feature be penalised? The validation loss after training depends on the penalties. Its gradient
+# in them needs no unrolled training: at a minimum, the implicit function theorem gives it from one linear system.
 
 # %%
 from functools import partial
@@ -20,7 +20,8 @@ torch.set_num_threads(1)
 plt.rcParams["figure.dpi"] = 72
 
 # %% [markdown]
-# Twenty features, of which only five matter; 60 points to train on, 200 to validate, and noise.
+# The data have twenty features, of which only five matter. There are 60 points for training, 200 for validation, and
+# the labels are noisy.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -45,9 +46,9 @@ def cross_entropy(weights, data):
 # %% [markdown]
 # ## The inner problem
 #
-# Logistic regression with a penalty $e^{\lambda_i}$ on the square of each weight. `argmin` makes its solution a
-# function of $\lambda$ that has derivatives; the solver is SciPy's, through `hodiff.optim.minimize`, and is not
-# looked into.
+# The inner problem is logistic regression with a penalty $e^{\lambda_i}$ on the square of each weight. `argmin` makes
+# its solution a differentiable function of $\lambda$. The solver is SciPy's, through `hodiff.optim.minimize`, and is
+# not differentiated.
 
 
 # %%
@@ -69,7 +70,7 @@ gradient = torch.func.grad(outer)(log_penalties)
 # %% [markdown]
 # ## Is it right?
 #
-# Train again with one penalty moved, for three of them:
+# To check three entries, change one penalty at a time and train again:
 
 # %%
 for i in (0, 4, 11):
@@ -80,7 +81,7 @@ for i in (0, 4, 11):
     print(f"penalty {i:2}: implicit {gradient[i].item():+.5f}, trained again {difference:+.5f}")
 
 # %% [markdown]
-# It has second derivatives, too: the curvature of the validation loss in the penalties, by any route.
+# Second derivatives exist, too: the curvature of the validation loss in the penalties, by any route.
 
 # %%
 H = torch.func.hessian(outer)(log_penalties)
@@ -90,7 +91,7 @@ print("the Hessian of the outer loss is symmetric:", tuple(H.shape))
 # %% [markdown]
 # ## Down the hypergradient
 #
-# Gradient descent on 20 penalties. Training happens once a step, and the linear system is the only extra.
+# We run gradient descent on the 20 penalties. Each step trains once; the linear system is the only extra cost.
 
 # %%
 history, x = [], log_penalties
@@ -119,8 +120,8 @@ print("every feature that matters is penalised less than the others on average:"
 # %% [markdown]
 # ## Too many for a dense solve
 #
-# `hypergradient` takes a minimum that you have, and products alone: by conjugate gradients, by a Neumann series, or
-# by random columns. It estimates its own error.
+# `hypergradient` takes a known minimum and needs only products. It solves by conjugate gradients, by a Neumann series,
+# or by random columns, and estimates its own error.
 
 # %%
 weights = trained(start, log_penalties)
@@ -129,4 +130,4 @@ torch.testing.assert_close(found.value, torch.func.grad(outer)(log_penalties), r
 found
 
 # %% [markdown]
-# **Next.** [Influence of examples](09_influence_of_examples.ipynb): the same theorem, asked about data.
+# **Next.** [Influence of examples](09_influence_of_examples.ipynb): the same theorem, applied to data.

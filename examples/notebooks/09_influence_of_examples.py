@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Influence of examples
 #
-# What would the model say, had it not seen this example? At a minimum of the training loss the answer to first order
-# is one solve with the Hessian, for all examples at once. We hold it against training again, and use it to find wrong
-# labels.
+# How would the model change without a training example? At a minimum of the training loss, one solve with the Hessian
+# answers this to first order for all examples at once. We compare the prediction with training again, and use it to
+# find wrong labels.
 
 # %%
 import matplotlib.pyplot as plt
@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 plt.rcParams["figure.dpi"] = 72
 
 # %% [markdown]
-# Threes against eights, and 12 of 200 labels are turned round.
+# The task is to distinguish threes from eights. 12 of 200 labels are flipped.
 
 # %%
 pixels, digits = load_digits(return_X_y=True)
@@ -60,7 +60,7 @@ print(f"{correct:.0%} of {len(test_x)} test images are read")
 #
 # $$ \Delta_i = \frac1n\, \nabla L_\text{test}^\top\, H^{-1}\, \nabla \ell_i .$$
 #
-# One solve with the gradient of the test loss serves all examples:
+# One solve with the gradient of the test loss is enough for all examples:
 
 # %%
 A = hodiff.HessianOperator(objective, x, ones)
@@ -75,7 +75,7 @@ predicted = (gradients @ solution.value) / 200
 # %% [markdown]
 # ## Trained again
 #
-# Each of 60 examples is left out in turn, and the model trained again from zero.
+# Each of 60 examples is left out in turn, and the model is trained again from zero.
 
 # %%
 before = losses(x, test_x, test_y).mean()
@@ -100,12 +100,12 @@ ax.set(xlabel="predicted change of the test loss", ylabel="trained again")
 legend = ax.legend()
 
 # %% [markdown]
-# Leaving out a turned label lowers the test loss, so it is at the lower left; the prediction orders them as training
-# again does. For examples of large effect it falls short: it is a first derivative.
+# Leaving out a flipped label lowers the test loss, so these examples are at the lower left. The predicted order agrees
+# with training again. Large effects are underestimated, as the prediction is of first order.
 #
 # ## Finding wrong labels
 #
-# Rank all examples by how much the test loss falls without them, and look where the turned ones are:
+# Rank all examples by how much the test loss falls without them, and find the flipped labels:
 
 # %%
 worst = predicted.argsort()
@@ -123,5 +123,5 @@ for ax, i in zip(axes, worst[:10].tolist(), strict=True):
 suptitle = figure.suptitle("the ten most harmful, with the label they were given (* turned)", fontsize="medium")
 
 # %% [markdown]
-# For a network that did not reach its minimum this prediction gets worse, and the derivative *through training* is
-# the better one: `examples/influence_compared.py` measures both.
+# For a network that is not at its minimum this prediction is worse, and the derivative *through training* is better:
+# `examples/influence_compared.py` measures both.

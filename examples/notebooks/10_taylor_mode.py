@@ -1,9 +1,9 @@
 # %% [markdown]
 # # Taylor mode
 #
-# A truncated power series goes through a function in one pass, and all derivatives come out. We write one in a page,
-# count what a derivative of order K costs, and use hodiff's for Laplacians, a network that solves Poisson's equation,
-# random directions in a hundred thousand dimensions, and differential equations.
+# Taylor mode evaluates a function on a truncated power series, and gets all derivatives in one pass. We write a small
+# version, and measure the cost of a derivative of order K. Then we use hodiff's Taylor mode for Laplacians, a network
+# that solves Poisson's equation, random directions in a hundred thousand dimensions, and differential equations.
 
 # %%
 import math
@@ -25,9 +25,9 @@ plt.rcParams["figure.dpi"] = 72
 # %% [markdown]
 # ## Jets in a page
 #
-# A jet is the list of a series' coefficients, $u(t) = u_0 + u_1 t + u_2 t^2 + \dots$ A product of two is a convolution,
-# and a function that solves a differential equation hands its coefficients on: from $v' = (1 - v^2)\,u'$ follow those
-# of $v = \tanh u$, one after another.
+# A jet is the list of a series' coefficients, $u(t) = u_0 + u_1 t + u_2 t^2 + \dots$ A product of two series is a
+# convolution of their coefficients. A function that solves a differential equation has a recurrence: from
+# $v' = (1 - v^2)\,u'$ follow the coefficients of $v = \tanh u$, one after another.
 
 
 # %%
@@ -47,7 +47,7 @@ mine = tanh([0.5, 1.0, 0.0, 0.0, 0.0])
 mine
 
 # %% [markdown]
-# hodiff does the same for torch's functions, on tensors; `jet` has the interface of `jax.experimental.jet`.
+# hodiff does the same for torch's functions of tensors. `jet` has the interface of `jax.experimental.jet`.
 
 # %%
 x, one, zero = torch.tensor(0.5), torch.tensor(1.0), torch.tensor(0.0)
@@ -56,7 +56,7 @@ torch.testing.assert_close(torch.stack([value, *coefficients]), torch.tensor(min
 print([round(each.item(), 6) for each in (value, *coefficients)])
 
 # %% [markdown]
-# Thirty derivatives are no trouble. The series of $\tanh$ at 0.5 converges to where the nearest pole is,
+# Thirty derivatives are easy. The series of $\tanh$ at 0.5 converges up to the distance of the nearest pole,
 # $|t| < |0.5 - i\pi/2| = 1.65$:
 
 # %%
@@ -75,8 +75,8 @@ legend = ax.legend(fontsize="small", ncols=2)
 # %% [markdown]
 # ## What order K costs
 #
-# Nested differentiation evaluates the function twice as often with each order, $2^K$ in all; a series takes $K^2$ at
-# most. Along a line through a network:
+# Every level of nested differentiation doubles the work, so order K costs about $2^K$ evaluations. A series costs at
+# most $K^2$. We measure both along a line through a network:
 
 # %%
 net = nn.Sequential(nn.Linear(10, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)).requires_grad_(False)
@@ -130,8 +130,9 @@ legend = ax.legend()
 # %% [markdown]
 # ## Laplacians
 #
-# For $\Delta f = \sum_i \partial_i^2 f$ a jet needs the first derivatives in every direction, and of the second ones
-# only their sum: it is *collapsed*. $r^3$ in three dimensions has $12\,r$, and $r^5$ has the bilaplacian $360\,r$.
+# For $\Delta f = \sum_i \partial_i^2 f$ a jet needs the first derivatives in every direction, but only the sum of the
+# second derivatives: the jet is *collapsed*. In three dimensions, the Laplacian of $r^3$ is $12\,r$, and the
+# bilaplacian of $r^5$ is $360\,r$.
 
 # %%
 x = torch.tensor([2.0, 1.0, 2.0])
@@ -139,7 +140,7 @@ print(hodiff.laplacian(lambda x: x.norm() ** 3)(x))
 print(hodiff.bilaplacian(lambda x: x.norm() ** 5)(x))
 
 # %% [markdown]
-# Beside the trace of `torch.func.hessian`, for a network of fifty inputs:
+# Compare it with the trace of `torch.func.hessian`, for a network with fifty inputs:
 
 # %%
 wide = nn.Sequential(nn.Linear(50, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 1))
@@ -154,8 +155,8 @@ with torch.no_grad():
 # %% [markdown]
 # ## A network for Poisson's equation, in ten lines
 #
-# $-\Delta u = f$ on the unit square, zero on its edge, with the solution $\sin \pi x \, \sin \pi y$. Gradients in the
-# parameters go through the Laplacian.
+# The equation is $-\Delta u = f$ on the unit square, with $u = 0$ on its edge and the solution
+# $\sin \pi x \, \sin \pi y$. Gradients in the parameters go through the Laplacian.
 
 # %%
 body = nn.Sequential(nn.Linear(2, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 1))
@@ -196,8 +197,8 @@ for ax, values, title in zip(axes, (u(grid).detach(), off), ("u of the network",
     figure.colorbar(shown, ax=ax)
 
 # %% [markdown]
-# The same solution bends a plate: $\Delta^2 u = 4 \pi^4 u$, and the network that was trained on second derivatives
-# has fourth ones, too. They are less accurate, as derivatives of an approximation are:
+# The same solution satisfies the plate equation $\Delta^2 u = 4 \pi^4 u$. The network was trained on second
+# derivatives, but it also has fourth derivatives. They are less accurate, as derivatives of an approximation are:
 
 # %%
 plate = hodiff.bilaplacian(u, batched=True)(inside).detach()
@@ -207,9 +208,9 @@ print(f"relative error of the bilaplacian {(plate - expected).norm() / expected.
 # %% [markdown]
 # ## Random directions
 #
-# In a hundred thousand dimensions even a collapsed jet is too large. The mean of $D^2 f[v, v]$ over random $v$ with
-# covariance I has the Laplacian as its expectation, and its spread tells how far it is off. For
-# $f = \sum_i \sin(x_i)\, x_{i+1}$ all is known.
+# In a hundred thousand dimensions even a collapsed jet is too large. The expectation of $D^2 f[v, v]$ over random $v$
+# with covariance I is the Laplacian, and the spread of samples estimates the error. For
+# $f = \sum_i \sin(x_i)\, x_{i+1}$ the exact Laplacian is known.
 
 # %%
 many = torch.randn(100_000)
@@ -226,8 +227,8 @@ for kind in ("rademacher", "gaussian", "coordinates"):
     print(f"{kind:12} {found.value:10.1f} ± {found.standard_error:8.1f}, off by {found.value - exact:10.1f}")
 
 # %% [markdown]
-# Errors fall as one over the root of the number of directions. Coordinates begin higher, as each tells of itself alone;
-# signs are exact where the Hessian is diagonal.
+# Errors fall as one over the root of the number of directions. Coordinates begin higher, as every sample contains a
+# single diagonal entry. Random signs are exact where the Hessian is diagonal.
 
 # %%
 few = many[:2_000]
@@ -247,14 +248,15 @@ legend = ax.legend(fontsize="small")
 # %% [markdown]
 # ## Differential equations
 #
-# $y' = y^2$ from $y(0) = 1$ is $1 / (1 - t)$: all coefficients are 1, and their ratio says that there is a pole at 1.
+# The solution of $y' = y^2$ with $y(0) = 1$ is $1 / (1 - t)$: all coefficients are 1, and their ratio indicates the
+# pole at 1.
 
 # %%
 ode_coefficients(lambda t, y: y**2, 0.0, torch.tensor(1.0), 6)
 
 # %% [markdown]
-# Series of order 19 make large steps. A planet on an orbit of eccentricity 0.8, three times round; it should be back
-# where it was:
+# Series of order 19 allow large steps. The next cell follows a planet for three orbits of eccentricity 0.8, after which
+# it should be back at its start:
 
 
 # %%
@@ -289,7 +291,8 @@ legend = ax.legend(fontsize="small")
 # %% [markdown]
 # ## What has a rule
 #
-# Most of torch's operators have one; any other goes by nested forward mode of it alone. `explain` says which.
+# Most of torch's operators have a Taylor rule. Any other operator falls back to nested forward mode, for this operator
+# alone. `explain` lists them.
 
 # %%
 print(explain(wide, points))

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # Sparse Hessians
 #
-# A dense Hessian takes n products, and most of its entries may be zero. We recover one from three products by hand, let
-# hodiff find which, measure when it pays and when it does not, and solve an equation with what comes out.
+# A dense Hessian takes n products, and most of its entries may be zero. We recover a sparse Hessian from three products
+# by hand, and let hodiff choose the products. Then we measure when this pays, and solve an equation with the result.
 
 # %%
 import time
@@ -23,8 +23,8 @@ plt.rcParams["figure.dpi"] = 72
 # %% [markdown]
 # ## Three products are enough
 #
-# In a chain each unknown meets its neighbours alone: the Hessian has three diagonals. Columns 0, 3, 6, ... have no row
-# in common, so that the product with their sum holds all of their entries, side by side.
+# In a chain each unknown interacts only with its neighbours: the Hessian has three diagonals. Columns 0, 3, 6, ... have
+# no row in common, so one product with the sum of their unit vectors contains all of their entries.
 
 
 # %%
@@ -55,9 +55,9 @@ for ax, each, title in zip(
 # %% [markdown]
 # ## What hodiff does
 #
-# It follows which unknowns each number depends on, through `f` and its gradient: the *pattern*, which holds for all x.
-# It *colors* the columns, multiplies, and reads the entries. One more product with a random vector shows whether any is
-# missing.
+# hodiff traces which unknowns each number depends on, through `f` and its gradient. This gives the *pattern*, which is
+# valid for all x. Then it *colors* the columns, multiplies, and reads the entries. One more product with a random
+# vector detects missing entries.
 
 # %%
 pattern = hodiff.sparse.hessian_pattern(chain, x)
@@ -67,7 +67,7 @@ assert np.allclose(H.toarray(), dense)
 coloring
 
 # %% [markdown]
-# A pattern that lacks entries would give wrong numbers, and is refused:
+# A pattern with missing entries would give wrong numbers, so hodiff raises an error:
 
 # %%
 try:
@@ -78,7 +78,7 @@ except hodiff.InputError as error:
 # %% [markdown]
 # ## When it pays
 #
-# By n, for the chain. The first call finds the pattern, too.
+# We time Hessians of the chain by n. The first call also finds the pattern.
 
 
 # %%
@@ -114,9 +114,9 @@ ax.set(xlabel="n", ylabel="ms")
 legend = ax.legend()
 
 # %% [markdown]
-# What counts is the number of colors. In a random pattern each unknown meets a few others anywhere: the more, the less
-# is gained. *Star* colorings read an entry from one product; *acyclic* ones subtract what is known already, and need
-# fewer.
+# The cost depends on the number of colors. In a random pattern each unknown interacts with a few others anywhere; the
+# gain shrinks as their number grows. *Star* colorings read an entry from one product. *Acyclic* colorings subtract
+# entries that are known already, and need fewer colors.
 
 # %%
 n, random = 400, np.random.default_rng(0)
@@ -137,7 +137,8 @@ legend = ax.legend()
 assert all(a <= s <= c for s, a, c in zip(*found.values(), strict=True))
 
 # %% [markdown]
-# Symmetry helps most where one unknown meets all: an arrow has a full row and a full column, and takes two products.
+# Symmetry helps most where one unknown interacts with all others: an arrow-shaped matrix has a full row and a full
+# column, and takes two products.
 
 # %%
 arrow = scipy.sparse.eye_array(1000, format="lil", dtype=bool)
@@ -147,8 +148,8 @@ print({method: hodiff.sparse.color(arrow, method).num_colors for method in ("sta
 # %% [markdown]
 # ## What a pattern promises
 #
-# It holds for all x and for all values of floating-point constants. Where the course of a function depends on x it is
-# refused, or found for this x alone.
+# A pattern is valid for all x and for all values of floating-point constants. If the control flow of a function depends
+# on x, hodiff raises an error, or finds the pattern for this x alone with `at_point=True`.
 
 
 # %%
@@ -165,8 +166,9 @@ print(hodiff.sparse.hessian_pattern(bent, torch.ones(3), at_point=True).toarray(
 # %% [markdown]
 # ## Newton's method on a grid
 #
-# Least $\int \frac{1}{2}|\nabla u|^2 + \frac{1}{4} u^4 - 50\,u$ on the unit square with $u = 0$ at its edge, which
-# is the equation $-\Delta u + u^3 = 50$: 10,000 unknowns, and a sparse solve by SciPy at each step.
+# We minimize $\int \frac{1}{2}|\nabla u|^2 + \frac{1}{4} u^4 - 50\,u$ on the unit square with $u = 0$ at its edge,
+# which solves the equation $-\Delta u + u^3 = 50$. There are 10,000 unknowns, and SciPy solves a sparse system at each
+# step.
 
 # %%
 side, mesh = 100, 1 / 101
@@ -190,7 +192,7 @@ print([f"{each:.0e}" for each in residuals])
 assert len(residuals) < 10
 
 # %% [markdown]
-# Another way to the same equation, without hodiff: the five-point formula.
+# The five-point formula checks the solution without hodiff.
 
 # %%
 whole = torch.nn.functional.pad(u.view(side, side), (1, 1, 1, 1))

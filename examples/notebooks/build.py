@@ -5,8 +5,8 @@
     python examples/notebooks/build.py --check         # run, and write nothing
     python examples/notebooks/build.py --words         # only the words changed: keep the outputs
 
-A cell that raises or warns makes it fail, and so does an output that names a path of this machine. Outputs hold what
-cells show and nothing of when and where they ran, so that running again changes no more than what the code changes.
+The script fails if a cell raises or warns, or if an output contains a path of this machine. Outputs do not depend on
+the time and place of the run, so running again changes only the outputs of changed code.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
 MOST_BYTES = 400_000
-SECONDS = 900  # for a cell, on a busy machine
+SECONDS = 900  # time limit of a cell, on a busy machine
 LANGUAGE = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 PATHS = re.compile(r"(/home/|/Users/|/tmp/|/root/|site-packages|[A-Z]:\\\\)")
 ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
 
 def sources(prefixes: list[str]) -> list[Path]:
-    """The scripts whose names begin so; all, where none is asked for."""
+    """Return the scripts whose names begin with one of the prefixes; all scripts without prefixes."""
     found = sorted(FOLDER.glob("[0-9][0-9]_*.py"))
     return [each for each in found if not prefixes or each.name.startswith(tuple(prefixes))]
 
 
 def unrun(source: Path) -> nbformat.NotebookNode:
-    """The notebook of a script, with names of cells that stay the same."""
+    """Return the notebook of a script without outputs, with fixed cell names."""
     notebook = jupytext.read(source)
     notebook.metadata = nbformat.from_dict(LANGUAGE)
     for i, cell in enumerate(notebook.cells):
@@ -49,7 +49,7 @@ def unrun(source: Path) -> nbformat.NotebookNode:
 
 
 def run(source: Path) -> nbformat.NotebookNode:
-    """The notebook with its outputs."""
+    """Return the notebook with its outputs."""
     notebook = unrun(source)
     client = NotebookClient(notebook, timeout=SECONDS, kernel_name="python3", resources={"metadata": {"path": FOLDER}})
     client.execute()
@@ -62,7 +62,7 @@ def run(source: Path) -> nbformat.NotebookNode:
 
 
 def reworded(source: Path) -> nbformat.NotebookNode:
-    """The notebook with the outputs that are there, if the code is that which made them."""
+    """Return the notebook with its present outputs; exit if the code changed."""
     notebook, before = unrun(source), nbformat.read(source.with_suffix(".ipynb"), as_version=4)
     code, ran = ([cell for cell in each.cells if cell.cell_type == "code"] for each in (notebook, before))
     if [cell.source for cell in code] != [cell.source for cell in ran]:
@@ -73,7 +73,7 @@ def reworded(source: Path) -> nbformat.NotebookNode:
 
 
 def tidied(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
-    """What was printed in one piece, however it arrived, and one line of text beside what is shown as HTML."""
+    """Join the pieces of a stream, and shorten text next to HTML or SVG to one line."""
     kept: list[nbformat.NotebookNode] = []
     for output in outputs:
         if kept and output.output_type == "stream" and kept[-1].get("name") == output.name:
@@ -88,7 +88,7 @@ def tidied(outputs: list[nbformat.NotebookNode]) -> list[nbformat.NotebookNode]:
 
 
 def complaints(notebook: nbformat.NotebookNode) -> list[str]:
-    """What must not be in outputs: warnings, paths, addresses, and more bytes than a repository should hold."""
+    """Find warnings, paths and addresses in outputs, and notebooks that are too large."""
     found = []
     for cell in notebook.cells:
         for output in cell.get("outputs", ()):
@@ -105,13 +105,13 @@ def complaints(notebook: nbformat.NotebookNode) -> list[str]:
 
 
 def main() -> None:
-    """Run what was asked for, and say how long it took."""
+    """Run the chosen notebooks, and print how long they took."""
     parser = argparse.ArgumentParser(description="Run the notebooks.")
     parser.add_argument("prefixes", nargs="*", help="how the names of some begin")
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--words", action="store_true", help="keep the outputs")
     options = parser.parse_args()
-    # One core; the kernel takes both from here.
+    # One core; kernels inherit both variables.
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     failed = False
     logging.getLogger("traitlets").setLevel(logging.ERROR)
@@ -129,7 +129,7 @@ def main() -> None:
 
 
 def _of_children() -> float:
-    """Seconds of CPU that kernels took so far, which say more than a clock on a busy machine."""
+    """Return the CPU seconds that kernels took so far, which mean more than a clock on a busy machine."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

@@ -1,4 +1,4 @@
-"""Full Gauss-Newton steps on a small language model: how many iterations they save, and what a layer alone can do.
+"""Full Gauss-Newton steps on a small language model: iterations that they save, and steps of one layer alone.
 
 python papers/abreu-2025/reproduce.py
 """
@@ -28,7 +28,7 @@ RATES = {SOAP: (0.003, 0.01, 0.03), ADAM: (0.003, 0.01, 0.03)}
 
 
 class Problem:
-    """The next letters of one large batch."""
+    """Prediction of the next letters in one large batch."""
 
     def __init__(self, stretches: int, width: int):
         self.text = Text()
@@ -36,17 +36,17 @@ class Problem:
         self.inputs, self.targets = self.text.batch(stretches, torch.Generator().manual_seed(0))
 
     def model(self) -> nn.Module:
-        """A transformer of one layer, always the same."""
+        """Return a transformer of one layer, always with the same weights."""
         torch.manual_seed(0)
         return LanguageModel(self.text.vocabulary, self.width, layers=1)
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """The cross-entropy."""
+        """Compute the cross-entropy."""
         return F.cross_entropy(outputs, self.targets)
 
 
 def gauss_newton(problem: Problem, name: str, damping: float, steps: int, iterations: int) -> list[float]:
-    """Losses before each of some steps with the whole matrix or its blocks, and a line search."""
+    """Return the losses before Gauss-Newton steps with the whole matrix or its blocks, and a line search."""
     model = problem.model()
     optimizer: torch.optim.Optimizer
     if name == FULL:
@@ -66,7 +66,7 @@ def gauss_newton(problem: Problem, name: str, damping: float, steps: int, iterat
 
 
 def by_gradients(problem: Problem, name: str, rate: float, steps: int) -> list[float]:
-    """Losses before each step of SOAP or Adam, whose rate falls along a cosine."""
+    """Return the losses before steps of SOAP or Adam, whose rate falls along a cosine."""
     model = problem.model()
     make = hodiff.optim.SOAP if name == SOAP else torch.optim.Adam
     optimizer = make(model.parameters(), lr=rate)
@@ -83,12 +83,12 @@ def by_gradients(problem: Problem, name: str, rate: float, steps: int) -> list[f
 
 
 def steps_to(losses: list[float], goal: float) -> int | None:
-    """The first iteration with a loss as low."""
+    """Return the first iteration whose loss reaches the goal."""
     return next((step for step, loss in enumerate(losses) if loss <= goal), None)
 
 
 def draw(best: dict[str, list[float]], goal: float) -> Figure:
-    """Losses by iteration."""
+    """Plot losses by iteration."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.subplots()
     for name, losses in best.items():
@@ -100,7 +100,7 @@ def draw(best: dict[str, list[float]], goal: float) -> Figure:
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Take steps of each kind with all settings."""
+    """Take steps by all methods with all settings."""
     torch.set_num_threads(1)
     stretches, width, steps, iterations, baseline = (6, 8, 4, 4, 20) if quick else (16, 16, 15, 12, 150)
     problem = Problem(stretches, width)
@@ -113,7 +113,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
         else:
             runs[name][str(value)] = by_gradients(problem, name, value, baseline)
     best = {name: min(found.values(), key=lambda losses: losses[-1]) for name, found in runs.items()}
-    # What the best of the others ends at; where Gauss-Newton does not come so far, what it comes to.
+    # The final loss of the better of SOAP and Adam, or of Gauss-Newton where that is higher.
     goal = max(min(best[SOAP][-1], best[ADAM][-1]), best[FULL][-1])
     taken = {name: steps_to(losses, goal) for name, losses in best.items()}
     others = min(count for name in (SOAP, ADAM) if (count := taken[name]) is not None)

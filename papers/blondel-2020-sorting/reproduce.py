@@ -1,4 +1,4 @@
-"""Soft ranks and soft sorting: exact, in n log n, and what they are for.
+"""Soft ranks and soft sorting: exactness, time n log n, and applications.
 
 python papers/blondel-2020-sorting/reproduce.py
 """
@@ -32,7 +32,7 @@ OURS, PAIRS, TRANSPORT = "soft_rank", "all pairs", "optimal transport"
 
 
 def by_scipy(x: np.ndarray, temperature: float) -> np.ndarray:
-    """The same ranks as a quadratic program: the permutahedron is where no sum of k entries is below 1 + ... + k."""
+    """Compute soft ranks as a quadratic program: on the permutahedron, k entries sum to at least 1 + ... + k."""
     n = len(x)
     rows = [row for row in itertools.product((0, 1), repeat=n) if 0 < sum(row) < n]
     A = np.array(rows, dtype=float)
@@ -53,7 +53,7 @@ def by_scipy(x: np.ndarray, temperature: float) -> np.ndarray:
 
 
 def exactness(cases: int) -> dict[str, float]:
-    """Largest distance of ranks from SciPy's, of Jacobians from differences, and of both limits from theory."""
+    """Return the largest distances of ranks from SciPy's, of Jacobians from differences, and of limits from theory."""
     generator = torch.Generator().manual_seed(0)
     apart: dict[str, list[float]] = {"SciPy": [], "differences": [], "ranks": [], "means": []}
     for case in range(cases):
@@ -71,12 +71,12 @@ def exactness(cases: int) -> dict[str, float]:
 
 
 def all_pairs(x: Tensor) -> Tensor:
-    """Ranks by comparing all pairs softly."""
+    """Compute ranks by soft comparisons of all pairs."""
     return 0.5 + torch.sigmoid(x[:, :, None] - x[:, None, :]).sum(dim=2)
 
 
 def transport(x: Tensor, iterations: int = 10, strength: float = 0.1) -> Tensor:
-    """Ranks by an entropic transport of the numbers to n places, with a fixed number of Sinkhorn's iterations."""
+    """Compute ranks by an entropic transport of the numbers to n places, with a fixed number of Sinkhorn iterations."""
     n = x.shape[-1]
     places = torch.linspace(0, 1, n, dtype=x.dtype)
     logits = -(torch.sigmoid(x)[:, :, None] - places).square() / strength
@@ -92,7 +92,7 @@ WAYS: dict[str, Callable[[Tensor], Tensor]] = {OURS: soft_rank, PAIRS: all_pairs
 
 
 def times(sizes: dict[str, list[int]], batch: int, rounds: int, progress: bool) -> dict[str, dict[int, float]]:
-    """The least processor seconds of ranks and their gradient by way and length."""
+    """Return the least processor seconds of ranks and their gradient, by way and length."""
     found: dict[str, dict[int, float]] = {name: {} for name in WAYS}
     work = [(name, n) for name, lengths in sizes.items() for n in lengths]
     for name, n in tqdm(work, desc="times", leave=False, disable=not progress):
@@ -108,13 +108,13 @@ def times(sizes: dict[str, list[int]], batch: int, rounds: int, progress: bool) 
 
 
 def growth(curve: dict[int, float]) -> float:
-    """The power of n that the time goes by, over the larger half of lengths."""
+    """Fit the exponent of n in the time, over the larger half of lengths."""
     lengths = list(curve)[(len(curve) - 1) // 2 :]
     return float(np.polyfit(np.log(lengths), np.log([curve[n] for n in lengths]), 1)[0])
 
 
 def rankings(quick: bool) -> dict[str, tuple[Tensor, Tensor]]:
-    """Points and the ranks of their classes by naive Bayes, which is how the benchmark's data were made, too."""
+    """Return points and the ranks of their classes by naive Bayes, as the paper's benchmark was made."""
     made = {
         f"{classes} classes": make_classification(
             600, 10, n_informative=6, n_classes=classes, n_clusters_per_class=1, random_state=classes
@@ -136,7 +136,7 @@ def rankings(quick: bool) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def label_ranking(X: Tensor, ranks: Tensor, temperature: float | None, steps: int, seed: int) -> float:
-    """Spearman's correlation on held-out points of a linear model by least squares, through soft ranks or not."""
+    """Fit a linear model by least squares, perhaps through soft ranks; return Spearman's correlation on new data."""
     train, test = split(len(X), seed)
     inputs = torch.cat([X, torch.ones(len(X), 1, dtype=X.dtype)], dim=1)
     w = torch.zeros(inputs.shape[1], ranks.shape[1], dtype=X.dtype, requires_grad=True)
@@ -153,19 +153,19 @@ def label_ranking(X: Tensor, ranks: Tensor, temperature: float | None, steps: in
 
 
 def split(n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Three fifths of the points to fit, the others to judge by."""
+    """Split the points into three fifths for fitting and the rest for evaluation."""
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     return order[: n * 3 // 5], order[n * 3 // 5 :]
 
 
 def best_temperature(X: Tensor, ranks: Tensor, steps: int, seed: int) -> float:
-    """The one of three that does best within the points that are fitted."""
+    """Return the best of three temperatures on a split of the fitting points."""
     train, _ = split(len(X), seed)
     return max((0.1, 1.0, 10.0), key=lambda t: label_ranking(X[train], ranks[train], t, steps, seed))
 
 
 def regression(share: float, seed: int, steps: int) -> dict[str, float]:
-    """R² on clean held-out points, by method, where a share of the training targets are noise."""
+    """Return R² on clean held-out points by method, with noise in a share of the training targets."""
     X, y = load_diabetes(return_X_y=True)
     X, y = X / X.std(0), (y - y.mean()) / y.std()
     random = np.random.default_rng(seed)
@@ -173,7 +173,7 @@ def regression(share: float, seed: int, steps: int) -> dict[str, float]:
     train, test = order[:350], order[350:]
     bad = random.permutation(train)[: round(share * len(train))]
     noisy = y.copy()
-    noisy[bad] += 5 * np.abs(random.standard_normal(len(bad)))  # to one side, as no mean makes up for
+    noisy[bad] += 5 * np.abs(random.standard_normal(len(bad)))  # one-sided, so that errors do not average out
     inputs = torch.from_numpy(np.column_stack([X, np.ones(len(X))]))
     targets = torch.from_numpy(noisy)
     kept = round(0.5 * len(train))
@@ -182,7 +182,7 @@ def regression(share: float, seed: int, steps: int) -> dict[str, float]:
         return float(1 - ((predicted - y[test]) ** 2).mean() / y[test].var())
 
     def trimmed(temperature: float | None) -> float:
-        """Least squares of the half of all points with the least losses, softly; of all points without."""
+        """Fit the half of all points with the least losses, softly; all points without temperature."""
 
         def loss(w: Tensor) -> Tensor:
             losses = (inputs[train] @ w - targets[train]).square() / 2
@@ -194,12 +194,12 @@ def regression(share: float, seed: int, steps: int) -> dict[str, float]:
         return r2((inputs[test] @ w).numpy())
 
     huber = HuberRegressor(max_iter=1000).fit(X[train], noisy[train])
-    # Losses of good points lie within one of each other, those of bad ones reach 30: gaps wider than one are pooled.
+    # Losses of good points differ by less than one, those of bad points reach 30; soft_sort pools gaps above one.
     return {"least squares": trimmed(None), "soft trimmed": trimmed(1.0), "Huber": r2(huber.predict(X[test]))}
 
 
 def draw(seconds: dict[str, dict[int, float]], scores: dict[str, Any], robust: dict[str, Any]) -> Figure:
-    """Times by length, label rankings, and R² by the share of bad targets."""
+    """Plot times by length, label rankings, and R² by the share of bad targets."""
     figure = Figure(figsize=(12, 3.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for name, curve in seconds.items():
@@ -220,7 +220,7 @@ def draw(seconds: dict[str, dict[int, float]], scores: dict[str, Any], robust: d
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Hold ranks against SciPy, time them, and use them twice."""
+    """Compare ranks with SciPy's, time them, and use them in two applications."""
     torch.set_num_threads(1)
     cases, steps, splits, batch, rounds = (6, 60, 1, 8, 1) if quick else (60, 100, 2, 8, 3)
     lengths = [100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600, 51200]

@@ -1,4 +1,4 @@
-"""Implicit differentiation at inexact solutions: the error of the Jacobian against that of the solver.
+"""Implicit differentiation at inexact solutions: the Jacobian's error against the solver's error.
 
 python papers/blondel-2022-implicit/reproduce.py
 """
@@ -25,22 +25,23 @@ from hodiff.implicit import argmin, projected_argmin
 from hodiff.meta import SGD, adapt
 from papers.common import OURS, Claim, Reproduction, run, span, verdict
 
-PENALTY = 0.1  # of each coefficient, where the Jacobian is taken
-CLASSES, TRAINING, VALIDATION = 5, 60, 30  # of the support vector machine
-# Of its weights: so large that dual variables reach their bounds. Where none does, the weights do not depend on it.
+PENALTY = 0.1  # the penalty of every coefficient, at which the Jacobian is computed
+CLASSES, TRAINING, VALIDATION = 5, 60, 30  # sizes of the support vector machine
+# The penalty of its weights. It is so large that dual variables reach their bounds: otherwise the weights do not
+# depend on the penalty.
 SVM_PENALTY = 3.0
 IMPLICIT, UNROLLED = "implicit", "unrolled"
 
 
 class Ridge:
-    """Ridge regression on the diabetes data, with a penalty for each coefficient."""
+    """Ridge regression on the diabetes data, with one penalty per coefficient."""
 
     def __init__(self) -> None:
         X, y = load_diabetes(return_X_y=True)
         self.X, self.y = torch.from_numpy(X), torch.from_numpy((y - y.mean()) / y.std())
         self.penalties = torch.full((X.shape[1],), PENALTY, dtype=torch.float64)
         self.start = torch.zeros_like(self.penalties)
-        # In NumPy alone: the minimum, its Jacobian, and the ends of the Hessian's spectrum.
+        # The minimum, its Jacobian, and the ends of the Hessian's spectrum, by NumPy alone.
         A = X.T @ X + np.diag(self.penalties.numpy())
         solution = np.linalg.solve(A, X.T @ self.y.numpy())
         self.solution = torch.from_numpy(solution)
@@ -49,17 +50,17 @@ class Ridge:
         self.least, self.step = float(spectrum[0]), float(1 / spectrum[-1])
 
     def objective(self, x: Tensor, penalties: Tensor) -> Tensor:
-        """Half the squared residual and the penalties."""
+        """Compute half the squared residual and the penalties."""
         return (self.X @ x - self.y).square().sum() / 2 + (penalties * x.square()).sum() / 2
 
     def descended(self, steps: int, penalties: Tensor) -> Tensor:
-        """Gradient descent, as a function that can be differentiated through its steps."""
+        """Run gradient descent whose steps can be differentiated through."""
         inner: Callable[..., Tensor] = lambda x, _: self.objective(x, penalties)  # noqa: E731
         found: Tensor = adapt(inner, self.start, None, SGD(self.step), steps)
         return found
 
     def jacobians(self, steps: int) -> dict[str, Tensor]:
-        """Of the solution in the penalties, after so many steps of the solver, by both ways."""
+        """Compute the solution's Jacobian in the penalties after some solver steps, by both ways."""
 
         def solver(_: Any, __: Tensor, penalties: Tensor) -> Tensor:
             with torch.no_grad():
@@ -71,7 +72,7 @@ class Ridge:
 
 
 class SupportVectors:
-    """The dual of a multiclass support vector machine, and what its penalty does to the validation error."""
+    """Dual of a multiclass support vector machine, and the validation error as a function of its penalty."""
 
     def __init__(self, features: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -85,29 +86,29 @@ class SupportVectors:
         self.step = 1 / torch.linalg.matrix_norm(self.X, 2).item() ** 2
 
     def weights(self, x: Tensor, penalty: Tensor) -> Tensor:
-        """The primal weights of dual variables (training, classes)."""
+        """Return the primal weights of dual variables (training, classes)."""
         return self.X.T @ (self.Y - x) / penalty
 
     def objective(self, x: Tensor, penalty: Tensor) -> Tensor:
-        """The dual, which is minimized over a simplex for each point."""
+        """Compute the dual objective, which is minimized over one simplex per point."""
         return penalty * self.weights(x, penalty).square().sum() / 2 + (x * self.Y).sum()
 
     def solve(self, steps: int, penalty: Tensor) -> Tensor:
-        """Projected gradient descent, written out so that it can be differentiated through."""
+        """Run projected gradient descent whose steps can be differentiated through."""
         x, step = self.start, self.step * penalty
         for _ in range(steps):
             x = project_simplex(x - step * (self.Y - self.X @ self.weights(x, penalty)))
         return x
 
     def hypergradients(self, steps: int) -> dict[str, Callable[[], Tensor]]:
-        """The derivative of the validation error in the penalty, by both ways."""
+        """Return functions that compute the validation error's derivative in the penalty, by both ways."""
 
         def solver(_: Any, __: Tensor, penalty: Tensor) -> Tensor:
             with torch.no_grad():
                 return self.solve(steps, penalty)
 
         dual = projected_argmin(
-            # Where the solver ends is what is raced; how near the derivatives are is measured.
+            # A loose tolerance: the race fixes the number of steps, and the difference of the derivatives is measured.
             *(self.objective, lambda x, _: project_simplex(x), solver),
             step_size=self.step,
             residual_tol=1e-3,
@@ -123,7 +124,7 @@ class SupportVectors:
 
 
 def race(features: int, steps: int, rounds: int) -> dict[str, Any]:
-    """Median seconds of the processor for a hypergradient by both ways, in turn, and how far their values are apart."""
+    """Race both hypergradients: return median processor seconds and the relative difference of their values."""
     ways = SupportVectors(features).hypergradients(steps)
     values = {name: way() for name, way in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -137,7 +138,7 @@ def race(features: int, steps: int, rounds: int) -> dict[str, Any]:
 
 
 def draw(ridge: Ridge, iterates: list[float], errors: dict[str, list[float]], times: list[dict[str, Any]]) -> Figure:
-    """Errors of both Jacobians by that of the iterate, with the bound; and the time of hypergradients."""
+    """Plot the errors of both Jacobians by the iterate's error, with the bound, and the time of hypergradients."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, curve in errors.items():
@@ -152,7 +153,7 @@ def draw(ridge: Ridge, iterates: list[float], errors: dict[str, list[float]], ti
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Measure both errors after more and more steps, then time a larger problem."""
+    """Measure both errors after increasing numbers of steps, then time a larger problem."""
     torch.set_num_threads(1)
     ridge = Ridge()
     counts = [5, 20, 60, 150] if quick else [1, 2, 3, 5, 8, 12, 18, 25, 35, 50, 70, 100, 150, 200, 300, 400]
@@ -165,7 +166,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     sizes, inner, rounds = ([50, 200], 200, 1) if quick else ([100, 300, 1000], 300, 3)
     times = [race(features, inner, rounds) for features in tqdm(sizes, desc="times", leave=False, disable=not progress)]
 
-    # Once the solver has made some way: at the start both know nothing.
+    # Iterates with a tenth of the first error or less: before that, neither Jacobian is meaningful.
     near = [index for index, error in enumerate(iterates) if error < 0.1 * ridge.solution.norm()]
     bound = [error * ridge.least / iterate for error, iterate in zip(errors[IMPLICIT], iterates, strict=True)]
     logs = [np.log([curve[index] for index in near]) for curve in (iterates, errors[IMPLICIT])]

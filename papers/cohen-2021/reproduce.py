@@ -36,14 +36,14 @@ class SquaredError:
     targets: Tensor
 
     def __call__(self, parameters: Parameters) -> Tensor:
-        """The loss at the given parameters."""
+        """Compute the loss at the given parameters."""
         outputs = functional_call(self.network, parameters, (self.images,))
         return (outputs - self.targets).square().sum(1).mean() / 2
 
 
 @dataclass
 class Run:
-    """One training run: the loss at each step, the sharpness at some, what the sharpness cost."""
+    """Training run: the loss at each step, the sharpness at some steps, and the products for the sharpness."""
 
     rate: float
     losses: list[float] = field(default_factory=list)
@@ -52,30 +52,30 @@ class Run:
     products: list[int] = field(default_factory=list)
 
     def scaled(self) -> Tensor:
-        """Sharpness over 2 / rate: gradient descent on a quadratic is stable up to 1."""
+        """Return the sharpness over 2 / rate: gradient descent on a quadratic is stable up to 1."""
         return torch.tensor(self.sharpness, dtype=torch.float64) * self.rate / 2
 
     def at_edge(self) -> Tensor:
-        """The same from where it first reached 1, empty if it never did."""
+        """Return the scaled sharpness from the step where it first reached 1, or an empty tensor."""
         scaled = self.scaled()
         reached = (scaled >= 1).nonzero()
         return scaled[int(reached[0]) :] if len(reached) else scaled[:0]
 
     def increases(self) -> tuple[int, int]:
-        """How often the loss rose from one step to the next: before the edge, and from there on."""
+        """Count the steps on which the loss rose, before the edge and from there on."""
         rises = torch.tensor(self.losses).diff() > 0
         edge = self.steps[len(self.steps) - len(self.at_edge())] if len(self.at_edge()) else len(rises)
         return int(rises[:edge].sum()), int(rises[edge:].sum())
 
     def falls_at_edge(self) -> float:
-        """The last loss over the loss where the edge was reached, means of 20 steps as losses oscillate there."""
+        """Return the last loss over the loss at the edge, both averaged over 20 steps, as losses oscillate there."""
         losses = torch.tensor(self.losses)
         edge = self.steps[len(self.steps) - len(self.at_edge())]
         return (losses[-20:].mean() / losses[edge : edge + 20].mean()).item()
 
 
 def train(width: int, samples: int, rate: float, steps: int, every: int, progress: bool) -> Run:
-    """Gradient descent on all images, from the same point for each rate."""
+    """Run gradient descent on all images, from the same start for all rates."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 10))
     objective = digits(64, 10, samples=samples)
@@ -97,7 +97,7 @@ def train(width: int, samples: int, rate: float, steps: int, every: int, progres
 
 
 def draw(runs: list[Run]) -> Figure:
-    """Sharpness and loss, against steps times rate."""
+    """Plot sharpness and loss against steps times rate."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for index, each in enumerate(runs):
@@ -112,7 +112,7 @@ def draw(runs: list[Run]) -> Figure:
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Train at each rate for the same time, steps times rate."""
+    """Train at every rate for the same time, steps times rate."""
     width, samples, rates, time, every = (48, 128, [0.6], 500, 20) if quick else (100, 512, [0.3, 0.4, 0.6], 700, 20)
     runs = [train(width, samples, rate, round(time / rate), every, progress) for rate in rates]
     start = [each.scaled()[0].item() for each in runs]

@@ -1,4 +1,4 @@
-"""Memory of a product by route, for networks nearer to the paper's: residual without batch norm, vision transformer.
+"""Memory of a product by route, for networks as in the paper: residual without batch norm, and vision transformer.
 
 python papers/dagreou-2024/nearer_networks.py
 """
@@ -29,7 +29,7 @@ ROUTES = {
 
 
 class VisionTransformer(nn.Module):
-    """A transformer that reads 16 patches of an image of 8x8, and classifies by their mean."""
+    """Transformer that reads 16 patches of an 8x8 image, and classifies by their mean."""
 
     def __init__(self, width: int, heads: int, layers: int) -> None:
         super().__init__()
@@ -39,13 +39,13 @@ class VisionTransformer(nn.Module):
         self.output = nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores (batch, 10) of images (batch, 1, 8, 8)."""
+        """Compute scores (batch, 10) of images (batch, 1, 8, 8)."""
         tokens = self.embedding(images).flatten(2).mT + self.position
         return self.output(self.layers(tokens).mean(dim=1))
 
 
 def main() -> None:
-    """Print gradients of memory by network and route, on 64 digits."""
+    """Print the memory of products in gradients, by network and route, on 64 digits."""
     torch.set_num_threads(1)
     (images, labels), _ = digit_images(64)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""How to compute Hessian-vector products: which composition of automatic differentiation is cheapest in eager torch.
+"""Cost of Hessian-vector products in eager torch, by composition of automatic differentiation.
 
 python papers/dagreou-2024/reproduce.py
 """
@@ -27,20 +27,20 @@ from papers.costs import costs
 
 Costs = dict[str, dict[str, float]]
 REVERSE, FORWARD, INSIDE = "reverse-over-reverse", "forward-over-reverse", "reverse-over-forward"
-# The compositions as the paper's code writes them.
+# The compositions as in the paper's code.
 TORCH_FUNC = {REVERSE: torch_ways.grad_of_dot, FORWARD: torch_ways.jvp_of_grad, INSIDE: torch_ways.grad_of_jvp}
 FAMILIES = ("torch.func", "hodiff")
 
 
 def small_transformer() -> Objective:
-    """One layer of width 32, on 8 sequences of 16 tokens out of 32."""
+    """Return a transformer with one layer of width 32, on 8 sequences of 16 tokens out of 32."""
     torch.manual_seed(0)
     module = Transformer(vocabulary=32, length=16, width=32, heads=2, layers=1)
     return Objective("transformer", module, torch.randint(32, (8, 16)), torch.randint(32, (8 * 16,)))
 
 
 def costs_of(objective: Objective, rounds: int) -> dict[str, Costs]:
-    """Costs by family and route: those of torch.func in its own gradients, those of hodiff in autograd's."""
+    """Measure costs by family and route; the unit is the gradient by torch.func or by autograd, respectively."""
     x = objective.parameters()
     v = direction(x)
     ways = {
@@ -62,7 +62,7 @@ def costs_of(objective: Objective, rounds: int) -> dict[str, Costs]:
 
 
 def draw(paid: dict[str, dict[str, Costs]]) -> Figure:
-    """Time and memory in gradients, by network."""
+    """Plot time and memory in gradients, by network."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     bars = [(family, route) for family in FAMILIES for route in TORCH_FUNC]
     colours = dict(zip(TORCH_FUNC, ("C3", "C0", "C2"), strict=True))
@@ -106,7 +106,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             "In PyTorch, forward-over-reverse is slower than reverse-over-reverse on transformers",
             "qualitative, ViT and BERT",
             f"{transformer[FORWARD]['time']:.1f} against {transformer[REVERSE]['time']:.1f} gradients",
-            # Times that differ by less than a tenth are alike.
+            # Times that differ by less than a tenth count as equal.
             verdict(slower > 1.1, slower > 0.9),
         ),
         Claim(

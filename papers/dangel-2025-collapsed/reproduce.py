@@ -1,4 +1,4 @@
-"""Collapsed Taylor mode: what Laplacians and bilaplacians of a network cost by it, by standard Taylor mode and nested.
+"""Collapsed Taylor mode: costs of Laplacians and bilaplacians, compared with standard Taylor mode and nesting.
 
 python papers/dangel-2025-collapsed/reproduce.py
 """
@@ -36,15 +36,15 @@ NESTED, STANDARD, COLLAPSED, TWICE = "nested", "standard Taylor", "collapsed", "
 LAPLACIAN, BIHARMONIC = "Laplacian", "biharmonic"
 SAMPLED = {LAPLACIAN: "Laplacian, sampled", BIHARMONIC: "biharmonic, sampled"}
 TIME, RECORDED, UNRECORDED = "time", "memory, differentiable", "memory, not differentiable"
-POINTS = 16  # at which directions are drawn
+POINTS = 16  # points for the sampled operators
 DIMENSIONS = {LAPLACIAN: 50, BIHARMONIC: 5}
 Way = Callable[[Tensor], Tensor]
-# Of operators, ways and costs: what a point, or a direction that is drawn, adds.
+# Cost of one more point or sampled direction, by operator, way and kind of cost.
 Slopes = dict[str, dict[str, dict[str, float]]]
 
 
 def network(inputs: int, hidden: Sequence[int]) -> nn.Sequential:
-    """Linear layers with tanh between them, and one output."""
+    """Return linear layers with tanh between them, and one output."""
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for n, m in pairwise((inputs, *hidden, 1)):
@@ -53,7 +53,7 @@ def network(inputs: int, hidden: Sequence[int]) -> nn.Sequential:
 
 
 def along(net: nn.Module, x: Tensor, directions: Tensor, order: int, *, collapsed: bool) -> Tensor:
-    """The sum of derivatives of an order along directions (R, D) or (R, N, D), at points (N, D)."""
+    """Sum the derivatives of an order along directions (R, D) or (R, N, D), at points (N, D)."""
     spread = directions if directions.ndim == 3 else directions[:, None].expand(-1, *x.shape)
     with framed(order, len(spread), collapsed=collapsed) as frame:
         ((*_, highest),), _ = through(frame, net, [Jet(frame, [x, spread, *[None] * (order - 1)])])
@@ -61,12 +61,12 @@ def along(net: nn.Module, x: Tensor, directions: Tensor, order: int, *, collapse
 
 
 def curvature(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor) -> Tensor:
-    """D^2 f[v, v] of one point and direction, forward over reverse."""
+    """Compute D^2 f[v, v] at one point, forward over reverse."""
     return jvp(grad(f), (x,), (v,))[1] @ v
 
 
 def nested(net: nn.Module, x: Tensor, directions: Tensor, order: int) -> Tensor:
-    """As `along`, of order 2 or 4, by `torch.func`, batched over points and directions."""
+    """Compute the sum of `along` for order 2 or 4 by `torch.func`, batched over points and directions."""
 
     def of_one(y: Tensor, vectors: Tensor) -> Tensor:
         def along_one(v: Tensor) -> Tensor:
@@ -81,12 +81,12 @@ def nested(net: nn.Module, x: Tensor, directions: Tensor, order: int) -> Tensor:
 
 
 def nested_laplacian(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Of a function of one point, as the sum of its curvatures along the coordinates."""
+    """Return the Laplacian of a function of one point, as the sum of curvatures along the coordinates."""
     return lambda x: vmap(partial(curvature, f, x))(torch.eye(len(x), dtype=x.dtype)).sum()
 
 
 def exact_ways(operator: str, net: nn.Module) -> dict[str, Way]:
-    """Ways to compute an operator at points (N, D)."""
+    """Return ways to compute an operator at points (N, D)."""
     dimension, dtype = DIMENSIONS[operator], next(net.parameters()).dtype
     if operator == LAPLACIAN:
         unit = torch.eye(dimension, dtype=dtype)
@@ -111,7 +111,7 @@ def exact_ways(operator: str, net: nn.Module) -> dict[str, Way]:
 
 
 def sampled_ways(operator: str, net: nn.Module, x: Tensor) -> dict[str, Way]:
-    """Ways to compute the sum over random directions (V, N, D), the same for all."""
+    """Return ways to compute the sum over random directions (V, N, D), which are the same for all ways."""
     order = 2 if operator == LAPLACIAN else 4
     return {
         NESTED: lambda v: nested(net, x, v, order),
@@ -122,7 +122,7 @@ def sampled_ways(operator: str, net: nn.Module, x: Tensor) -> dict[str, Way]:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: hidden widths, points and directions at once, rounds of timing."""
+    """Size of the measurement: hidden widths, points and directions at once, rounds of timing."""
 
     hidden: tuple[int, ...] = (768, 768, 512, 512)
     sizes: tuple[int, ...] = (4, 8, 12, 16)
@@ -132,7 +132,7 @@ class Effort:
 def measured(
     operator: str, ways: Mapping[str, Way], inputs: Sequence[Tensor], rounds: int
 ) -> dict[str, list[list[float]]]:
-    """Seconds and bytes, differentiable and not, at each size, by way."""
+    """Measure seconds and bytes, differentiable and not, by way and size."""
     found: dict[str, list[list[float]]] = {name: [] for name in ways}
     for given in inputs:
         with torch.no_grad():
@@ -145,7 +145,7 @@ def measured(
 
 
 def slopes(sizes: Sequence[int], costs: Mapping[str, list[list[float]]]) -> dict[str, dict[str, float]]:
-    """What one more adds, by a straight line through each cost: milliseconds and MiB."""
+    """Fit the cost of one more point or direction: milliseconds and MiB, by a straight line through every cost."""
     units = {TIME: 1e3, RECORDED: 2**-20, UNRECORDED: 2**-20}
     return {
         name: {
@@ -157,7 +157,7 @@ def slopes(sizes: Sequence[int], costs: Mapping[str, list[list[float]]]) -> dict
 
 
 def error(operator: str, hidden: Sequence[int]) -> float:
-    """The largest relative distance of ways from the nested one, in float64."""
+    """Return the largest relative distance of the ways from nested differentiation, in float64."""
     net = network(DIMENSIONS[operator], hidden).double().requires_grad_(False)
     x = torch.randn(3, DIMENSIONS[operator], dtype=torch.float64)
     v = torch.randn(4, *x.shape, dtype=torch.float64)
@@ -171,7 +171,7 @@ def error(operator: str, hidden: Sequence[int]) -> float:
 
 
 def draw(sizes: Sequence[int], costs: dict[str, dict[str, list[list[float]]]]) -> Figure:
-    """Time and memory by size, a column an operator."""
+    """Plot time and memory by size, one column per operator."""
     figure = Figure(figsize=(9.5, 4.2), layout="constrained")
     panels = figure.subplots(2, len(costs), sharex=True)
     for column, (operator, by_way) in enumerate(costs.items()):
@@ -190,13 +190,13 @@ def draw(sizes: Sequence[int], costs: dict[str, dict[str, list[list[float]]]]) -
 
 
 def claims_of(found: Slopes) -> list[Claim]:
-    """The paper's ratios against ours."""
+    """Compare the paper's ratios with ours."""
 
     def ratio(operator: str, cost: str, over: str, way: str = COLLAPSED) -> float:
         return found[operator][way][cost] / found[operator][over][cost]
 
     def claim(text: str, parts: Sequence[tuple[float, float, str]]) -> Claim:
-        """Of ratios (published, ours, of what): reproduced if none is a fifth larger, partly if one is not."""
+        """Return a claim on (published, ours, words): reproduced if no ratio is a fifth larger, partly if some are."""
         close = [0 < ours < 1.2 * published for published, ours, _ in parts]
         return Claim(
             text,

@@ -23,12 +23,12 @@ from papers.common import OURS, Claim, Reproduction, run, verdict
 
 METHODS = ("hutchinson", "hutch++", "xtrace")
 HESSIAN = "Hessian"
-# Each method draws its vectors from one distribution, so that only what it does with them differs.
+# All methods draw their vectors from the same distribution, so that only the methods differ.
 PROBES = "sphere"
 
 
 def spectra(n: int) -> dict[str, Tensor]:
-    """The paper's four, by name."""
+    """Return the paper's four spectra, by name."""
     index = torch.arange(n, dtype=torch.float64)
     return {
         "flat": 3 - 2 * index / (n - 1),
@@ -39,14 +39,14 @@ def spectra(n: int) -> dict[str, Tensor]:
 
 
 def rotated(eigenvalues: Tensor, generator: torch.Generator) -> Tensor:
-    """A symmetric matrix with these eigenvalues and random eigenvectors."""
+    """Return a symmetric matrix with these eigenvalues and random eigenvectors."""
     n = len(eigenvalues)
     basis = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator))[0]
     return (basis * eigenvalues) @ basis.T
 
 
 def network_hessian(samples: int, width: int) -> Tensor:
-    """The Hessian of a tanh network on digits after 200 steps of Adam, in float64."""
+    """Return the Hessian of a tanh network on digits after 200 steps of Adam, in float64."""
     objective = digits(64, width, 10, samples=samples).double()
     optimizer = torch.optim.Adam(objective.module.parameters(), lr=0.01)
     for _ in range(200):
@@ -57,7 +57,7 @@ def network_hessian(samples: int, width: int) -> Tensor:
 
 
 def mean_error(A: Tensor, method: str, products: int, trials: int, generator: torch.Generator) -> float:
-    """The mean over trials of the absolute error, relative to the trace."""
+    """Return the mean over trials of the absolute error, relative to the trace."""
     exact = A.trace().item()
     estimates = [
         trace(A, method=method, products=products, probes=PROBES, generator=generator).value for _ in range(trials)
@@ -66,7 +66,7 @@ def mean_error(A: Tensor, method: str, products: int, trials: int, generator: to
 
 
 def draw(products: list[int], errors: dict[str, dict[str, list[float]]]) -> Figure:
-    """Error against products, a panel a matrix."""
+    """Plot error against products, one panel per matrix."""
     figure = Figure(figsize=(11, 2.8), layout="constrained")
     for axes, (name, curves) in zip(figure.subplots(1, len(errors)), errors.items(), strict=True):
         for method, curve in curves.items():
@@ -96,12 +96,12 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
 
 
 def claims_of(products: list[int], errors: dict[str, Any]) -> list[Claim]:
-    """What the abstract and the figure of synthetic matrices say."""
+    """Compare the errors with the claims of the abstract and of the figure of synthetic matrices."""
 
     def at(name: str, m: int) -> list[float]:
         return [errors[name][method][products.index(m)] for method in METHODS]
 
-    # Twice the fifty large eigenvalues of the step and more: from there on XTrace has seen them all.
+    # More than twice the fifty large eigenvalues of the step: with so many products XTrace captures them all.
     m = 140 if 140 in products else products[-1]
     gains = {name: at(name, m)[1] / at(name, m)[2] for name in errors}
     total = {name: at(name, m)[0] / at(name, m)[2] for name in errors}

@@ -34,19 +34,19 @@ from papers.common import OURS, Claim, Reproduction, run, verdict
 
 SHOTS = 5
 PAPER_STEPS, STEPS, QUICK_STEPS = 70_000, 10_000, 400
-# Means over 600 new waves and halves of their 95% intervals, of two seeds of a torch implementation; the paper's own
-# numbers are in figures.
+# Means over 600 new waves and half-widths of 95% intervals, for two seeds of a torch implementation. The paper itself
+# gives figures only.
 REFERENCE = ((0.671, 0.068), (0.693, 0.063))
 MAML_ROW, PRETRAINED_ROW = "MAML", "pretrained on all waves"
 
 
 def make_learner(name: str) -> MetaLearner:
-    """MAML, or the same without an inner step: a network that learns all waves at once."""
+    """Return MAML, or MAML without inner steps: a network that learns all waves at once."""
     return MAML(make_network(), mean_squared_error, INNER_RATE, steps=1 if name == MAML_ROW else 0)
 
 
 def trained_errors(name: str, seed: int, steps: int, progress: bool) -> Tensor:
-    """Errors on new waves after 0, 1, ... steps: (steps + 1, waves)."""
+    """Train, and return errors on new waves after 0, 1, ... steps: (steps + 1, waves)."""
     torch.manual_seed(seed)
     learner = make_learner(name)
     train(learner, SHOTS, steps, seed, f"{name}, seed {seed}", progress)
@@ -54,18 +54,18 @@ def trained_errors(name: str, seed: int, steps: int, progress: bool) -> Tensor:
 
 
 def shown(errors: Tensor) -> str:
-    """A mean with half of its 95% interval."""
+    """Format a mean with the half-width of its 95% interval."""
     return f"{errors.mean():.3f} ± {spread(errors):.3f}"
 
 
 def reaches_reference(errors: Tensor) -> bool:
-    """Whether the mean is above one of the reference's by no more than chance makes it, with 95% confidence."""
+    """Return True if the mean exceeds a reference by no more than the combined half-widths of the 95% intervals."""
     mean, half = errors.mean().item(), spread(errors).item()
     return any(mean - value <= math.hypot(half, other) for value, other in REFERENCE)
 
 
 def draw(runs: dict[str, list[Tensor]], steps: int) -> Figure:
-    """Error by gradient steps on the new wave."""
+    """Plot error by gradient steps on the new wave."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.subplots()
     for index, (name, curves) in enumerate(runs.items()):
@@ -80,7 +80,7 @@ def draw(runs: dict[str, list[Tensor]], steps: int) -> Figure:
 
 
 def reproduce(quick: bool, progress: bool, steps: int | None = None) -> Reproduction:
-    """Check the meta-gradient, train both networks, adapt them to new waves."""
+    """Check the meta-gradient, train both networks, and adapt them to new waves."""
     torch.set_num_threads(1)
     steps = steps or (QUICK_STEPS if quick else STEPS)
     seeds = range(1 if quick else len(REFERENCE))

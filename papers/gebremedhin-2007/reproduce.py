@@ -1,4 +1,4 @@
-"""Star and acyclic colorings by two-colored subgraphs: time by paths of length two, and colors beside an older way.
+"""Star and acyclic colorings by two-colored subgraphs: time by paths of length two, and colors of an older way.
 
 python papers/gebremedhin-2007/reproduce.py
 """
@@ -23,27 +23,27 @@ from papers.common import OURS, Claim, Reproduction, run, span, verdict
 from papers.patterns import matrices
 
 METHODS = ("acyclic", "star", "columns")
-# The older way is written in Python here, and its steps grow with the cube of the degree.
+# The older algorithm is written in Python here, and its steps grow with the cube of the degree.
 SMALL = 1_000
 REPEATS = 5
 
 
 def neighbours(pattern: Any) -> list[list[int]]:
-    """Those of each vertex, of a symmetric pattern without its diagonal."""
+    """Return the neighbours of every vertex in a symmetric pattern, without its diagonal."""
     csr = pattern.tocsr()
     rows = [csr.indices[csr.indptr[i] : csr.indptr[i + 1]] for i in range(csr.shape[0])]
     return [[int(j) for j in row if j != i] for i, row in enumerate(rows)]
 
 
 def paths(pattern: Any) -> tuple[float, float]:
-    """How many distinct paths of at most two and of at most three edges start at a vertex, on average."""
+    """Return the mean numbers of distinct paths of at most two and of at most three edges from a vertex."""
     off = pattern.tocsr().astype(float)
     off.setdiag(0)
     off.eliminate_zeros()
     off.data[:] = 1
     degree = off.sum(1)
     two = off @ degree - degree
-    # Walks of three edges, without those that go back along an edge or around a triangle.
+    # Walks of three edges, minus walks that go back along an edge or around a triangle.
     triangles = np.asarray((off @ off).multiply(off).sum(1)).reshape(-1)
     three = off @ two - degree * (degree - 1) - triangles
     n = off.shape[0]
@@ -51,7 +51,7 @@ def paths(pattern: Any) -> tuple[float, float]:
 
 
 def star_by_paths_of_three(near: list[list[int]]) -> int:
-    """Colors of a star coloring that looks at all paths of three edges: the algorithm that this paper improves on."""
+    """Count the colors of a star coloring by all paths of three edges, the algorithm that the paper improves."""
     colors = [-1] * len(near)
     for v, around in enumerate(near):
         forbidden = set()
@@ -68,7 +68,7 @@ def star_by_paths_of_three(near: list[list[int]]) -> int:
 
 
 def seconds(pattern: Any, method: str) -> float:
-    """Of a coloring in the natural order, which takes no time itself."""
+    """Return the median seconds of a coloring in the natural order, which itself takes no time."""
     took = []
     for _ in range(REPEATS):
         begun = time.process_time()
@@ -97,7 +97,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
 
 
 def claims_of(timed: dict[str, Any], colors: dict[str, Any], older: dict[str, Any]) -> list[Claim]:
-    """What the abstract says."""
+    """Compare the measurements with the claims of the abstract."""
     growth = {
         name: np.polyfit(np.log([e["n"] * e["paths of two"] for e in rows]), np.log([e["star"] for e in rows]), 1)[0]
         for name, rows in timed.items()
@@ -153,7 +153,7 @@ def claims_of(timed: dict[str, Any], colors: dict[str, Any], older: dict[str, An
 
 
 def draw(timed: dict[str, Any], colors: dict[str, Any]) -> Figure:
-    """Seconds by steps, and colors by order."""
+    """Plot seconds by steps, and colors by order."""
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for k, (name, rows) in enumerate(timed.items()):

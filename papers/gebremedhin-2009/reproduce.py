@@ -1,4 +1,4 @@
-"""Sparse Hessians by star and acyclic coloring: numbers of colors, seconds of each step, and accuracy.
+"""Sparse Hessians by star and acyclic coloring: numbers of colors, seconds of every step, and accuracy.
 
 python papers/gebremedhin-2009/reproduce.py
 """
@@ -26,19 +26,19 @@ from papers.common import OURS, Claim, Reproduction, run, span, verdict
 from papers.patterns import matrices
 
 METHODS = ("star", "acyclic")
-# One color for each column would be n products; distance-2 coloring makes no use of symmetry.
+# Distance-2 coloring of columns ignores symmetry.
 ALL_METHODS = (*METHODS, "columns")
 
 
 def function_of(pattern: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A sum over the pattern's pairs and points, whose Hessian has its entries."""
+    """Return a sum over the pattern's pairs and points, whose Hessian has this pattern."""
     upper = scipy.sparse.triu(pattern, 1).tocoo()
     i, j = torch.from_numpy(upper.row.astype(np.int64)), torch.from_numpy(upper.col.astype(np.int64))
     return lambda x: (x[i] * x[j]).sin().sum() + (x**4).sum()
 
 
 def exact_entries(pattern: Any, x: torch.Tensor) -> np.ndarray:
-    """That Hessian in closed form, in the pattern's order."""
+    """Compute the Hessian of `function_of` in closed form, in the pattern's order."""
     upper = scipy.sparse.triu(pattern, 1).tocoo()
     values = x.numpy()
     a, b = values[upper.row], values[upper.col]
@@ -52,7 +52,7 @@ def exact_entries(pattern: Any, x: torch.Tensor) -> np.ndarray:
 
 
 def evaluate(pattern: Any, method: str) -> dict[str, float]:
-    """Seconds of coloring, of products and of recovery, and the largest error relative to the largest entry."""
+    """Measure seconds of coloring, products and recovery, and the largest error relative to the largest entry."""
     x = torch.rand(pattern.shape[0], dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     operator = hodiff.HessianOperator(function_of(pattern), x)
     seconds = {}
@@ -65,7 +65,7 @@ def evaluate(pattern: Any, method: str) -> dict[str, float]:
 
 
 def depth(coloring: Coloring) -> float:
-    """Rounds of the substitution; a direct recovery has none."""
+    """Return the rounds of the substitution; a direct recovery has none."""
     return float(getattr(coloring.plan, "doublings", 0))
 
 
@@ -76,7 +76,7 @@ def _timed(compute: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def draw(counts: dict[str, Any], steps: dict[str, Any]) -> Figure:
-    """Colors by method, and seconds by step."""
+    """Plot colors by method, and seconds by step."""
     figure = Figure(figsize=(11, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     places = np.arange(len(counts))
@@ -97,7 +97,7 @@ def draw(counts: dict[str, Any], steps: dict[str, Any]) -> Figure:
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Color all matrices by all methods and orders, and compute a Hessian of each pattern."""
+    """Color all matrices by all methods and orders, and compute a Hessian of every pattern."""
     n = 2_000 if quick else 100_000
     counts: dict[str, Any] = {}
     steps: dict[str, Any] = {}
@@ -113,7 +113,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
 
 
 def claims_of(counts: dict[str, Any], steps: dict[str, Any]) -> list[Claim]:
-    """What the abstract and the analysis of banded matrices say."""
+    """Compare the measurements with the claims of the abstract and the analysis of banded matrices."""
     bands = {rho: counts[f"banded, {rho}"]["best"] for rho in (10, 20)}
     right = all(each["star"] == 2 * (rho // 2) + 1 and each["acyclic"] == rho // 2 + 1 for rho, each in bands.items())
     best = [each["best"] for each in counts.values()]

@@ -1,4 +1,4 @@
-"""The density of Hessian eigenvalues during training, with batch norm and without.
+"""Density of Hessian eigenvalues during training, with batch norm and without.
 
 python papers/ghorbani-2019/reproduce.py
 """
@@ -29,13 +29,13 @@ from papers.common import OURS, Claim, Reproduction, run, span, verdict
 from papers.networks import digit_images, residual_network
 
 CLASSES = 10
-SIGMA = 1e-5**0.5  # the paper's, for the comparison with the exact spectrum
+SIGMA = 1e-5**0.5  # the paper's value, for the comparison with the exact spectrum
 KINDS = {"without batch norm": False, "with batch norm": True}
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large a run is: images, channels, steps of training, and those at which the spectrum is taken."""
+    """Size of a run: images, channels, training steps, and the steps at which the spectrum is computed."""
 
     images: int
     channels: int
@@ -43,7 +43,7 @@ class Size:
     looks: tuple[int, ...]
     samples: int
     lanczos: int
-    blocks: int = 0  # of a residual network; 0 stands for three convolutions
+    blocks: int = 0  # blocks of a residual network; 0 means three convolutions
 
 
 FULL = Size(256, 12, 1000, (0, 200, 300, 400, 600, 1000), 3, 50)
@@ -52,7 +52,7 @@ RESIDUAL = Size(512, 8, 500, (0, 100, 250, 500), 2, 30, blocks=3)
 
 
 def convolutional(channels: int, batch_norm: bool) -> nn.Sequential:
-    """Three 3x3 convolutions and a linear layer, for images of 8x8; batch norm takes its batch's statistics."""
+    """Return three 3x3 convolutions and a linear layer for 8x8 images; batch norm uses batch statistics."""
     layers: list[nn.Module] = []
     for index in range(3):
         layers.append(nn.Conv2d(channels if index else 1, channels, 3, padding=1, bias=not batch_norm))
@@ -63,7 +63,7 @@ def convolutional(channels: int, batch_norm: bool) -> nn.Sequential:
 
 
 def trained(size: Size, batch_norm: bool, progress: bool) -> Iterator[tuple[int, Objective]]:
-    """The objective over all images at each of the steps to look at, trained by SGD with momentum on batches of 64."""
+    """Train by SGD with momentum on batches of 64; yield the objective over all images at the steps in `looks`."""
     torch.manual_seed(0)
     network: nn.Sequential
     if size.blocks:
@@ -85,7 +85,7 @@ def trained(size: Size, batch_norm: bool, progress: bool) -> Iterator[tuple[int,
 
 
 def look(objective: Objective, size: Size) -> tuple[dict[str, float], SpectralDensity]:
-    """Outliers, how much of the gradient lies in their space, and the density."""
+    """Return the outliers, the share of the gradient in their space, and the density."""
     x = objective.parameters()
     A = hodiff.HessianOperator(objective, x)
     top = eigsh(A, CLASSES, which="LA", tol=1e-3)
@@ -101,7 +101,7 @@ def look(objective: Objective, size: Size) -> tuple[dict[str, float], SpectralDe
 
 
 def distance_from_exact(quick: bool) -> dict[str, Any]:
-    """L1 distance of the estimated density of a small network's Hessian from the exact one."""
+    """Return the L1 distance of the estimated density of a small network's Hessian from the exact density."""
     objective = digits(64, 8 if quick else 32, CLASSES, samples=256 if quick else 1797).double()
     optimizer = torch.optim.Adam(objective.module.parameters(), lr=0.01)
     for _ in range(200):
@@ -122,7 +122,7 @@ def distance_from_exact(quick: bool) -> dict[str, Any]:
 
 
 def draw(densities: dict[str, list[SpectralDensity]], looks: dict[str, list[dict[str, float]]]) -> Figure:
-    """Densities before, during and after training in units of the tenth largest eigenvalue, and the outliers' ratio."""
+    """Plot densities before, during and after training over the tenth largest eigenvalue, and the outliers' ratio."""
     figure = Figure(figsize=(11, 3.2), layout="constrained")
     *panels, right = figure.subplots(1, 3)
     most = max(each["ratio"] for kind in looks.values() for each in kind)
@@ -144,7 +144,7 @@ Looks = dict[str, list[dict[str, float]]]
 
 
 def follow(size: Size, progress: bool) -> tuple[Looks, dict[str, list[SpectralDensity]]]:
-    """What is seen of both networks at the steps to look at."""
+    """Train both networks; return the measurements and densities at the steps in `looks`."""
     looks: Looks = {name: [] for name in KINDS}
     densities: dict[str, list[SpectralDensity]] = {name: [] for name in KINDS}
     for name, batch_norm in KINDS.items():
@@ -156,12 +156,12 @@ def follow(size: Size, progress: bool) -> tuple[Looks, dict[str, list[SpectralDe
 
 
 def outliers(looks: Looks) -> list[float]:
-    """The largest ratios, without batch norm and with it."""
+    """Return the largest ratios, without batch norm and with it."""
     return [max(each["ratio"] for each in kind) for kind in looks.values()]
 
 
 def shares(looks: Looks) -> list[list[float]]:
-    """Of the gradient; outliers appear as the loss falls, and before that there is nothing to concentrate in."""
+    """Return the gradient's shares at losses below half of the first: outliers appear only as the loss falls."""
     return [
         [each["gradient in their space"] for each in kind if each["loss"] < kind[0]["loss"] / 2]
         for kind in looks.values()
@@ -169,7 +169,7 @@ def shares(looks: Looks) -> list[list[float]]:
 
 
 def in_words(looks: Looks) -> tuple[str, str]:
-    """What was measured of outliers and of the gradient's share."""
+    """Describe the measured outliers and the gradient's shares."""
     plain, normed = outliers(looks)
     first = looks["without batch norm"][0]["ratio"]
     without, within = shares(looks)
@@ -181,7 +181,7 @@ def in_words(looks: Looks) -> tuple[str, str]:
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Follow both networks through training, and check the estimate against an exact spectrum."""
+    """Follow both networks through training, and compare the estimate with an exact spectrum."""
     size = QUICK if quick else FULL
     looks, densities = follow(size, progress)
     exact = distance_from_exact(quick)

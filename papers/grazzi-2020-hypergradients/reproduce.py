@@ -24,15 +24,15 @@ from examples.ridge_hyperparameters import STEP_SIZE, Data, learn, make_data, ma
 from hodiff.meta import SGD, Hypergradient, adapt, hypergradient
 from papers.common import OURS, Claim, Reproduction, run, span, verdict
 
-# What the notebook examples/logistic_regression of the library hypertorch prints, by outer step.
+# Losses that the notebook examples/logistic_regression of the library hypertorch prints, by outer step.
 PRINTED = {100: 0.28535441, 990: 0.28050649}
 PRINTED_AGREES_TO = 1e-6  # absolute: some digits of float32
-DATA_SEED = 1  # the notebook's
+DATA_SEED = 1  # the seed of the notebook
 ITD, FIXED_POINT, CG = "iterative", "implicit, fixed point", "implicit, CG"
 
 
 class RidgeProblem:
-    """Penalties of a logistic regression, judged by the validation loss, in float64."""
+    """Ridge penalties of a logistic regression with a validation loss, in float64."""
 
     def __init__(self, seed: int):
         self.training, self.validation = ((points.double(), labels.double()) for points, labels in make_data(seed))
@@ -41,21 +41,21 @@ class RidgeProblem:
         self.penalties = torch.ones(features, dtype=torch.float64)
 
     def inner(self, weights: Tensor, penalties: Tensor) -> Tensor:
-        """The penalised training loss."""
+        """Compute the penalised training loss."""
         return regression_loss(weights, self.training) + (penalties * weights.square()).sum() / 2
 
     def outer(self, weights: Tensor, penalties: Tensor) -> Tensor:
-        """The validation loss."""
+        """Compute the validation loss."""
         del penalties
         return regression_loss(weights, self.validation)
 
     def descended(self, steps: int) -> Tensor:
-        """Where gradient descent is after some steps."""
+        """Return the weights after some steps of gradient descent."""
         with torch.no_grad():
             return adapt(lambda w, _: self.inner(w, self.penalties), self.start, None, SGD(STEP_SIZE), steps)
 
     def exact(self) -> tuple[Tensor, np.ndarray]:
-        """The hypergradient at the minimum, and the inner Hessian's eigenvalues, in NumPy and SciPy alone."""
+        """Return the hypergradient at the minimum and the inner Hessian's eigenvalues, by NumPy and SciPy alone."""
         penalties = self.penalties.numpy()
         points, labels = (each.numpy() for each in self.training)
 
@@ -80,12 +80,12 @@ class RidgeProblem:
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
-    """The logistic function."""
+    """Compute the logistic function."""
     return 1 / (1 + np.exp(-x))
 
 
 def ways(problem: RidgeProblem) -> dict[str, Callable[[int], Hypergradient]]:
-    """The paper's methods, each with as many steps of its second loop as of the inner one."""
+    """Return the paper's methods; their second loop takes as many steps as the inner loop."""
 
     def implicit(method: str, steps: int) -> Hypergradient:
         return hypergradient(
@@ -107,13 +107,13 @@ def ways(problem: RidgeProblem) -> dict[str, Callable[[int], Hypergradient]]:
 
 
 def convergence(problem: RidgeProblem, exact: Tensor, steps: list[int], progress: bool) -> dict[str, list[float]]:
-    """Relative errors by method and number of steps."""
+    """Return relative errors by method and number of steps."""
     methods = ways(problem)
     errors: dict[str, list[float]] = {name: [] for name in methods}
     work = [(name, count) for name in methods for count in steps]
     for name, count in tqdm(work, desc="hypergradients", leave=False, disable=not progress):
         with warnings.catch_warnings():
-            # Too few steps are what is measured here.
+            # Errors of too few steps are measured on purpose.
             warnings.simplefilter("ignore", hodiff.HodiffWarning)
             found = methods[name](count).value
         errors[name].append(((found - exact).norm() / exact.norm()).item())
@@ -121,13 +121,13 @@ def convergence(problem: RidgeProblem, exact: Tensor, steps: list[int], progress
 
 
 def rate(steps: list[int], errors: list[float]) -> float:
-    """By what factor the error shrinks in a step, from a line through its logarithms in the second half."""
+    """Fit the factor by which the error shrinks per step, over the second half of the steps."""
     half = len(steps) // 2
     return float(np.exp(np.polyfit(steps[half:], np.log(errors[half:]), 1)[0]))
 
 
 def draw(steps: list[int], errors: dict[str, list[float]], losses: list[float]) -> Figure:
-    """Errors by inner steps, and the validation loss by outer steps."""
+    """Plot errors by inner steps, and the validation loss by outer steps."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for (name, curve), style in zip(errors.items(), ("-", "--", "-."), strict=True):
@@ -143,12 +143,12 @@ def draw(steps: list[int], errors: dict[str, list[float]], losses: list[float]) 
 
 
 def learned(data: tuple[Data, Data], outer_steps: int, progress: bool) -> list[float]:
-    """Validation losses of the notebook's way: backward through the last ten inner steps, in float32."""
+    """Return validation losses by the notebook's method: backward through the last ten inner steps, in float32."""
     return learn(make_losses(*data)["last"], outer_steps, progress)[0]
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Converge at the first penalties, then learn them."""
+    """Measure convergence at the first penalties, then learn the penalties."""
     torch.set_num_threads(1)
     outer_steps, spacing = (101, 25) if quick else (991, 5)
     steps = list(range(5, 181, spacing))

@@ -1,4 +1,4 @@
-"""Derivative tensors by univariate Taylor series: how many, how exact, and what they cost.
+"""Derivative tensors by univariate Taylor series: number of series, exactness, and cost.
 
 python papers/griewank-2000-mixed/reproduce.py
 """
@@ -29,19 +29,19 @@ from papers.common import OURS, Claim, Reproduction, run, span, verdict
 
 Function = Callable[[Tensor], Tensor]
 ORDERS = (2, 3, 4)
-# By order, as nested forward mode has n^d entries.
+# Numbers of variables by order: nested forward mode computes n^d entries.
 SIZES = {2: (2, 4, 8, 16, 32), 3: (2, 4, 8, 16), 4: (2, 4, 8)}
 QUICK_SIZES = {2: (2, 4), 3: (2, 3), 4: (2,)}
 COUNTED = range(1, 13)
 
 
 def takes_series(x: Any) -> bool:
-    """Whether a function is called in Taylor mode; the value of its first pass is compared with that of tensors."""
+    """Return True for Taylor series; functions are also called with tensors, to compare values."""
     return hasattr(x, "coefficients")
 
 
 def directions_of(f: Function, take: Callable[[Function], object]) -> np.ndarray[Any, Any]:
-    """Along which lines series go through f, (lines, n), while something is computed by it."""
+    """Return the lines, (lines, n), along which `take` passes series through f."""
     seen: list[Tensor] = []
 
     def watched(x: Any) -> Tensor:
@@ -54,19 +54,19 @@ def directions_of(f: Function, take: Callable[[Function], object]) -> np.ndarray
 
 
 def needed(n: int, d: int) -> int:
-    """How many series the paper has for order d in n variables."""
+    """Return the paper's number of series for order d in n variables."""
     return math.comb(n + d - 1, d)
 
 
 def rank_of_powers(lines: np.ndarray[Any, Any], d: int) -> int:
-    """How many derivatives of order d are determined by those along the lines: the rank of all monomials at them."""
+    """Count the derivatives of order d that lines determine: the rank of all monomials at the lines."""
     monomials = [np.prod(lines[:, each], axis=1) for each in combinations_with_replacement(range(lines.shape[1]), d)]
     scaled = np.stack(monomials, 1) / np.linalg.norm(lines, axis=1, keepdims=True) ** d
     return int(np.linalg.matrix_rank(scaled))
 
 
 def outer_power(a: Tensor, d: int) -> Tensor:
-    """Of a vector."""
+    """Compute the d-fold outer product of a vector with itself."""
     found = torch.ones((), dtype=a.dtype)
     for _ in range(d):
         found = found[..., None] * a
@@ -74,7 +74,7 @@ def outer_power(a: Tensor, d: int) -> Tensor:
 
 
 def error_of(n: int, d: int) -> float:
-    """The largest error relative to the largest entry, of the exponential and the logarithm of a linear form."""
+    """Return the largest error relative to the largest entry, for exp and log of a linear form."""
     generator = torch.Generator().manual_seed(10 * n + d)
     a, x = (torch.rand(n, generator=generator, dtype=torch.float64) + 0.5 for _ in range(2))
     s = a @ x
@@ -90,7 +90,7 @@ def error_of(n: int, d: int) -> float:
 
 
 class Multiplications(TorchDispatchMode):
-    """Counts elements that torch multiplies while it is active."""
+    """Mode that counts the elements that torch multiplies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Multiplications(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        # Doubling is an addition.
+        # Products with a scalar do not count: doubling is an addition.
         if (
             func in (torch.ops.aten.mul.Tensor, torch.ops.aten.mul_.Tensor)
             and isinstance(args[1], Tensor)
@@ -109,7 +109,7 @@ class Multiplications(TorchDispatchMode):
 
 
 def counted_univariate(n: int, d: int) -> int:
-    """Multiplications of a product of two numbers, along all lines one after another; the value with each of them."""
+    """Count the multiplications of a product of two numbers along all lines, one after another, values included."""
     x, line = torch.tensor([[2.0], [3.0]], dtype=torch.float64), torch.ones(2, 1, dtype=torch.float64)
     count = 0
 
@@ -127,13 +127,13 @@ def counted_univariate(n: int, d: int) -> int:
 
 
 def counted_multivariate(n: int, d: int) -> int:
-    """Multiplications of a product of two polynomials in n variables to degree d: pairs of monomials that stay."""
+    """Count the multiplications of a product of two polynomials in n variables, truncated at degree d."""
     by_degree = [needed(n, k) for k in range(d + 1)]
     return sum(a * b for i, a in enumerate(by_degree) for j, b in enumerate(by_degree) if i + j <= d)
 
 
 def helmholtz(n: int) -> tuple[Function, Tensor]:
-    """The energy of a mixture of n components, and amounts of them."""
+    """Return the energy of a mixture of n components, and their amounts."""
     generator = torch.Generator().manual_seed(n)
     b = torch.rand(n, generator=generator, dtype=torch.float64) / (4 * n)
     A = torch.rand(n, n, generator=generator, dtype=torch.float64)
@@ -151,7 +151,7 @@ def helmholtz(n: int) -> tuple[Function, Tensor]:
 
 
 def network(n: int) -> tuple[Function, Tensor]:
-    """n-64-64-1 with tanh, and a point."""
+    """Return a network n-64-64-1 with tanh, and a point."""
     generator = torch.Generator().manual_seed(n)
     W1, W2, w3 = (
         torch.randn(shape, generator=generator, dtype=torch.float64) / math.sqrt(shape[0])
@@ -168,7 +168,7 @@ FUNCTIONS = {"Helmholtz energy": helmholtz, "network": network}
 
 
 def nested(f: Function, d: int, innermost: Any = torch.func.jacfwd) -> Function:
-    """Recursive forward mode; with `torch.func.grad` innermost, over reverse mode."""
+    """Return d-fold forward mode; with `torch.func.grad` innermost, forward over reverse mode."""
     found = innermost(f)
     for _ in range(d - 1):
         found = torch.func.jacfwd(found)
@@ -176,7 +176,7 @@ def nested(f: Function, d: int, innermost: Any = torch.func.jacfwd) -> Function:
 
 
 def times_of(make: Callable[[int], tuple[Function, Tensor]], n: int, d: int, rounds: int) -> dict[str, float]:
-    """Seconds of the tensor by series, and what nesting takes in multiples of them; and how far apart they are."""
+    """Race the tensor by series against nesting; return seconds, ratios and the relative difference."""
     f, x = make(n)
     ways = {
         "series": derivative_tensor(f, d),
@@ -198,7 +198,7 @@ def times_of(make: Callable[[int], tuple[Function, Tensor]], n: int, d: int, rou
 
 
 def draw(products: dict[int, dict[int, float]], times: dict[str, dict[int, dict[int, dict[str, float]]]]) -> Figure:
-    """Ratios of multiplications, and of seconds."""
+    """Plot ratios of multiplications and of seconds."""
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     left, right = figure.subplots(1, 2)
     for d, ratios in products.items():
@@ -219,7 +219,7 @@ def draw(products: dict[int, dict[int, float]], times: dict[str, dict[int, dict[
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Count, compare with closed forms, time."""
+    """Count series, compare with closed forms, and time."""
     torch.set_num_threads(1)
     sizes = QUICK_SIZES if quick else SIZES
     cases = [(n, d) for d in ORDERS for n in sizes[d] if n <= 16]
@@ -235,7 +235,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     counted = COUNTED if not quick else range(1, 4)
     checked = [(n, d) for n in (1, 2, 3) for d in ORDERS]
     formula = {(n, d): 1 + needed(n, d) * d * (d + 3) // 2 for n in counted for d in ORDERS}
-    # All lines share the value.
+    # All lines share the value, so it is counted once.
     agrees = all(counted_univariate(n, d) - needed(n, d) + 1 == formula[n, d] for n, d in checked if n in counted)
     products = {d: {n: formula[n, d] / counted_multivariate(n, d) for n in counted} for d in ORDERS}
     ratios = [ratio for by_size in products.values() for ratio in by_size.values()]

@@ -1,4 +1,4 @@
-"""Influence through training: how well it predicts what happens without some of the training images.
+"""Influence through training: predictions against retraining without some of the training images.
 
 python papers/ilyas-2025-magic/reproduce.py
 """
@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from examples.influence_compared import WAYS, Training, left_out, parse_options, prepare, score, train_again
 from papers.common import OURS, Claim, Reproduction, run, verdict
 
-PARTS = (0.01, 0.02, 0.05, 0.1, 0.3)  # of the training images, left out
+PARTS = (0.01, 0.02, 0.05, 0.1, 0.3)  # shares of the training images that are left out
 MAGIC, EKFAC = "through training", "EK-FAC"
 
 
 def make(quick: bool) -> tuple[Training, argparse.Namespace]:
-    """The training run of examples/influence_compared.py."""
+    """Return the training run of examples/influence_compared.py."""
     options = parse_options(["--quick"] if quick else ["--trainings", "40"])
     if quick:
         options.epochs, options.trainings = 20, 12
@@ -35,7 +35,7 @@ def make(quick: bool) -> tuple[Training, argparse.Namespace]:
 
 
 def seconds(call: Any) -> float:
-    """The least processor seconds of three calls."""
+    """Return the least processor seconds of three calls."""
     found = []
     for _ in range(3):
         start = time.process_time()
@@ -45,7 +45,7 @@ def seconds(call: Any) -> float:
 
 
 def costs(training: Training) -> dict[str, float]:
-    """Processor seconds of training, and of one held-out image's influences, the training in them."""
+    """Measure processor seconds of training, and of one held-out image's influences, training included."""
 
     def train() -> Tensor:
         with torch.no_grad():
@@ -59,7 +59,7 @@ def costs(training: Training) -> dict[str, float]:
 
 
 def against_differences(training: Training, influence: Tensor) -> float:
-    """The relative distance of influences of one image from central differences in its weight."""
+    """Return the relative distance of one image's influences from central differences in its weight."""
     step = 1e-4 * torch.zeros_like(training.ones).index_fill(0, torch.tensor([0]), 1.0)
     with torch.no_grad():
         ends = [training.held_out_losses(training.ones + sign * step) for sign in (1, -1)]
@@ -68,7 +68,7 @@ def against_differences(training: Training, influence: Tensor) -> float:
 
 
 def draw(parts: list[float], scores: dict[str, list[float]], predicted: Tensor, actual: Tensor) -> Figure:
-    """Scores by the part that is left out, and predicted against actual changes."""
+    """Plot scores by the part that is left out, and predicted against actual changes."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, values in scores.items():

@@ -1,4 +1,4 @@
-"""Sophia beside AdamW on a small language model: the loss after half of the steps, and what a step costs.
+"""Sophia and AdamW on a small language model: the loss after half of the steps, and the cost of a step.
 
 python papers/liu-2023-sophia/reproduce.py
 """
@@ -24,10 +24,10 @@ from papers.common import OURS, Claim, Reproduction, run, span, verdict
 from papers.language import LanguageModel, Text, loss_on
 
 ADAMW, SOPHIA_G, SOPHIA_H = "AdamW", "Sophia-G", "Sophia-H"
-# Around the best of each, so that none is at an end of its range.
+# Rates around the best rate of each optimizer, so that the best is not at an end of the range.
 RATES = {ADAMW: (1e-3, 3e-3, 1e-2, 3e-2), SOPHIA_G: (3e-4, 1e-3, 3e-3), SOPHIA_H: (3e-4, 1e-3, 3e-3)}
-EVERY = 10  # steps from one curvature to the next, as in the paper
-# The part of a batch that curvature is taken of: 240 and 32 of 480 examples in the paper.
+EVERY = 10  # steps between curvature updates, as in the paper
+# The part of a batch that the curvature uses: 240 and 32 of 480 examples in the paper.
 PART = {SOPHIA_G: 1 / 2, SOPHIA_H: 1 / 15}
 MAKERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
     ADAMW: lambda p, rate: torch.optim.AdamW(p, lr=rate, betas=(0.9, 0.95), weight_decay=0.1),
@@ -37,7 +37,7 @@ MAKERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
 
 
 def train(text: Text, name: str, rate: float, steps: int, batch: int, size: dict[str, int]) -> dict[str, Any]:
-    """Validation losses and processor seconds; the rate rises for a twentieth of the steps, then falls as a cosine."""
+    """Return validation losses and seconds; the rate rises for a twentieth of the steps, then falls as a cosine."""
     torch.manual_seed(0)
     model = LanguageModel(text.vocabulary, **size)
     optimizer = MAKERS[name](model.parameters(), rate)
@@ -69,7 +69,7 @@ def train(text: Text, name: str, rate: float, steps: int, batch: int, size: dict
 
 
 def draw(best: dict[str, dict[int, dict[str, Any]]]) -> Figure:
-    """Validation losses by step, each at its best rate."""
+    """Plot validation losses by step, at the best rate of every optimizer."""
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axes = figure.subplots()
     for index, (name, runs) in enumerate(best.items()):
@@ -82,7 +82,7 @@ def draw(best: dict[str, dict[int, dict[str, Any]]]) -> Figure:
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Train with all rates for half of the steps, and with AdamW for all of them."""
+    """Train with all rates for half of the steps, and with AdamW also for all steps."""
     torch.set_num_threads(1)
     steps, batch = (40, 4) if quick else (2000, 15)
     size = {"width": 16 if quick else 32, "layers": 1 if quick else 2}
@@ -103,7 +103,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     gains = [ends[ADAMW] - ends[name] for name in (SOPHIA_G, SOPHIA_H)]
     share = {name: best[name][half]["curvature"] for name in (SOPHIA_G, SOPHIA_H)}
     step = {name: min(e["seconds"] for e in runs[name][half]) / half for name in names}
-    # Losses of one run that differ by less are alike.
+    # Losses that differ by less count as equal.
     alike = 0.01
     claims = [
         Claim(

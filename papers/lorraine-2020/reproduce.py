@@ -1,4 +1,4 @@
-"""As many hyperparameters as weights: hypergradients by a Neumann series.
+"""Hypergradients of as many hyperparameters as weights, by a Neumann series.
 
 python papers/lorraine-2020/reproduce.py
 """
@@ -29,12 +29,12 @@ from papers.common import OURS, Claim, Reproduction, run, span, verdict
 
 IMAGES = 50  # training images, as many for validation, as in the paper
 TERMS = [1, 2, 5, 10, 20, 50, 200, 500, 2000, 5000]
-FEW, MANY = 20, 200  # terms while penalties are learned
+FEW, MANY = 20, 200  # terms for learning the penalties
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A network on few digits, whose every weight has a penalty of its own."""
+    """Network on few digits, with one penalty per weight."""
 
     hidden: int
     training: tuple[Tensor, Tensor]
@@ -43,39 +43,39 @@ class Problem:
 
     @property
     def size(self) -> int:
-        """How many weights there are, and as many penalties."""
+        """Number of weights, which is also the number of penalties."""
         return 65 * self.hidden + 11 * self.hidden - self.hidden + 10 if self.hidden else 650
 
     def logits(self, weights: Tensor, images: Tensor) -> Tensor:
-        """Of a tanh network with one hidden layer, or of a linear model, with its weights in a vector."""
+        """Compute the logits of a tanh network with one hidden layer, or of a linear model, from a weight vector."""
         if not self.hidden:
             return images @ weights[:640].view(64, 10) + weights[640:]
         first, bias, second, last = weights.split([64 * self.hidden, self.hidden, 10 * self.hidden, 10])
         return torch.tanh(images @ first.view(64, -1) + bias) @ second.view(-1, 10) + last
 
     def inner(self, weights: Tensor, penalties: Tensor) -> Tensor:
-        """The training loss with exp(penalty) times each weight's square."""
+        """Compute the training loss with exp(penalty) times every weight's square."""
         images, labels = self.training
         return F.cross_entropy(self.logits(weights, images), labels) + (penalties.exp() * weights.square()).sum() / 2
 
     def outer(self, weights: Tensor, penalties: Tensor) -> Tensor:
-        """The validation loss."""
+        """Compute the validation loss."""
         del penalties
         images, labels = self.validation
         return F.cross_entropy(self.logits(weights, images), labels)
 
     def accuracy(self, weights: Tensor, data: tuple[Tensor, Tensor]) -> float:
-        """The share of images that are read right."""
+        """Return the share of images that are classified right."""
         return (self.logits(weights, data[0]).argmax(1) == data[1]).double().mean().item()
 
     def start(self) -> Tensor:
-        """The first weights."""
+        """Return the initial weights."""
         generator = torch.Generator().manual_seed(0)
         return 0.1 * torch.randn(self.size, dtype=torch.float64, generator=generator)
 
 
 def make(hidden: int) -> Problem:
-    """The digits in three parts."""
+    """Return the problem, with the digits in three parts."""
     pixels, labels = load_digits(return_X_y=True)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     images, targets = torch.from_numpy(pixels / 16)[order], torch.from_numpy(labels)[order]
@@ -84,7 +84,7 @@ def make(hidden: int) -> Problem:
 
 
 def approximations(problem: Problem, terms: list[int]) -> dict[str, Any]:
-    """How near the series comes to the hypergradient by torch's own Hessian and solve, by the number of terms."""
+    """Compare the series with the hypergradient by torch's Hessian and a dense solve, by number of terms."""
     penalties = torch.full((problem.size,), -4.0, dtype=torch.float64)
     objective: Callable[[Tensor], Tensor] = lambda w: problem.inner(w, penalties)  # noqa: E731
     minimum = hodiff.optim.minimize(objective, problem.start(), method="trust-ncg", tol=1e-9).x
@@ -94,7 +94,7 @@ def approximations(problem: Problem, terms: list[int]) -> dict[str, Any]:
     step = 1 / torch.linalg.eigvalsh(H)[-1].item()
     ways: dict[str, list[float]] = {"cosine": [], "distance": []}
     for count in terms:
-        # One term is a multiple of the identity in place of the inverse, the T1-T2 method.
+        # One term replaces the inverse by a multiple of the identity, the T1-T2 method.
         found = series(problem, minimum, penalties, count, step).value
         ways["cosine"].append(F.cosine_similarity(found, exact, dim=0).item())
         ways["distance"].append(((found - exact).norm() / exact.norm()).item())
@@ -102,9 +102,9 @@ def approximations(problem: Problem, terms: list[int]) -> dict[str, Any]:
 
 
 def series(problem: Problem, weights: Tensor, penalties: Tensor, terms: int, step: float) -> Any:
-    """The hypergradient by so many terms."""
+    """Compute the hypergradient by a truncated series."""
     with warnings.catch_warnings():
-        # A series that is cut short is what the paper proposes.
+        # The paper proposes a truncated series.
         warnings.simplefilter("ignore", hodiff.HodiffWarning)
         return hypergradient(
             problem.outer, problem.inner, weights, penalties, "neumann", iterations=terms, step=step, tolerance=1e-12
@@ -112,7 +112,7 @@ def series(problem: Problem, weights: Tensor, penalties: Tensor, terms: int, ste
 
 
 def overfit(problem: Problem, rounds: int, inner_steps: int, terms: int, progress: bool) -> list[dict[str, float]]:
-    """Steps on the weights and one on the penalties in turn, to make the validation loss small and nothing else."""
+    """Alternate steps on the weights with one step on the penalties, to minimize the validation loss."""
     weights, penalties = problem.start(), torch.full((problem.size,), -4.0, dtype=torch.float64)
     optimizer = Adam(0.1)
     state, rate, found = optimizer.init(penalties), 0.3, []
@@ -121,7 +121,7 @@ def overfit(problem: Problem, rounds: int, inner_steps: int, terms: int, progres
             weights = adapt(lambda w, _, p=penalties: problem.inner(w, p), weights, None, SGD(rate), inner_steps)
         slope = series(problem, weights, penalties, terms, rate).value
         penalties, state = optimizer.update(slope, state, penalties)
-        # Gradient steps, the series too, contract while the largest penalty is below 2 / rate.
+        # Gradient steps and the series converge only while the largest exp(penalty) is below 2 / rate.
         penalties = penalties.clamp(-12, 1)
         if step % 10 == 9 or step == rounds - 1:
             found.append({
@@ -135,7 +135,7 @@ def overfit(problem: Problem, rounds: int, inner_steps: int, terms: int, progres
 
 
 def overfit_exactly(problem: Problem, rounds: int) -> list[float]:
-    """Validation accuracies where the weights are a minimum each time, and hypergradients exact, by a dense solve."""
+    """Return validation accuracies with weights at a minimum every time, and exact hypergradients by a dense solve."""
     weights, penalties = problem.start(), torch.full((problem.size,), -4.0, dtype=torch.float64)
     optimizer = Adam(0.1)
     state, found = optimizer.init(penalties), []
@@ -151,13 +151,13 @@ def overfit_exactly(problem: Problem, rounds: int) -> list[float]:
 
 
 def enough(found: dict[str, Any]) -> str:
-    """The fewest terms from which on the series is near, or what stands for more than were tried."""
+    """Return the fewest terms with a cosine above 0.99, or "more than" the largest number tried."""
     near = [f"{terms:,}" for terms, cosine in zip(found["terms"], found["cosine"], strict=True) if cosine > 0.99]
     return near[0] if near else f"more than {found['terms'][-1]:,}"
 
 
 def costs(problem: Problem, steps: list[int]) -> dict[str, Any]:
-    """Memory and time of a hypergradient by so many terms or unrolled steps, beside those of a training step."""
+    """Measure memory and time of a hypergradient by terms or unrolled steps, and of a training step."""
     weights, penalties = problem.start(), torch.full((problem.size,), -4.0, dtype=torch.float64)
     unit: Callable[[], Any] = lambda: torch.func.grad(problem.inner)(weights, penalties)  # noqa: E731
     ways: dict[str, Callable[[int], Any]] = {
@@ -176,7 +176,7 @@ def costs(problem: Problem, steps: list[int]) -> dict[str, Any]:
 
 
 def seconds(call: Callable[[], Any]) -> float:
-    """The least of five calls."""
+    """Return the least processor seconds of five calls."""
     found = []
     for _ in range(5):
         start = time.process_time()
@@ -186,7 +186,7 @@ def seconds(call: Callable[[], Any]) -> float:
 
 
 def draw(near: dict[str, Any], curves: dict[str, list[dict[str, float]]], paid: dict[str, Any]) -> Figure:
-    """Similarity by terms, accuracies while the penalties are learned, and memory."""
+    """Plot similarity by terms, accuracies while the penalties are learned, and memory."""
     figure = Figure(figsize=(12, 3.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for name, found in near.items():
@@ -207,7 +207,7 @@ def draw(near: dict[str, Any], curves: dict[str, list[dict[str, float]]], paid: 
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Hold the series against the exact hypergradient, then overfit the validation set."""
+    """Compare the series with the exact hypergradient, then overfit the validation set."""
     torch.set_num_threads(1)
     rounds, inner_steps, hidden = (60, 10, 8) if quick else (300, 10, 32)
     problems = {"linear": make(0), f"one layer of {hidden}": make(hidden)}

@@ -1,4 +1,4 @@
-"""Hessian-free optimization of a deep autoencoder for curves, beside gradient methods given the same time.
+"""Hessian-free optimization of a deep autoencoder for curves, and gradient methods in the same time.
 
 python papers/martens-2010/reproduce.py
 """
@@ -32,12 +32,12 @@ MOMENTUM, CG, ADAM = "gradient descent with momentum", "nonlinear conjugate grad
 RATES = {MOMENTUM: (0.003, 0.01, 0.03, 0.1), ADAM: (0.001, 0.003, 0.01)}
 GAUSS_NEWTON, HESSIAN = "Gauss-Newton", "Hessian"
 DAMPINGS = (1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0)
-# What a product with the Gauss-Newton matrix costs: a tangent and a cotangent through the network, and what they need.
+# Cost of a Gauss-Newton product: a tangent and a cotangent through the network, and the values that both need.
 GRADIENTS_OF_A_PRODUCT = 3
 
 
 def curves(count: int, side: int) -> Tensor:
-    """Images (count, side * side) of random smooth curves, each of three points' Bézier polynomial, drawn softly."""
+    """Return images (count, side * side) of random smooth curves: Bézier curves of three points, drawn softly."""
     generator = torch.Generator().manual_seed(0)
     a, b, c = torch.rand(3, count, 1, 2, generator=generator)
     t = torch.linspace(0, 1, 40)[:, None]
@@ -50,7 +50,7 @@ def curves(count: int, side: int) -> Tensor:
 
 @dataclass
 class Problem:
-    """Images, and how well a network draws them again."""
+    """Images, and losses of a network that reconstructs them."""
 
     images: Tensor
     widths: list[int]
@@ -61,39 +61,39 @@ class Problem:
         self.start = {name: each.clone() for name, each in sparse_sigmoid(self.widths, CODE).state_dict().items()}
 
     def network(self) -> nn.Sequential:
-        """A network at the start."""
+        """Return a network with the initial weights."""
         network = sparse_sigmoid(self.widths, CODE)
         network.load_state_dict(self.start)
         return network
 
     def loss(self, outputs: Tensor) -> Tensor:
-        """The cross-entropy of an image's pixels, which is what is minimized."""
+        """Compute the cross-entropy of an image's pixels, which is minimized."""
         return F.binary_cross_entropy_with_logits(outputs, self.images, reduction="sum") / len(self.images)
 
     def error(self, outputs: Tensor) -> float:
-        """The squared error of an image, which is what is reported."""
+        """Compute the squared error of an image, which is reported."""
         return (torch.sigmoid(outputs) - self.images).square().sum(1).mean().item()
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a method may spend: processor seconds, or gradients, which are as many on every machine."""
+    """Limit of a method: processor seconds, or gradients, whose number is the same on all machines."""
 
     seconds: float = math.inf
     gradients: float = math.inf
 
     def part(self, of: int) -> Budget:
-        """A fraction of it."""
+        """Return a fraction of the budget."""
         return Budget(self.seconds / of, self.gradients / of)
 
     def is_spent(self, seconds: float, gradients: int) -> bool:
-        """Whether nothing is left of either."""
+        """Return True if seconds or gradients are used up."""
         return seconds >= self.seconds or gradients >= self.gradients
 
 
 @dataclass
 class Curve:
-    """The squared error by processor seconds, and the cross-entropy by products of hessian-free optimization."""
+    """Squared error by processor seconds, and cross-entropy by products of Hessian-free optimization."""
 
     seconds: list[float] = field(default_factory=list)
     errors: list[float] = field(default_factory=list)
@@ -102,12 +102,12 @@ class Curve:
 
     @property
     def best(self) -> float:
-        """The least error."""
+        """Least error."""
         return min(self.errors)
 
 
 def hessian_free(problem: Problem, steps: int, iterations: int, preconditioner: str | None, progress: bool) -> Curve:
-    """Some steps of hessian-free optimization."""
+    """Run some steps of Hessian-free optimization."""
     network = problem.network()
     optimizer = hodiff.optim.HessianFree(
         network.parameters(), damping=1.0, cg_iterations=iterations, preconditioner=preconditioner
@@ -128,7 +128,7 @@ def hessian_free(problem: Problem, steps: int, iterations: int, preconditioner: 
 
 
 def by_loop(problem: Problem, make: Callable[[Any], torch.optim.Optimizer], budget: Budget) -> Curve:
-    """An optimizer of torch until its budget is spent."""
+    """Run a torch optimizer until its budget is spent."""
     network = problem.network()
     optimizer = make(network.parameters())
     found, start, step = Curve(), time.process_time(), 0
@@ -145,7 +145,7 @@ def by_loop(problem: Problem, make: Callable[[Any], torch.optim.Optimizer], budg
 
 
 def by_scipy(problem: Problem, budget: Budget) -> Curve:
-    """SciPy's nonlinear conjugate gradients until the budget is spent."""
+    """Run SciPy's nonlinear conjugate gradients until the budget is spent."""
     network = problem.network()
     x = {name: parameter.detach() for name, parameter in network.named_parameters()}
     found, start, calls = Curve(), time.process_time(), 0
@@ -167,7 +167,7 @@ def by_scipy(problem: Problem, budget: Budget) -> Curve:
 
 
 def newton(problem: Problem, curvature: str, damping: float, steps: int, iterations: int) -> list[float]:
-    """Losses by steps with either matrix, all else the same: damping, products, and a line search."""
+    """Return losses of Newton steps with either matrix, and equal damping, products and line search."""
     network = problem.network()
     optimizer = hodiff.optim.NewtonCG(
         network.parameters(),
@@ -186,7 +186,7 @@ def newton(problem: Problem, curvature: str, damping: float, steps: int, iterati
 
 
 def draw(images: Tensor, side: int, found: dict[str, Curve], newtons: dict[str, list[float]]) -> Figure:
-    """Some curves, errors by time, and losses by either matrix."""
+    """Plot some curves, errors by time, and losses by matrix."""
     figure = Figure(figsize=(12, 3.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     left.imshow(images[:16].view(4, 4, side, side).permute(0, 2, 1, 3).reshape(4 * side, 4 * side), cmap="gray_r")
@@ -213,7 +213,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
         PRECONDITIONED: hessian_free(problem, steps, iterations, "empirical-fisher", progress),
     }
     seconds, gradients = found[HF].seconds[-1], GRADIENTS_OF_A_PRODUCT * found[HF].products[-1]
-    # A small problem's seconds are those of Python, and others on each machine.
+    # A small problem's seconds are mostly Python overhead, and differ between machines.
     budget = Budget(gradients=gradients) if quick else Budget(seconds=seconds)
     alike = "with as many gradients" if quick else "in the same time"
     chosen = {}
@@ -222,7 +222,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
         ADAM: lambda rate: lambda p: torch.optim.Adam(p, lr=rate),
     }
     for name, make in makers.items():
-        # Each rate has a tenth of the budget, the best of them all of it.
+        # Every rate gets a tenth of the budget, the best rate then all of it.
         trials = {rate: by_loop(problem, make(rate), budget.part(10)).best for rate in RATES[name]}
         chosen[name] = min(trials, key=lambda rate, trials=trials: trials[rate])
         found[name] = by_loop(problem, make(chosen[name]), budget)

@@ -1,4 +1,4 @@
-"""Hutch++: error of a trace against the number of products, by how fast the eigenvalues decay.
+"""Hutch++: error of a trace against the number of products, by the decay of the eigenvalues.
 
 python papers/meyer-2021-hutchpp/reproduce.py
 """
@@ -27,13 +27,13 @@ TRIANGLES, ESTRADA = "graph, cubed", "graph, exponential"
 
 
 def power_law(n: int, c: float, generator: torch.Generator) -> Tensor:
-    """A positive definite matrix with eigenvalues 1, 2^-c, ..., n^-c and random eigenvectors."""
+    """Return a positive definite matrix with eigenvalues 1, 2^-c, ..., n^-c and random eigenvectors."""
     basis = torch.linalg.qr(torch.randn(n, n, dtype=torch.float64, generator=generator))[0]
     return (basis * torch.arange(1, n + 1, dtype=torch.float64) ** -c) @ basis.T
 
 
 def graph(n: int, generator: torch.Generator) -> Tensor:
-    """The adjacency matrix of a random graph whose degrees follow a power law, as those of networks of people do."""
+    """Return the adjacency matrix of a random graph whose degrees follow a power law, as in social networks."""
     weights = torch.arange(1, n + 1, dtype=torch.float64) ** -0.6
     chances = (10 * n * torch.outer(weights, weights) / weights.sum() ** 2).clamp(max=1)
     edges = (torch.rand(n, n, dtype=torch.float64, generator=generator) < chances).double().triu(1)
@@ -41,13 +41,13 @@ def graph(n: int, generator: torch.Generator) -> Tensor:
 
 
 def exponential(A: Tensor) -> Tensor:
-    """The exponential of a matrix, over that of its largest eigenvalue."""
+    """Compute the exponential of a matrix, over the exponential of its largest eigenvalue."""
     values, vectors = torch.linalg.eigh(A)
     return (vectors * (values - values[-1]).exp()) @ vectors.T
 
 
 def quartiles(A: Tensor, method: str, products: int, trials: int, generator: torch.Generator) -> list[float]:
-    """Of the error relative to the trace; the middle one is the median."""
+    """Return the quartiles of the error relative to the trace; the middle quartile is the median."""
     exact = A.trace().item()
     errors = [
         abs(trace(A, method=method, products=products, probes="rademacher", generator=generator).value / exact - 1)
@@ -57,7 +57,7 @@ def quartiles(A: Tensor, method: str, products: int, trials: int, generator: tor
 
 
 def draw(products: list[int], errors: dict[str, dict[str, list[list[float]]]]) -> Figure:
-    """Median error against products with its quartiles, a panel a matrix."""
+    """Plot the median error with its quartiles against products, one panel per matrix."""
     figure = Figure(figsize=(12, 2.8), layout="constrained")
     for axes, (name, curves) in zip(figure.subplots(1, len(errors)), errors.items(), strict=True):
         for method, curve in curves.items():
@@ -93,15 +93,15 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
 
 
 def rate(products: list[int], curve: list[list[float]]) -> float:
-    """The power of the number of products that the median error goes by."""
+    """Fit the exponent of the number of products in the median error."""
     return float(np.polyfit(np.log(products), np.log([middle for _, middle, _ in curve]), 1)[0])
 
 
 def claims_of(products: list[int], errors: dict[str, Any], rates: dict[str, dict[str, float]]) -> list[Claim]:
-    """What the abstract and the experiments say."""
+    """Compare the errors with the claims of the abstract and the experiments."""
 
     def gain(name: str) -> float:
-        """How many times the error of Hutchinson's estimator is larger, with the most products."""
+        """Return the ratio of Hutchinson's error to that of Hutch++, with the most products."""
         return float(errors[name][HUTCHINSON][-1][1] / errors[name][HUTCHPP][-1][1])
 
     laws = [f"c = {c}" for c in POWERS]

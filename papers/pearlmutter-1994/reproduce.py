@@ -1,6 +1,6 @@
-"""Fast exact multiplication by the Hessian: how exact, and how fast.
+"""Fast exact multiplication by the Hessian: accuracy and speed.
 
-The reference is the paper's own method done by hand: R{} applied to backpropagation through a network with one hidden
+The reference is the paper's own method by hand: R{} applied to backpropagation through a network with one hidden
 layer, in NumPy's extended precision, without automatic differentiation.
 
     python papers/pearlmutter-1994/reproduce.py
@@ -36,10 +36,10 @@ LINEARIZED = "at a linearized point"
 
 
 def hand_written_product(objective: Objective, x: Parameters, v: Parameters) -> Array:
-    """R{gradient} of the mean cross-entropy of a tanh network with one hidden layer, in extended precision."""
+    """Compute R{gradient} of the cross-entropy of a tanh network with one hidden layer, in extended precision."""
     inputs, *leaves = (tensor.numpy().astype(np.longdouble) for tensor in (objective.inputs, *x.values(), *v.values()))
     (w1, b1, w2, b2), (v1, c1, v2, c2) = leaves[:4], leaves[4:]
-    # Forward, each quantity with its R{}.
+    # Forward: every quantity with its R{}.
     h = np.tanh(inputs @ w1.T + b1)
     rh = (1 - h**2) * (inputs @ v1.T + c1)
     z, rz = h @ w2.T + b2, rh @ w2.T + h @ v2.T + c2
@@ -54,12 +54,12 @@ def hand_written_product(objective: Objective, x: Parameters, v: Parameters) -> 
 
 
 def one_sided(gradient: Callable[[float], Tensor], r: float) -> Tensor:
-    """The difference quotient that the paper starts from."""
+    """Compute the one-sided difference quotient, from which the paper starts."""
     return (gradient(r) - gradient(0.0)) / r
 
 
 def central(gradient: Callable[[float], Tensor], r: float) -> Tensor:
-    """The quotient whose error is of second order."""
+    """Compute the central difference quotient, whose error is of second order."""
     return (gradient(r) - gradient(-r)) / (2 * r)
 
 
@@ -67,7 +67,7 @@ QUOTIENTS = {"one-sided differences": one_sided, "central differences": central}
 
 
 def errors_of(samples: int, steps: list[float]) -> dict[str, dict[str, Any]]:
-    """Relative errors of the exact product by each route, and of the quotients by step, in each dtype."""
+    """Return relative errors of the exact product by route, and of the quotients by step, in both dtypes."""
     single = digits(64, 32, 10, samples=samples)
     objective = single.double()
     x, v = objective.parameters(), {name: tensor.double() for name, tensor in direction(single.parameters()).items()}
@@ -93,12 +93,12 @@ def errors_of(samples: int, steps: list[float]) -> dict[str, dict[str, Any]]:
 
 
 def relative_error(product: Tensor, expected: Array) -> float:
-    """Of the whole vector, in the Euclidean norm."""
+    """Return the relative error of the whole vector, in the Euclidean norm."""
     return float(np.linalg.norm(product.numpy().astype(np.longdouble) - expected) / np.linalg.norm(expected))
 
 
 def costs_of(objective: Objective, rounds: int) -> dict[str, dict[str, float]]:
-    """What a product costs by each route, and where the gradient is already recorded."""
+    """Measure the cost of a product by route, and at a linearized point, where the gradient is already recorded."""
     x = objective.parameters()
     v = direction(x)
     operator = hodiff.HessianOperator(objective, x)
@@ -108,7 +108,7 @@ def costs_of(objective: Objective, rounds: int) -> dict[str, dict[str, float]]:
 
 
 def draw(steps: list[float], errors: dict[str, dict[str, Any]]) -> Figure:
-    """Error against step."""
+    """Plot error against step."""
     figure = Figure(figsize=(6.5, 4), layout="constrained")
     axes = figure.subplots()
     for (dtype, found), colour in zip(errors.items(), ("C0", "C1"), strict=True):

@@ -35,32 +35,32 @@ from hodiff.meta import IMAML
 from papers.common import OURS, Claim, Reproduction, run, span, verdict
 
 SEED = 0
-FEW = (2, 5)  # steps of conjugate gradients, those of the paper's figure 2
-# What an allocator and its pages make of one and the same computation, MiB.
+FEW = (2, 5)  # steps of conjugate gradients, as in the paper's figure 2
+# Variation of the allocator's memory between equal computations, in MiB.
 MEMORY_NOISE = 8.0
 
 
 def few_step_errors(steps: list[int], hidden: int, limit: np.ndarray, progress: bool) -> dict[str, list[float]]:
-    """Relative errors of implicit meta-gradients with a few steps of conjugate gradients."""
+    """Return relative errors of implicit meta-gradients with a few steps of conjugate gradients."""
     network, tasks = make_problem(hidden, SEED)
     found: dict[str, list[float]] = {f"implicit, {few} CG steps": [] for few in FEW}
     work = [(curve, few, count) for (few, curve) in zip(FEW, found.values(), strict=True) for count in steps]
     for curve, few, count in tqdm(work, desc="few CG steps", leave=False, disable=not progress):
         learner = IMAML(network, F.cross_entropy, INNER_RATE, count, strength=STRENGTH, cg_steps=few)
         with warnings.catch_warnings():
-            # That they do not converge is what is measured.
+            # Errors without convergence are measured on purpose.
             warnings.simplefilter("ignore", hodiff.HodiffWarning)
             curve.append(relative(meta_gradient(learner, tasks).numpy(), limit))
     return found
 
 
 def relative(found: np.ndarray, expected: np.ndarray) -> float:
-    """Norm of the difference over the norm of what is expected."""
+    """Return the norm of the difference over the norm of the expected array."""
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
 def draw(steps: list[int], errors: dict[str, list[float]], memory: dict[str, list[float]]) -> Figure:
-    """Both against the number of inner steps."""
+    """Plot errors and memory against the number of inner steps."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for (name, curve), style in zip(errors.items(), ("o-", "s:", "^-", "v--", "d--"), strict=True):
@@ -75,7 +75,7 @@ def draw(steps: list[int], errors: dict[str, list[float]], memory: dict[str, lis
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Measure each way in fresh processes, and compare with the limit of very many steps."""
+    """Measure every way in fresh processes, and compare with the limit of very many steps."""
     torch.set_num_threads(1)
     hidden = 64 if quick else 256
     steps = [8, 64, 256] if quick else [4, 8, 16, 32, 50, 100, 200, 400, 800]
@@ -91,7 +91,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     unrolled, implicit = errors["unrolled"], errors["implicit"]
     last, middle = len(steps) - 1, len(steps) // 2
     gains = [ours / theirs for ours, theirs in zip(unrolled, implicit, strict=True)]
-    # Beyond this, rounding and the solver's tolerance are compared.
+    # Smaller errors are dominated by rounding and the solver's tolerance.
     early = [gain for gain, error in zip(gains, unrolled, strict=True) if error > 1e-5]
     growth = memory["unrolled"][last] / max(memory["unrolled"][middle], 1.0)
     terminal = {count: curve[last] for count, curve in zip(FEW, few.values(), strict=True)}

@@ -1,4 +1,4 @@
-"""The stochastic Taylor derivative estimator: Laplacians in many dimensions by a few random directions.
+"""Stochastic Taylor derivative estimator: Laplacians in many dimensions by a few random directions.
 
 python papers/shi-2024-stde/reproduce.py
 """
@@ -30,12 +30,12 @@ DIRECTIONS = 16
 KINDS = ("coordinates", "rademacher", "gaussian")
 STDE, FIRST_ORDER, FULL = "STDE", "random, first-order AD", "full Laplacian"
 Field = Callable[[Tensor], Tensor]
-# Figures by name, of each way or kind.
+# Measurements by way or kind, and by name.
 Curves = dict[str, dict[str, list[float]]]
 
 
 class TwoBody:
-    """Sine-Gordon's equation, of Laplacian u + sin u = g in the unit ball, with a solution that does not separate.
+    """Sine-Gordon equation, Laplacian u + sin u = g in the unit ball, with a solution that does not separate.
 
     u = (1 - |x|^2) sum_i c_i sin(x_i + cos x_{i+1} + x_{i+1} cos x_i), zero on the sphere.
     """
@@ -46,17 +46,17 @@ class TwoBody:
         self.c = torch.randn(dimension - 1, generator=self.generator)
 
     def points(self, count: int) -> Tensor:
-        """Points (count, dimension), of radii uniform in [0, 1]."""
+        """Return points (count, dimension), with radii uniform in [0, 1]."""
         x = torch.randn(count, self.dimension, generator=self.generator)
         return x / x.norm(dim=1, keepdim=True) * torch.rand(count, 1, generator=self.generator)
 
     def solution(self, x: Tensor) -> Tensor:
-        """U at points."""
+        """Compute u at points."""
         a, b = x[:, :-1], x[:, 1:]
         return (1 - x.square().sum(1)) * (torch.sin(a + torch.cos(b) + b * torch.cos(a)) @ self.c.to(x.dtype))
 
     def source(self, x: Tensor) -> Tensor:
-        """G at points, in closed form."""
+        """Compute g at points, in closed form."""
         a, b, c = x[:, :-1], x[:, 1:], self.c.to(x.dtype)
         inside = a + torch.cos(b) + b * torch.cos(a)
         by_a, by_b = 1 - b * torch.sin(a), torch.cos(a) - torch.sin(b)
@@ -68,7 +68,7 @@ class TwoBody:
 
 
 class Ansatz(nn.Module):
-    """A network of tanh, times what vanishes on the sphere."""
+    """Network of tanh, times a factor that vanishes on the sphere."""
 
     def __init__(self, dimension: int, width: int = 128):
         super().__init__()
@@ -83,13 +83,13 @@ class Ansatz(nn.Module):
 
 
 def estimated(u: Field, x: Tensor, generator: torch.Generator, samples: int = DIRECTIONS) -> Tensor:
-    """The Laplacian at each point, by jets along random coordinates."""
+    """Estimate the Laplacian at every point, by jets along random coordinates."""
     found = hodiff.laplacian(u, batched=True, randomised="coordinates", samples=samples, generator=generator)(x)
     return found.value
 
 
 def by_first_order(u: Field, x: Tensor, generator: torch.Generator, samples: int = DIRECTIONS) -> Tensor:
-    """The same sample as gradients of entries of the gradient, one after another."""
+    """Estimate the Laplacian by gradients of entries of the gradient, one after another."""
     count, dimension = x.shape
     chosen = torch.rand(count, dimension, generator=generator).topk(samples).indices
     x = x.detach().requires_grad_()
@@ -111,16 +111,16 @@ WAYS: dict[str, Way] = {
 
 
 def loss(problem: TwoBody, u: Field, x: Tensor, way: str) -> Tensor:
-    """The mean square of the equation's residual."""
+    """Compute the mean square of the equation's residual."""
     return (WAYS[way](u, x, problem.generator) + torch.sin(u(x)) - problem.source(x)).square().mean()
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is computed."""
+    """Size of the computation."""
 
     dimensions: tuple[int, ...] = (100, 1_000, 4_000, 10_000, 100_000)
-    # The largest of the above for the full Laplacian, and how many points all ways see at once.
+    # The largest dimension for the full Laplacian, and the number of points in a timed step.
     largest: int = 4_000
     points: int = 16
     repeats: int = 3
@@ -131,7 +131,7 @@ class Effort:
 
 
 def accuracy(effort: Effort) -> Curves:
-    """The relative error of estimates by how many directions, and how far their mean is off, in standard errors."""
+    """Return relative errors by number of directions, and the mean's deviation in standard errors."""
     problem = TwoBody(effort.dimensions[1])
     x = problem.points(4).double()
     exact = hodiff.laplacian(problem.solution, batched=True, chunk_size=200)(x)
@@ -150,7 +150,7 @@ def accuracy(effort: Effort) -> Curves:
 
 
 def step_costs(effort: Effort, progress: bool) -> Curves:
-    """Seconds and bytes of a step's gradient, by way and dimension."""
+    """Measure seconds and bytes of a step's gradient, by way and dimension."""
     found: Curves = {way: {"dimension": [], "seconds": [], "bytes": []} for way in WAYS}
     for dimension in tqdm(effort.dimensions, desc="dimensions", leave=False, disable=not progress):
         problem = TwoBody(dimension)
@@ -170,7 +170,7 @@ def step_costs(effort: Effort, progress: bool) -> Curves:
 
 
 def train(effort: Effort, way: str, progress: bool) -> dict[str, list[float]]:
-    """The relative error on other points, and seconds, at twenty steps of Adam."""
+    """Train with Adam; return the relative error on other points and the seconds, at twenty steps."""
     problem = TwoBody(effort.trained)
     tests = problem.points(2_000)
     expected, u = problem.solution(tests), Ansatz(effort.trained)
@@ -193,7 +193,7 @@ def train(effort: Effort, way: str, progress: bool) -> dict[str, list[float]]:
 
 
 def multiples(problem: TwoBody) -> tuple[float, float]:
-    """How near 1 - |x|^2 comes to the solution, times the best constant, and times the best linear function."""
+    """Return the relative errors of 1 - |x|^2 times the best constant, and times the best linear function."""
     x = problem.points(20 * problem.dimension)
     expected, bump = problem.solution(x), 1 - x.square().sum(1)
     found = []
@@ -204,7 +204,7 @@ def multiples(problem: TwoBody) -> tuple[float, float]:
 
 
 def draw(effort: Effort, errors: Curves, costs: Curves, runs: Curves) -> Figure:
-    """Errors by directions, seconds by dimension, errors by step."""
+    """Plot errors by directions, seconds by dimension, and errors by step."""
     figure = Figure(figsize=(10.5, 3.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     for kind, row in errors.items():
@@ -222,12 +222,12 @@ def draw(effort: Effort, errors: Curves, costs: Curves, runs: Curves) -> Figure:
 
 
 def exponent(x: Sequence[float], y: Sequence[float]) -> float:
-    """Of the power law through points."""
+    """Fit the exponent of a power law through points."""
     return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
 def reproduce(quick: bool, progress: bool) -> Reproduction:
-    """Errors, costs, training."""
+    """Measure errors, costs and training."""
     effort = Effort((20, 100, 400), 100, 4, 1, (2, 8), 20, 20, 30) if quick else Effort()
     with one_core():
         errors, costs = accuracy(effort), step_costs(effort, progress)
@@ -274,7 +274,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             "a million, trained within 8 minutes (A100)",
             f"{top:,}: {stde['seconds'][-1]:.1f} s and {stde['bytes'][-1] / 2**20:,.0f} MiB a step of "
             f"{effort.points} points on one core; in full {full['bytes'][-1] / 2**20:,.0f} MiB at {effort.largest:,}",
-            # A step, not a training, and a tenth of the dimensions.
+            # Not reproduced: we take single steps, in a tenth of the dimensions.
             verdict(False, top >= 100_000),
         ),
         Claim(

@@ -1,4 +1,4 @@
-"""Physics-informed networks by self-scaled quasi-Newton methods: how small the error gets.
+"""Physics-informed networks by self-scaled quasi-Newton methods: the error that they reach.
 
 python papers/urban-2025/reproduce.py
 """
@@ -30,14 +30,14 @@ Parameters = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Jet:
-    """A function of points with its first and second derivative along an axis, each (n,) or (n, width)."""
+    """Function at points with its first and second derivative along an axis, each (n,) or (n, width)."""
 
     value: Tensor
     slope: Tensor
     curvature: Tensor
 
     def times(self, other: Jet) -> Jet:
-        """The product."""
+        """Multiply two jets."""
         return Jet(
             self.value * other.value,
             self.slope * other.value + self.value * other.slope,
@@ -45,28 +45,28 @@ class Jet:
         )
 
     def plus(self, other: Jet) -> Jet:
-        """The sum."""
+        """Add two jets."""
         return Jet(self.value + other.value, self.slope + other.slope, self.curvature + other.curvature)
 
     def tanh(self) -> Jet:
-        """The hyperbolic tangent."""
+        """Apply the hyperbolic tangent."""
         value = torch.tanh(self.value)
         first = 1 - value.square()
         return Jet(value, first * self.slope, first * (self.curvature - 2 * value * self.slope.square()))
 
 
 def known(f: Callable[[Tensor], Tensor], points: Tensor, axis: int) -> Jet:
-    """The jet of a given function, once for all points."""
+    """Compute the jet of a given function, once for all points."""
     return Jet(*hodiff.directional_derivatives(f, points, along(points, axis), order=2))
 
 
 def along(points: Tensor, axis: int) -> Tensor:
-    """The same direction at all points."""
+    """Return the unit vector of an axis at all points."""
     return torch.zeros_like(points).index_fill_(1, torch.tensor([axis]), 1.0)
 
 
 def network(parameters: Parameters, points: Tensor, axis: int) -> Jet:
-    """The jet of a tanh network."""
+    """Compute the jet of a tanh network."""
     jet = Jet(points, along(points, axis), torch.zeros_like(points))
     weights = list(parameters.values())
     for index in range(0, len(weights), 2):
@@ -77,23 +77,23 @@ def network(parameters: Parameters, points: Tensor, axis: int) -> Jet:
 
 
 def poisson(x: Jet, y: Jet, points: Tensor) -> Tensor:
-    """The residual of u_xx + u_yy = -2 π² sin(πx) sin(πy) on the unit square."""
+    """Compute the residual of u_xx + u_yy = -2 π² sin(πx) sin(πy) on the unit square."""
     return x.curvature + y.curvature + 2 * math.pi**2 * sines(points)
 
 
 def burgers(x: Jet, t: Jet, points: Tensor) -> Tensor:
-    """The residual of u_t + u u_x = ν u_xx for x in [-1, 1] and t in [0, 1]."""
+    """Compute the residual of u_t + u u_x = ν u_xx for x in [-1, 1] and t in [0, 1]."""
     del points
     return t.slope + x.value * x.slope - VISCOSITY * x.curvature
 
 
 def sines(points: Tensor) -> Tensor:
-    """The solution of the first problem."""
+    """Compute the solution of the Poisson problem."""
     return torch.sin(math.pi * points).prod(dim=1)
 
 
 def cole_hopf(points: Tensor) -> Tensor:
-    """The solution of the second, that starts at -sin(πx): a quotient of two integrals, by Gauss and Hermite's rule."""
+    """Compute the solution of Burgers' equation from -sin(πx): a quotient of integrals by Gauss-Hermite quadrature."""
     nodes, weights = np.polynomial.hermite.hermgauss(200)
     x, t = points.numpy()[:, :1], np.maximum(points.numpy()[:, 1:], 1e-12)
     at = x - 2 * np.sqrt(VISCOSITY * t) * nodes
@@ -104,7 +104,7 @@ def cole_hopf(points: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Problem:
-    """An equation on a rectangle, whose boundary conditions hold for `boundary` + `inside` * network."""
+    """Equation on a rectangle; `boundary` + `inside` * network satisfies the boundary conditions."""
 
     residual: Callable[[Jet, Jet, Tensor], Tensor]
     solution: Callable[[Tensor], Tensor]
@@ -123,7 +123,7 @@ PROBLEMS = {
 
 
 class Informed:
-    """A network that is to solve one of the problems, at fixed points up to (1, 1)."""
+    """Network that solves one of the problems, at fixed points up to (1, 1)."""
 
     def __init__(self, name: str, width: int, count: int, seed: int):
         self.problem = PROBLEMS[name]
@@ -143,25 +143,25 @@ class Informed:
         self.given = [[known(f, self.points, axis) for f in given] for axis in (0, 1)]
 
     def jets(self, parameters: Parameters) -> list[Jet]:
-        """The solution's, along both axes."""
+        """Compute the solution's jets along both axes."""
         return [
             boundary.plus(inside.times(network(parameters, self.points, axis)))
             for axis, (boundary, inside) in enumerate(self.given)
         ]
 
     def loss(self, parameters: Parameters) -> Tensor:
-        """The mean squared residual of the equation."""
+        """Compute the mean squared residual of the equation."""
         return self.problem.residual(*self.jets(parameters), self.points).square().mean()
 
     def error(self, parameters: Parameters) -> float:
-        """The error of the solution on a grid, relative, in the 2-norm."""
+        """Compute the relative error of the solution on a grid, in the 2-norm."""
         raw = network(parameters, self.tests, 0).value
         found = self.problem.boundary(self.tests) + self.problem.inside(self.tests) * raw
         return ((found - self.expected).norm() / self.expected.norm()).item()
 
 
 def solve(problem: Informed, method: str, iterations: int) -> dict[str, list[float]]:
-    """Losses and errors at the start and at twenty points of a run."""
+    """Return losses and errors at the start and at twenty points of a run."""
     found: dict[str, list[float]] = {"iteration": [], "loss": [], "error": []}
 
     def note(iteration: int, x: Parameters, loss: float) -> None:
@@ -199,7 +199,7 @@ def solve(problem: Informed, method: str, iterations: int) -> dict[str, list[flo
 
 
 def draw(runs: dict[str, dict[str, list[dict[str, list[float]]]]]) -> Figure:
-    """Errors by iteration, a panel a problem."""
+    """Plot errors by iteration, one panel per problem."""
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     for axes, (name, methods) in zip(figure.subplots(1, len(runs)), runs.items(), strict=True):
         for index, (method, curves) in enumerate(methods.items()):
@@ -225,7 +225,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
         runs[name][method].append(solve(Informed(name, width, count, seed), method, iterations))
 
     def end(name: str, method: str, what: str) -> float:
-        """The geometric mean over starts at the end."""
+        """Return the geometric mean over starts at the end."""
         return float(np.exp(np.mean([math.log(curve[what][-1]) for curve in runs[name][method]])))
 
     losses = {name: {method: end(name, method, "loss") for method in methods} for name in PROBLEMS}
@@ -267,7 +267,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
 
 
 def differences(n: int = 50) -> float:
-    """The relative error of the five-point scheme for the first problem, n x n intervals, whose eigenvector it is."""
+    """Return the relative error of the five-point scheme for the Poisson problem, whose solution is an eigenvector."""
     return math.pi**2 / (2 * n**2 * (1 - math.cos(math.pi / n))) - 1
 
 

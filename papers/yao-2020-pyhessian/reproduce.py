@@ -1,4 +1,4 @@
-"""What residual connections and batch norm do to the Hessian's trace and largest eigenvalue, by depth.
+"""Effect of residual connections and batch norm on the Hessian's trace and largest eigenvalue, by depth.
 
 python papers/yao-2020-pyhessian/reproduce.py
 """
@@ -30,7 +30,7 @@ KINDS = {COMPLETE: (True, True), NO_RESIDUAL: (True, False), NO_NORM: (False, Tr
 
 @dataclass(frozen=True)
 class Size:
-    """Blocks of the networks, images, steps of training, those at which the Hessian is looked at, products a trace."""
+    """Blocks, channels and images, training steps, steps at which the Hessian is measured, and products per trace."""
 
     depths: tuple[int, ...]
     channels: int
@@ -45,7 +45,7 @@ QUICK = Size((1, 2), 3, 64, 15, (15,), 4)
 
 
 def followed(size: Size, blocks: int, kind: str, seed: int) -> list[dict[str, float]]:
-    """Trace, largest eigenvalue and loss over all images while SGD with momentum trains."""
+    """Train by SGD with momentum; return trace, largest eigenvalue and loss over all images at the steps in `looks`."""
     torch.manual_seed(seed)
     batch_norm, residual = KINDS[kind]
     (images, labels), _ = digit_images(size.images)
@@ -63,7 +63,7 @@ def followed(size: Size, blocks: int, kind: str, seed: int) -> list[dict[str, fl
 
 
 def look(objective: Objective, size: Size) -> dict[str, float]:
-    """The Hessian's trace and largest eigenvalue, and the loss."""
+    """Return the Hessian's trace and largest eigenvalue, and the loss."""
     x = objective.parameters()
     A = hodiff.HessianOperator(objective, x)
     return {
@@ -74,12 +74,12 @@ def look(objective: Objective, size: Size) -> dict[str, float]:
 
 
 def against_dense() -> dict[str, float]:
-    """How far estimates are from a small network's dense Hessian: the trace in standard errors, the other relative."""
+    """Compare estimates with a small network's dense Hessian: trace in standard errors, eigenvalue relative."""
     torch.manual_seed(0)
     (images, labels), _ = digit_images(64)
     objective = Objective("", residual_network(1, 3), images, labels).double()
     A = hodiff.HessianOperator(objective, objective.parameters())
-    # Torch's own Hessian, of the loss as a function of all parameters in a vector.
+    # torch's own Hessian of the loss as a function of all parameters in a vector.
     x = torch.cat([each.flatten() for each in objective.parameters().values()])
     dense = torch.func.jacrev(torch.func.grad(objective.flat))(x)
     estimate = trace(A, method="hutchinson", products=200)
@@ -92,7 +92,7 @@ def against_dense() -> dict[str, float]:
 
 
 def draw(curves: dict[str, dict[str, list[list[dict[str, float]]]]]) -> Figure:
-    """Trace and largest eigenvalue during training, a column a depth."""
+    """Plot trace and largest eigenvalue during training, one column per depth."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     panels = figure.subplots(2, len(curves), squeeze=False)
     for column, (depth, kinds) in enumerate(curves.items()):
@@ -122,13 +122,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     dense = against_dense()
 
     def at_end(depth: int, kind: str, what: str) -> float:
-        """The mean over starts at the end of training."""
+        """Return the mean over starts at the end of training."""
         return sum(found[-1][what] for found in curves[str(depth)][kind]) / len(seeds)
 
     shallow, deep = size.depths
 
     def ratios(depth: int, kind: str) -> tuple[float, float]:
-        """Trace and largest eigenvalue over those of the complete network."""
+        """Return trace and largest eigenvalue, relative to the complete network's."""
         found = [at_end(depth, kind, what) / at_end(depth, COMPLETE, what) for what in ("trace", "largest")]
         return found[0], found[1]
 

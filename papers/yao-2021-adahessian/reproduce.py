@@ -1,4 +1,4 @@
-"""AdaHessian beside Adam: what it reaches, how wide its range of learning rates is, and what a step costs.
+"""AdaHessian and Adam: their accuracy, their range of learning rates, and the cost of a step.
 
 python papers/yao-2021-adahessian/reproduce.py
 """
@@ -29,11 +29,11 @@ MAKERS: dict[str, Callable[[Any, float], torch.optim.Optimizer]] = {
     ADAM: lambda parameters, rate: torch.optim.Adam(parameters, lr=rate),
     ADAHESSIAN: lambda parameters, rate: hodiff.optim.AdaHessian(parameters, lr=rate),
 }
-WITHIN = 0.03  # an accuracy that is lower by no more is as good
+WITHIN = 0.03  # accuracies that differ by less count as equal
 
 
 def train(name: str, rate: float, seed: int, size: dict[str, int], update_every: int | None = None) -> dict[str, float]:
-    """Loss, test accuracy and processor seconds a step; the rate falls along a cosine."""
+    """Return loss, test accuracy and processor seconds per step; the rate falls along a cosine."""
     torch.manual_seed(seed)
     (images, labels), (test_images, test_labels) = digit_images(size["images"], 500)
     network = residual_network(size["blocks"], size["channels"])
@@ -60,7 +60,7 @@ def train(name: str, rate: float, seed: int, size: dict[str, int], update_every:
 
 
 def draw(means: dict[str, dict[float, float]]) -> Figure:
-    """Accuracy by learning rate, over the best one."""
+    """Plot accuracy by learning rate, over the best rate."""
     figure = Figure(figsize=(6, 3.4), layout="constrained")
     axes = figure.subplots()
     for name, curve in means.items():
@@ -89,7 +89,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     }
     best = {name: max(curve.values()) for name, curve in means.items()}
     lazy = [train(ADAHESSIAN, best_rate(means[ADAHESSIAN]), seed, size, update_every=5) for seed in seeds]
-    # The ratio of the largest to the smallest rate that is as good as the best.
+    # The ratio of the largest to the smallest rate whose accuracy equals the best.
     wide = {}
     for name, curve in means.items():
         good = [rate for rate, accuracy in curve.items() if accuracy > best[name] - WITHIN]
@@ -146,7 +146,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
 
 
 def best_rate(curve: dict[float, float]) -> float:
-    """The rate of the highest accuracy."""
+    """Return the rate of the highest accuracy."""
     return max(curve, key=lambda rate: curve[rate])
 
 

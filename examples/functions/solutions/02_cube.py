@@ -28,13 +28,13 @@ class Quartic(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """The slope times the cotangent."""
+        """Multiply the cotangent by the slope."""
         (x,) = ctx.saved_tensors
         return 4 * x**3 * cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The slope times the tangent."""
+        """Multiply the tangent by the slope."""
         (x,) = ctx.saved_tensors
         return 4 * x**3 * tangent

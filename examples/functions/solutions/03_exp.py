@@ -23,19 +23,19 @@ class Exp2(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save the output; forward mode the input."""
+        """Save the output for reverse mode, and the input for forward mode."""
         ctx.save_for_backward(output)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """The slope times the cotangent."""
+        """Multiply the cotangent by the slope."""
         (y,) = ctx.saved_tensors
         return math.log(2) * y * cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The slope times the tangent."""
+        """Multiply the tangent by the slope."""
         (x,) = ctx.saved_tensors
         return math.log(2) * Exp2.apply(x) * tangent

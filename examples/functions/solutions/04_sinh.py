@@ -1,4 +1,4 @@
-"""Solution of exercise 4: 1 / y is an output, and what comes back through it is added."""
+"""Solution of exercise 4: 1 / y is an output, and its cotangent adds to the gradient."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ class RootOfOnePlusSquare(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """Save for each direction what is right there."""
+        """Save different tensors for reverse and forward mode."""
         ctx.save_for_backward(*inputs, output[1])
         ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, y_cotangent: Tensor, r_cotangent: Tensor) -> Tensor:
-        """With $r = 1 / y$: $x r ȳ - x r^3 r̄$."""
+        """Compute $x r ȳ - x r^3 r̄$, with $r = 1 / y$."""
         x, r = ctx.saved_tensors
         return x * r * (y_cotangent - r * r * r_cotangent)
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, Tensor]:
-        """One tangent an output."""
+        """Return one tangent per output."""
         (x,) = ctx.saved_tensors
         _, r = RootOfOnePlusSquare.apply(x)
         return x * r * tangent, -x * r**3 * tangent
 
 
 def root_of_one_plus_square(x: Tensor) -> Tensor:
-    """The value alone."""
+    """Return the value alone."""
     return RootOfOnePlusSquare.apply(x)[0]

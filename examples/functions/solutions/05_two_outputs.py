@@ -28,7 +28,7 @@ class Cartesian(Function):
 
     @staticmethod
     def backward(ctx: Any, x_cotangent: Tensor, y_cotangent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """One gradient an input, where it is needed."""
+        """Return one gradient per input, where it is needed."""
         r, angle = ctx.saved_tensors
         r_needed, angle_needed = ctx.needs_input_grad
         return (
@@ -39,7 +39,7 @@ class Cartesian(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, r_tangent: Tensor, angle_tangent: Tensor) -> tuple[Tensor, Tensor]:
-        """One tangent an output."""
+        """Return one tangent per output."""
         r, angle = ctx.saved_tensors
         return (
             angle.cos() * r_tangent - r * angle.sin() * angle_tangent,

@@ -1,4 +1,4 @@
-"""Solution of exercise 6: the slope of softplus is the sigmoid, which torch has with stable derivatives."""
+"""Solution of exercise 6: the slope of softplus is the sigmoid, whose derivatives are stable."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class Softplus(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """The slope times the cotangent."""
+        """Multiply the cotangent by the slope."""
         (x,) = ctx.saved_tensors
         return Sigmoid.apply(x) * cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The slope times the tangent."""
+        """Multiply the tangent by the slope."""
         (x,) = ctx.saved_tensors
         return Sigmoid.apply(x) * tangent
 
@@ -59,13 +59,13 @@ class Sigmoid(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """The slope times the cotangent."""
+        """Multiply the cotangent by the slope."""
         (x,) = ctx.saved_tensors
         return Sigmoid.apply(x) * Sigmoid.apply(-x) * cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The slope times the tangent."""
+        """Multiply the tangent by the slope."""
         (x,) = ctx.saved_tensors
         return Sigmoid.apply(x) * Sigmoid.apply(-x) * tangent

@@ -28,14 +28,14 @@ class Tanh(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """The slope times the cotangent."""
+        """Multiply the cotangent by the slope."""
         (x,) = ctx.saved_tensors
         return 4 * Sigmoid.apply(2 * x) * Sigmoid.apply(-2 * x) * cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The slope times the tangent."""
+        """Multiply the tangent by the slope."""
         (x,) = ctx.saved_tensors
         return 4 * Sigmoid.apply(2 * x) * Sigmoid.apply(-2 * x) * tangent
 
@@ -58,13 +58,13 @@ class Sigmoid(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """The slope times the cotangent."""
+        """Multiply the cotangent by the slope."""
         (x,) = ctx.saved_tensors
         return Sigmoid.apply(x) * Sigmoid.apply(-x) * cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The slope times the tangent."""
+        """Multiply the tangent by the slope."""
         (x,) = ctx.saved_tensors
         return Sigmoid.apply(x) * Sigmoid.apply(-x) * tangent

@@ -23,19 +23,19 @@ class LeakyRelu(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save the output; forward mode the input."""
+        """Save the output for reverse mode, and the input for forward mode."""
         ctx.save_for_backward(output)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """A Python number beside a tensor takes its dtype; two of them in `torch.where` make float32."""
+        """Multiply by the slope. A Python number times a tensor keeps its dtype; two in `torch.where` make float32."""
         (y,) = ctx.saved_tensors
         return torch.where(y > 0, cotangent, 0.1 * cotangent)
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The slope times the tangent."""
+        """Multiply the tangent by the slope."""
         (x,) = ctx.saved_tensors
         return torch.where(x > 0, tangent, 0.1 * tangent)

@@ -1,4 +1,4 @@
-"""Solution of exercise 9: the batches of both are brought to the front."""
+"""Solution of exercise 9: the batching rule moves the batches of both inputs to the front."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class QuadraticForm(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """$(A + A^T) x ȳ$ and $x x^T ȳ$, where needed."""
+        """Compute $(A + A^T) x ȳ$ and $x x^T ȳ$, where needed."""
         x, A = ctx.saved_tensors
         x_needed, A_needed = ctx.needs_input_grad
         return (
@@ -37,13 +37,13 @@ class QuadraticForm(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, A_tangent: Tensor) -> Tensor:
-        """The product rule."""
+        """Apply the product rule."""
         x, A = ctx.saved_tensors
         return (x_tangent * times(A + A.mT, x) + x * times(A_tangent, x)).sum(-1)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, int | None], *inputs: Tensor) -> tuple[Tensor, int]:
-        """Bring the batch of each input to the front."""
+        """Move the batch of each input to the front."""
         x, A = (
             each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
             for each, dim in zip(inputs, in_dims, strict=True)
@@ -52,5 +52,5 @@ class QuadraticForm(Function):
 
 
 def times(A: Tensor, x: Tensor) -> Tensor:
-    """$A x$, batch by batch."""
+    """Compute $A x$, batch by batch."""
     return (A @ x[..., None])[..., 0]

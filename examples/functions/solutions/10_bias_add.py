@@ -26,12 +26,12 @@ class ChannelBias(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The cotangent, and its sum over what b was repeated along."""
+        """Return the cotangent, and its sum over the dimensions along which b was repeated."""
         x_needed, b_needed = ctx.needs_input_grad
         return cotangent if x_needed else None, cotangent.sum((0, 2)) if b_needed else None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, b_tangent: Tensor) -> Tensor:
-        """The function itself, as it is linear."""
+        """Apply the function itself, as it is linear."""
         return x_tangent + b_tangent[:, None]

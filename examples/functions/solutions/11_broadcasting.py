@@ -1,4 +1,4 @@
-"""Solution of exercise 11: by y the slope is -x / y²."""
+"""Solution of exercise 11: the slope in y is -x / y²."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Divide(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients in the shapes of the inputs."""
+        """Compute gradients in the shapes of the inputs."""
         x, y = ctx.saved_tensors
         x_needed, y_needed = ctx.needs_input_grad
         return (
@@ -39,6 +39,6 @@ class Divide(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, y_tangent: Tensor) -> Tensor:
-        """The quotient rule."""
+        """Apply the quotient rule."""
         x, y = ctx.saved_tensors
         return (x_tangent - x / y * y_tangent) / y

@@ -1,4 +1,4 @@
-"""Solution of exercise 12: three gradients, each where it is needed; that of W alone is a matrix."""
+"""Solution of exercise 12: three gradients, computed only where needed; the gradient of W is a matrix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Bilinear(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Each gradient where it is needed."""
+        """Compute each gradient where it is needed."""
         x, W, y = ctx.saved_tensors
         x_needed, W_needed, y_needed = ctx.needs_input_grad
         return (
@@ -41,6 +41,6 @@ class Bilinear(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, W_tangent: Tensor, y_tangent: Tensor) -> Tensor:
-        """The product rule."""
+        """Apply the product rule."""
         x, W, y = ctx.saved_tensors
         return x_tangent @ W @ y + x @ W_tangent @ y + x @ W @ y_tangent

@@ -1,4 +1,4 @@
-"""Solution of exercise 13: number i is in the sums i, i + 1, ..., so its gradient is their sum."""
+"""Solution of exercise 13: number i is in the sums i, i + 1, ..., so its gradient is the sum of their cotangents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hodiff.functions import nestable_jvp
 
 
 class CumulativeSum(Function):
-    """Over the last dimension. Saves nothing."""
+    """Cumulative sum over the last dimension. Saves nothing."""
 
     generate_vmap_rule = True
 
@@ -32,5 +32,5 @@ class CumulativeSum(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The function itself, as it is linear."""
+        """Apply the function itself, as it is linear."""
         return tangent.cumsum(-1)

@@ -1,4 +1,4 @@
-"""Solution of exercise 14: the slope is 2 (x - mean) / n: what moves the mean cancels, as deviations sum to 0."""
+"""Solution of exercise 14: the slope is 2 (x - mean) / n, as the mean's contribution cancels: deviations sum to 0."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hodiff.functions import nestable_jvp
 
 
 class Variance(Function):
-    """Over the last dimension. Saves the input."""
+    """Variance over the last dimension. Saves the input."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -26,14 +26,14 @@ class Variance(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        r"""$\frac{2}{n} (x_i - x̄) ȳ$."""
+        r"""Compute $\frac{2}{n} (x_i - x̄) ȳ$."""
         (x,) = ctx.saved_tensors
         return 2 / x.shape[-1] * deviations(x) * cotangent.unsqueeze(-1)
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        r"""$\frac{2}{n} \sum_i (x_i - x̄) ẋ_i$."""
+        r"""Compute $\frac{2}{n} \sum_i (x_i - x̄) ẋ_i$."""
         (x,) = ctx.saved_tensors
         return 2 * (deviations(x) * tangent).mean(-1)
 
@@ -45,5 +45,5 @@ class Variance(Function):
 
 
 def deviations(x: Tensor) -> Tensor:
-    """From the mean."""
+    """Compute deviations from the mean."""
     return x - x.mean(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Solution of exercise 15: gradients go back to where the numbers came from."""
+"""Solution of exercise 15: gradients go back to the places of the numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Sort(Function):
 
     @staticmethod
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute both."""
+        """Compute the values and their places."""
         values, places = x.sort(-1)
         return values, places
 
@@ -28,7 +28,7 @@ class Sort(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor, places_cotangent: Any) -> Tensor:
-        """Put each cotangent where its number was."""
+        """Put each cotangent at the place of its number."""
         del places_cotangent
         (places,) = ctx.saved_tensors
         return cotangent.new_zeros(cotangent.shape).scatter(-1, places, cotangent)
@@ -36,7 +36,7 @@ class Sort(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, None]:
-        """Take each tangent from where its number was."""
+        """Take each tangent from the place of its number."""
         (places,) = ctx.saved_tensors
         return tangent.gather(-1, places), None
 

@@ -29,7 +29,7 @@ class TransposedConv1d(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Two convolutions, where needed: w slides over the cotangent, and so does x."""
+        """Compute two convolutions, where needed: w slides over the cotangent, and so does x."""
         x, w = ctx.saved_tensors
         x_needed, w_needed = ctx.needs_input_grad
         return (
@@ -40,6 +40,6 @@ class TransposedConv1d(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, w_tangent: Tensor) -> Tensor:
-        """The product rule."""
+        """Apply the product rule."""
         x, w = ctx.saved_tensors
         return F.conv_transpose1d(x_tangent, w) + F.conv_transpose1d(x, w_tangent)

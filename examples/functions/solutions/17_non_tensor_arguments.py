@@ -24,32 +24,32 @@ class Polynomial(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[float, ...]], output: Tensor) -> None:
-        """Save the tensor, note the numbers."""
+        """Save the tensor, and keep the numbers."""
         x, ctx.coefficients = inputs
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        """One gradient, and None for the numbers."""
+        """Return one gradient, and None for the numbers."""
         (x,) = ctx.saved_tensors
         return slope(x, ctx.coefficients) * cotangent, None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, coefficients_tangent: None) -> Tensor:
-        """The tangent of the numbers is always None."""
+        """Multiply by the slope; the tangent of the numbers is always None."""
         del coefficients_tangent
         (x,) = ctx.saved_tensors
         return slope(x, ctx.coefficients) * tangent
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, Any], x: Tensor, coefficients: tuple[float, ...]) -> tuple[Tensor, int]:
-        """Leave the batch where it is."""
+        """Keep the batch dimension."""
         del info
         return Polynomial.apply(x, coefficients), in_dims[0]
 
 
 def slope(x: Tensor, coefficients: tuple[float, ...]) -> Tensor:
-    r"""$\sum_k k c_k x^{k-1}$."""
+    r"""Compute $\sum_k k c_k x^{k-1}$."""
     return Polynomial.apply(x, tuple(k * each for k, each in enumerate(coefficients) if k))

@@ -1,4 +1,4 @@
-"""Solution of exercise 19: what is masked has probability 0 exactly, and the rules stay as they are."""
+"""Solution of exercise 19: masked entries have probability 0 exactly, and the rules do not change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hodiff.functions import nestable_jvp
 
 
 class CausalAttention(Function):
-    """$P V$ for Q (n, d), K (n, d) and V (n, e), with P = 0 above the diagonal. Saves the inputs."""
+    """Attention $P V$ for Q (n, d), K (n, d) and V (n, e), with P = 0 above the diagonal. Saves the inputs."""
 
     generate_vmap_rule = True
 
@@ -29,7 +29,7 @@ class CausalAttention(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Compute P again, then each gradient where it is needed."""
+        """Recompute P, then each gradient where it is needed."""
         Q, K, V = ctx.saved_tensors
         Q_needed, K_needed, V_needed = ctx.needs_input_grad
         P = probabilities(Q, K)
@@ -43,7 +43,7 @@ class CausalAttention(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, Q_tangent: Tensor, K_tangent: Tensor, V_tangent: Tensor) -> Tensor:
-        """The product rule, twice."""
+        """Apply the product rule twice."""
         Q, K, V = ctx.saved_tensors
         P = probabilities(Q, K)
         S_tangent = (Q_tangent @ K.mT + Q @ K_tangent.mT) / Q.shape[-1] ** 0.5
@@ -51,12 +51,12 @@ class CausalAttention(Function):
 
 
 def probabilities(Q: Tensor, K: Tensor) -> Tensor:
-    """Each query attends to itself at least, so that no row is all -∞."""
+    """Compute the probabilities. Each query attends at least to itself, so that no row is all -∞."""
     scores = Q @ K.mT / Q.shape[-1] ** 0.5
     later = torch.ones_like(scores, dtype=torch.bool).triu(1)
     return torch.softmax(scores.masked_fill(later, -torch.inf), -1)
 
 
 def softmax_derivative(P: Tensor, Z: Tensor) -> Tensor:
-    """The Jacobian of softmax, where it gives P, times Z."""
+    """Multiply Z by the Jacobian of softmax at the output P."""
     return P * (Z - (P * Z).sum(-1, keepdim=True))

@@ -1,4 +1,4 @@
-"""Solution of exercise 20: the kernel is its own slope, but for the sign."""
+"""Solution of exercise 20: the slope is minus the kernel's output."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if USES_TRITON:
 
     @triton.jit
     def decay_kernel(x_pointer, y_pointer, count, block: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton has its own types
-        """Each program computes one block."""
+        """Compute one block per program."""
         at = tl.program_id(0) * block + tl.arange(0, block)
         inside = at < count
         tl.store(y_pointer + at, tl.exp(-tl.load(x_pointer + at, mask=inside)), mask=inside)
 
 
 def decay(x: Tensor) -> Tensor:
-    """Launch the kernel, or have torch compute the same."""
+    """Launch the kernel, or compute the same by torch."""
     if not USES_TRITON:
         return (-x).exp()
     x = x.contiguous()
@@ -50,13 +50,13 @@ class Decay(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save for each direction what is right there."""
+        """Save different tensors for reverse and forward mode."""
         ctx.save_for_backward(output)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """$-y ȳ$: the saved output leads back to x, and no kernel is called."""
+        """Compute $-y ȳ$ from the saved output, without calling a kernel."""
         (y,) = ctx.saved_tensors
         return -y * cotangent
 
@@ -69,6 +69,6 @@ class Decay(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
-        """Leave the batch where it is."""
+        """Keep the batch dimension."""
         del info
         return Decay.apply(x), in_dims[0]

@@ -1,4 +1,4 @@
-"""Solution of exercise 21: the gradient is the output of a Function whose own backward refuses."""
+"""Solution of exercise 21: the gradient is the output of a Function whose own backward raises."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 
 class LoudSine(Function):
-    r"""$\sin x$, to be differentiated once. Saves the input."""
+    r"""Function $\sin x$ that can be differentiated once. Saves the input."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -24,13 +24,13 @@ class LoudSine(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """Hand over to the Function that refuses: its output depends on x, unlike that of a marked backward."""
+        """Call the Function that raises: its output depends on x, unlike that of a marked backward."""
         (x,) = ctx.saved_tensors
         return OnlyOnce.apply(x, cotangent)
 
 
 class OnlyOnce(Function):
-    r"""$\cos(x) ȳ$, which has no derivative."""
+    r"""Function $\cos(x) ȳ$ without derivative."""
 
     @staticmethod
     def forward(x: Tensor, cotangent: Tensor) -> Tensor:
@@ -43,5 +43,5 @@ class OnlyOnce(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-        """Refuse."""
+        """Raise an error."""
         raise RuntimeError("LoudSine has no second derivative.")

@@ -22,24 +22,24 @@ class Square(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: tuple[Tensor, Tensor]) -> None:
-        """Save for each direction what is right there."""
+        """Save different tensors for reverse and forward mode."""
         ctx.save_for_backward(output[1])
         ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, y_cotangent: Tensor, slope_cotangent: Tensor) -> Tensor:
-        """Add what comes through the slope."""
+        """Add the contribution through the slope."""
         (slope,) = ctx.saved_tensors
         return slope * y_cotangent + 2 * slope_cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, Tensor]:
-        """One tangent an output."""
+        """Return one tangent per output."""
         (x,) = ctx.saved_tensors
         return 2 * x * tangent, 2 * tangent
 
 
 def square(x: Tensor) -> Tensor:
-    """The value alone."""
+    """Return the value alone."""
     return Square.apply(x)[0]

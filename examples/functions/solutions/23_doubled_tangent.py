@@ -1,4 +1,4 @@
-"""Solution of exercise 23: one product by each rule, and two inner products that have to be equal."""
+"""Solution of exercise 23: one product by each rule, and two inner products that must be equal."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.autograd import Function
 
 
 def transposed(function: type[Function], x: Tensor) -> bool:
-    """Whether `jvp` and `backward` of a Function of one tensor are transposes of each other at x."""
+    """Return True if `jvp` and `backward` of a Function of one tensor are transposes of each other at x."""
     generator = torch.Generator().manual_seed(0)
     v = torch.randn(x.shape, dtype=x.dtype, generator=generator)
     y, pushed = torch.func.jvp(function.apply, (x,), (v,))[:2]

@@ -11,7 +11,7 @@ from hodiff.functions import nestable_jvp
 
 
 class Mean(Function):
-    """Over a dimension. Saves nothing."""
+    """Mean over a dimension. Saves nothing."""
 
     @staticmethod
     def forward(x: Tensor, dim: int = -1) -> Tensor:
@@ -20,7 +20,7 @@ class Mean(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        """Note the shape and the dimension."""
+        """Keep the shape and the dimension."""
         x, ctx.dim = inputs
         ctx.shape = x.shape
 
@@ -32,15 +32,15 @@ class Mean(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, dim_tangent: None) -> Tensor:
-        """The function itself, as it is linear."""
+        """Apply the function itself, as it is linear."""
         del dim_tangent
         return tangent.mean(ctx.dim)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Count past the batch, from the end: it is in the way of what lies before it."""
+        """Skip the batch in the dimension, counted from the end: the batch shifts the dimensions before it."""
         del info
         batch = in_dims[0] - x.dim()
         dim = dim - 1 if batch >= dim else dim
-        # In the result the batch has moved towards the end if the mean was over something behind it.
+        # The result's batch moves towards the end if the mean is over a dimension behind it.
         return Mean.apply(x, dim), in_dims[0] if batch < dim else in_dims[0] - 1

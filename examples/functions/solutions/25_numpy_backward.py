@@ -1,4 +1,4 @@
-"""Solution of exercise 25: each slope is a Function again: sine and cosine are each other's."""
+"""Solution of exercise 25: each slope is again a Function, as sine and cosine are each other's slopes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hodiff.functions import nestable_jvp
 
 
 def by_numpy(f: Any, x: Tensor) -> Tensor:
-    """Leave torch, compute, come back."""
+    """Compute by NumPy, outside of torch."""
     return torch.as_tensor(f(x.detach().numpy()))
 
 
@@ -33,20 +33,20 @@ class Sine(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        r"""$\cos(x) ȳ$."""
+        r"""Compute $\cos(x) ȳ$."""
         (x,) = ctx.saved_tensors
         return Cosine.apply(x) * cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        r"""$\cos(x) ẋ$."""
+        r"""Compute $\cos(x) ẋ$."""
         (x,) = ctx.saved_tensors
         return Cosine.apply(x) * tangent
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
-        """Leave the batch where it is."""
+        """Keep the batch dimension."""
         del info
         return Sine.apply(x), in_dims[0]
 
@@ -67,19 +67,19 @@ class Cosine(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        r"""$-\sin(x) ȳ$."""
+        r"""Compute $-\sin(x) ȳ$."""
         (x,) = ctx.saved_tensors
         return -Sine.apply(x) * cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        r"""$-\sin(x) ẋ$."""
+        r"""Compute $-\sin(x) ẋ$."""
         (x,) = ctx.saved_tensors
         return -Sine.apply(x) * tangent
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
-        """Leave the batch where it is."""
+        """Keep the batch dimension."""
         del info
         return Cosine.apply(x), in_dims[0]

@@ -17,5 +17,5 @@ class ScaledExp(ElementwiseFunction):
 
     @staticmethod
     def slope(index: int, x: Tensor, y: Tensor) -> Tensor:
-        """$e^y$ by x, $x e^y$ by y."""
+        """Return $e^y$ for x, $x e^y$ for y."""
         return (y.exp(), x * y.exp())[index]

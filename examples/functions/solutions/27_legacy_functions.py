@@ -1,4 +1,4 @@
-"""Solution of exercise 27: the denominator is computed again, from the saved input."""
+"""Solution of exercise 27: backward recomputes the denominator from the saved input."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class LogOfOnePlusSquare(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """The slope times the cotangent."""
+        """Multiply the cotangent by the slope."""
         (x,) = ctx.saved_tensors
         return 2 * x / (1 + x * x) * cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The slope times the tangent."""
+        """Multiply the tangent by the slope."""
         (x,) = ctx.saved_tensors
         return 2 * x / (1 + x * x) * tangent

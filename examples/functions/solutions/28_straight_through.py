@@ -1,4 +1,4 @@
-"""Solution of exercise 28: both rules take the slope of the surrogate, which is differentiable."""
+"""Solution of exercise 28: both rules use the slope of the surrogate, which is differentiable."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Ternary(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """The slope times the cotangent."""
+        """Multiply the cotangent by the slope."""
         (x,) = ctx.saved_tensors
         return (1 - x.tanh() ** 2) * cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The slope times the tangent."""
+        """Multiply the tangent by the slope."""
         (x,) = ctx.saved_tensors
         return (1 - x.tanh() ** 2) * tangent

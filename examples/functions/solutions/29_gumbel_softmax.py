@@ -1,4 +1,4 @@
-"""Solution of exercise 29: one-hot values, and the soft sample's derivatives by hodiff's straight-through."""
+"""Solution of exercise 29: one-hot values with the soft sample's derivatives, by hodiff's straight-through."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hodiff.functions import straight_through
 
 
 def soft(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
-    """The soft sample."""
+    """Return the soft sample."""
     return torch.softmax((logits + noise) / temperature, -1)
 
 
 def one_hot(logits: Tensor, noise: Tensor, temperature: float) -> Tensor:
-    """The corner next to it."""
+    """Return the one-hot vector of the largest entry."""
     del temperature
     largest = (logits + noise).argmax(-1, keepdim=True)
     return torch.zeros_like(logits).scatter(-1, largest, 1.0)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 
 def checkpoint_module(module: nn.Module, x: Tensor) -> Tensor:
-    """The module at x, of which nothing is kept but x and the parameters."""
+    """Apply the module to x, keeping only x and the parameters."""
     names, parameters = zip(*module.named_parameters(), strict=True)
 
     def run(x: Tensor, *parameters: Tensor) -> Tensor:

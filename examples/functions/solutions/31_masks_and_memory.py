@@ -12,7 +12,7 @@ from hodiff.functions import nestable_jvp
 
 
 class PackedLeakyRelu(Function):
-    """$x$ or $0.1 x$, and where x is positive, eight numbers a byte. Saves the latter."""
+    """Function $x$ or $0.1 x$, and bits that mark positive x, eight per byte. Saves the bits."""
 
     generate_vmap_rule = True
 
@@ -31,7 +31,7 @@ class PackedLeakyRelu(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor, bits_cotangent: Any) -> Tensor:
-        """The cotangent, or a tenth of it."""
+        """Return the cotangent, or a tenth of it."""
         del bits_cotangent
         (bits,) = ctx.saved_tensors
         return torch.where(unpack(bits, cotangent), cotangent, 0.1 * cotangent)
@@ -39,24 +39,24 @@ class PackedLeakyRelu(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> tuple[Tensor, None]:
-        """The tangent, or a tenth of it."""
+        """Return the tangent, or a tenth of it."""
         (bits,) = ctx.saved_tensors
         return torch.where(unpack(bits, tangent), tangent, 0.1 * tangent), None
 
 
 def pack(mask: Tensor) -> Tensor:
-    """Bytes of eight booleans each, the last filled up with zeros."""
+    """Pack eight booleans into each byte; the last byte is padded with zeros."""
     flat = mask.flatten().to(torch.uint8)
     full = torch.nn.functional.pad(flat, (0, -flat.numel() % 8)).reshape(-1, 8)
     return (full << torch.arange(8, dtype=torch.uint8, device=mask.device)).sum(1, dtype=torch.uint8)
 
 
 def unpack(bits: Tensor, like: Tensor) -> Tensor:
-    """The booleans, in the shape of a tensor."""
+    """Return the booleans in the shape of a tensor."""
     each = (bits[:, None] >> torch.arange(8, dtype=torch.uint8, device=bits.device)) & 1
     return each.flatten()[: like.numel()].reshape(like.shape).bool()
 
 
 def packed_leaky_relu(x: Tensor) -> Tensor:
-    """The value alone."""
+    """Return the value alone."""
     return PackedLeakyRelu.apply(x)[0]

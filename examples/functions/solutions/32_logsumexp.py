@@ -1,4 +1,4 @@
-"""Solution of exercise 32: both slopes are sigmoids of differences from y; y is made finite, and so is the shift."""
+"""Solution of exercise 32: both slopes are exponentials of differences from y; y and the shift are kept finite."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class LogAddExp(Function):
 
     @staticmethod
     def forward(a: Tensor, b: Tensor) -> Tensor:
-        """Shift by the larger, or by 0 where that is infinite."""
+        """Shift by the larger number, or by 0 if that is infinite."""
         shift = finite(torch.maximum(a, b))
         return ((a - shift).exp() + (b - shift).exp()).log() + shift
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        """Save for each direction what is right there."""
+        """Save different tensors for reverse and forward mode."""
         ctx.save_for_backward(*inputs, output)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients in the shapes of the inputs, where needed."""
+        """Compute gradients in the shapes of the inputs, where needed."""
         a, b, y = ctx.saved_tensors
         a_needed, b_needed = ctx.needs_input_grad
         return (
@@ -41,12 +41,12 @@ class LogAddExp(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, a_tangent: Tensor, b_tangent: Tensor) -> Tensor:
-        """Tangents by their shares."""
+        """Weight the tangents by their shares."""
         a, b = ctx.saved_tensors
         y = finite(LogAddExp.apply(a, b))
         return (a - y).exp() * a_tangent + (b - y).exp() * b_tangent
 
 
 def finite(y: Tensor) -> Tensor:
-    """The number, or 0 where it is infinite."""
+    """Return the number, or 0 if it is infinite."""
     return torch.where(y.isinf(), 0.0, y)

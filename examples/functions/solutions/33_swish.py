@@ -1,4 +1,4 @@
-"""Solution of exercise 33: σ(x) = 1 - exp(-y), which expm1 gives with all digits."""
+"""Solution of exercise 33: σ(x) = 1 - exp(-y), which expm1 computes with all digits."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Softplus(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Save the output; forward mode the input."""
+        """Save the output for reverse mode, and the input for forward mode."""
         ctx.save_for_backward(output)
         ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """The slope times the cotangent."""
+        """Multiply the cotangent by the slope."""
         (y,) = ctx.saved_tensors
         return -(-y).expm1() * cotangent
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        """The slope times the tangent."""
+        """Multiply the tangent by the slope."""
         (x,) = ctx.saved_tensors
         return -(-Softplus.apply(x)).expm1() * tangent

@@ -1,4 +1,4 @@
-"""Solution of exercise 34: a tensor is saved, as any tensor is, and gets None."""
+"""Solution of exercise 34: a strength that is a tensor is saved like any tensor, and its gradient is None."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from hodiff.functions import nestable_jvp
 
 
 class Reversal(Function):
-    """The identity with Jacobian $-λ I$. Saves λ."""
+    """Identity with Jacobian $-λ I$. Saves λ."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, strength: Tensor) -> Tensor:
-        """Copy."""
+        """Copy the input."""
         del strength
         return x.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-        """Save what may change; if it is changed in place, torch says so."""
+        """Save λ, which may change; torch detects changes in place."""
         ctx.save_for_backward(inputs[1])
         ctx.save_for_forward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        """$-λ ȳ$."""
+        """Compute $-λ ȳ$."""
         (strength,) = ctx.saved_tensors
         return -strength * cotangent, None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, strength_tangent: Tensor | None) -> Tensor:
-        """$-λ ẋ$."""
+        """Compute $-λ ẋ$."""
         del strength_tangent
         (strength,) = ctx.saved_tensors
         return -strength * tangent
 
 
 def scheduled(x: Tensor, strength: Tensor) -> Tensor:
-    """Gradient reversal by a constant."""
+    """Reverse the gradient by a constant strength."""
     return Reversal.apply(x, strength.detach())

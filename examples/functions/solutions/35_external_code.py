@@ -1,4 +1,4 @@
-"""Solution of exercise 35: the slope of A' is x A, so that two orders serve all."""
+"""Solution of exercise 35: the slope of A' is x A, so that two functions are enough."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hodiff.functions import nestable_jvp
 
 
 class Airy(Function):
-    """A or A'. Saves the input."""
+    """Airy function A or A'. Saves the input."""
 
     @staticmethod
     def forward(x: Tensor, order: int) -> Tensor:
-        """Leave torch, compute, come back."""
+        """Compute by SciPy, outside of torch."""
         return torch.as_tensor(airy(x.detach().numpy())[order]).to(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, int], output: Tensor) -> None:
-        """Save the tensor, note the order."""
+        """Save the tensor, and keep the order."""
         x, ctx.order = inputs
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
@@ -43,11 +43,11 @@ class Airy(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, order: int) -> tuple[Tensor, int]:
-        """Leave the batch where it is."""
+        """Keep the batch dimension."""
         del info
         return Airy.apply(x, order), in_dims[0]
 
 
 def slope(x: Tensor, order: int) -> Tensor:
-    """A' for A, x A for A'."""
+    """Return A' for A, and x A for A'."""
     return x * Airy.apply(x, 0) if order else Airy.apply(x, 1)

@@ -1,4 +1,4 @@
-"""Solution of exercise 36: the slope is -1 everywhere; the mark is all that has to be kept in mind."""
+"""Solution of exercise 36: the slope is -1 everywhere; only the mark must not be forgotten."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hodiff.functions import nestable_jvp
 
 
 class InPlaceNegation(Function):
-    """$-x$ in place. Saves nothing."""
+    """In-place $-x$. Saves nothing."""
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -20,12 +20,12 @@ class InPlaceNegation(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        """Say what was written to."""
+        """Mark the input as modified."""
         ctx.mark_dirty(*inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Tensor:
-        """A new tensor: the cotangent is not ours to write into."""
+        """Return a new tensor: the cotangent must not be written to."""
         return -cotangent
 
     @staticmethod
@@ -36,6 +36,6 @@ class InPlaceNegation(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[Tensor, int]:
-        """Leave the batch where it is."""
+        """Keep the batch dimension."""
         del info
         return InPlaceNegation.apply(x), in_dims[0]

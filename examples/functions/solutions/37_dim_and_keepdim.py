@@ -1,4 +1,4 @@
-"""Solution of exercise 37: one form inside, the options outside, as in the lesson."""
+"""Solution of exercise 37: one form inside the Function, the options outside, as in the lesson."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hodiff.functions import nestable_jvp
 
 
 class Variance(Function):
-    """Over dimensions counted from the end, which are kept. Saves the input."""
+    """Variance over dimensions counted from the end, which are kept. Saves the input."""
 
     @staticmethod
     def forward(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -21,7 +21,7 @@ class Variance(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[int, ...]], output: Tensor) -> None:
-        """Save the tensor; note the dimensions and how many numbers they have."""
+        """Save the tensor; keep the dimensions and the count of their numbers."""
         x, ctx.dims = inputs
         ctx.count = math.prod(x.shape[dim] for dim in ctx.dims)
         ctx.save_for_backward(x)
@@ -29,14 +29,14 @@ class Variance(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, None]:
-        r"""$\frac{2}{n} (x_i - x̄) ȳ$."""
+        r"""Compute $\frac{2}{n} (x_i - x̄) ȳ$."""
         (x,) = ctx.saved_tensors
         return 2 / ctx.count * deviations(x, ctx.dims) * cotangent, None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, dims_tangent: None) -> Tensor:
-        r"""$\frac{2}{n} \sum_i (x_i - x̄) ẋ_i$."""
+        r"""Compute $\frac{2}{n} \sum_i (x_i - x̄) ẋ_i$."""
         del dims_tangent
         (x,) = ctx.saved_tensors
         return 2 * (deviations(x, ctx.dims) * tangent).mean(ctx.dims, keepdim=True)
@@ -49,12 +49,12 @@ class Variance(Function):
 
 
 def deviations(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """From the mean."""
+    """Compute deviations from the mean."""
     return x - x.mean(dims, keepdim=True)
 
 
 def variance(x: Tensor, dim: int | tuple[int, ...], keepdim: bool = False) -> Tensor:
-    """The Function with the options of torch's reductions."""
+    """Apply the Function with the options of torch's reductions."""
     given = dim if isinstance(dim, tuple) else (dim,)
     dims = tuple(sorted(each if each < 0 else each - x.dim() for each in given))
     y = Variance.apply(x, dims)

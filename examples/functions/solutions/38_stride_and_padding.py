@@ -1,4 +1,4 @@
-"""Solution of exercise 38: in the gradient of w, stride and dilation change places."""
+"""Solution of exercise 38: in the gradient of w, stride and dilation are exchanged."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Conv1d(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the tensors, note the numbers."""
+        """Save the tensors, and keep the numbers."""
         x, w, stride, padding, dilation = inputs
         ctx.options = {"stride": stride, "padding": padding, "dilation": dilation}
         ctx.save_for_backward(x, w)
@@ -31,7 +31,7 @@ class Conv1d(Function):
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:
-        """A transposed convolution, and one in which stride and dilation change places, where needed."""
+        """Compute a transposed convolution, and one with stride and dilation exchanged, where needed."""
         x, w = ctx.saved_tensors
         x_needed, w_needed, *_ = ctx.needs_input_grad
         stride, padding, dilation = ctx.options.values()
@@ -48,6 +48,6 @@ class Conv1d(Function):
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, x_tangent: Tensor, w_tangent: Tensor, *_: None) -> Tensor:
-        """The product rule."""
+        """Apply the product rule."""
         x, w = ctx.saved_tensors
         return F.conv1d(x_tangent, w, **ctx.options) + F.conv1d(x, w_tangent, **ctx.options)

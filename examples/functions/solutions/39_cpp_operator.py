@@ -1,4 +1,4 @@
-"""Solution of exercise 39: an elementwise operator leaves the batch where it is."""
+"""Solution of exercise 39: an elementwise operator keeps the batch dimension."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from torch import Tensor
 
 
 def batching_rule(info: Any, in_dims: tuple[int, None], x: Tensor, n: int) -> tuple[Tensor, int]:
-    """The whole batch at once."""
+    """Compute the whole batch at once."""
     del info
     return torch.ops.lessons.bessel(x, n), in_dims[0]

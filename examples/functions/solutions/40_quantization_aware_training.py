@@ -1,4 +1,4 @@
-"""Solution of exercise 40: a step a row, which is a constant, and a rounding that gradients pass."""
+"""Solution of exercise 40: one constant step per row, and a rounding that passes gradients."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hodiff.functions import round_ste
 
 
 def quantize_rows(w: Tensor, bits: int) -> Tensor:
-    """Rows on grids of their own."""
+    """Quantize each row on its own grid."""
     highest = 2 ** (bits - 1) - 1
     largest = w.detach().abs().amax(1, keepdim=True)
     step = torch.where(largest == 0, 1.0, largest) / highest

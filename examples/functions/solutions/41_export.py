@@ -1,4 +1,4 @@
-"""Solution of exercise 41: a symbol for each size that may change."""
+"""Solution of exercise 41: one symbol for each size that may change."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from torch import nn
 
 
 def export_rows(module: nn.Module) -> torch.export.ExportedProgram:
-    """The program, for any batch and length."""
+    """Export the program for any batch and length."""
     sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}
     return torch.export.export(module, (torch.ones(2, 5, 3),), dynamic_shapes=(sizes,))
