@@ -76,7 +76,7 @@ def unavailable(error: Exception) -> bool:
         return False
     if isinstance(error, (AssertionError, KeyError)):  # of dynamo inside a transform, and of a Function in a batch
         return says(error, Wording.HIGHER_ORDER, Wording.NO_JVP_IN_BATCH)
-    if isinstance(error, AttributeError):
+    if isinstance(error, (AttributeError, ValueError)):
         return says(error, Wording.JAGGED)
     return isinstance(error, NotImplementedError) or (
         isinstance(error, RuntimeError) and says(error, *UNAVAILABLE, *_EXPLAINED)

@@ -60,7 +60,7 @@ class Wording(Enum):
         "a sparse tensor comes where torch only knows dense ones, or only some sparse ones",
     )
     JAGGED = (
-        r"'NestedIntNode' object has no attribute|cannot view shape \(.*\bj\d+"
+        r"'NestedIntNode' object has no attribute|relation is indeterminate|cannot view shape \(.*\bj\d+"
         r"|_nested_from_padded_tensor' is not differentiable with respect to",
         "a transform, a batch or a second derivative meets a jagged nested tensor",
     )

@@ -55,7 +55,7 @@ def test_help_explains_every_option(cls: Any) -> None:
     assert {name: text.count(f"\n    {name}: ") for name in named} == dict.fromkeys(named, 1)
     assert "**options" not in text
     assert max(map(len, text.splitlines())) <= 120
-    assert "\n    memory_budget: Bytes, 1 GiB by default; " in text
+    assert "\n    memory_budget: Memory for kept linearizations in bytes, 1 GiB by default; " in text
 
 
 @pytest.mark.parametrize("cls", CLASSES)

@@ -277,7 +277,10 @@ def test_a_rule_that_is_no_derivative_is_followed():
 
 
 def test_a_function_without_setup_context_is_refused():
-    with pytest.raises(hodiff.RouteError, match=r"Legacy: expected an autograd\.Function with setup_context"):
+    # Since torch 2.15, the name of the Function is unknown.
+    with pytest.raises(
+        hodiff.RouteError, match=r"(Legacy|a Function): expected an autograd\.Function with setup_context"
+    ):
         jet(Legacy.apply, (X,), ([V],))
 
 

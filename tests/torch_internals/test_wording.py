@@ -248,6 +248,8 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     ),
     Wording.JAGGED: (
         lambda: range(_jagged().shape[1]),
+        lambda: torch.sym_max(_jagged().shape[1], 3),
+        lambda: _jagged().shape[1] >= 10,
         _batched_jagged,
         _padded,
     ),
