@@ -89,6 +89,7 @@ OF_SCALARS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("take", OF_SCALARS.values(), ids=OF_SCALARS)
 def test_functions(take):
     torch.testing.assert_close(take(compiled(energy)), take(energy), rtol=1e-12, atol=1e-12)
@@ -204,6 +205,7 @@ def _trained(make: Callable[[Any], Any], way: Callable[[Any], Any], loss: Any, *
     return torch.cat([each.detach().flatten() for each in module.parameters()])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("closure", [False, True], ids=["backward", "closure"])
 @pytest.mark.parametrize("way", [compiled, _in_place, _below], ids=["torch.compile", "module.compile", "a submodule"])
 @pytest.mark.parametrize("make", EACH_STEP.values(), ids=EACH_STEP)

@@ -43,6 +43,7 @@ def test_check_finds_nothing_to_third_order(problem):
     hodiff.assert_differentiable(problem.function, problem.inputs, **({"order": 3} | problem.check))
 
 
+@pytest.mark.one_in(3)
 @each
 @pytest.mark.parametrize("order", some_at_once([1, 2, 3], [1, 2]))
 def test_every_route_is_the_closed_forms(problem, order):
@@ -78,6 +79,7 @@ def test_compiled_for_training(problem):
         torch.testing.assert_close(ours, theirs)
 
 
+@pytest.mark.one_in(3)
 @each
 def test_vmap_over_any_arguments_in_any_dimension(problem):
     positions = range(len(problem.inputs))

@@ -125,6 +125,7 @@ OTHERS = {
 
 
 # Torch warns that it runs some batched gradients one by one.
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize("name", OTHERS)
 def test_routes_agree_at_the_kink(name):

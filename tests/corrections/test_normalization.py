@@ -291,6 +291,7 @@ STATISTICS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 @pytest.mark.parametrize("name", STATISTICS)
 def test_statistics_are_no_constants(name, route):

@@ -129,6 +129,7 @@ def test_deviations_whose_squares_leave_the_range_of_float32(size, options):
     torch.testing.assert_close(gradient, expected)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("square", SQUARES)
 @pytest.mark.parametrize("name", ["vector_norm", "matrix_norm", "std", "cdist", "pdist"])
 def test_squares_at_zero_are_smooth(name, square):
@@ -318,6 +319,7 @@ SMOOTH = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", SMOOTH)
 def test_smooth_functions_of_lengths_at_zero_in_closed_form(name):
@@ -353,6 +355,7 @@ LENGTHS_OF = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("length", LENGTHS_OF.values(), ids=LENGTHS_OF)
 @pytest.mark.parametrize("name", WRITTEN)
 def test_writes_in_place_by_lengths(name, length):

@@ -259,7 +259,7 @@ def by_differences(f, x, v, step=1e-5):
     return (torch.autograd.grad(f(above), above)[0] - torch.autograd.grad(f(below), below)[0]) / (2 * step)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("capture", CAPTURES)
 def test_captured_graphs_by_every_route(name, capture):
@@ -273,6 +273,7 @@ def test_captured_graphs_by_every_route(name, capture):
         torch.testing.assert_close(product, expected, rtol=1e-7, atol=1e-7 * expected.abs().max().item())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CALLED)
 def test_operators_by_name_by_every_route(name):
     f, x = CALLED[name]

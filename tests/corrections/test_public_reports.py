@@ -280,6 +280,7 @@ def routes_of(order):
     return list(itertools.product("rf", repeat=order))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", REPORTS)
 def test_mended(name):
     report = REPORTS[name]

@@ -117,7 +117,7 @@ def close(found, expected, digits=1e-7):
     torch.testing.assert_close(found, expected, rtol=digits, atol=digits * expected.abs().max().item())
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("capture", CAPTURES)
 @pytest.mark.parametrize("kind", [Smooth, Normalized, Attending, UnreadableSmooth])
 def test_products(kind, capture):

@@ -140,6 +140,7 @@ def test_orders_one_to_four(name: str) -> None:
     torch.testing.assert_close(found, climb(of_dense, 4))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_transforms(name: str) -> None:
     if name == "to_sparse @" and torch.__version__ >= "2.15":
@@ -156,6 +157,7 @@ def test_transforms(name: str) -> None:
     torch.testing.assert_close(hodiff.jacobian(f, mode="reverse")(X), gradient)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", hodiff.ROUTES[1:])
 @pytest.mark.parametrize("name", CASES)
 def test_other_routes_are_refused(name: str, route: str) -> None:

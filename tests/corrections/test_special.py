@@ -147,6 +147,7 @@ for _letter in "tuvw":
     POLYNOMIALS[f"shifted_chebyshev_polynomial_{_letter}"] = lambda n, x, plain=_plain: plain(n, 2 * x - 1)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", POLYNOMIALS)
 @pytest.mark.parametrize("degree", [0, 1, 4, 9])
 def test_polynomials(name, degree):
@@ -269,6 +270,7 @@ def test_compiled_transforms_are_not_silent(name):
     torch.testing.assert_close(torch.compile(gradient, backend="aot_eager")(X), gradient(X))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*OF_ONE.split(), *POLYNOMIALS, "gammainc", "gammaincc", "zeta"])
 def test_operators_have_the_rule_of_their_function(name):
     inputs = (numbers(2.5, 3.0, 1.5),) * (name in {"gammainc", "gammaincc", "zeta"})

@@ -36,7 +36,7 @@ def summed(name):
     return lambda x: TAILS[name][0](x).sum()
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(15)
 @DTYPES
 @pytest.mark.parametrize("name", TAILS)
 def test_each_number_alone(name, dtype):

@@ -17,7 +17,7 @@ EVERY_ROUTE = ("auto", *ROUTES)
 CHUNK_SIZES = ("auto", None, 1, 2, 7, 1000)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("case", "route"), route_table(EVERY_ROUTE))
 def test_matrix_is_right_and_symmetric(case: Case, route: str) -> None:
     x, args = case.inputs()
@@ -27,7 +27,7 @@ def test_matrix_is_right_and_symmetric(case: Case, route: str) -> None:
     assert matrix.equal(matrix.T)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(("case", "route"), route_table(EVERY_ROUTE))
 def test_blocks_are_right(case: Case, route: str) -> None:
     x, args = case.inputs()
@@ -102,7 +102,7 @@ def test_keyword_arguments_are_constants(generator: torch.Generator) -> None:
     torch.testing.assert_close(actual, torch.func.hessian(partial(energy, power=3), argnums=(0, 1))(*inputs))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
 @pytest.mark.parametrize("route", EVERY_ROUTE)
 @pytest.mark.parametrize("name", ["mlp", "nested", "zero_size_leaf", "scalar"])

@@ -79,6 +79,7 @@ class Unrecorded(Detached):
 LOST = (SavedCosine, KeptOnContext, Detached, SlopeByNumPy)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("function", LOST)
 @pytest.mark.parametrize("x", [X, ZERO], ids=["anywhere", "at zero"])
 def test_a_slope_that_is_no_constant_is_refused(function: Any, x: torch.Tensor) -> None:
@@ -213,6 +214,7 @@ CHECKPOINTS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS)
 @pytest.mark.parametrize("function", [SavedCosine, KeptOnContext, Detached, SavedFactor])
 def test_slopes_that_are_lost_inside_of_a_checkpoint_are_refused(function: Any, checkpoint: Any) -> None:
@@ -457,6 +459,7 @@ def test_arguments_that_are_kept_and_not_lost_are_right() -> None:
     torch.testing.assert_close(found, HESSIAN)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("where", ELSEWHERE)
 def test_lost_parts_are_refused_wherever_a_derivative_is_taken(where: str) -> None:
     split, derivative = ELSEWHERE[where]
@@ -640,6 +643,7 @@ class Scaled(Times):
         return g * ctx.saved_tensors[0], None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("function", [Masked, Weighted, Dropout, Noise, lambda x: Scaled.apply(x, x.exp().detach())])
 def test_what_is_linear_piecewise_or_by_choice_is_zero(function: Any, dtype: torch.dtype) -> None:

@@ -43,6 +43,7 @@ def direction(x: Tensor) -> Tensor:
     return torch.arange(1.0, x.numel() + 1, dtype=torch.float64).view(x.shape)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", ROUTES)
 def test_second_derivatives(x: Tensor, route: str) -> None:
     v = direction(x)

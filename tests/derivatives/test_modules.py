@@ -182,6 +182,7 @@ def test_dropout_is_not_drawn_anew_in_silence(route: str) -> None:
             transform()
 
 
+@pytest.mark.one_in(3)
 @OTHER_ROUTES
 @pytest.mark.parametrize("chunk_size", [None, 3])
 def test_one_draw_shared_on_request(chunk_size: int | None, route: str) -> None:

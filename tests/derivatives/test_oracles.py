@@ -77,7 +77,7 @@ def test_differences_agree_with_scipy(name: str) -> None:
     np.testing.assert_allclose(array(difference_hessian(f, x)[0]), expected.ddf, rtol=0, atol=1e-6)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("route", TORCH_ROUTES)
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
 def test_records_of_torch_are_true(case: Case, route: str) -> None:

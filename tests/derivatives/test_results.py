@@ -90,6 +90,7 @@ def unless_refused(name: str, compute: Callable[[], Any]) -> None:
     assert_ordinary(compute)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", SCALARS)
 def test_of_a_tensor(name: str, route: str) -> None:

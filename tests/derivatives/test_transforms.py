@@ -269,6 +269,7 @@ def test_vmap_of_dense(chunk_size: int | str | None, route: str) -> None:
     torch.testing.assert_close(diagonals, expected.diagonal(dim1=1, dim2=2))
 
 
+@pytest.mark.one_in(3)
 @EVERY_ROUTE
 @pytest.mark.parametrize("chunk_size", ["auto", 3])
 def test_third_order_through_dense(chunk_size: int | str, route: str) -> None:
@@ -304,6 +305,7 @@ def third_order_cases() -> list[Any]:
     ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", third_order_cases())
 def test_third_order_of_every_case(case: Case) -> None:
     """D³f[v, v, v] through a product and through a dense Hessian, against differences of function values."""

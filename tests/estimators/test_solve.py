@@ -27,7 +27,7 @@ def by_numpy(A, b, damping=0.0):
     return torch.from_numpy(np.linalg.solve((A + damping * torch.eye(N, dtype=torch.float64)).numpy(), b.numpy()))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("damping", [0.0, 0.05])
 @pytest.mark.parametrize("b", [B, B[:, 0], B[:, :1]], ids=["block", "vector", "one column"])

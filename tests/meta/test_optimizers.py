@@ -94,6 +94,7 @@ def test_ten_steps_equal_torch(name: str, options: dict[str, Any]) -> None:
     assert (actual["w"] - start()["w"]).abs().min() > 1e-6
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "options"), ROWS)
 def test_tensor_settings_equal_numbers(name: str, options: dict[str, Any]) -> None:
     def convert(value: Any) -> Any:

@@ -92,6 +92,7 @@ WAYS: dict[str, Callable[[hodiff.operators.LinearOperator], hodiff.operators.Lin
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_multiplies_alike(kind: str, way: str) -> None:

@@ -36,7 +36,7 @@ def test_exact_is_the_gauss_newton_matrix(name: str, reduction: str) -> None:
     close(A.to_dense(), p.gauss_newton(reduction))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @ALL
 @REDUCTIONS
 def test_drawn_targets_converge_to_the_exact_one(name: str, reduction: str) -> None:

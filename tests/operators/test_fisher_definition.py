@@ -206,6 +206,7 @@ CUT_ALIKE = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("cuts", [[2, 3], [1, 4], [1] * 5])
 @pytest.mark.parametrize(("loss", "targets", "divisor", "factors"), CUT_ALIKE.values(), ids=CUT_ALIKE)
 def test_empirical_fisher_does_not_depend_on_the_cut(

@@ -16,6 +16,7 @@ ALL = pytest.mark.parametrize("name", MODELS)
 REDUCTIONS = pytest.mark.parametrize("reduction", ["mean", "sum"])
 
 
+@pytest.mark.one_in(3)
 @ALL
 @REDUCTIONS
 def test_equals_the_sandwich(name: str, reduction: str) -> None:

@@ -38,6 +38,7 @@ def test_softmax_regression() -> None:
     close(A.to_dense(), torch.einsum("ni,nab,nj->iajb", X, blocks, X).reshape(6, 6) / 6)
 
 
+@pytest.mark.one_in(3)
 @ALL
 @REDUCTIONS
 def test_equals_the_dense_hessian(name: str, reduction: str) -> None:

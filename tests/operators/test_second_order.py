@@ -72,6 +72,7 @@ def test_every_name_is_listed():
     assert_listed(public(operators), ROWS, WITHOUT)
 
 
+@pytest.mark.one_in(3)
 @each(ROWS)
 def test_second_order(row):
     assert_second_order(row)

@@ -29,6 +29,7 @@ def bowl(x, center=0.0):
     return ((x - center) ** 2).sum() + ((x - center) ** 4).sum()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.solver is None])
 def test_iterates_are_those_of_scipy_with_derivatives_by_hand(method):
     # dogleg requires a positive definite Hessian, so its start has one.
@@ -410,6 +411,7 @@ def test_no_problems_at_all():
         minimize(lambda x: x.square().sum(), torch.zeros(0, 4, dtype=D), batched=True)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", [None, "newton-cg", "trust-krylov", "trust-constr", "newton-krylov", "l-bfgs-b"])
 @pytest.mark.parametrize("unit", [1e20, 1e30])
 def test_large_values_in_float32(method, unit):

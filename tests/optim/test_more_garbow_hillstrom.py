@@ -71,6 +71,7 @@ def test_all_are_there():
     assert len({name.rstrip(" 0123456789") for name in PROBLEMS} - {"osborne", "penalty", "linear of rank"}) + 5 == 35
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", some_at_once([*LEAST_SQUARES, *MINIMIZE], {"trust-exact", "trust-krylov", "trf"}))
 @pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: len(PROBLEMS[name].start) == 2))
 def test_first_steps_are_those_with_other_derivatives(name, method):

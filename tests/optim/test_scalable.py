@@ -51,6 +51,7 @@ def test_derivatives_along_a_line(name):
     assert (v @ product).item() == pytest.approx(curvature.item(), rel=0, abs=1e-6 * (product.norm() * v.norm()).item())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", some_at_once(SMALL, {"trust-ncg"}))
 @pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: name not in ALIKE))
 def test_first_steps_are_those_with_other_derivatives(name, method):
@@ -87,6 +88,7 @@ def cases():
                 yield pytest.param(name, n, method, marks=[] if soon else pytest.mark.slow)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "n", "method"), list(cases()))
 def test_known_minimum_is_found(name, n, method):
     problem = PROBLEMS[name]

@@ -389,6 +389,7 @@ class WithAuxiliaryLoss(torch.autograd.Function):
 A = torch.tensor([[1.0, 2.0], [0.0, -1.0]], dtype=torch.float64)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("f", "expected"),
     [

@@ -22,6 +22,7 @@ def test_every_row_with_digits_to_lose_is_here():
     assert set(ELEMENTARY) - piecewise <= set(HARD)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", HARD)
 def test_few_ulps(name, dtype):
@@ -29,6 +30,7 @@ def test_few_ulps(name, dtype):
     assert max(errors(name, dtype)[1:]) < MORE.get(name, ULPS)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("point", [-(1e6) - 0.25, -1000.3, -1 - 1e-6, -0.9, -1e-5, -1e-10, 1e-10])
 def test_gamma_functions_below_zero(point, dtype):

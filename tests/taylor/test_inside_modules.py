@@ -75,6 +75,7 @@ CASES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_module(name):
     f = CASES[name]

@@ -249,6 +249,7 @@ CAPTURED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("moving", [False, True], ids=["constant parameters", "moving parameters"])
 @pytest.mark.parametrize("name", CAPTURED)
 def test_what_an_implicit_function_closes_over_is_refused(name, moving):

@@ -71,6 +71,7 @@ def trace_of_hessian(f, x):
     return torch.trace(hodiff.hessian_matrix(f, x))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_laplacian_of_a_model(name, chunk_size):

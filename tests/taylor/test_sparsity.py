@@ -202,7 +202,7 @@ PROGRAMS = {
 ALONE = ("convolution", "three axes", "in place", "nothing")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_in_slots_and_with_all_directions(name):
     f, slots = PROGRAMS[name]

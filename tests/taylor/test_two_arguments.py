@@ -118,7 +118,7 @@ def subsets(count):
     return [tuple(range(count)), *((i,) for i in range(count))]
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize(
     ("name", "moving"),
     [(name, moving) for name, (_, args) in CASES.items() for moving in subsets(len(args))],

@@ -84,6 +84,7 @@ def _found(dotted: str) -> Any:
     raise AttributeError(dotted)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_torch_has_the_name(name: str) -> None:

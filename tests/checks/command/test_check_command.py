@@ -134,6 +134,7 @@ def run(*arguments):
     return main(["check", *arguments])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "inputs"),
     [
@@ -229,6 +230,7 @@ def test_a_module_as_reference(file, capsys):
     assert run("checked_functions:layer_kernel", *command) == 0, capsys.readouterr().out
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "loss",
     [
@@ -296,6 +298,7 @@ def test_approximate(file, capsys):
     assert "HD902" in out
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -49,6 +49,7 @@ def compared(shapes, options, mask=None, dtype=torch.float64, tolerance=1e-12):
     assert_close(found, expected, tolerance)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -59,6 +60,7 @@ def test_every_option_by_every_route(options, shapes, by, calls, monkeypatch):
     assert bool(calls) == (by == "kernels" and fused.available())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", [(7, 9), (1, 9), (3, 1, 9), (2, 1, 7, 9)], ids=str)
 @pytest.mark.parametrize("kind", ["boolean", "additive", "with rows that see nothing"])
 def test_masks(kind, shape, calls):

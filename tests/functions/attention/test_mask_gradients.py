@@ -50,6 +50,7 @@ def compared(inputs, options, tolerance=1e-12, dtype=torch.float64, reference=No
     assert_close(derivatives(lambda *x: attention(*x, **given), *ours, cotangent.to(dtype)), expected, tolerance)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("shape", MASKS, ids=str)
 @pytest.mark.parametrize("by", ["kernels", "operators"])

@@ -34,6 +34,7 @@ def derivatives(f, x, target):
     return y, *gradient, *torch.autograd.grad(gradient, leaves, directions)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", ["indices", "ignored", "probabilities"])
 @pytest.mark.parametrize("chunk_size", ["auto", 1, None])

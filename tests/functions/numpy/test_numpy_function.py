@@ -29,7 +29,7 @@ def nested(f, order):
     return f
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", SMOOTH)
 @pytest.mark.parametrize("elementwise", [True, False])
 @pytest.mark.parametrize("order", [1, 2])

@@ -223,6 +223,7 @@ CUT_ALIKE = {
 }
 
 
+@pytest.mark.one_in(3)
 @KINDS
 @pytest.mark.parametrize("cuts", [[3, 3], [2, 4], [2, 2, 2]])
 @pytest.mark.parametrize("fisher", ["exact", "empirical"])

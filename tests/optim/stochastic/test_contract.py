@@ -49,6 +49,7 @@ def quadratic(case, parameters, scale=1.0):
     return lambda: scale * terms().sum()
 
 
+@pytest.mark.one_in(3)
 @every
 def test_loss_falls_and_gradients_are_set(case):
     problem = Problem()
@@ -79,6 +80,7 @@ def test_closures_of_both_forms_and_the_loop_are_the_same(case):
         assert same(problem.numbers(), loop.numbers())
 
 
+@pytest.mark.one_in(3)
 @every
 def test_state_goes_to_another_process_in_mid_training(case):
     problem = Problem()
@@ -98,7 +100,7 @@ def test_state_goes_to_another_process_in_mid_training(case):
     assert ours["param_groups"] == theirs["param_groups"]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @every
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["copy", "pickle"]
@@ -111,6 +113,7 @@ def test_copies_go_on_alike(case, copied):
     assert same(problem.run(case, optimizer), other.run(case, twin))
 
 
+@pytest.mark.one_in(3)
 @every
 def test_learning_rates_may_be_tensors(case):
     problem, other = Problem(), Problem()
@@ -120,6 +123,7 @@ def test_learning_rates_may_be_tensors(case):
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.one_in(3)
 @every
 def test_schedulers_and_hooks(case):
     # torch wraps the steps of all optimizer classes in use.
@@ -463,6 +467,7 @@ def test_states_of_other_optimizers_are_refused(case):
         assert str(optimizer.state_dict()) == before
 
 
+@pytest.mark.one_in(3)
 @every
 def test_older_states_lack_what_was_off(case):
     problem, other = Problem(), Problem()

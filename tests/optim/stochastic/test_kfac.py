@@ -182,6 +182,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", LOSSES)
 def test_columns_are_roots_of_the_hessian(name):
     loss, shape = LOSSES[name]

@@ -35,6 +35,7 @@ def assert_equal(first, second):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("method", SIDES)
 def test_small_patterns(monkeypatch, method, order):

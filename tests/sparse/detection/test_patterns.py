@@ -101,6 +101,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", KNOWN)
 def test_known_patterns(name):
     f, expected = KNOWN[name]

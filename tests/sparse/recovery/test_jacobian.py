@@ -48,6 +48,7 @@ def dense_of(f, x):
     return torch.autograd.functional.jacobian(flat, torch.cat([leaf.reshape(-1) for leaf in leaves]))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_the_dense_one(name, method):
@@ -178,6 +179,7 @@ AUTOGRAD_ALONE = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", ["auto", "rows"])
 @pytest.mark.parametrize("name", AUTOGRAD_ALONE)
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
