@@ -27,7 +27,7 @@ demo: $(INSTALLED)
 docs: $(INSTALLED)
 	PYTHONPATH=docs $(BIN)/python -m site_builder
 
-# Six minutes on two cores; what takes a test beyond one second belongs to the slow ones.
+# Seven minutes on two cores; tests of more than a second are slow ones.
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 -m "not slow and not papers"
 

@@ -220,7 +220,7 @@ def _differs(
     eps: float,
     share: float = 0.1,
 ) -> bool | None:
-    """Whether the graph of a gradient lacks its difference along steps; None if it bends by more than a share of it."""
+    """Whether the graph of a gradient lacks its difference along steps; None if it varies too roughly to tell."""
     aside = [
         [(x.detach() + s * h).requires_grad_() for x, h in zip(centre, steps, strict=True)]
         for s in (-1, 0, 1, -0.5, 0.5)

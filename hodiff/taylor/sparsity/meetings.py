@@ -50,8 +50,8 @@ class Pairs:
         self.any = left.size > 0
         self.left, self.right = left, right
         self.rows = rows
-        # Includes tensors of five numbers for each pair.
-        self.nbytes = 9 * left.nbytes
+        # Nine integers for each pair: `left` and `right` hold two each, the tensors five.
+        self.nbytes = 9 * left.nbytes // 2
         self._tensors: dict[torch.device, tuple[torch.Tensor, ...]] = {}
 
     def tensors(self, device: torch.device) -> tuple[torch.Tensor, ...]:

@@ -14,7 +14,7 @@ NAMES = {
     "HD108": "saved_tangent_slope",
     "HD111": "overflowing_softplus",
     "HD114": "plain_tangent",
-    "HD115": "wrong_third_order",
+    "HD115": "wrong_inner_gradient",
     "HD116": "detached_cotangent",
     "HD117": "wrong_sign_of_a_rule",
     "HD118": "cancelling_cosine",
