@@ -137,7 +137,7 @@ class BoundFunction:
     def constants(self) -> list[Tensor]:
         """Tensors among the arguments that are not differentiated."""
         others = [argument for i, argument in enumerate(self.args) if i not in self.argnums]
-        return tensors_in((others, self.kwargs))
+        return tensors_in((others, self.kwargs)) if others or self.kwargs else []
 
     def unflatten(self, leaves: Sequence[Any]) -> PyTree:
         """Return leaves in the user's structure: the one argument, or a tuple of several."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,7 +24,12 @@ from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.autograd.forward_mode import inside_of_function
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import without_ended_wrappers
-from hodiff.torch_internals.interception import apply_in_transform, in_function_modes, without_function_modes
+from hodiff.torch_internals.interception import (
+    apply_in_transform,
+    function_mode_count,
+    in_function_modes,
+    without_function_modes,
+)
 
 # In-place functions that change the shape of a tensor; its views would keep the old shape.
 _OTHER_SHAPES = frozenset({
@@ -71,33 +77,26 @@ def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             frame = jet.frame
     if frame.moment is not None:
         return _at_the_moment(func, args, kwargs)
-    if frame.accumulates:
-        # Tensors that rules create stay constants.
-        with without_function_modes(Accumulators):
-            return _handled(frame, jets, func, args, kwargs)
-    return _handled(frame, jets, func, args, kwargs)
-
-
-def _handled(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not torch.compiler.is_compiling() and must_not_be_met(frame):
-        raise JetMet(frame)
-    # The forward of a Function may switch derivatives off; the Function's own rules provide them.
-    if not torch.compiler.is_compiling() and inside_of_function():
-        raise FunctionMet
-    if is_constant_here(frame) and func is not torch.Tensor.requires_grad_:
-        return _constant(frame, func, args, kwargs)
-    if frame.mode is None:
-        return _follow(frame, jets, func, args, kwargs)
-    differentiated = may_be_differentiated(args, kwargs)
-    if torch.compiler.is_compiling():
-        if not differentiated:
+    # Tensors that rules create stay constants.
+    with without_function_modes(Accumulators) if frame.accumulates else nullcontext():
+        compiling = torch.compiler.is_compiling()
+        if not compiling and must_not_be_met(frame):
+            raise JetMet(frame)
+        # The forward of a Function may switch derivatives off; the Function's own rules provide them.
+        if not compiling and inside_of_function():
+            raise FunctionMet
+        if is_constant_here(frame) and func is not torch.Tensor.requires_grad_:
+            return _constant(frame, func, args, kwargs)
+        differentiated = frame.mode is not None and may_be_differentiated(args, kwargs)
+        if not differentiated and (compiling or frame.mode is None or not function_mode_count()):
             return _follow(frame, jets, func, args, kwargs)
-        with frame.mode:
+        if compiling:
+            with frame.mode:
+                return _follow(frame, jets, func, args, kwargs)
+        # PyTorch disables the mode while it handles a torch function, but not while it handles a Python operator.
+        # Without differentiation the mode would only cost time.
+        with in_function_modes([frame.mode]) if differentiated else without_function_modes(Corrections):
             return _follow(frame, jets, func, args, kwargs)
-    # PyTorch disables the mode while it handles a torch function, but not while it handles a Python operator. Without
-    # differentiation the mode would only cost time.
-    with in_function_modes([frame.mode]) if differentiated else without_function_modes(Corrections):
-        return _follow(frame, jets, func, args, kwargs)
 
 
 def _at_the_moment(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -33,10 +33,17 @@ def comparison_due(f: Callable[..., Any], args: Sequence[Any], how: Any) -> Any:
     """Key of a function's code and argument shapes if these were not compared yet, else None."""
     if torch.compiler.is_compiling():
         return None
-    leaves = pytree.tree_leaves(list(args))
-    forms = tuple((type(each), each.shape, each.dtype) if isinstance(each, Tensor) else type(each) for each in leaves)
-    key = (_code(f), forms, how)
+    key = (_code(f), *map(_form, args), how)
     return None if key in _COMPARED else key
+
+
+def _form(tree: Any) -> Any:
+    if isinstance(tree, Tensor):
+        return type(tree), tree.shape, tree.dtype
+    if type(tree) in (tuple, list, dict):
+        return tuple(map(_form, tree.values() if type(tree) is dict else tree))
+    leaves = pytree.tree_leaves(tree)
+    return type(tree) if len(leaves) == 1 and leaves[0] is tree else tuple(map(_form, leaves))
 
 
 def _code(value: Any, depth: int = 5) -> Any:

@@ -62,22 +62,18 @@ def through(
     frame: Frame, f: Callable[..., Any], args: Sequence[Any], *, slots: bool = False
 ) -> tuple[list[list[Coefficient]], Any]:
     """Run f on jets; return the coefficients of each output leaf, by slots if `slots`, and the output's structure."""
-    state = _state(args)
-    found, spec = _one_side(frame, f, args, slots)
+    due = comparison_due(f, args, frame.mode is None)
+    tensors = (each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor))
+    state = RandomState(tensors, foreign=due is not None)
+    found, spec = _one_side(frame, f, args, slots, state, due)
     if frame.kink.is_met:
         state.rewind()
         # Functions that are smooth where a length is 0 agree on both sides; other functions use the mean of both sides.
         frame.kink.side = -1
-        other, _ = _one_side(frame, f, args, slots)
+        other, _ = _one_side(frame, f, args, slots, state)
         frame.kink.side, frame.kink.is_met = 1, False
         found = [[a[0], *map(_mean, a[1:], b[1:])] for a, b in zip(found, other, strict=True)]
     return found, spec
-
-
-def _state(args: Sequence[Any], *, foreign: bool = False) -> RandomState:
-    """Current random state of the devices of the arguments."""
-    tensors = (each for jet in calls.jets_in(list(args)) for each in jet.in_slots() if isinstance(each, Tensor))
-    return RandomState(tensors, foreign=foreign)
 
 
 def _mean(a: Coefficient, b: Coefficient) -> Coefficient:
@@ -87,11 +83,9 @@ def _mean(a: Coefficient, b: Coefficient) -> Coefficient:
 
 
 def _one_side(
-    frame: Frame, f: Callable[..., Any], args: Sequence[Any], slots: bool
+    frame: Frame, f: Callable[..., Any], args: Sequence[Any], slots: bool, state: RandomState, due: Any = None
 ) -> tuple[list[list[Coefficient]], Any]:
     compiling = torch.compiler.is_compiling()
-    due = comparison_due(f, args, frame.mode is None)
-    state = _state(args, foreign=due is not None)
     held = compiling and not torch.is_grad_enabled()
     if held and len(frames()) > 1:
         raise RouteError(
@@ -101,7 +95,7 @@ def _one_side(
     try:
         outputs, spec = _outputs(frame, f, args, state, held=held)
     except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        if torch.compiler.is_compiling():
+        if compiling:
             raise
         if not isinstance(error, RouteError) and not raised_by_user(error) and met_nested_tensor(error):
             raise _takes_no_nested_tensor(error) from error

@@ -53,7 +53,7 @@ CALLS = {
     "sparse.jacobian": lambda f: hodiff.sparse.jacobian(lambda w: f(w)[None])(W),
 }
 RIGHT = {"hvp", "reverse-over-reverse", "value_grad_hvp", "HessianOperator"}
-if torch.__version__ < "2.15":  # newer versions do not batch the second derivative of linear layers
+if torch.__version__ < "2.14":  # newer versions do not batch the second derivative of linear layers
     RIGHT |= {"hessian", "hessian_diagonal"}
 
 
