@@ -1,14 +1,15 @@
 """Curvature that waits for the step, tied to the backward passes that wrote the gradients.
 
 Gradients may also come from `autograd.grad`, `backward(gradient=...)` or a pass that was not observed. Hooks identify
-the pass that added to a gradient, and the gradient's version shows later changes. The curvature of a loss other than
-the gradient's is never returned.
+the pass that added to a gradient. A sample of the gradient's entries shows later changes: `GradScaler.unscale_` and
+writes through `.data` do not change its version. The curvature of a loss other than the gradient's is never returned.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -34,6 +35,16 @@ class _Written:
     version: int
     places: slice | Tensor
     numbers: Tensor
+
+    def sample(self, gradient: Tensor) -> Tensor:
+        """Return the present entries of the gradient at the places of the sample."""
+        if gradient.layout != torch.strided:
+            return self.numbers
+        return gradient.detach().reshape(-1)[self.places].to(self.numbers)
+
+    def has_version_of(self, gradient: Tensor) -> bool:
+        """Whether no counted write has changed the gradient."""
+        return self.version == version_of(gradient)
 
 
 class PendingCurvature:
@@ -105,17 +116,13 @@ class PendingCurvature:
         Returns:
             Estimates by the id of the parameter.
         """
-        factors: dict[int, float | None] = {}
+        kept: dict[int, tuple[_Written, Tensor]] = {}
         for parameter, _ in self:
             written = self._written.get(id(parameter))
             if written is not None and parameter.grad is not None and written.gradient() is parameter.grad:
-                factors[id(parameter)] = _factor(written, parameter.grad, strict)
-        known = [each for each in factors.values() if each is not None and not math.isnan(each)]
-        # A zero gradient does not reveal its factor; other gradients do if their factors agree.
-        alike = known[0] if known and max(known) - min(known) <= 1e-3 * abs(known[0]) else None
+                kept[id(parameter)] = written, parameter.grad
         settled = {}
-        for key, factor in factors.items():
-            factor = alike if factor is None else factor
+        for key, factor in zip(kept, _factors(list(kept.values()), strict), strict=True):
             if strict and (factor is None or math.isnan(factor)):
                 continue
             factor = 1.0 if factor is None or math.isnan(factor) else factor if self._signed else abs(factor)
@@ -157,9 +164,10 @@ def _is_empty(parameter: Tensor, written: _Written | None) -> bool:
     gradient = parameter.grad
     if gradient is None:
         return True
-    if written is not None and written.gradient() is gradient and written.version == version_of(gradient):
+    if gradient.layout != torch.strided or bool(gradient.any()):
         return False
-    return gradient.layout == torch.strided and not bool(gradient.any())
+    written_here = written is not None and written.gradient() is gradient and written.has_version_of(gradient)
+    return not written_here or bool(written.numbers.any())
 
 
 def _as_written(gradient: Tensor) -> _Written:
@@ -167,7 +175,7 @@ def _as_written(gradient: Tensor) -> _Written:
     if gradient.layout == torch.strided:
         flat = gradient.detach().reshape(-1)
         places = slice(None, None, max(1, len(flat) // _SAMPLE))
-        if len(flat) > 2 * _SAMPLE and not bool(flat[places].any()):
+        if len(flat) >= 2 * _SAMPLE and not bool(flat[places].any()):
             # Most rows may be zero, for example in an embedding.
             places = flat.abs().argmax().reshape(1)
         numbers = flat[places].clone()
@@ -176,13 +184,35 @@ def _as_written(gradient: Tensor) -> _Written:
     return _Written(weakref.ref(gradient), version_of(gradient), places, numbers)
 
 
-def _factor(written: _Written, gradient: Tensor, strict: bool) -> float | None:
+def _factors(pairs: Sequence[tuple[_Written, Tensor]], strict: bool) -> list[float | None]:
+    """Return the factors that scaled gradients since they were written; NaN or None where a factor is unknown."""
+    if not strict and _are_unchanged(pairs):
+        return [1.0] * len(pairs)
+    found = [_factor(*pair) for pair in pairs]
+    counted = [not written.has_version_of(gradient) for written, gradient in pairs]
+    # A zero gradient does not reveal its factor; gradients that were written in the same way do if they agree.
+    alike = {}
+    for way in (False, True):
+        known = [f for f, each in zip(found, counted, strict=True) if each == way and f and not math.isnan(f)]
+        alike[way] = known[0] if known and max(known) - min(known) <= 1e-3 * abs(known[0]) else None
+    return [alike[way] if factor is None else factor for factor, way in zip(found, counted, strict=True)]
+
+
+def _are_unchanged(pairs: Sequence[tuple[_Written, Tensor]]) -> bool:
+    if not all(written.has_version_of(gradient) for written, gradient in pairs):
+        return False
+    before, now = defaultdict(list), defaultdict(list)
+    for written, gradient in pairs:
+        before[written.numbers.device].append(written.numbers)
+        now[written.numbers.device].append(written.sample(gradient))
+    return all(torch.equal(torch.cat(before[device]), torch.cat(now[device])) for device in before)
+
+
+def _factor(written: _Written, gradient: Tensor) -> float | None:
     """Return the factor that scaled a gradient; NaN if it changed otherwise, None if it is zero everywhere."""
-    if not strict and written.version == version_of(gradient):
-        return 1.0
     if gradient.layout != torch.strided:
         return math.nan
-    before, now = precise(written.numbers), precise(gradient.detach().reshape(-1)[written.places])
+    before, now = precise(written.numbers), precise(written.sample(gradient))
     if not bool(before.any()):
         return math.nan if bool(now.any()) else None
     peak = before.abs().argmax()

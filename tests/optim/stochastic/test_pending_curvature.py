@@ -102,7 +102,7 @@ def test_gradients_that_are_left_from_before_a_step_are_refused():
 def test_one_parameter_that_lost_its_gradient():
     a, b = numbers(2.0), numbers(2.0)
     optimizer = SophiaH([a, b], **EXACT)
-    for forget in (lambda: setattr(a, "grad", None), lambda: a.grad.zero_()):
+    for forget in (lambda: setattr(a, "grad", None), lambda: a.grad.zero_(), lambda: a.grad.data.zero_()):
         optimizer.zero_grad()
         (100 * a**2 + b**2).sum().backward()
         forget()
@@ -128,6 +128,65 @@ def test_gradients_that_are_multiplied():
     assert curvature(optimizer, a) == [24.0, 24.0]
     assert curvature(optimizer, b)[:3] == [18.0, 18.0, 0.0]
     assert curvature(optimizer, still) == [2.0, 2.0]
+
+
+def by_torch(gradients):
+    found = torch.zeros(())
+    torch._amp_foreach_non_finite_check_and_unscale_(gradients, found, torch.tensor(1 / 1024))
+
+
+@pytest.mark.parametrize("size", [511, 512, 513])
+def test_a_few_entries_that_are_multiplied(size):
+    w = numbers(2.0, (size,))
+    optimizer = SophiaH([w], **EXACT)
+    (w[1] ** 3).backward()
+    w.grad /= 4
+    optimizer.step()
+    assert curvature(optimizer, w)[:3] == [0.0, 3.0, 0.0]
+
+
+# Writes that do not change the version of a gradient.
+UNCOUNTED = {
+    "data": lambda gradients: [each.data.mul_(1 / 1024) for each in gradients],
+    "NumPy": lambda gradients: [each.numpy().__imul__(1 / 1024) for each in gradients],
+    "unscaling": by_torch,
+}
+
+
+@pytest.mark.parametrize("unscale", UNCOUNTED.values(), ids=UNCOUNTED)
+def test_gradients_that_are_multiplied_without_a_new_version(unscale):
+    c, start = torch.tensor([1.0, 2.0, 3.0], dtype=D), torch.tensor([1.0, -2.0, 0.5], dtype=D)
+    w, still = start.clone().requires_grad_(), numbers(0.0)
+    optimizer = SophiaH([w, still], update_every=1, **EXACT)
+    for times in (1, 2):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            w.copy_(start)
+        for _ in range(times):
+            (1024 * (c * w**4).sum() + 1024 * (still**2).sum()).backward()
+        version = w.grad._version
+        unscale([w.grad, still.grad])
+        assert w.grad._version == version
+        optimizer.step()
+        # The second derivatives are 12 c w^2 and 2.
+        torch.testing.assert_close(optimizer.state[w]["curvature"], times * 12 * c * start**2)
+        assert curvature(optimizer, still) == [2.0 * times] * 2
+
+
+@WITH_CURVATURE
+def test_unscaled_gradients_and_a_step_without_the_scaler(make):
+    found = []
+    for scaler in (torch.amp.GradScaler("cpu", init_scale=1024.0), torch.amp.GradScaler("cpu", enabled=False)):
+        problem = Problem(count=4)
+        optimizer = make(problem.model.parameters(), lr=0.05, update_every=2)
+        for batch in problem.batches:
+            optimizer.zero_grad()
+            scaler.scale(problem.loss(batch)).backward()
+            scaler.unscale_(optimizer)
+            optimizer.step()
+            scaler.update()
+        found.append(problem.numbers())
+    torch.testing.assert_close(*found, rtol=1e-12, atol=0)
 
 
 def test_a_gradient_of_the_other_sign():
