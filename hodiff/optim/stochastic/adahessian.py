@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from hodiff.common.options import require_choice
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.base import Group
 from hodiff.optim.stochastic.diagonal import HutchinsonOptimizer
+from hodiff.optim.stochastic.pending_curvature import Estimates
+from hodiff.optim.stochastic.precise_states import precise, restore
 from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.together import zeros_of_each
 from hodiff.torch_internals import many_tensors as many
@@ -25,7 +28,8 @@ class AdaHessian(HutchinsonOptimizer):
        \theta \leftarrow \theta - \gamma \Big( \frac{m_t}{v_t^{\kappa} + \epsilon} + \lambda \theta \Big) $$
 
     with $D = z \circ H z$ for random signs z, averaged over each kernel of a convolution; s counts the estimates. A
-    loop of `loss.backward()` and `optimizer.step()` is enough: `backward` passes its graph to the optimizer.
+    loop of `loss.backward()` and `optimizer.step()` is enough: `backward` passes its graph to the optimizer. The state
+    has at least 32 bits, because squares leave the range of float16.
     docs/guides/optimizers.md explains the mechanism and its cost.
 
     Args:
@@ -81,6 +85,23 @@ class AdaHessian(HutchinsonOptimizer):
         require_choice(self.caller, "probes", probes, PROBES)
         super().__init__(params, settings_in(locals()), probes, generator)
 
+    def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
+        """See `StochasticOptimizer`."""
+        return precise(parameter).dtype
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as `torch.optim.Optimizer.load_state_dict` does, with precision and generator kept.
+
+        Args:
+            state_dict: Dict that `state_dict` returned.
+        """
+        super().load_state_dict(state_dict)
+        restore(self, state_dict)
+
+    def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
+        estimates, gradients = super()._estimate(loss, parameters, last)
+        return [(p, precise(h)) for p, h in estimates], gradients
+
     @property
     def _squares_from(self) -> float:
         # Smaller squares are negligible beside eps.
@@ -91,15 +112,15 @@ class AdaHessian(HutchinsonOptimizer):
             curvature = curvature.mean(dim=tuple(range(2, parameter.dim())), keepdim=True).expand_as(parameter)
         state, beta = self.state[parameter], group["betas"][1]
         if "curvature_sq" not in state:
-            state["curvature_sq"] = torch.zeros_like(parameter)
+            state["curvature_sq"] = torch.zeros_like(parameter, dtype=curvature.dtype)
         state["curvature_sq"].mul_(beta).addcmul_(curvature, curvature, value=1 - beta)
 
     def _move(self, parameter: Tensor, group: Group, gradient: Tensor) -> None:
         state, (beta1, beta2) = self.state[parameter], group["betas"]
         if "exp_avg" not in state:
-            state["step"], state["exp_avg"] = 0, torch.zeros_like(parameter)
+            state["step"], state["exp_avg"] = 0, torch.zeros_like(parameter, dtype=self.dtype_of_state(parameter))
         state["step"] += 1
-        average = state["exp_avg"].lerp_(gradient, 1 - beta1)
+        average = state["exp_avg"].lerp_(precise(gradient), 1 - beta1)
         mean_square = state["curvature_sq"] / (1 - beta2 ** state["refreshes"])
         scale = mean_square.pow_(0.5 * group["hessian_power"]).add_(group["eps"])
         direction = (average / (1 - beta1 ** state["step"])).div_(scale)
@@ -109,7 +130,8 @@ class AdaHessian(HutchinsonOptimizer):
 
     def _move_all(self, parameters: list[Tensor], group: Group, gradients: list[Tensor]) -> None:
         states, (beta1, beta2) = [self.state[p] for p in parameters], group["betas"]
-        averages = zeros_of_each(states, "exp_avg", parameters)
+        gradients = [precise(g) for g in gradients]
+        averages = zeros_of_each(states, "exp_avg", gradients)
         for state in states:
             state["step"] = state.get("step", 0) + 1
         many.lerp_(averages, gradients, 1 - beta1)

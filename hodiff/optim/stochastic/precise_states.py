@@ -17,10 +17,15 @@ def precise(tensor: Tensor) -> Tensor:
 
 
 def restore(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
-    """Load states of 16-bit parameters again, as torch rounds them to the dtype of the parameters."""
+    """Load states of 16-bit parameters again in at least 32 bits, as torch rounds them to the parameters' dtype."""
     numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
     parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
     for number, parameter in zip(numbers, parameters, strict=True):
         if parameter.dtype.itemsize < 4 and number in state_dict["state"]:
-            move = partial(Tensor.to, device=parameter.device, copy=True)
+            move = partial(_moved, parameter)
             optimizer.state[parameter] = pytree.tree_map_only(Tensor, move, state_dict["state"][number])
+
+
+def _moved(parameter: Tensor, tensor: Tensor) -> Tensor:
+    dtype = precise(parameter).dtype if tensor.is_floating_point() else tensor.dtype
+    return tensor.to(parameter.device, dtype, copy=True)

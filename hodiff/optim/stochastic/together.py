@@ -26,9 +26,9 @@ def together(group: dict[str, Any], pairs: Sequence[Pair]) -> list[list[Pair]]:
     return list(lists.values())
 
 
-def zeros_of_each(states: Sequence[dict[str, Any]], name: str, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Return an entry of each state, initialized by zeros like the parameter."""
-    for state, parameter in zip(states, parameters, strict=True):
+def zeros_of_each(states: Sequence[dict[str, Any]], name: str, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return an entry of each state, initialized by zeros like the tensor."""
+    for state, tensor in zip(states, like, strict=True):
         if name not in state:
-            state[name] = torch.zeros_like(parameter)
+            state[name] = torch.zeros_like(tensor)
     return [state[name] for state in states]

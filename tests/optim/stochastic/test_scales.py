@@ -74,6 +74,45 @@ def test_losses_of_any_size(case, dtype, factor):
         torch.testing.assert_close(scaled.run(case, optimizer), theirs, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("foreach", [True, False])
+def test_curvature_of_parameters_of_16_bits(dtype, foreach):
+    """AdaHessian takes the same steps as in float64, to rounding of the parameters."""
+    sizes = [1e-3, 0.5, 5.0, 6.0, 300.0]
+    settings = {"lr": 0.1, "weight_decay": 0.01, "foreach": foreach}
+    runs = []
+    for each in (dtype, torch.float64):
+        ws = [torch.full((2,), 1.0, dtype=each, requires_grad=True) for _ in sizes]
+        optimizer = hodiff.optim.AdaHessian(ws, **settings)
+        for step in range(6):
+            optimizer.zero_grad()
+            sum((h * w * w / 2).sum() for h, w in zip(sizes, ws, strict=True)).backward()
+            optimizer.step()
+            if step == 2:
+                other = hodiff.optim.AdaHessian(ws, **settings)
+                other.load_state_dict(optimizer.state_dict())
+                optimizer = other
+        runs.append([w.detach().double() for w in ws])
+        squares = [optimizer.state[w]["curvature_sq"] / (1 - 0.999**6) for w in ws]
+        assert {s.dtype for s in squares} == {torch.float32 if each == dtype else torch.float64}
+        # The second derivative is the number itself.
+        expected = torch.tensor(sizes, dtype=each).double()
+        torch.testing.assert_close(torch.stack(squares)[:, 0].sqrt().double(), expected, rtol=1e-4, atol=0)
+    torch.testing.assert_close(*runs, rtol=8 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_states_of_other_dtypes_are_loaded_in_32_bits(dtype):
+    """A state of another dtype, or from before states had 32 bits, is converted."""
+    w = torch.ones(3, dtype=torch.float16, requires_grad=True)
+    optimizer = hodiff.optim.AdaHessian([w], update_every=1)
+    state = {"curvature_sq": torch.ones(3, dtype=dtype), "refreshes": 1, "refresh_at": 0}
+    optimizer.load_state_dict({**optimizer.state_dict(), "state": {0: state}})
+    (w**2).sum().backward()
+    optimizer.step()
+    assert optimizer.state[w]["curvature_sq"].dtype == torch.float32
+
+
 BAD = {"NaN": math.nan, "infinite": math.inf}
 
 
