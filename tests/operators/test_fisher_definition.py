@@ -1,6 +1,7 @@
 """Tests of Fisher matrices against their definition, the sum over targets of p(y) g gᵀ, and over uneven batches."""
 
 import copy
+import itertools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -167,9 +168,40 @@ def test_batches_count_what_their_loss_counts(kind: Any) -> None:
         close(kind(logits, loss, W, data=batches).to_dense(), whole)
     given = kind(logits, F.cross_entropy, W, data=batches, batch_size=lambda batch: len(batch[0])).to_dense()
     assert float((given - whole).abs().max()) > 1e-6
-    nothing = [*batches, (INPUTS, torch.full_like(PADDED, -100))]
-    with pytest.raises(InputError, match="batch_size: expected a positive number"):
-        kind(logits, F.cross_entropy, W, data=nothing).to_dense()
+
+
+# torch's mean losses of such labels are 0/0.
+UNCOUNTED = {
+    "ignored": (F.cross_entropy, torch.full_like(PADDED, -100)),
+    "of weight 0": (nn.CrossEntropyLoss(weight=torch.tensor([0.0, 2.0, 1.0, 5.0]).double()), 0 * PADDED),
+}
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    # A loss with class weights is not a likelihood.
+    [(FisherOperator, "ignored"), *itertools.product((GaussNewtonOperator, EmpiricalFisherOperator), UNCOUNTED)],
+)
+def test_batches_without_a_label_that_counts(kind: Any, name: str, place: int) -> None:
+    loss, labels = UNCOUNTED[name]
+    batches = [(INPUTS[:CUT], PADDED[:CUT]), (INPUTS[CUT:], PADDED[CUT:])]
+    more = [*batches[:place], (INPUTS, labels), *batches[place:]]
+    joined = [torch.cat(parts) for parts in zip(*more, strict=True)]
+    for cache in (True, False):
+        A = kind(logits, loss, W, data=more, cache=cache)
+        close(A.to_dense(), kind(logits, loss, W, data=batches).to_dense())
+        close((A @ W).flatten(), kind(logits, loss, W, *joined).to_dense() @ W.flatten())
+    if kind is FisherOperator:
+        close(*(kind(logits, loss, W, data=data, samples=3).to_dense() for data in (more, batches)))
+    with pytest.raises(InputError, match="data: expected a target that counts in the loss"):
+        kind(logits, loss, W, data=[(INPUTS, labels)]).to_dense()
+    for empty, options in (
+        ((INPUTS[:0], labels[:0]), {}),
+        ((INPUTS, labels), {"batch_size": lambda batch: (batch[1] > 0).sum()}),
+    ):
+        with pytest.raises(InputError, match="batch_size: expected a positive number"):
+            kind(logits, loss, W, data=[*batches, empty], **options).to_dense()
 
 
 def test_empirical_fisher_counts_examples_over_batches() -> None:

@@ -46,7 +46,7 @@ class Size:
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, with its position in the data."""
+    """One batch, with its position among the batches that count in the loss."""
 
     index: int
     content: PyTree
@@ -85,12 +85,12 @@ class Batches:
         self._known: list[Fingerprint] | None = None
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield every batch; divisors of a pass add up to the number of examples, or of batches for "sum"."""
+        """Yield every batch that counts; divisors add up to the number of examples, or of batches for "sum"."""
         if self.data is None:
             yield Batch(0, None, Size(1.0, 1.0))
             return
         # Each pass counts separately, as several threads may iterate at once.
-        known, seen = self._known, list[Fingerprint]()
+        known, seen, count = self._known, list[Fingerprint](), 0
         # A DataLoader has a length, a generator function has none.
         length = len(self.data) if isinstance(self.data, Sized) else None
         # Not tqdm(self.data), which asks for two iterators in a pass: a DataLoader would start its workers twice.
@@ -99,7 +99,9 @@ class Batches:
                 seen.append(fingerprint(content))
                 if known is not None:
                     self._compare(index, seen[index], known)
-                yield Batch(index, content, self._size(content))
+                if not self._is_ignored(content):
+                    yield Batch(count, content, self._size(content))
+                    count += 1
                 bar.update()
         if known is not None and len(seen) != len(known):
             raise self._changed(f"{len(seen)} batches now, {len(known)} on the first pass")
@@ -119,7 +121,12 @@ class Batches:
         self._known = None
 
     def empty(self) -> InputError:
-        """Return the error for data without a batch on any rank."""
+        """Return the error for data without a batch that counts on any rank."""
+        if self._known:
+            return InputError(
+                f"{self.caller}: data: expected a target that counts in the loss, got batches whose targets it ignores "
+                "or weights by 0; check the targets."
+            )
         return InputError(f"{self.caller}: data: expected at least one batch, got none; check the DataLoader.")
 
     def with_factors(self, size: Size, factors: float | None) -> Size:
@@ -127,6 +134,12 @@ class Batches:
         if factors is None or self.data is None or self.reduction == "sum":
             return size
         return Size(size.divisor, self._positive(factors))
+
+    def _is_ignored(self, content: PyTree) -> bool:
+        """Whether the loss counts no target of a batch, so that the weight of the batch is 0 and its mean 0/0."""
+        if self.reduction == "sum" or self._batch_size is not None or self.known_size is None:
+            return False
+        return self.known_size(content) == 0 and all(tensor.numel() for tensor in tensors_in(content))
 
     def _size(self, content: PyTree) -> Size:
         size = 1.0 if self.reduction == "sum" else self._positive(self._divisor(content))

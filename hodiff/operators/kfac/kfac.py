@@ -150,6 +150,8 @@ class KFACOperator(LayeredOperator):
         sizes = Size()
         for batch, recorded in self._recorded():
             ignored = ignored_targets(self.loss, batch.content[1])
+            # If no target of a batch counts, none of its places does.
+            counting = () if ignored is not None and bool(ignored.all()) else sources
             # For losses other than torch's, ignored outputs show in the columns.
             counted = torch.zeros_like(recorded.outputs, dtype=torch.bool)
             watched = ignored is not None or known_likelihood(self.loss) is None
@@ -162,7 +164,7 @@ class KFACOperator(LayeredOperator):
                         reached[source] = moments.reached_places(g, reached.get(source))
             if watched and ignored is None:
                 ignored = moments.ignored_places(counted)
-            for source in sources:
+            for source in counting:
                 a = self._inputs(source, recorded)
                 used = moments.used_places(ignored, reached[source]) if ignored is not None else None
                 one, count = moments.of_inputs(source, a, self.sharing, used)

@@ -195,11 +195,13 @@ def counted_factors(loss: Any, outputs: Tensor, targets: Any) -> float:
 
 
 def ignored_targets(loss: Any, targets: Any) -> Tensor | None:
-    """Return a mask of the targets that a loss of torch ignores; None for other losses and targets."""
+    """Mask the targets that a loss of torch ignores or weights by 0; None for other losses and targets."""
     key, given = _options_of(loss)
     if not any(key is each for each in IGNORING) or not isinstance(targets, Tensor) or targets.is_floating_point():
         return None
-    return targets == given.get("ignore_index", -100)
+    ignored = targets == given.get("ignore_index", -100)
+    weight = given.get("weight")
+    return ignored | (weight[targets.where(~ignored, 0)] == 0) if isinstance(weight, Tensor) else ignored
 
 
 def share_of_factors(likelihood: Likelihood, outputs: Tensor, targets: Any, mean: bool) -> Tensor | float:

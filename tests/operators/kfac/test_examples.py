@@ -1,5 +1,6 @@
 """Tests of ignored inputs and of calls that share examples, against the used data alone and against a single call."""
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +51,36 @@ def test_examples_that_the_loss_ignores_do_not_count(kind: Any, sharing: str) ->
     used = y >= 0
     options = {"sharing": sharing}
     close(matrix(kind, model, x, y, **options), matrix(kind, model, x[used], y[used], **options))
+
+
+@pytest.mark.one_in(3)
+@kinds
+@sharings
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize(
+    ("fisher", "weights"),
+    # A loss with class weights is not a likelihood.
+    [("monte-carlo", None), *itertools.product(["exact", "empirical"], [None, [0.0, 2.0, 1.0]])],
+)
+def test_batches_without_a_label_that_counts(
+    kind: Any, sharing: str, reduction: str, fisher: str, weights: list[float] | None
+) -> None:
+    model, x, y = network(), torch.randn(7, 4, dtype=torch.float64), torch.arange(7) % 3
+    uncounted = -100 if weights is None else 0
+    y[[1, 4, 5]] = uncounted
+    loss = nn.CrossEntropyLoss(torch.tensor(weights).double() if weights else None, reduction=reduction)
+    options = {"sharing": sharing, "reduction": reduction, "fisher": fisher}
+
+    def found(data: Any) -> Tensor:
+        dense: Tensor = kind(model, loss, dict(model.named_parameters()), data=data, **options).to_dense()
+        return dense
+
+    nothing = torch.randn(2, 4, dtype=torch.float64), torch.full((2,), uncounted)
+    expected = found([(x, y)])
+    close(found([(x, y), nothing]), expected)
+    if fisher != "monte-carlo":
+        close(found([nothing, (x, y)]), expected)
+        close(found([(torch.cat([x, nothing[0]]), torch.cat([y, nothing[1]]))]), expected)
 
 
 @pytest.mark.parametrize("flat", [False, True], ids=["dimension", "rows"])
