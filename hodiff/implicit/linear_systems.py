@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from hodiff.authoring.closures import recorded
 from hodiff.authoring.rule_trees import TreeLayout
 from hodiff.common.trees import PyTree
-from hodiff.implicit.diagnostics import Reporter
+from hodiff.implicit.diagnostics import Reporter, rounding
 from hodiff.implicit.linear_maps import Map, Pair
 from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, SquareSystem, default_tolerance
 from hodiff.implicit.ravel import Ravel
@@ -118,21 +118,37 @@ class LinearJob:
     def _inspect(self, system: SquareSystem, name: str, rhs: Tensor, x: Tensor) -> None:
         if not self.options.report.check:
             return
-        if system.trouble:
-            self.options.report(f"{system.trouble[0]}; derivatives do not exist or have lost their digits.")
-            return
         size = rhs.norm(dim=1)
         # Rounding in the product itself is not a fault of the method.
         allowed = 10 * system.tol
         residual = torch.stack([(b - system.product(each)).norm() for b, each in zip(rhs, x, strict=True)])
         relative = torch.where(size > 0, residual / size, residual)
-        if not bool((relative <= allowed).all()):
+        converged = bool((relative <= allowed).all())
+        if not converged and (what := _not_linear(system, rhs)):
+            self.options.report(f"the product with the matrix is not linear: {what}.")
+            return
+        if system.trouble:
+            self.options.report(f"{system.trouble[0]}; derivatives do not exist or have lost their digits.")
+            return
+        if not converged:
             worst = relative.nan_to_num(nan=torch.inf).max().item()
             self.options.report(
                 f"the linear solver {name!r} did not converge: relative residual {worst:.1e}, expected at most "
                 f"{allowed:.1e}; the Jacobian may be singular, or not as the method needs it; raise max_iterations "
                 "or tol, or choose another method."
             )
+
+
+def _not_linear(system: SquareSystem, rhs: Tensor) -> str:
+    """Describe how the product of a system breaks linearity; return an empty string if it does not."""
+    # NaN in the matrix makes NaN of 0.
+    if bool(system.product(torch.zeros_like(rhs[0])).nan_to_num(nan=0.0).any()):
+        return "matvec(0) is not 0; subtract this constant from matvec and from b"
+    for each in rhs:
+        double = 2 * system.product(each)
+        if bool((system.product(2 * each) - double).norm() > rounding(rhs.dtype, 0.5) * double.norm()):
+            return "matvec(2 * x) is not 2 * matvec(x); use hodiff.implicit.root for equations that are not linear"
+    return ""
 
 
 def evaluate(caller: str, f: Callable[..., Any], given: Any, arguments: Sequence[Any], refuse: bool) -> Any:

@@ -13,6 +13,7 @@ from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree
 from hodiff.implicit.ravel import Ravel
 from hodiff.implicit.solution import require_positive
+from hodiff.implicit.sparse_matrices import Gradient
 
 
 def torch_optimizer(
@@ -52,10 +53,11 @@ def torch_optimizer(
         ravel = Ravel(x0)
         x = [each.detach().clone().requires_grad_() for each in ravel.like]
         method = optimizer(x, **options)
+        value_of = Gradient("torch_optimizer", objective).value
 
         def loss() -> Any:
             method.zero_grad()
-            value = objective(ravel.spec.unflatten(x), *params)
+            value = value_of(ravel.spec.unflatten(x), *params)
             # .backward() would add to the gradients of tensors that the objective closes over.
             for each, slope in zip(x, torch.autograd.grad(value, x, materialize_grads=True), strict=True):
                 each.grad = slope

@@ -13,8 +13,8 @@ from torch import Tensor
 from hodiff.common.trees import PyTree
 from hodiff.derivatives import hessian_matrix, hvp, jacobian
 from hodiff.errors import InputError
-from hodiff.implicit.argmin import gradient
 from hodiff.implicit.ravel import Ravel
+from hodiff.implicit.sparse_matrices import Gradient
 
 # Derivatives that the methods of scipy.optimize use; other methods would warn about them.
 _WITH_JACOBIAN = {"hybr", "lm"}
@@ -114,12 +114,11 @@ def scipy_minimize(
     def run(objective: Callable[..., Tensor], x0: PyTree, *params: Any) -> PyTree:
         point = _Point(x0)
 
-        def value(x: Tensor) -> Tensor:
-            return objective(point.ravel.tree(x), *params)
-
+        slope = Gradient("scipy_minimize", lambda x: objective(point.ravel.tree(x), *params))
+        value = slope.value
         known: dict[str, Any] = {"bounds": bounds, "constraints": constraints}
         if name not in _WITHOUT_GRADIENT:
-            known["jac"] = point.on_arrays(gradient("scipy_minimize", value))
+            known["jac"] = point.on_arrays(slope)
         if name in _WITH_PRODUCTS:
             known["hessp"] = lambda x, v: point.on_arrays(lambda x: hvp(value, x, point.tensor(v)))(x)
         if name in _WITH_HESSIAN:

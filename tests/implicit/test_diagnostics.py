@@ -107,6 +107,18 @@ def test_a_singular_system_never_passes_in_silence(method):
         linear_solve(lambda x: SINGULAR @ x, INCONSISTENT, method=method, throw=True)
 
 
+@pytest.mark.parametrize("method", ["dense", "sparse", "cg", "minres", "gmres", "lsmr", "neumann", lambda matvec, b: b])
+def test_a_product_that_is_not_linear(method):
+    b, p = torch.tensor([3.0, 4.0], dtype=torch.float64), torch.tensor(1.5, dtype=torch.float64)
+    with pytest.warns(HodiffWarning, match=r"not linear: matvec\(0\) is not 0; subtract this constant"):
+        linear_solve(lambda x, p: p * x + 1, b, p, method=method)
+    # The advice gives the solution.
+    if isinstance(method, str):
+        torch.testing.assert_close(linear_solve(lambda x, p: p * x, b - 1, p, method=method), (b - 1) / p)
+    with pytest.warns(HodiffWarning, match=r"not linear: matvec\(2 \* x\) is not 2 \* matvec\(x\)"):
+        linear_solve(lambda x, p: p * x * x.abs(), b, p, method=method)
+
+
 @pytest.mark.parametrize("method", ["cg", "minres", "gmres", "lsmr", "neumann"])
 def test_too_few_iterations(method, generator):
     root_of = torch.randn(30, 30, dtype=torch.float64, generator=generator) / 30**0.5

@@ -17,8 +17,10 @@ from hodiff.implicit import (
     root,
     scipy_minimize,
     scipy_root,
+    stationary,
     torch_optimizer,
 )
+from hodiff.implicit.scipy_solvers import _MINIMIZE_METHODS
 
 X = torch.ones(2, dtype=torch.float64)
 MAKERS = {
@@ -126,10 +128,20 @@ def test_step_that_leaves_the_space(bad):
         fixed_point(bad, picard())(X, X)
 
 
+MINIMIZERS = {
+    "one of a user": lambda objective, x0, p: x0,
+    "Newton": stationary(newton()),
+    "SGD": torch_optimizer(torch.optim.SGD, lr=0.1),
+    "L-BFGS": torch_optimizer(torch.optim.LBFGS, tol=1e-3),
+    **{method: scipy_minimize(method) for method in sorted(_MINIMIZE_METHODS)},
+}
+
+
+@pytest.mark.parametrize("solver", MINIMIZERS.values(), ids=MINIMIZERS)
 @pytest.mark.parametrize("bad", [lambda x, p: x - p, lambda x, p: 1.0, lambda x, p: (x.sum(), x)])
-def test_objective_that_is_no_number(bad):
+def test_objective_that_is_no_number(bad, solver):
     with pytest.raises(InputError, match="objective: expected one real number"):
-        argmin(bad, lambda objective, x0, p: x0)(X, X)
+        argmin(bad, solver)(X, X)
 
 
 def test_matvec_that_leaves_the_space():

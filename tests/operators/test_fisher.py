@@ -278,6 +278,11 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(hodiff.InputError, match=r"loss: .* with (weight|pos_weight|log_input)"):
             FisherOperator(p.model, loss, *arguments)
+    weighted = nn.CrossEntropyLoss(weight=torch.ones(3))
+    with pytest.raises(hodiff.InputError, match=r"expected CrossEntropyLoss without weight, .* take GaussNewtonOp"):
+        FisherOperator(p.model, weighted, *arguments)
+    with pytest.raises(hodiff.InputError, match=r"expected poisson_nll_loss with log_input=True, .* with log_input;"):
+        FisherOperator(p.model, partial(F.poisson_nll_loss, log_input=False), *arguments)
     with pytest.raises(hodiff.InputError, match="samples: expected an int with a likelihood"):
         FisherOperator(p.model, F.l1_loss, *arguments, likelihood=Likelihood(lambda z, s, g: z, Tensor.numel))
     with pytest.raises(hodiff.InputError, match="generator: expected"):

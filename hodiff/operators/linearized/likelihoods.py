@@ -139,12 +139,20 @@ LIKELIHOODS: dict[Any, tuple[Likelihood, dict[str, Any]]] = {
 def likelihood_of(caller: str, loss: Any) -> Likelihood:
     """Look up the distribution of a loss; raise for unknown losses and options that change the distribution."""
     likelihood, changed = _look_up(loss)
-    if likelihood is None or changed:
+    if likelihood is not None and changed:
+        key = _options_of(loss)[0]
+        options = ((name, LIKELIHOODS[key][1][name]) for name in changed)
+        wanted = [f"without {name}" if value is None else f"with {name}={value}" for name, value in options]
+        raise InputError(
+            f"{caller}: loss: expected {key.__name__} {' and '.join(wanted)}, which is a negative log-likelihood, got "
+            f"{key.__name__} with {', '.join(changed)}; take GaussNewtonOperator or EmpiricalFisherOperator, or for "
+            "losses of logits KFACOperator or EKFACOperator with fisher='exact'."
+        )
+    if likelihood is None:
         known = ", ".join(f"{key.__module__}.{key.__name__}" for key in LIKELIHOODS)
-        got = f"{type(loss).__name__} with {', '.join(changed)}" if changed else repr(loss)
         raise InputError(
             f"{caller}: loss: expected a negative log-likelihood that is known here, one of {known}, "
-            f"got {got}; pass a hodiff.operators.Likelihood and samples=, or take GaussNewtonOperator."
+            f"got {loss!r}; pass a hodiff.operators.Likelihood and samples=, or take GaussNewtonOperator."
         )
     return likelihood
 

@@ -166,8 +166,9 @@ def _is_empty(parameter: Tensor, written: _Written | None) -> bool:
         return True
     if gradient.layout != torch.strided or bool(gradient.any()):
         return False
-    written_here = written is not None and written.gradient() is gradient and written.has_version_of(gradient)
-    return not written_here or bool(written.numbers.any())
+    if written is None or written.gradient() is not gradient or not written.has_version_of(gradient):
+        return True
+    return bool(written.numbers.any())
 
 
 def _as_written(gradient: Tensor) -> _Written:

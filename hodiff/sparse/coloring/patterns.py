@@ -169,5 +169,5 @@ def require_symmetric(caller: str, method: str, pattern: Pattern) -> None:
         row, column = int(rows[changed][0]), int(columns[changed][0])
         raise InputError(
             f"{caller}: pattern: expected a symmetric one for method={method!r}, got ({row}, {column}) without "
-            f'({column}, {row}); `pattern + pattern.T` is symmetric, and method="columns" needs no symmetry.'
+            f'({column}, {row}); `pattern + pattern.T` is symmetric, and color(pattern, "columns") colors a Jacobian.'
         )

@@ -76,7 +76,8 @@ def test_unsorted_and_repeated_entries():
         (
             np.triu(np.ones((3, 3), bool)),
             {"method": "acyclic"},
-            "color: pattern: expected a symmetric one for method='acyclic', got (0, 1) without (1, 0); `pat",
+            "color: pattern: expected a symmetric one for method='acyclic', got (0, 1) without (1, 0); "
+            '`pattern + pattern.T` is symmetric, and color(pattern, "columns") colors a Jacobian.',
         ),
         (
             PATTERN,
