@@ -282,6 +282,18 @@ def one(x):
     return x.norm(dim=1)
 
 
+def with_another(x):
+    """Lengths of two vectors, of which the first is 0."""
+    return torch.cat([x, x + 1]).norm(dim=1)
+
+
+def filled(x):
+    y = torch.zeros(2, dtype=D)
+    y[1] = x.norm()
+    return y
+
+
+TWO_ROWS, ONE_OF_TWO, COSH_1 = torch.tensor([[1.0], [2.0]], dtype=D), torch.tensor([1.0, 0.0], dtype=D), math.cosh(1)
 # Functions of a length that are smooth at 0, by operation, and the factor of the identity in their Hessian
 SMOOTH = {
     "Matern 5/2": (lambda x: matern_5_2(x.norm()), -5 / 3 / 1.5**2),
@@ -316,6 +328,27 @@ SMOOTH = {
     "einsum of transposed": (lambda x: (n := x.abs()).shape and torch.einsum("ij,ij->ji", n, n).sum(), 2),
     "vecdot": (lambda x: torch.linalg.vecdot(x.abs(), x.abs()).sum() + torch.linalg.vecdot(one(x), one(x), dim=0), 4),
     "exponent that is a tensor": (lambda x: (x.abs() ** torch.tensor(2.0)).sum(), 2),
+    "linear": (lambda x: torch.cos(F.linear(one(x), TWO_ROWS)).sum(), -5),
+    "linear with a bias": (lambda x: torch.cosh(F.linear(one(x), TWO_ROWS, torch.ones(2, dtype=D))).sum(), 5 * COSH_1),
+    "conv1d": (lambda x: F.conv1d(one(x)[:, None], TWO_ROWS[:, :, None]).square().sum(), 10),
+    "einsum with a constant": (lambda x: torch.einsum("i,ki->k", one(x), TWO_ROWS).square().sum(), 10),
+    "linear of absolute values": (lambda x: torch.linalg.multi_dot([TWO_ROWS, x.abs()]).square().sum(), 10),
+    "sort": (lambda x: with_another(x).sort()[0].cosh()[0], 1),
+    "topk": (lambda x: with_another(x).topk(1, largest=False)[0].cosh().sum(), 1),
+    "least": (lambda x: with_another(x).amin() ** 2 + with_another(x).min(0)[0] ** 2 + with_another(x).min() ** 2, 6),
+    "cumsum": (lambda x: one(x).cumsum(0).square().sum(), 2),
+    "index_add": (lambda x: torch.zeros(1, dtype=D).index_add(0, torch.tensor([0]), one(x)).square().sum(), 2),
+    "written to an element": (lambda x: filled(x).square().sum(), 2),
+    "written": (lambda x: torch.ones(1, dtype=D).copy_(one(x)).square().sum(), 2),
+    "scatter_add_": (lambda x: torch.zeros(1, dtype=D).scatter_add_(0, torch.tensor([0]), one(x)).square().sum(), 2),
+    "sum of multiples": (lambda x: (n := one(x)).shape and torch.cat([n, 2 * n]).sum() ** 2, 18),
+    "norm of multiples": (lambda x: (n := one(x)).shape and torch.cat([n, 2 * n]).norm() ** 2, 10),
+    "norm of a difference": (lambda x: (with_another(x) * ONE_OF_TWO - 1 + ONE_OF_TWO).norm() ** 2, 2),
+    "mean": (lambda x: (with_another(x) * ONE_OF_TWO).mean().cos(), -1 / 4),
+    "dropout in evaluation": (lambda x: F.dropout(x.norm(), 0.5, training=False) ** 2, 2),
+    "into vmap": (lambda x: torch.vmap(lambda n: 2 * n)(one(x)).square().sum(), 8),
+    "out of vmap": (lambda x: torch.vmap(lambda row: torch.cosh(3 * row.norm()).sqrt().log())(x).sum(), 4.5),
+    "length out of vmap": (lambda x: torch.vmap(lambda row: row.norm())(x).square().sum(), 2),
 }
 
 
@@ -436,6 +469,9 @@ def test_a_length_of_a_kernel_by_its_parameters():
         lambda n: F.huber_loss(n, torch.zeros(1, dtype=D)),
         lambda n: torch.kron(n, n)[0],
         lambda n: torch.einsum("i,j->", n, n),
+        lambda n: torch.fft.fft(n).abs().sum(),
+        lambda n: torch.manual_seed(0) and F.dropout(torch.cat([n, n + 1])).square().sum(),
+        lambda n: torch.complex(n, n).abs().square().sum(),
     ],
 )
 def test_unknown_functions_of_a_length_at_zero_are_refused(f):
@@ -446,6 +482,43 @@ def test_unknown_functions_of_a_length_at_zero_are_refused(f):
             assert hodiff.hvp(lambda x: f(one(x)), x, v, route=route).isnan().all()
     with pytest.warns(hodiff.HodiffWarning), corrected:
         assert not torch.func.grad(lambda x: f(one(x)))(x).any()
+
+
+def test_sums_of_two_lengths_at_zero_are_refused():
+    """Two lengths may be equal, and the square of their sum smooth."""
+    x, v = torch.zeros(3, dtype=D), torch.ones(3, dtype=D)
+    for route in hodiff.ROUTES:
+        with pytest.warns(hodiff.HodiffWarning, match="Two of them are 0 at once"):
+            assert hodiff.hvp(lambda x: ((1 * x).norm() + (2 * x).norm()) ** 2, x, v, route=route).isnan().all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_nearest_centers_that_are_met():
+    """Sums over nearest points are quadratic where a point is a center, and at other points as well."""
+    centers = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]], dtype=D)
+    points = torch.tensor([[0.0, 0.0], [0.9, 0.2], [0.0, 2.0]], dtype=D)
+    for nearest in (lambda d: d.min(1)[0], lambda d: d.amin(1), lambda d: d.sort(1)[0][:, 0]):
+        for route in hodiff.ROUTES:
+            found = hodiff.hessian_matrix(
+                lambda x: nearest(torch.cdist(x, centers)).square().sum(), points, route=route
+            )
+            torch.testing.assert_close(found, 2 * torch.eye(6, dtype=D))
+
+
+@pytest.mark.filterwarnings("error")
+def test_lengths_that_are_zero_all_along_change_nothing():
+    """Distances of points to themselves are 0 near the point, too, so that functions of their sum are smooth."""
+    x = torch.tensor([[0.3, -1.0], [2.0, 0.5], [-0.7, 1.1]], dtype=D)
+
+    def f(x, eps):
+        return ((x[:, None] - x[None]).square().sum(-1) + eps).sqrt().mean().log()
+
+    def g(x):
+        return torch.log((x[:, None] - x[None]).norm(dim=-1).mean())
+
+    torch.testing.assert_close(
+        hodiff.hessian_matrix(g, x), hodiff.hessian_matrix(lambda x: f(x, 1e-28), x), rtol=1e-6, atol=1e-6
+    )
 
 
 def test_preflight_remarks_on_lengths_at_zero():

@@ -71,6 +71,13 @@ def test_branches_by_type_along_a_line(name):
     torch.testing.assert_close(found[0][0], X.sin().pow(3).sum())
 
 
+def test_lengths_at_zero_are_tensors():
+    """Validated distributions take tensors alone."""
+    x, normal = torch.zeros(3, dtype=D), torch.distributions.Normal(torch.zeros((), dtype=D), torch.ones((), dtype=D))
+    for length in (torch.linalg.vector_norm, lambda x: torch.cdist(x[None], 0 * x[None])[0, 0]):
+        assert hodiff.laplacian(lambda x, length=length: normal.log_prob(length(x)))(x).item() == pytest.approx(-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["isinstance", "is_tensor", "type is", "match", "as_tensor"])
 def test_branches_in_compiled_code(name):

@@ -33,9 +33,10 @@ _STRUCTURAL = """
 STRUCTURAL = frozenset(_STRUCTURAL.split())
 # Functions that are linear, or select elements; nonlinear functions of a sum of lengths have no derivative at 0.
 _LINEAR = """
-    sum mean nansum nanmean cumsum trace dropout add sub rsub __radd__ __rsub__ __add__ __sub__ subtract
+    sum mean nansum nanmean cumsum trace add sub rsub __radd__ __rsub__ __add__ __sub__ subtract
     mul multiply __mul__ __rmul__ div divide true_divide __truediv__ neg negative __neg__ conj resolve_conj real
-    max min amax amin sort topk median kthvalue quantile nanquantile mode detach alias positive index_add scatter_add
+    max min amax amin sort topk median kthvalue quantile nanquantile mode alias positive
+    index_add scatter_add index_put index_copy scatter
 """
 LINEAR = frozenset(_LINEAR.split())
 # Functions that are linear in each of their tensors.

@@ -132,17 +132,26 @@ class Call:
 
 
 def _expanded(root: Root, length: Tensor, shape: torch.Size) -> tuple[Root, Tensor]:
-    return Root(lambda: root.square().expand(shape), (*root.key, tuple(shape)), root.kind), length.expand(shape)
+    square, labels = lambda: root.square().expand(shape), lambda: root.label(length).expand(shape)
+    return Root(square, (*root.key, tuple(shape)), root.kind, labels), length.expand(shape)
+
+
+def warn_of_kinks(name: str, cause: str) -> None:
+    """Warn that second derivatives are NaN at kinks."""
+    warnings.warn(
+        f"{name}: {cause}, so that second derivatives are NaN there. Write it as a function of the square, such as "
+        "x.square().sum(), or by elementwise functions and sums of a length that is computed once.",
+        HodiffWarning,
+        stacklevel=5,
+    )
 
 
 def refused(call: Call) -> Any:
     """Compute the value of a call, with a warning and with NaN as second derivatives at kinks."""
-    warnings.warn(
-        f"{call.func.__name__}: got a length, a distance or a deviation that is 0 somewhere, where it has a kink. "
-        "hodiff does not know whether the kink cancels, so that second derivatives are NaN there. Write it as a "
-        "function of the square, such as x.square().sum(), or by elementwise functions and sums.",
-        HodiffWarning,
-        stacklevel=4,
+    warn_of_kinks(
+        call.func.__name__,
+        "Got a length, a distance or a deviation that is 0 somewhere, where it has a kink, and hodiff does not know "
+        "whether the kink cancels",
     )
 
     def kinked(x: Tensor) -> Tensor:

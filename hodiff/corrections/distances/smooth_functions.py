@@ -15,6 +15,8 @@ from torch.utils import _pytree as pytree
 from hodiff.corrections.distances import arithmetic
 from hodiff.corrections.distances.graded import LINEAR, MULTILINEAR, STRUCTURAL, UNARY
 from hodiff.corrections.distances.length_calls import NOTICE, Call, noticed, refused, tensors_in
+from hodiff.corrections.distances.lengths import root
+from hodiff.corrections.distances.linear import linear
 from hodiff.corrections.distances.squares import Root, even_power, find, remember
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
@@ -47,6 +49,8 @@ def _of_remembered(call: Call) -> Any:
         name = func.__self__.__name__
         if name not in STRUCTURAL:
             return None
+    if name == "detach":
+        return None
     if name in _RULES:
         result = _RULES[name](call)
     elif name in STRUCTURAL:
@@ -55,11 +59,17 @@ def _of_remembered(call: Call) -> Any:
         result = arithmetic.unary(call, name)
     elif name in _IN_PLACE:
         return _in_place(call, _IN_PLACE[name])
+    elif name in _WRITES:
+        return _written(call, _WRITES[name])
+    elif name in _NORMS:
+        result = _norm(call)
     else:
         result = None
     remembered = [each for each in tensors_in(call.args, call.kwargs) if id(each) in call.found]
-    if result is not None or name in LINEAR or (name in MULTILINEAR and len(remembered) == 1):
+    if result is not None:
         return result
+    if name in LINEAR or (name in MULTILINEAR and len(remembered) == 1):
+        return linear(call, elementwise=name in _RULES and len(remembered) > 1)
     return _unknown(call, name)
 
 
@@ -74,7 +84,12 @@ def _moved(call: Call) -> Any:
         result = call.value()
         # Equal moves of one length have equal keys.
         key = (*graded.root.key, call.func, repr(call.args[1:]), repr(call.kwargs)) if graded.odd is None else ()
-        root = Root(lambda: call.value(lambda _: even_power(graded, 2)), key, graded.root.kind)
+        root = Root(
+            lambda: call.value(lambda _: even_power(graded, 2)),
+            key,
+            graded.root.kind,
+            lambda: call.value(lambda x: graded.root.label(call.length(x)).expand(x.shape)),
+        )
         held = tuple(each for each, _ in graded.held)
         return remember(result, root, None, None, None, held) if isinstance(result, Tensor) else None
     if all(id(each) not in call.found or call.zeros(each) is None for each in leaves):
@@ -88,9 +103,10 @@ def _moved_parts(call: Call, leaves: list[Tensor]) -> Any:
         zero = call.zeros(each) if id(each) in call.found else None
         nothing = torch.zeros_like(each.detach())
         if zero is None:
-            parts[id(each)] = (each, nothing, nothing, nothing, nothing)
+            parts[id(each)] = (each, *[nothing] * 5)
         else:
-            given = *call.parts(each), zero.to(each.dtype), call.found[id(each)].root.square(), call.length(each)
+            root, length = call.found[id(each)].root, call.length(each)
+            given = *call.parts(each), zero.to(each.dtype), root.square(), length, root.label(length)
             parts[id(each)] = tuple(part.to(each.dtype).expand(each.shape) for part in given)
 
     def moved(i: int) -> list[Tensor]:
@@ -103,13 +119,13 @@ def _moved_parts(call: Call, leaves: list[Tensor]) -> Any:
 
     value = call.value()
     results = []
-    for each, even, odd, at, square, length in zip(
-        [value] if isinstance(value, Tensor) else value, *map(moved, range(5)), strict=True
+    for each, even, odd, at, square, length, labels in zip(
+        [value] if isinstance(value, Tensor) else value, *map(moved, range(6)), strict=True
     ):
-        root = Root(square.clone, kind=max(graded.root.kind for graded in call.found.values()))
-        root.zero = at != 0
-        root.has_zeros = True
-        result = torch.where(root.zero, even + odd * length, each)
+        root = Root(square.clone, (), max(graded.root.kind for graded in call.found.values()), labels.clone)
+        zero = at != 0
+        root.set_zeros(zero)
+        result = torch.where(zero, even + odd * length, each)
         results.append(remember(result, root, even, odd, length, ()))
     return results[0] if isinstance(value, Tensor) else type(value)(results)
 
@@ -214,18 +230,62 @@ def _in_place(call: Call, function: Callable[..., Any]) -> Any:
     return x
 
 
+def _written(call: Call, function: Callable[..., Any]) -> Any:
+    """Write to a tensor, and remember what the out-of-place function returns for it."""
+    x = call.args[0]
+    before = x.clone()
+    args = (before, *call.args[1:])
+    result = linear(
+        replace(call, args=args, found=call.found | {id(before): each for each in [find(x)] if each}), function
+    )
+    found = find(result)
+    with call.mode, noticed(False):
+        written = call.func(*call.args, **call.kwargs)
+        if found is not None:
+            x.copy_(result)
+            remember(x, found.root, found.even, found.odd, found.length, ())
+    return x if written is None else written
+
+
+def _set(x: Tensor, index: Any, value: Any) -> Tensor:
+    result = x.clone()
+    result[index] = value
+    return result
+
+
+def _norm(call: Call) -> Any:
+    """Compute the Euclidean norm of a function of a length as the root of a sum of squares."""
+    x, rest = call.args[0], (*call.args[1:], *call.kwargs.values())
+    graded = call.graded(0)
+    if graded is None or graded.even is None or call.kinks(x) is None:
+        return None
+    plain = x.is_floating_point() and all(each is False or each in (None, 2.0, "fro") for each in rest)
+    return root(call.again(lambda: x.square().sum())) if plain else refused(call)
+
+
+def _dropout(call: Call) -> Any:
+    """Refuse random masks, which would differ between evaluations."""
+    x, *rest = call.args
+    p = rest[0] if rest else call.kwargs.get("p", 0.5)
+    training = rest[1] if len(rest) > 1 else call.kwargs.get("training", True)
+    if training and p:
+        return _unknown(call, "dropout")
+    return call.again(torch.clone, x)
+
+
 def _reduced(call: Call) -> Any:
     """Treat a sum or mean of one element as a reshaped tensor."""
-    x, result = call.args[0], call.value()
-    if not isinstance(result, Tensor) or result.numel() != x.numel() or call.graded(0) is None or x.is_complex():
-        return result
+    x = call.args[0]
+    if x.numel() != 1 or call.graded(0) is None or x.is_complex():
+        return None
+    result = call.value()
     shape = result.shape
     return call.again(lambda x: x.reshape(shape).to(result.dtype), x)
 
 
 def _computes(func: Any, name: str) -> bool:
     """Whether a function only computes a value: no hook, property or in-place change."""
-    if name.startswith(("linalg_", "special_")) or name in ("__matmul__", "__rmatmul__"):
+    if name.startswith(("linalg_", "special_", "fft_")) or name in ("__matmul__", "__rmatmul__"):
         return True
     if name.startswith("_"):
         return False
@@ -235,18 +295,27 @@ def _computes(func: Any, name: str) -> bool:
 
 def _unknown(call: Call, name: str) -> Any:
     """Return None where torch's function is right; at kinks the value, with NaN as second derivatives."""
-    if name in _KNOW_LENGTHS or not _computes(call.func, name):
+    if name in _NORMS or not _computes(call.func, name):
         return None
     if all(call.kinks(x) is None for x in tensors_in(call.args, call.kwargs) if id(x) in call.found):
         return None
     result = call.value()
-    if not any(each.is_floating_point() and (each.requires_grad or is_wrapped(each)) for each in tensors_in((result,))):
+    moving = (each for each in tensors_in((result,)) if each.is_floating_point() or each.is_complex())
+    if not any(each.requires_grad or is_wrapped(each) for each in moving):
         return result
     return refused(call)
 
 
 # Functions whose rules use the squares of lengths.
-_KNOW_LENGTHS = frozenset(("norm", "linalg_vector_norm", "linalg_norm", "linalg_matrix_norm"))
+_NORMS = frozenset(("norm", "linalg_vector_norm", "linalg_norm", "linalg_matrix_norm"))
+# Functions that write other tensors to their first argument.
+_WRITES: dict[str, Callable[..., Any]] = {
+    "__setitem__": _set,
+    "copy_": lambda x, other, *_: other.to(x.dtype).expand(x.shape),
+    **{
+        f"{name}_": getattr(Tensor, name) for name in ("index_add", "index_copy", "index_put", "scatter", "scatter_add")
+    },
+}
 _SUM, _DIFFERENCE, _REVERSED = arithmetic.sum_of(1, 1), arithmetic.sum_of(1, -1), arithmetic.sum_of(-1, 1)
 _RULES: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("square", "pow", "__pow__"), arithmetic.power),
@@ -265,6 +334,7 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "addcmul": _written_out(lambda a, b, c, value=1: a + value * (b * c)),
     "hypot": _written_out(lambda a, b: torch.sqrt(a * a + b * b)),
     "masked_fill": _masked_fill,
+    "dropout": _dropout,
     "where": _where,
     "mse_loss": _loss(torch.square),
     "l1_loss": _loss(torch.abs),

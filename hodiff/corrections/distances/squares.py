@@ -16,10 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hodiff.corrections.values import numbers_of
+from hodiff.torch_internals.autograd.func_calls import carry_through_vmap
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_wrapped
 from hodiff.torch_internals.tensors import version_of
 
@@ -34,19 +36,38 @@ class Root:
             they keep torch's, as at other kinks. A "root" has derivatives that are not finite at 0.
     """
 
-    def __init__(self, square: Callable[[], Tensor], key: tuple[Any, ...] = (), kind: str = "length"):
+    def __init__(
+        self,
+        square: Callable[[], Tensor],
+        key: tuple[Any, ...] = (),
+        kind: str = "length",
+        labels: Callable[[], Tensor] | None = None,
+    ):
         self.square = square
         self.key = key or (self,)
         self.kind = kind
         self.zero: Tensor | None = None
         self.has_zeros = False
+        self._labels = labels
+
+    def set_zeros(self, zero: Tensor) -> None:
+        """Set the mask of the zeros of the length."""
+        self.zero = zero
+        numbers = numbers_of(zero) if self.kind != "root" else None
+        self.has_zeros = numbers is not None and bool(numbers.any())
+
+    def label(self, length: Tensor) -> Tensor:
+        """Return random numbers from [1, 2) that identify the elements of the length."""
+        if self._labels is not None:
+            return self._labels()
+        # torch.func.vmap refuses random operations of torch.
+        labels = 1 + np.random.default_rng(hash(self.key) % 2**62).random(tuple(length.shape))
+        return torch.as_tensor(labels, dtype=length.dtype, device=length.device)
 
     def zeros(self, length: Tensor) -> Tensor | None:
         """Return a mask of the zeros of the length; None if there are none, or if that is unknown."""
         if self.zero is None:
-            self.zero = length.detach() == 0
-            numbers = numbers_of(self.zero) if self.kind != "root" else None
-            self.has_zeros = numbers is not None and bool(numbers.any())
+            self.set_zeros(length.detach() == 0)
         return self.zero if self.has_zeros else None
 
 
@@ -128,6 +149,38 @@ def remember(tensor: Any, root: Root, even: Any, odd: Any, length: Any, held: tu
     versions = tuple((each, _version(each)) for each in (*held, length) if each is not None)
     LENGTHS[key] = Graded(itself, _version(tensor), root, even, odd, length, versions)
     return tensor
+
+
+def carry(x: Tensor, result: Any, move: Callable[[Tensor], Tensor]) -> Any:
+    """Remember what `torch.func.vmap` makes of a remembered tensor where it enters or leaves.
+
+    Args:
+        x: The tensor.
+        result: What `move` returns for it.
+        move: Makes the same of tensors of the same shape.
+
+    Returns:
+        The result.
+    """
+    graded = find(x) if LENGTHS else None
+    if graded is None:
+        return result
+    length = x if graded.length is None else graded.length
+    zero = graded.root.zeros(length)
+    if zero is None:
+        return result
+
+    def moved(part: Any) -> Tensor:
+        return move((part if isinstance(part, Tensor) else torch.as_tensor(part).to(x)).expand(x.shape))
+
+    square, labels = moved(graded.root.square()), moved(graded.root.label(length))
+    root = Root(lambda: square, (), graded.root.kind, lambda: labels)
+    root.set_zeros(moved(zero))
+    even, odd = (None if part is None else moved(part) for part in (graded.even, graded.odd))
+    return remember(result, root, even, odd, None if graded.length is None else moved(length), ())
+
+
+carry_through_vmap(carry)
 
 
 def _version(tensor: Tensor) -> int:

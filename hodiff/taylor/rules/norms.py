@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hodiff.taylor.fallback import unknown
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.registry import analytic_rule, name_of, rule
 from hodiff.taylor.rules.arithmetic import of_one, with_value
 from hodiff.taylor.rules.elementary import ELEMENTARY
@@ -44,7 +44,7 @@ def at_zeros(frame: Frame, length: Any, still: Any, x: Any, inner: Callable[[Any
             dense, other = filled(frame, length.coefficients, k, length.value), frame.kink.side * series[k - 1]
             each = torch.where(still, other, dense)
         found.append(each)
-    return Jet(frame, found)
+    return new_jet(frame, found)
 
 
 def _length_series(x: Sequence[Any], inner: Callable[[Any, Any], Any]) -> list[Any]:

@@ -9,7 +9,9 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._functorch import apis, eager_transforms
+from torch._functorch import vmap as batching
 from torch.autograd import functional
 from torch.nn.utils import _named_member_accessor as members
 from torch.utils import _pytree as pytree
@@ -109,6 +111,23 @@ def look_at_arguments_of_functional(look: Callable[[Any], None]) -> None:
         return own(inp, *names)
 
     functional._as_tuple = as_tuple
+
+
+def carry_through_vmap(carry: Callable[[Tensor, Any, Callable[[Tensor], Tensor]], Any]) -> None:
+    """Call `carry(x, result, move)` on each tensor that enters or leaves `torch.func.vmap` in eager code.
+
+    Args:
+        carry: Takes a tensor, the result of `move` for it, and `move`; returns the result.
+    """
+    for name in ("_add_batch_dim", "_remove_batch_dim"):
+        own = getattr(batching, name)
+
+        @functools.wraps(own)
+        def call(tensor: Tensor, *how: Any, own: Callable[..., Any] = own) -> Any:
+            result = own(tensor, *how)
+            return result if torch.compiler.is_compiling() else carry(tensor, result, lambda part: own(part, *how))
+
+        setattr(batching, name, call)
 
 
 def _either(own: Callable[..., Any], way: Callable[..., Any], asked: Callable[[], bool]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hodiff.checks.audit.jets.curves import Curves, draw_from, moves
 from hodiff.corrections import corrected
 from hodiff.derivatives.transforms import push
-from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets import new_jet
 from hodiff.taylor.passes import framed, through
 
 # Half lengths of the intervals on which values are interpolated, and the number of points.
@@ -42,7 +42,7 @@ def by_jets(
     draw_from(curves.seed)
     with framed(order, curves.directions, collapsed=collapsed, observer=observer) as frame:
         jets = [
-            Jet(frame, [x.clone(), *own[: order - 1], own[order - 1].sum(0) if collapsed else own[order - 1]])
+            new_jet(frame, [x.clone(), *own[: order - 1], own[order - 1].sum(0) if collapsed else own[order - 1]])
             for x, own in zip(curves.start, curves.terms, strict=True)
         ]
         found, _ = through(frame, curves.function, jets)
