@@ -30,7 +30,8 @@ def stands_for_tensor(value: Any) -> bool:
     kind = type(value)
     if isinstance(value, Tensor):
         return getattr(kind, "is_stand_in", False)
-    return hasattr(kind, "__torch_function__")
+    # Dynamo of torch 2.11 and 2.12 cannot trace hasattr for every type.
+    return getattr(kind, "__torch_function__", None) is not None
 
 
 def without_memory(subclass: type[T], like: Tensor) -> T:
