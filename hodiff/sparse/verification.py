@@ -86,9 +86,9 @@ def check_pattern(
         multiply = {"columns": products}
         values, off = recover(coloring, multiply, leaves, eps)
         require_whole("check_pattern", "pattern", coloring, off)
-        vectors = torch.randn(
-            probes, coloring.shape[1], generator=generator or torch.Generator().manual_seed(1), dtype=torch.float64
-        )
+        generator = generator or torch.Generator().manual_seed(1)
+        size = probes, coloring.shape[1]
+        vectors = torch.randn(size, generator=generator, dtype=torch.float64, device=generator.device)
         vectors = vectors.to(values)
         for vector, product in zip(vectors, products(vectors), strict=True):
             off = compare(coloring, multiply, values, vector, product, eps)

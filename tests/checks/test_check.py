@@ -563,3 +563,10 @@ def test_autocast_is_for_functions_and_16_bits():
             InputError, match=r"check: autocast: expected torch\.bfloat16 or torch\.float16 for a function"
         ):
             check(f, POINT, autocast=dtype)
+
+
+def test_another_default_device():
+    x, layer = torch.linspace(0.5, 1.5, 4, dtype=torch.float64), torch.nn.Linear(2, 3).double()
+    with torch.device("meta"):
+        assert hodiff.check(lambda x: (x[1:] * x[:-1] ** 3).sum(), x).codes == ()
+        assert hodiff.check(layer, x.view(2, 2)).codes == ()

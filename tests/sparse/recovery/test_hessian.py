@@ -466,3 +466,19 @@ def test_tensors_without_numbers():
         make_fx(hessian(f, format="values", coloring=color(np.eye(3, dtype=bool))), tracing_mode="symbolic")(
             torch.ones(3)
         )
+
+
+@pytest.mark.parametrize("format", ["csr", "coo", "scipy", "values"])
+def test_another_default_device(format):
+    x = point(5)
+    rows = lambda x: torch.cat([x[1:] * x[:-1], x**2])  # noqa: E731
+    expected = torch.func.hessian(rosenbrock)(x), torch.func.jacrev(rows)(x)
+    with torch.device("meta"):
+        found = hessian(rosenbrock, format=format)(x), hodiff.sparse.jacobian(rows, format=format)(x)
+        hodiff.sparse.check_pattern(rosenbrock, x, hessian_pattern(rosenbrock, x))
+    for got, matrix in zip(found, expected, strict=True):
+        if format == "values":
+            torch.testing.assert_close(got, matrix[matrix != 0])
+        else:
+            dense = torch.from_numpy(got.toarray()) if format == "scipy" else got.to_dense()
+            torch.testing.assert_close(dense, matrix)
