@@ -456,7 +456,8 @@ def test_traces_record_the_products_and_leave_no_fake_tensor_behind(mode):
 def test_tensors_without_numbers():
     f = lambda x: (x**3).sum()  # noqa: E731
     matrix = hessian(f)(torch.empty(3, device="meta"))
-    assert matrix.shape == (3, 3) and matrix.is_meta
+    assert matrix.shape == (3, 3)
+    assert matrix.is_meta
     for x in (torch.empty(3, device="meta"), FakeTensorMode().from_tensor(torch.ones(3))):
         with pytest.raises(InputError, match="expected a tensor with numbers"):
             hodiff.sparse.check_pattern(f, x, np.eye(3, dtype=bool))
