@@ -150,7 +150,7 @@ def held_outside(leaves: list[Tensor]) -> list[bool]:
 @cache
 def _references_alone() -> int:
     """Return the number of references to a leaf that only its graph and a list hold."""
-    output = 2 * torch.zeros((), requires_grad=True)
+    output = 2 * torch.zeros((), device="cpu", requires_grad=True)
     leaves = [node.variable for node in nodes_of(output) if hasattr(node, "variable")]
     return sys.getrefcount(leaves[0])
 

@@ -39,7 +39,7 @@ def require_linear(what: str, rule: Linear, like: Sequence[Tensor], seed: int) -
 def _random(like: Tensor, generator: torch.Generator) -> Tensor | None:
     if not differentiable(like):
         return None
-    return torch.randn(like.shape, generator=generator, dtype=torch.float64).to(like)
+    return torch.randn(like.shape, generator=generator, dtype=torch.float64, device=generator.device).to(like)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

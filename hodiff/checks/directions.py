@@ -54,7 +54,10 @@ def along_directions(
     leaves, spec = flatten_primals(x, "along_directions", "x")
     generator = torch.Generator().manual_seed(seed)
     start = [leaf.detach() for leaf in leaves]
-    directions = [size * torch.randn(count, *leaf.shape, generator=generator, dtype=torch.float64) for leaf in leaves]
+    directions = [
+        size * torch.randn(count, *leaf.shape, generator=generator, dtype=torch.float64, device=generator.device)
+        for leaf in leaves
+    ]
     directions = [d.to(leaf.device, leaf.dtype) for d, leaf in zip(directions, leaves, strict=True)]
 
     def along(t: Tensor) -> Any:

@@ -65,6 +65,4 @@ def _plain(tensor: Tensor) -> Tensor:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     if not has_strides(tensor):
         return tensor.to_dense()
-    if tensor.is_neg() or tensor.is_conj():
-        tensor = tensor.resolve_conj().resolve_neg()
     return dense(tensor)

@@ -229,7 +229,10 @@ def strided(tensor: Tensor) -> Tensor:
 
 
 def dense(leaf: Tensor) -> Tensor:
-    """Return the tensor, or a copy if its elements share memory."""
+    """Return the tensor, or a copy if its elements share memory, or memory holds their negatives or conjugates."""
+    # Forward mode makes no views of such tensors as `z.conj().imag`. torch.compile cannot test this.
+    if not torch.compiler.is_compiling() and (leaf.is_neg() or leaf.is_conj()):
+        leaf = leaf.resolve_conj().resolve_neg()
     # Forward mode gives tangents the strides of their primals, and so would write several elements to one place.
     return leaf if leaf.is_contiguous() or not _overlaps(leaf) else leaf.contiguous()
 

@@ -15,7 +15,7 @@ from typing import Any
 # NumPy's names of arguments, which torch's compiled functions accept besides torch's names.
 _NUMPY = {"axis": "dim", "keepdims": "keepdim", "a": "input", "x": "input", "x1": "input", "x2": "other"}
 # Argument names of functions that share a rule, and the rule's names for them.
-_SHARED = {"input": "A", "other": "B", "input2": "tau", "input3": "other"}
+_SHARED = {"input": "A", "other": "B", "input2": "tau", "input3": "other", "train": "training"}
 # Conversion of an argument, by the annotation of its parameter.
 _NUMBERS: dict[str, Callable[[Any], Any]] = {"int": operator.index, "float": float, "bool": bool}
 

@@ -33,7 +33,9 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
     Other state that `f` reads (closures, globals, attributes of objects and modules, containers) is
     compared in each call: tensors are inputs of the graph, and other numbers, flags or functions get their own graph.
     Beyond 16 such graphs, or if `f` changes such state itself, it runs eagerly, with a warning. The globals of
-    installed packages count as constants.
+    installed packages count as constants, and so does state that `f` reads through a function of another kind:
+    `ContextVar`, `os.environ`, `threading.local`, weak references, `sys.modules`, and switches of torch, such as
+    `torch.are_deterministic_algorithms_enabled()`. Build the function again after they change, or pass them to `f`.
 
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape ().

@@ -159,7 +159,9 @@ def _compare(evaluate: Callable[[Sequence[Tensor]], Any], leaves: Sequence[Tenso
         torch.manual_seed(0)
         outputs = [each for each in pytree.tree_leaves(evaluate(at)) if _is_floating(each)]
         if not weights:
-            weights.extend(torch.randn(each.shape, generator=generator).to(each) for each in outputs)
+            weights.extend(
+                torch.randn(each.shape, generator=generator, device=generator.device).to(each) for each in outputs
+            )
         return torch.stack([(w * y).double().sum() for w, y in zip(weights, outputs, strict=True)]).sum()
 
     with torch.enable_grad():
@@ -185,7 +187,7 @@ def _compare(evaluate: Callable[[Sequence[Tensor]], Any], leaves: Sequence[Tenso
 
 def _direction(leaf: Tensor, generator: torch.Generator) -> Tensor:
     size = float(leaf.detach().double().square().mean().sqrt()) if leaf.numel() else 0.0
-    return torch.randn(leaf.shape, generator=generator).to(leaf) * (size or 1.0)
+    return torch.randn(leaf.shape, generator=generator, device=generator.device).to(leaf) * (size or 1.0)
 
 
 def _is_floating(each: Any) -> bool:

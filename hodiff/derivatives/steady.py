@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hodiff.common.module_state import attributes_put_back, buffers_unwrapped, untouched
+from hodiff.common.trees import tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.recompute.reachable import named_modules
+from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.recompute.same_values import numbers_in, require_same
 from hodiff.torch_internals.autograd.recording import in_fx_trace
+from hodiff.torch_internals.autograd.transforms import outside_transforms
+from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
 
 
 def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundFunction:
@@ -24,6 +28,11 @@ def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundF
     seen = [] if first is None else first
     modules = list(named_modules(function.f))
 
+    @cache
+    def coarsest() -> float:
+        with outside_transforms(), untouched(modules):
+            return _coarsest_eps(function)
+
     def f(*args: Any, **kwargs: Any) -> Any:
         # Buffers are updated only by the first evaluation.
         with untouched(modules) if seen else attributes_put_back(modules):
@@ -31,12 +40,36 @@ def steady(function: BoundFunction, first: list[Tensor] | None = None) -> BoundF
         is_pair = function.has_aux and isinstance(result, tuple)
         found = [each for each in numbers_in(result[0] if is_pair else result) if not each.is_meta]
         if seen:
-            require_same(function.caller, seen, found)
+            require_same(function.caller, seen, found, coarsest)
         else:
             seen.extend(found)
         return result
 
     return replace(function, f=f)
+
+
+class _Dtypes(EagerDispatchMode):
+    """Mode that finds the machine epsilon of the coarsest dtype of results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = run_operator(func, args, kwargs)
+        for each in tensors_in(result):
+            if each.is_floating_point():
+                self.eps = max(self.eps, torch.finfo(each.dtype).eps)
+        return result
+
+
+def _coarsest_eps(function: BoundFunction) -> float:
+    """Evaluate a function once more, and return the machine epsilon of the coarsest dtype in it."""
+    draw = draw_of(function.leaves, *function.roots)
+    with _Dtypes() as dtypes:
+        function(function.leaves)
+    draw.rewind()
+    return dtypes.eps
 
 
 @contextmanager

@@ -74,7 +74,9 @@ class View:
             return False
         self.measured = True
         generator = torch.Generator().manual_seed(0)
-        v, w = torch.randn(2, self.n, dtype=torch.float64, generator=generator).to(self.device, self.dtype)
+        v, w = torch.randn(2, self.n, dtype=torch.float64, generator=generator, device=generator.device).to(
+            self.device, self.dtype
+        )
         first, second, both, again = (precise(self.matmat(each[:, None])) for each in (v, w, v + w, v))
         size = both.norm().item()
         noise = (first + second - both).norm().item()

@@ -151,7 +151,9 @@ class SolverJob:
         if norm == 0:
             return
         # The residual is compared with the Jacobian's change of it, not with one: equations may have any units.
-        cotangent = torch.randn(ravel.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        cotangent = torch.randn(
+            ravel.size, dtype=torch.float64, generator=torch.Generator().manual_seed(0), device="cpu"
+        )
         pullback = self.equation.jacobian.transposed.prepare(x, x, *params)
         scale = ravel.vector(pullback(ravel.tree((cotangent / cotangent.norm()).to(residual)))).norm().item()
         tol = rounding(ravel.dtype, 0.5) if self.residual_tol is None else self.residual_tol

@@ -108,7 +108,7 @@ class IMAML(MetaLearner):
         require_int("IMAML", "cg_steps", cg_steps, 1)
         require_number("IMAML", "cg_tolerance", cg_tolerance, positive=True)
         self.strength, self.cg_steps, self.cg_tolerance = strength, cg_steps, cg_tolerance
-        self.residual = torch.zeros(0)
+        self.residual = torch.zeros(0, device="cpu")
 
     def make_inner_loss(self, start: Parameters) -> Callable[..., tuple[Tensor, Parameters]]:
         """Return the sum of the losses with their proximal terms."""

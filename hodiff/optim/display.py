@@ -68,7 +68,7 @@ def _shown(value: Any) -> str:
 
 
 def _largest(slope: Any) -> str:
-    leaves = [torch.as_tensor(leaf).abs() for leaf in pytree.tree_leaves(slope)]
+    leaves = [torch.as_tensor(leaf, device=getattr(leaf, "device", "cpu")).abs() for leaf in pytree.tree_leaves(slope)]
     return number(max((leaf.max().item() for leaf in leaves if leaf.numel()), default=0.0), 2)
 
 

@@ -38,4 +38,4 @@ def scale_vector(x_scale: Any, variables: Variables) -> Tensor | None:
     scales = scales_of(1.0 if x_scale is None else x_scale, variables)
     if isinstance(scales, str):
         return None
-    return torch.as_tensor(scales).to(variables.origin).expand(variables.space.size)
+    return torch.as_tensor(scales, device="cpu").to(variables.origin).expand(variables.space.size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import contextmanager
 from functools import partial
@@ -20,6 +21,8 @@ from hodiff.recompute.reachable import is_tensor, names_of_globals
 
 _PLAIN = {bool, int, float, complex, str, bytes, NoneType, torch.dtype, torch.device}
 _MISSING = object()
+# Containers that are restored as a whole.
+_Other = deque[Any] | set[Any]
 
 
 class PlainValues:
@@ -32,6 +35,7 @@ class PlainValues:
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any], set[Any] | None]] = []
         self._lists: list[tuple[list[Any], dict[int, Any], int]] = []
         self._arrays: list[tuple[np.ndarray, int]] = []
+        self._others: list[tuple[_Other, list[Any]]] = []
 
     def keep(self, value: Any) -> None:
         """Remember the values in an object."""
@@ -39,6 +43,9 @@ class PlainValues:
             self._dicts.append((value, self._plain(value.items()), set(value)))
         elif isinstance(value, list):
             self._lists.append((value, self._plain(enumerate(value)), len(value)))
+        elif isinstance(value, (deque, set)):
+            if not any(isinstance(each, Tensor) for each in value):
+                self._others.append((value, [*value]))
         elif isinstance(value, FunctionType):
             held = value.__globals__
             if plain := self._plain((name, held[name]) for name in names_of_globals(value)):
@@ -85,11 +92,16 @@ class PlainValues:
         for items, _, length in self._lists:
             if len(items) < length:
                 raise changed_since(name, f"a list of {length} that has {len(items)} entries now")
+        others = [(value, first, [*value]) for value, first in self._others]
         try:
+            for value, first, now in others:
+                _fill(value, now, first)
             tails += [(items, items[length:]) for items, _, length in self._lists if len(items) > length]
             undo += self._as_first()
             yield
         finally:
+            for value, _, now in others:
+                _fill(value, [*value], now)
             for _ in self._as_first():
                 pass
             for items, tail in tails:
@@ -110,6 +122,15 @@ class PlainValues:
             del items[length:]
             if len(items) == length:
                 yield from _put_back(items, plain)
+
+
+def _fill(value: _Other, now: list[Any], wanted: list[Any]) -> None:
+    """Replace the elements of a deque or a set, unless it holds the wanted ones now."""
+    if len(now) == len(wanted) and all(map(is_, now, wanted)):
+        return
+    value.clear()
+    for each in wanted:
+        value.append(each) if isinstance(value, deque) else value.add(each)
 
 
 def _put_back(held: Any, plain: dict[Any, Any]) -> Iterator[tuple[Any, Any, Any]]:

@@ -185,7 +185,7 @@ def _flattened(node: Any, pulled: Any) -> Tensor:
 def flat(tensors: Iterable[Any]) -> Tensor:
     """Concatenate the real numbers of all tensors among some values to one vector."""
     numbers = [as_real(each).double().flatten() for each in tensors_among(tensors)]
-    return torch.cat(numbers) if numbers else torch.zeros(1)
+    return torch.cat(numbers) if numbers else torch.zeros(1, device="cpu")
 
 
 def tensors_among(values: Iterable[Any]) -> list[Tensor]:

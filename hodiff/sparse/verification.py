@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from hodiff.common.options import require_choice, require_generator, require_int
-from hodiff.common.trees import PyTree
+from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import at_the_boundary, bind
 from hodiff.derivatives.route_choice import refused
-from hodiff.errors import HodiffWarning
+from hodiff.errors import HodiffWarning, InputError
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.coloring import color
 from hodiff.sparse.recovery.coloring import require_shape
 from hodiff.sparse.recovery.products import Hessian, Jacobian
 from hodiff.sparse.recovery.recover import compare, recover, require_whole
+from hodiff.torch_internals.tensors import has_numbers
 
 _COLORED = {"hessian": "star", "jacobian": "columns"}
 
@@ -67,6 +68,12 @@ def check_pattern(
     function = bind("check_pattern", f, (x, *args), name="x")
     coloring = color(pattern, _COLORED[of])
     leaves = function.leaves
+    for leaf in leaves:
+        if not has_numbers(leaf):
+            raise InputError(
+                f"check_pattern: x: expected a tensor with numbers, outside of traces, got {type(leaf).__name__} "
+                f"{describe(leaf)}, of which nothing can be compared; pass a tensor on a device."
+            )
     if of == "hessian":
         hessian = Hessian(function, "auto", "auto")
         products, results, eps = hessian.products, leaves, hessian.eps
@@ -79,9 +86,9 @@ def check_pattern(
         multiply = {"columns": products}
         values, off = recover(coloring, multiply, leaves, eps)
         require_whole("check_pattern", "pattern", coloring, off)
-        vectors = torch.randn(
-            probes, coloring.shape[1], generator=generator or torch.Generator().manual_seed(1), dtype=torch.float64
-        )
+        generator = generator or torch.Generator().manual_seed(1)
+        size = probes, coloring.shape[1]
+        vectors = torch.randn(size, generator=generator, dtype=torch.float64, device=generator.device)
         vectors = vectors.to(values)
         for vector, product in zip(vectors, products(vectors), strict=True):
             off = compare(coloring, multiply, values, vector, product, eps)

@@ -157,7 +157,7 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
 def _number(value: Any) -> Tensor:
     """Convert a value, below all jets, to double precision."""
     found = tensor_of(value)
-    found = found.detach() if isinstance(found, Tensor) else torch.as_tensor(found)
+    found = found.detach() if isinstance(found, Tensor) else torch.as_tensor(found, device="cpu")
     return found.to(torch.complex128 if found.is_complex() else torch.float64)
 
 

@@ -117,7 +117,11 @@ def _series(
     top = order - 1 if apart else order
     given = [Batched(_dense(frame, jet, k), frame.has_axis(k)) for jet in jets for k in range(1, top + 1)]
     closed_over: list[Jet] = []
-    start = torch.zeros((), dtype=_real(values[0]).dtype, device=values[0].device) if values else torch.zeros(())
+    start = (
+        torch.zeros((), dtype=_real(values[0]).dtype, device=values[0].device)
+        if values
+        else torch.zeros((), device="cpu")
+    )
 
     def derivatives(*coefficients: Any, direction: int | None = None) -> tuple[tuple[Any, ...], ...]:
         def at(t: Any) -> tuple[Any, ...]:

@@ -7,6 +7,8 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 from torch import Tensor
+from torch._C import _get_dispatch_mode, _TorchDispatchModeKey
+from torch._subclasses import fake_tensor
 from torch.multiprocessing import reductions
 
 # How often a tensor was changed in place; tensors made in inference mode have no version.
@@ -20,6 +22,8 @@ is_zero_without_memory: Callable[[Tensor], bool] = Tensor._is_zerotensor
 
 T = TypeVar("T", bound=Tensor)
 
+_MODES_OF_TRACES = (_TorchDispatchModeKey.FAKE, _TorchDispatchModeKey.PROXY)
+
 
 # The attribute of a tensor that counts writes into its memory.
 VERSION = "_version"
@@ -32,6 +36,16 @@ def stands_for_tensor(value: Any) -> bool:
         return getattr(kind, "is_stand_in", False)
     # Dynamo of torch 2.11 and 2.12 cannot trace hasattr for every type.
     return getattr(kind, "__torch_function__", None) is not None
+
+
+def in_trace() -> bool:
+    """Whether new tensors are fake, or operators are recorded by a trace."""
+    return any(_get_dispatch_mode(key) is not None for key in _MODES_OF_TRACES)
+
+
+def has_numbers(tensor: Tensor) -> bool:
+    """Whether code may read the numbers of a tensor: it is neither fake, nor on the meta device, nor traced."""
+    return not (tensor.is_meta or fake_tensor.is_fake(tensor) or in_trace())
 
 
 def without_memory(subclass: type[T], like: Tensor) -> T:

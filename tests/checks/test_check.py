@@ -563,3 +563,41 @@ def test_autocast_is_for_functions_and_16_bits():
             InputError, match=r"check: autocast: expected torch\.bfloat16 or torch\.float16 for a function"
         ):
             check(f, POINT, autocast=dtype)
+
+
+def test_another_default_device():
+    x, layer = torch.linspace(0.5, 1.5, 4, dtype=torch.float64), torch.nn.Linear(2, 3).double()
+    with torch.device("meta"):
+        assert hodiff.check(lambda x: (x[1:] * x[:-1] ** 3).sum(), x).codes == ()
+        assert hodiff.check(layer, x.view(2, 2)).codes == ()
+
+
+@pytest.mark.parametrize("factor", [1, 2])
+def test_a_jvp_by_forward_mode_is_compared_by_torch_func(factor):
+    """torch's gradcheck cannot nest forward mode; the routes can, and find a wrong factor."""
+
+    class Cube(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x**3
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(*inputs)
+            ctx.save_for_forward(*inputs)
+
+        @staticmethod
+        def backward(ctx, cotangent):
+            (x,) = ctx.saved_tensors
+            return torch.func.vjp(lambda x: x**3, x)[1](cotangent)[0]
+
+        @staticmethod
+        def jvp(ctx, tangent):
+            (x,) = ctx.saved_tensors
+            return factor * torch.func.jvp(lambda x: x**3, (x,), (tangent,))[1]
+
+    report = check(Cube, torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64))
+    assert bool(report.errors) == (factor != 1)
+    assert "HD406" not in report.codes

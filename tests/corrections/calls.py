@@ -323,6 +323,7 @@ CALLS += [(F.softmin, (X,), {"dim": -1}), (F.l1_loss, (X, Y), {"reduction": "non
 ELSEWHERE = {
     torch.native_dropout,
     F.dropout,
+    torch.dropout,
     F.alpha_dropout,
     F.gumbel_softmax,
     torch.alpha_dropout,

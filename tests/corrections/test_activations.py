@@ -91,3 +91,19 @@ def test_errors_are_those_of_torch(call):
     with pytest.raises(expected.type) as caught, corrected:
         call()
     assert str(caught.value) == str(expected.value)
+
+
+@pytest.mark.parametrize("act", [F.silu, F.mish])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_forward_over_forward_where_gradients_are_disabled(act, mode):
+    x = torch.tensor([-1.5, 0.3, 2.0], dtype=D)
+    f = lambda x: act(x).pow(3).sum()  # noqa: E731
+    expected = torch.autograd.functional.hessian(f, x)
+    third = torch.func.jacrev(torch.func.hessian(f))(x)
+    with mode():
+        for route in hodiff.ROUTES:
+            torch.testing.assert_close(hodiff.hvp(f, x, torch.ones(3, dtype=D), route=route), expected.sum(1))
+    with torch.no_grad(), corrected:
+        for second in (torch.func.hessian(f), torch.func.jacfwd(torch.func.jacfwd(f))):
+            torch.testing.assert_close(second(x), expected)
+        torch.testing.assert_close(torch.func.jacfwd(torch.func.hessian(f))(x), third)

@@ -257,6 +257,67 @@ def test_dropout_in_every_route():
     hodiff.assert_differentiable(corrected(f), draw(6), vmap=False, scipy=False)
 
 
+DROPOUTS = {
+    "dropout": lambda x: F.dropout(x, 0.4),
+    "in place": lambda x: F.dropout(x * 1, 0.4, inplace=True),
+    "torch.dropout": lambda x: torch.dropout(x, 0.4, True),
+    "by name": lambda x: torch.dropout(x, p=0.4, train=True),
+    "operator": lambda x: torch.ops.aten.dropout(x, 0.4, True),
+    "native": lambda x: torch.native_dropout(x, 0.4, True)[0],
+    "alpha": lambda x: torch.alpha_dropout(x, p=0.4, train=True),
+}
+VIEWS = {
+    "transposed": lambda x: x.transpose(0, 2),
+    "permuted": lambda x: x.permute(1, 2, 0).exp(),
+    "strided": lambda x: x[:, ::2],
+    "expanded": lambda x: x[:, :1].expand(2, 3, 4),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("name", DROPOUTS)
+def test_every_route_drops_the_same_elements(name, view):
+    x = draw(2, 3, 4)
+
+    def f(x):
+        torch.manual_seed(0)
+        return (DROPOUTS[name](VIEWS[view](x)).pow(3)).sum()
+
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(f(leaf), leaf, create_graph=True)  # outside of transforms
+    (product,) = torch.autograd.grad(gradient.sum(), leaf)
+    gradient = gradient.detach()
+    for mode in ("forward", "reverse"):
+        torch.testing.assert_close(hodiff.jacobian(f, mode=mode, randomness="same")(x), gradient)
+    with corrected:
+        torch.testing.assert_close(torch.func.grad(f)(x), gradient)
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(f, x, torch.ones_like(x), route=route), product)
+
+
+def test_dropout_for_each_row_of_a_batch_is_left_to_torch():
+    x = draw(3, 4)
+
+    def f(y):
+        torch.manual_seed(0)
+        return torch.func.vmap(lambda y: F.dropout(x.t(), 0.5) * y, randomness="different")(y)
+
+    expected = f(torch.ones(2, dtype=D))
+    with corrected:
+        assert torch.equal(f(torch.ones(2, dtype=D)), expected)
+    assert not torch.equal(*expected)
+
+
+def test_checks_do_not_accuse_dropout_of_non_contiguous_tensors():
+    class Transposed(torch.nn.Module):
+        def forward(self, x):
+            return F.dropout(x.t(), 0.5)
+
+    layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    for module, point in ((Transposed(), draw(2, 3)), (layer, torch.randn(1, 2, 4))):
+        assert not hodiff.check(module, point).errors
+
+
 ALPHA = {
     "alpha_dropout": (lambda x: F.alpha_dropout(x, 0.3, training=True), (3,)),
     "torch.alpha_dropout": (lambda x: torch.alpha_dropout(x, 0.6, True), (2, 3)),

@@ -20,6 +20,7 @@ INPUTS: dict[str, Tensor] = {
     "expand of an unfold": A.unfold(0, 2, 1)[:, None].expand(4, 2, 2),
     "transposed": A[:4].reshape(2, 2).T,
     "steps of two": A[::2],
+    "negatives in memory": torch.complex(A, -A).conj().imag.view(1, 5),
     "no element": A.as_strided((0, 3), (1, 1)),
 }
 ROUTES = ("auto", *hodiff.ROUTES)
@@ -69,6 +70,25 @@ def test_directional_derivatives(x: Tensor) -> None:
     torch.testing.assert_close(hodiff.directional_derivatives(cubes, x, v, order=3), expected)
     swapped = ((v**3).sum(), (3 * v**2 * x).sum(), (6 * v * x**2).sum(), (6 * x**3).sum())
     torch.testing.assert_close(hodiff.directional_derivatives(cubes, v, x, order=3), swapped)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_signs_that_memory_does_not_hold(route: str) -> None:
+    z = torch.complex(A[:3], A[2:])
+    negative = z.conj().imag
+    assert negative.is_neg()
+    f = lambda x: x[0] * x[1] ** 2 * x[2].exp()  # noqa: E731
+    v = direction(negative)
+    matrix = torch.autograd.functional.hessian(f, negative.clone().contiguous())
+    for x in (negative, negative.clone()):
+        torch.testing.assert_close(hodiff.hvp(f, x, v, route=route), matrix @ v)
+        torch.testing.assert_close(hodiff.hvp(f, x, negative, route=route), matrix @ negative)
+        torch.testing.assert_close(hodiff.hessian(f, route=route)(x), matrix)
+    # Complex tensors, with either sign or conjugated.
+    g = lambda z: (z[0] * z[1].conj() * z[2]).abs() ** 2  # noqa: E731
+    for seen in (torch._neg_view(z), z.conj(), torch._neg_view(z).conj()):
+        plain = seen.clone().resolve_conj().resolve_neg()
+        torch.testing.assert_close(hodiff.hvp(g, seen, seen, route=route), hodiff.hvp(g, plain, plain))
 
 
 def product_of_three(p: dict[str, Tensor]) -> Tensor:

@@ -93,3 +93,29 @@ def test_traced_by_fx():
     for mode in ("real", "fake"):
         graph = make_fx(hodiff.jacobian(torch.sin, mode="forward", chunk_size=1), tracing_mode=mode)(X)
         assert torch.allclose(graph(2 * X), torch.diag((2 * X).cos()))
+
+
+def by_autocast(layer, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return layer(x).float()
+
+
+def by_casts(layer, x):
+    return nn.functional.linear(x.bfloat16(), layer.weight.bfloat16(), layer.bias.bfloat16()).float()
+
+
+@pytest.mark.parametrize("lowered", [by_autocast, by_casts])
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_16_bits_inside_round_differently(lowered, route):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 3)
+    matrix, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    x, v = torch.randn(3), torch.randn(3)
+    f = lambda x: lowered(layer, x).pow(3).sum()  # noqa: E731
+    product = hodiff.hvp(f, x, v, route=route)
+    expected = matrix.T @ (6 * (matrix @ x + bias) * (matrix @ v))
+    torch.testing.assert_close(product.detach(), expected, rtol=0.05, atol=0.05)
+    state = iter(range(100))
+    if route == "forward-over-forward":
+        with pytest.raises(hodiff.InputError, match="expected the same value each time"):
+            hodiff.hvp(lambda x: f(x) * (1 + next(state)), x, v, route=route)

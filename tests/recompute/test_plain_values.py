@@ -1,5 +1,7 @@
 """Values other than tensors that change between a checkpointed call and backward are restored, or refused."""
 
+from collections import deque
+
 import numpy as np
 import pytest
 import torch
@@ -55,6 +57,7 @@ def _cases():
     module, slotted = Scaled(), Slotted()
     factors = [2.0, 1.0]
     total = {"sum": [1.0, 1.0]}
+    recent, signs, history = deque([2.0], maxlen=2), {"plus"}, deque()
     cell = 2.0
 
     def rebind():
@@ -69,6 +72,15 @@ def _cases():
     yield "slot", slotted, lambda: setattr(slotted, "factor", 3.0), lambda: setattr(slotted, "factor", 2.0)
     yield "list", lambda x: factors[0] * x.sin(), lambda: factors.__setitem__(0, 3.0), lambda: None
     yield "longer list", lambda x: sum(total["sum"]) * x.sin(), lambda: total["sum"].append(1.0), lambda: None
+    yield "deque", lambda x: sum(recent) * x.sin(), lambda: recent.append(1.0), lambda: recent.pop()
+    yield "full deque", lambda x: recent[0] * x.sin(), lambda: recent.extend((3.0, 4.0)), lambda: recent.clear()
+    yield "set", lambda x: 2 * len(signs) * x.sin(), lambda: signs.add("minus"), lambda: signs.discard("minus")
+
+    def noting(x):
+        history.append(len(history))
+        return 2 * len(history) * x.sin()
+
+    yield "deque that f fills", noting, lambda: history.append(5), lambda: None
     yield "cell", lambda x: cell * x.sin(), rebind, lambda: None
     yield "global", _reads_a_global, lambda: _set_global(3.0), lambda: _set_global(2.0)
     yield "entry", _reads_entries, lambda: FACTORS.update(one=3.0), lambda: FACTORS.update(one=2.0)
@@ -105,6 +117,23 @@ def test_what_the_first_run_noted_is_not_there_in_the_next():
     y = checkpoint(f, x)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], x.cos())
     assert noted == {"seen": True}
+
+
+def test_containers_are_afterwards_what_they_were():
+    recent, names = deque([1.0], maxlen=2), {"a"}
+
+    def f(x):
+        recent.append(2.0)
+        names.add("b")
+        return x.sin() * len(recent) * len(names)
+
+    x = torch.randn(3, dtype=D, requires_grad=True)
+    y = checkpoint(f, x)
+    recent.append(3.0)
+    names.clear()
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 4 * x.cos())
+    assert list(recent) == [2.0, 3.0]
+    assert not names
 
 
 def test_afterwards_they_are_what_they_were():

@@ -97,11 +97,11 @@ def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int, unit: 
 
 
 def _pushes_forward_itself(problem: ScalarProblem, seed: int) -> bool:
-    """Whether the function itself uses forward mode, which fails within an outer dual level."""
+    """Whether the function, or the jvp of a Function in it, uses forward mode, which fails within a dual level."""
     leaves = [leaf.detach().clone() for leaf in problem.leaves]
     with seeded(seed, leaves), torch.no_grad(), forward_ad.dual_level():
         try:
-            problem.function(*leaves)
+            problem.function(*(forward_ad.make_dual(leaf, torch.ones_like(leaf)) for leaf in leaves))
         except RuntimeError as error:
             return says(error, Wording.NESTED_DUAL_LEVELS)
     return False

@@ -105,7 +105,12 @@ class _Shaken(DispatchMode):
         if not x.is_floating_point() or not has_strides(x) or x.is_meta or is_zero_without_memory(x):
             return x
         unit = torch.finfo(x.dtype).eps
-        up = torch.randint(-1, 2, (x.numel(),), generator=self._generator).view(x.shape).to(x)
+        up = (
+            torch
+            .randint(-1, 2, (x.numel(),), generator=self._generator, device=self._generator.device)
+            .view(x.shape)
+            .to(x)
+        )
         return x * (1 + unit * up)
 
 

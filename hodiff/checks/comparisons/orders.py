@@ -142,7 +142,9 @@ def _size(loss: Loss, problem: ScalarProblem) -> float:
     if here:
         return here
     # Steps are unequal, as equal steps would stay at singular matrices or equal vectors, where much vanishes.
-    steps = torch.rand(problem.point.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    steps = torch.rand(
+        problem.point.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
+    )
     beside = attempt(loss, problem.point + problem.step * steps.to(problem.point.device))
     size = 0.0 if isinstance(beside, Failure) else float(beside.detach().abs())
     return size if math.isfinite(size) else 0.0
@@ -243,7 +245,7 @@ def _level(
     point, eps, k = problem.point, problem.eps, at.order
     basis = torch.eye(len(point), dtype=point.dtype, device=point.device)
     if silent:
-        nothing = torch.full((len(at.tuples), len(point)), math.nan).to(point)
+        nothing = torch.full((len(at.tuples), len(point)), math.nan, device="cpu").to(point)
         differences = DifferenceEstimate(nothing, math.inf, 0.0, smooth=True)
     else:
         differences = _differences(below, point, at.tuples, at.free, problem)

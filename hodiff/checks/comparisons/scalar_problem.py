@@ -119,7 +119,7 @@ class ScalarProblem:
 
     def _roughness(self, start: int, size: float = 1e-5) -> float:
         with torch.no_grad():
-            steps = size * self.step * torch.arange(start, start + 4).to(self.point)
+            steps = size * self.step * torch.arange(start, start + 4, device="cpu").to(self.point)
             a, b, c, d = (self.joined_outputs(self.point + h) for h in steps)
         rough = ((d - a) - 3 * (c - b)).abs() / a.abs().max().clamp_min(torch.finfo(a.dtype).tiny)
         return float(rough[rough.isfinite()].max()) if rough.isfinite().any() else 0.0

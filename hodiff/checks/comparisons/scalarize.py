@@ -50,12 +50,12 @@ def scalarize(
 
 def draw_normal(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Draw float64 normal numbers that bfloat16 represents exactly, so that every dtype gets equal numbers."""
-    return torch.randn(shape, generator=generator, dtype=torch.float64).bfloat16().double()
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device=generator.device).bfloat16().double()
 
 
 def _draw_directions(leaves: tuple[Tensor, ...], generator: torch.Generator, method: str) -> tuple[Tensor, ...]:
     sizes = [leaf.numel() for leaf in leaves]
     count = sum(sizes)
     full = count <= FULL if method == "auto" else method == "matrices"
-    V = torch.eye(count, dtype=torch.float64) if full else draw_normal((count, SUBSPACE), generator)
+    V = torch.eye(count, dtype=torch.float64, device="cpu") if full else draw_normal((count, SUBSPACE), generator)
     return tuple(block.to(leaf.device) for block, leaf in zip(V.split(sizes), leaves, strict=True))

@@ -21,9 +21,9 @@ SPREAD = 0.01
 _vmap = partial(torch.func.vmap, randomness="same")
 # Samples of further batches: a rule may support the usual sizes only.
 _BATCHES = {
-    "a batch of 1": torch.tensor([0]),
-    "a batch of 40": torch.arange(40) % BATCH,
-    "a batch of batches": torch.tensor([[0, 1, 2], [2, 0, 1]]),
+    "a batch of 1": torch.tensor([0], device="cpu"),
+    "a batch of 40": torch.arange(40, device="cpu") % BATCH,
+    "a batch of batches": torch.tensor([[0, 1, 2], [2, 0, 1]], device="cpu"),
 }
 # Elements above which a batch is skipped, to save memory.
 _LARGE = 1 << 20

@@ -100,14 +100,14 @@ def gradients_of(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> tuple[
     tracked = [leaf.clone().requires_grad_() for leaf in leaves]
     with torch.enable_grad():
         outputs = [_real(y) for y in function(*(leaf.clone() for leaf in tracked))]
-        total = sum(((y * _weights(y)).sum() for y in outputs), torch.zeros(()))
+        total = sum(((y * _weights(y)).sum() for y in outputs), torch.zeros((), device="cpu"))
         gradients = torch.autograd.grad(total, tracked, allow_unused=True, materialize_grads=True)
     return tuple(gradient.detach() for gradient in gradients)
 
 
 def _weights(y: Tensor) -> Tensor:
     """Return unequal weights, as many functions have outputs with a constant sum."""
-    return torch.cos(torch.arange(y.numel(), dtype=torch.float64)).reshape(y.shape).to(y)
+    return torch.cos(torch.arange(y.numel(), dtype=torch.float64, device="cpu")).reshape(y.shape).to(y)
 
 
 def _real(y: Tensor) -> Tensor:

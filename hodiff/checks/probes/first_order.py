@@ -125,12 +125,12 @@ def tolerance_of(call: FunctionCall) -> float:
 def _basis(value: Tensor, generator: torch.Generator, elements: int) -> Tensor | None:
     if value.numel() <= elements:
         return None
-    return torch.randn(DIRECTIONS, value.numel(), generator=generator, dtype=torch.float64)
+    return torch.randn(DIRECTIONS, value.numel(), generator=generator, dtype=torch.float64, device=generator.device)
 
 
 def _projected(gradient: Any, value: Tensor, basis: Tensor | None) -> Tensor | None:
     if gradient is None:
-        flat = torch.zeros(value.numel(), dtype=torch.float64)
+        flat = torch.zeros(value.numel(), dtype=torch.float64, device="cpu")
     elif not isinstance(gradient, Tensor):
         return None
     elif gradient.shape != value.shape:

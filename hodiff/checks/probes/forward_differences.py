@@ -25,7 +25,7 @@ def differences(
     value = call.args[argument]
     if (value.dtype != torch.float64 and call.truth is None) or not value.numel():
         return None
-    steps = torch.eye(value.numel(), dtype=torch.float64) if basis is None else basis
+    steps = torch.eye(value.numel(), dtype=torch.float64, device="cpu") if basis is None else basis
     size = float(value.abs().max()) if bool(value.isfinite().all()) else 1.0
     largest = 1e-3 * (size if 0 < size < 1e-3 else max(1e-3, size))
 

@@ -122,7 +122,7 @@ class ForwardRun:
 
         def incoming(k: int, y: Any) -> Any:
             if self.differentiable(k) and only in {None, k}:
-                return torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y)
+                return torch.randn(y.shape, generator=generator, dtype=torch.float64, device=generator.device).to(y)
             if isinstance(y, Tensor) and (self.context.materializes or self.differentiable(k)):
                 return torch.zeros_like(y) if y.is_floating_point() or y.is_complex() else None
             return None
@@ -132,7 +132,9 @@ class ForwardRun:
     def tangents(self, generator: torch.Generator) -> tuple[Any, ...]:
         """Return random tangents of differentiated arguments, and None for other arguments."""
         return tuple(
-            torch.randn(a.shape, generator=generator, dtype=torch.float64).to(a) if moving else None
+            torch.randn(a.shape, generator=generator, dtype=torch.float64, device=generator.device).to(a)
+            if moving
+            else None
             for a, moving in zip(self.call.args, self.call.moving, strict=True)
         )
 

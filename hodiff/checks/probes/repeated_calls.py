@@ -68,7 +68,9 @@ def beside(call: FunctionCall) -> FunctionCall:
     change = max(1e-2, 4 * call.eps)
     moved = {}
     for i in call.moves():
-        steps = torch.rand(call.args[i].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        steps = torch.rand(
+            call.args[i].shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64, device="cpu"
+        )
         moved[i] = call.args[i] * (1 + change * steps.to(call.args[i]))
     return call.fresh().at(moved)
 

@@ -101,12 +101,12 @@ def slopes_of(ran: ForwardRun, reading: str, incoming: tuple[Any, ...], generato
         # A rule may write into its arguments.
         entering = [g.clone() if isinstance(g, Tensor) else g for g in entering]
         results = as_tuple(rule(context, *entering))
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device="cpu")
         for i, y in enumerate(results):
             if isinstance(y, Tensor) and (y.is_floating_point() or y.is_complex()):
                 y = torch.view_as_real(y) if y.is_complex() else y
                 if i not in weights:
-                    weights[i] = torch.randn(y.shape, generator=generator, dtype=torch.float64)
+                    weights[i] = torch.randn(y.shape, generator=generator, dtype=torch.float64, device=generator.device)
                 total = total + (weights[i] * y).sum()
         return total
 
@@ -124,7 +124,7 @@ def slopes_of(ran: ForwardRun, reading: str, incoming: tuple[Any, ...], generato
             grads = found
     slopes = []
     for (name, t), grad in zip(names.items(), grads, strict=True):
-        draw = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
+        draw = torch.randn(t.shape, generator=generator, dtype=torch.float64, device=generator.device).to(t)
 
         def moved(move: Tensor, name: str = name, t: Tensor = t) -> Tensor:
             return value({name: t + move})

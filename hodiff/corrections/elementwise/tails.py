@@ -26,6 +26,7 @@ from hodiff.functions.logistic import Logistic
 from hodiff.functions.softmax.reductions import Tanh
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.transforms import differentiating_count, disables_gradients_outside
 
 loses_tails = partial(
     register, reason="derivatives are made of a value that rounds to its limit, and lose their digits in the tails"
@@ -127,7 +128,7 @@ def _silu(input: Tensor, inplace: bool = False) -> Any:
     if input.is_complex():
         # Forward mode through torch's SiLU of complex numbers is wrong.
         return _in_place_if(inplace, input, lambda x: x * torch.sigmoid(x))
-    return _in_place_if(inplace, input, SiLU.call) if saturates(input) else UNNEEDED
+    return _in_place_if(inplace, input, SiLU.call) if _is_cut() or saturates(input) else UNNEEDED
 
 
 @loses_tails(
@@ -137,7 +138,7 @@ def _silu(input: Tensor, inplace: bool = False) -> Any:
     reference="$x \\sigma(v(x))$, and derivatives of $\\sigma(v)$ and $\\sigma(-v)$",
 )
 def _mish(input: Tensor, inplace: bool = False) -> Any:
-    return _in_place_if(inplace, input, Mish.call) if _exceed(input, LIMIT / 2) else UNNEEDED
+    return _in_place_if(inplace, input, Mish.call) if _is_cut() or _exceed(input, LIMIT / 2) else UNNEEDED
 
 
 @loses_tails(
@@ -158,6 +159,13 @@ def _gelu(input: Tensor, approximate: str = "none") -> Any:
 def _without_end(input: Tensor) -> Tensor:
     """Replace -inf by NaN, the value of torch's gelu there."""
     return torch.where(input == -math.inf, math.nan, input)
+
+
+def _is_cut() -> bool:
+    """Whether torch's derivative may be a fused kernel, used where gradients are disabled, which has none itself."""
+    if torch.compiler.is_compiling() or differentiating_count() < 2:
+        return False
+    return not torch.is_grad_enabled() or disables_gradients_outside()
 
 
 def _in_place_if(inplace: bool, input: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -63,7 +63,7 @@ def _numbers(index: Tensor) -> Tensor | None:
 
 def _repeats(indices: Sequence[Any]) -> bool:
     """Whether index tensors, one for each dimension, may name an element twice."""
-    tensors = [torch.as_tensor(each) for each in indices]
+    tensors = [torch.as_tensor(each, device=getattr(each, "device", "cpu")) for each in indices]
     numbers = [each for each in tensors if each.dtype not in (torch.bool, torch.uint8)]
     if all(each.numel() <= 1 for each in numbers):
         return False

@@ -27,7 +27,7 @@ def _pack(input: Tensor, lengths: Tensor, batch_first: bool) -> Any:
     if input.dim() < 2 or not input.numel():
         return INVALID
     # The kernel checks the lengths and counts the sequences at each step, here on a tensor without tangent.
-    _, sizes = pack_padded_sequence(torch.empty((*input.shape[:2], 1)), lengths, batch_first)
+    _, sizes = pack_padded_sequence(torch.empty((*input.shape[:2], 1), device="cpu"), lengths, batch_first)
     steps = (input.transpose(0, 1) if batch_first else input).unbind(0)
     rows = [step if step.shape[0] == size else step[:size] for step, size in zip(steps, sizes.tolist(), strict=False)]
     return torch.cat(rows), sizes
@@ -44,5 +44,5 @@ def _pad(data: Tensor, batch_sizes: Tensor, batch_first: bool, padding_value: fl
         for step, size in zip(data.split(sizes), sizes, strict=True)
     ]
     steps += [data.new_full((batch, *data.shape[1:]), padding_value)] * (length - len(sizes))
-    lengths = (batch_sizes[:, None] > torch.arange(batch)).sum(0)
+    lengths = (batch_sizes[:, None] > torch.arange(batch, device=batch_sizes.device)).sum(0)
     return torch.stack(steps, 0 + batch_first), lengths

@@ -13,6 +13,8 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_internals.autograd.batching import draws_for_each
+from hodiff.torch_internals.autograd.transforms import in_transform
 
 _no_forward = partial(register, kind="missing", routes=ROUTES[1:])
 _SOURCE = "Srivastava et al. (2014), section 4"
@@ -24,14 +26,33 @@ def _native_dropout(input: Tensor, p: float, train: bool | None) -> Any:
         return UNNEEDED
     if not 0 < p < 1:
         return unable("all or nothing is kept")
-    _, kept = torch.native_dropout(input.detach(), p, train)
+    if _reorders(input):
+        kept = torch.empty_like(input.detach(), dtype=torch.bool).bernoulli_(1 - p)
+    else:
+        _, kept = torch.native_dropout(input.detach(), p, train)
     return input * kept.to(input.dtype) * (1 / (1 - p)), kept
 
 
-@_no_forward(F.dropout, reason="on a GPU its backward has no forward rule", reference=_SOURCE)
+def _reorders(input: Tensor) -> bool:
+    """Whether torch draws the elements to drop in another order than outside of transforms: not that of memory."""
+    if torch.compiler.is_compiling() or not input.is_cpu or input.is_contiguous():
+        return False
+    return in_transform() and not draws_for_each()
+
+
+@_no_forward(
+    F.dropout,
+    torch.dropout,
+    name="torch.nn.functional.dropout",
+    reason="on a GPU its backward has no forward rule; transforms drop other elements of non-contiguous tensors",
+    reference=_SOURCE,
+)
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     if not input.is_cuda:
-        return UNNEEDED  # torch multiplies by a mask itself
+        if not training or not 0 < p < 1 or not input.is_floating_point() or not _reorders(input):
+            return UNNEEDED  # torch multiplies by a mask itself
+        factors = torch.empty_like(input.detach()).bernoulli_(1 - p).div_(1 - p)
+        return input.mul_(factors) if inplace else input * factors
     if inplace:
         return unable("the result is written into the input")
     dropped = _native_dropout(input, p, training)

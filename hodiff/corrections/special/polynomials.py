@@ -96,7 +96,7 @@ class OrthogonalPolynomial(ElementwiseFunction):
         kernel: Callable[..., Tensor] = getattr(torch.special, name)
         value = kernel(x, degree)
         # For NaN, torch's kernels return uninitialized memory beyond degree 1.
-        return value.masked_fill(x.isnan().logical_and(torch.as_tensor(degree) > 1), torch.nan)
+        return value.masked_fill(x.isnan().logical_and(torch.as_tensor(degree, device=x.device) > 1), torch.nan)
 
     @staticmethod
     def slope(index: int, x: Tensor, degree: Any, name: str, order: int) -> Tensor:

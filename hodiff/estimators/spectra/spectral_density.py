@@ -48,7 +48,7 @@ class SpectralDensity:
     def _repr_html_(self) -> str:
         nodes = self.ritz_values[self.weights > 0]
         low, high = nodes.min().item(), nodes.max().item()
-        grid = torch.linspace(low, high, CURVE, dtype=torch.float64)
+        grid = torch.linspace(low, high, CURVE, dtype=torch.float64, device="cpu")
         known = [("range", f"{number(low)} to {number(high)}"), ("mean", number(self.mean)), *cost_of(self)]
         heights = self.density(grid).clamp_min(torch.finfo(torch.float64).tiny).log10()
         return page(element("b", f"density of {self.n:,} eigenvalues"), curve(heights.tolist(), DECADES), facts(known))

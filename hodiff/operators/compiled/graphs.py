@@ -142,7 +142,9 @@ class Graphs:
     ) -> bool:
         """Whether both results are only rounding, relative to products with random vectors, which must agree."""
         generator = torch.Generator().manual_seed(0)
-        others = tuple(torch.randn(v.shape, generator=generator, dtype=torch.float64).to(v) for v in group)
+        others = tuple(
+            torch.randn(v.shape, generator=generator, dtype=torch.float64, device=generator.device).to(v) for v in group
+        )
         typical = self.uncompiled(residuals, others)
         if not agree(way(residuals, others), typical)[0]:
             return False

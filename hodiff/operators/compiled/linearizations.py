@@ -59,7 +59,8 @@ class CompiledLinearizations:
         def compared() -> tuple[Leaves, Leaves]:
             generator = torch.Generator().manual_seed(0)
             vector = tuple(
-                torch.randn(1, *leaf.shape, generator=generator, dtype=torch.float64).to(leaf) for leaf in leaves
+                torch.randn(1, *leaf.shape, generator=generator, dtype=torch.float64, device=generator.device).to(leaf)
+                for leaf in leaves
             )
             return vector, eager().products(vector)
 

@@ -46,10 +46,10 @@ def layers_on_chunks(
     found: set[L] = set()
     generator = torch.Generator().manual_seed(0)
     for sizes in dict.fromkeys(candidates.values()):
-        factors = 1 + torch.rand(len(sizes), generator=generator)
-        repeats = torch.tensor(sizes) * (len(outputs) // sum(sizes))
+        factors = 1 + torch.rand(len(sizes), generator=generator, device=generator.device)
+        repeats = torch.tensor(sizes, device="cpu") * (len(outputs) // sum(sizes))
         scales = factors.repeat_interleave(repeats).reshape(-1, *[1] * (outputs.dim() - 1)).to(outputs)
-        cotangent = torch.randn(outputs.shape, generator=generator).to(outputs)
+        cotangent = torch.randn(outputs.shape, generator=generator, device=generator.device).to(outputs)
         pulled = pull(torch.stack([cotangent, scales * cotangent]))
         for layer in [layer for layer, its in candidates.items() if its == sizes]:
             apart = True

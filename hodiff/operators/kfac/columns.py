@@ -177,7 +177,7 @@ def _roots(caller: str, matrices: Tensor) -> Tensor:
         if precise.shape[-1] == 1
         else symmetric_eigen((precise + precise.mT) / 2)
     )
-    scale = values.shape[-1] * values.abs().max() if values.numel() else torch.tensor(0.0)
+    scale = values.shape[-1] * values.abs().max() if values.numel() else torch.tensor(0.0, device="cpu")
     if bool((values < -10 * torch.finfo(matrices.dtype).eps * scale).any()):
         raise InputError(
             f"{caller}: loss: expected one that is convex in the outputs, whose Hessian has a real root, got an "
@@ -193,8 +193,8 @@ def _roots(caller: str, matrices: Tensor) -> Tensor:
 def _require_separate(caller: str, products: Callable[[Tensor], Tensor], outputs: Tensor) -> None:
     """Raise if a loss couples examples: flipping signs of some examples' vectors would change other products."""
     generator = torch.Generator().manual_seed(0)
-    signs = (torch.rand(len(outputs), generator=generator) < 0.5).to(outputs) * 2 - 1
-    vectors = torch.randn(outputs.shape, generator=generator).to(outputs)
+    signs = (torch.rand(len(outputs), generator=generator, device=generator.device) < 0.5).to(outputs) * 2 - 1
+    vectors = torch.randn(outputs.shape, generator=generator, device=generator.device).to(outputs)
     signs = signs.reshape(-1, *[1] * (outputs.dim() - 1))
     plain, signed = products(torch.stack([vectors, signs * vectors])).unbind(0)
     if not bool((signs * plain - signed).norm() <= torch.finfo(outputs.dtype).eps ** 0.5 * plain.norm()):

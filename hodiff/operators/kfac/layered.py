@@ -177,7 +177,9 @@ class LayeredOperator(FactoredOperator):
     def _require_all_uses(self, recorded: Recorded) -> None:
         """Raise if parameters have gradients from outside their layers' calls, or if examples mix."""
         generator = torch.Generator().manual_seed(0)
-        cotangent = torch.randn(recorded.outputs.shape, generator=generator).to(recorded.outputs)
+        cotangent = torch.randn(recorded.outputs.shape, generator=generator, device=generator.device).to(
+            recorded.outputs
+        )
         expected = [leaf.to(self.dtype) for leaf in recorded.parameter_gradients(cotangent)]
         eps = max(torch.finfo(leaf.dtype).eps for leaf in recorded.leaves)
         plain = self._gradients(recorded, cotangent[None])
@@ -203,6 +205,6 @@ class LayeredOperator(FactoredOperator):
 
 def _signs(outputs: Tensor) -> Tensor:
     """Random signs for the rows of outputs, shaped to broadcast with them; the signs of the first two rows differ."""
-    signs = torch.rand(len(outputs), generator=torch.Generator().manual_seed(1)).sub(0.5).sign()
+    signs = torch.rand(len(outputs), generator=torch.Generator().manual_seed(1), device="cpu").sub(0.5).sign()
     signs[1:2] = -signs[:1]
     return signs.reshape(-1, *[1] * (outputs.dim() - 1)).to(outputs)

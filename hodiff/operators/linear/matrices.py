@@ -101,5 +101,7 @@ def _tensor_of(matrix: Any) -> Any:
         entries = csr_array(matrix).tocoo()
         places = torch.from_numpy(np.stack([entries.row, entries.col]).astype(np.int64))
         numbers = torch.from_numpy(entries.data)
-        return torch.sparse_coo_tensor(places, numbers, list(entries.shape), check_invariants=True).coalesce()
+        return torch.sparse_coo_tensor(
+            places, numbers, list(entries.shape), device="cpu", check_invariants=True
+        ).coalesce()
     return matrix

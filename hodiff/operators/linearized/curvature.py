@@ -98,7 +98,7 @@ class CurvatureOperator(Portable, LinearOperator):
         self._functions = tuple(functions)
         self._held_modules = modules_in(*functions)
         self._checks = self._must_check = given["check_deterministic"]
-        self._draw_seed = int(torch.randint(2**62, ())) if given["randomness"] == "fixed" else None
+        self._draw_seed = int(torch.randint(2**62, (), device="cpu")) if given["randomness"] == "fixed" else None
         if self._draw_seed is not None and given["compile"]:
             raise InputError(
                 f"{caller}: randomness: expected 'error' with compile=True, as compiled code draws numbers of its own, "

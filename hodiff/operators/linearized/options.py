@@ -53,10 +53,10 @@ class CurvatureOptions(TypedDict, total=False):
             "Whether to capture the linearized product as one graph and compile it with `torch.compile`. The "
             "first product takes seconds and is compared with the eager product; if they disagree, or the "
             "function cannot be captured, hodiff warns and products run eagerly. `at` reuses the graph, with the "
-            "tensors that the function then closes over; other numbers or modes compile another graph, as in "
-            '`hodiff.compile_gradient`. "dynamic" leaves the batch size open, which is the first dimension of the'
-            " arguments after the point: another size reuses the graph if the function allows it, and its first "
-            "product is compared with the eager product, too.",
+            "tensors that the function then closes over; other numbers or modes compile another graph, with "
+            'the exceptions that `hodiff.compile_gradient` lists. "dynamic" leaves the batch size open, which is the '
+            "first dimension of the arguments after the point: another size reuses the graph if the function allows "
+            "it, and its first product is compared with the eager product, too.",
         ),
         partial(require_choice, choices=(True, False, "dynamic")),
     ]

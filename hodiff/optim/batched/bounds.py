@@ -47,7 +47,7 @@ def box_of(caller: str, bounds: Any, batch: Batch, *, in_pairs: bool = True) -> 
         shared = tuple(None if row is not None else side for row, side in zip(rows, sides, strict=True))
     found = bounds_of(caller, shared, Variables(batch.first), in_pairs=in_pairs)
     lower, upper = (
-        row if row is not None else torch.as_tensor(side.copy()).to(batch.start).expand_as(batch.start)
+        row if row is not None else torch.as_tensor(side.copy(), device="cpu").to(batch.start).expand_as(batch.start)
         for row, side in zip(rows, (found.lb, found.ub), strict=True)
     )
     if bool((crossed := ~(lower <= upper)).any()):

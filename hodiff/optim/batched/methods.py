@@ -109,7 +109,7 @@ def _scales(x_scale: Any, batch: Batch) -> Tensor | None:
         sizes = batch.vectors(x_scale)
     else:
         variables = Variables(batch.first)
-        sizes = torch.as_tensor(scales_of(x_scale, variables)).to(batch.start).expand_as(batch.start)
+        sizes = torch.as_tensor(scales_of(x_scale, variables), device="cpu").to(batch.start).expand_as(batch.start)
     if not bool((sizes > 0).all()):
         raise InputError(f"least_squares: x_scale: expected positive numbers, got {float(sizes.min()):g} among them.")
     # The method uses scales of the Jacobian's columns, which are the inverses of these sizes.

@@ -108,7 +108,7 @@ class GaussNewtonModel(LocalModel):
         (count,) = examples
         total, unit = torch.zeros_like(self.gradient), 0.0
         for _ in range(draws):
-            signs = torch.randint(0, 2, (count,), generator=generator) * 2 - 1
+            signs = torch.randint(0, 2, (count,), generator=generator, device=generator.device) * 2 - 1
             signed = [signs.to(u).reshape(-1, *[1] * (u.dim() - 1)) * u for u in self._curvature.gradient]
             found = self.vector(self._model.pull(signed))
             unit = unit or max(least, float(found.abs().max()) if found.numel() else 0.0) or 1.0

@@ -20,6 +20,7 @@ from hodiff.sparse.coloring.gathers import Gather, by_both, by_columns, by_rows,
 from hodiff.sparse.coloring.layouts import FORMATS
 from hodiff.sparse.coloring.patterns import Pattern
 from hodiff.sparse.coloring.substitution import Substitution, by_trees
+from hodiff.torch_internals.tensors import in_trace
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -160,10 +161,11 @@ class Coloring:
     def vectors(self, side: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Seeds of a side as the rows of a tensor, (colors, columns or rows); the tensor is cached."""
         key = side, dtype, device
-        if key not in self._vectors:
+        cache = {} if in_trace() else self._vectors  # other calls cannot use the tensors of a trace
+        if key not in cache:
             ones = torch.as_tensor(self.seeds(bool, side=side), device=device)
-            self._vectors[key] = ones.mT.to(dtype).contiguous()
-        return self._vectors[key]
+            cache[key] = ones.mT.to(dtype).contiguous()
+        return cache[key]
 
     def entries(self, products: Mapping[str, Tensor]) -> Tensor:
         """Recover the entries as `decompress` does, by torch's operators: differentiable, and under vmap.
@@ -176,9 +178,10 @@ class Coloring:
             The values of the entries, (nnz,), by rows and within a row by columns.
         """
         device = next(iter(products.values())).device
-        if device not in self._readers:
-            self._readers[device] = reader(self.plan, self.shape, device)
-        return self._readers[device](products)
+        cache = {} if in_trace() else self._readers
+        if device not in cache:
+            cache[device] = reader(self.plan, self.shape, device)
+        return cache[device](products)
 
     def matrix(self, values: Tensor, format: str = "csr") -> Any:
         """Build the matrix from the values of its entries.

@@ -15,6 +15,7 @@ from torch import Tensor
 from hodiff.sparse.coloring.gathers import Gather
 from hodiff.sparse.coloring.substitution import FEW_DOUBLINGS, Substitution
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.tensors import has_numbers
 
 Entries = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -51,7 +52,12 @@ def _by_substitution(plan: Substitution, shape: tuple[int, int], device: torch.d
         if plan.doublings:
             signed = found * signs.to(found.dtype)
             # A cumulative sum would carry infinities and NaN into trees that have none.
-            few = plan.doublings <= FEW_DOUBLINGS or is_wrapped(found) or not bool(found.isfinite().all())
+            few = (
+                plan.doublings <= FEW_DOUBLINGS
+                or is_wrapped(found)
+                or not has_numbers(found)
+                or not bool(found.isfinite().all())
+            )
             found = (doubled if few else cumulated)(signed) * signs.to(found.dtype)
         return found.index_select(0, unknowns)
 

@@ -29,7 +29,9 @@ def _csr(pattern: Pattern, values: Tensor) -> Tensor:
     starts, columns = (torch.as_tensor(each, device=values.device) for each in (pattern.starts, pattern.columns))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta state")
-        return torch.sparse_csr_tensor(starts, columns, values, pattern.shape, check_invariants=False)
+        return torch.sparse_csr_tensor(
+            starts, columns, values, pattern.shape, device=values.device, check_invariants=False
+        )
 
 
 def _coo(pattern: Pattern, values: Tensor) -> Tensor:
@@ -37,7 +39,9 @@ def _coo(pattern: Pattern, values: Tensor) -> Tensor:
     rows, columns = (torch.as_tensor(each, device=values.device).long() for each in (pattern.rows, pattern.columns))
     indices = torch.stack([rows, columns])
     # Entries in the order of compressed rows have no duplicates.
-    return torch.sparse_coo_tensor(indices, values, pattern.shape, check_invariants=False, is_coalesced=True)
+    return torch.sparse_coo_tensor(
+        indices, values, pattern.shape, device=values.device, check_invariants=False, is_coalesced=True
+    )
 
 
 def _scipy(pattern: Pattern, values: Tensor) -> scipy.sparse.csr_array:

@@ -25,6 +25,7 @@ from hodiff.sparse.detection.own_derivatives import following_own_derivatives
 from hodiff.sparse.detection.supports import TooManyError, identity
 from hodiff.sparse.detection.tracking import Tracking
 from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_internals.compilers.dynamic_shapes import is_open
 from hodiff.torch_internals.operators import without_onednn
 from hodiff.torch_internals.threads import one_thread_at_a_time
 
@@ -140,7 +141,18 @@ def _recorded_copy(function: BoundFunction, leaf: Tensor) -> Tensor:
             f"{function.caller}: x: expected a tensor outside of torch.func transforms, got {describe(leaf)} inside of "
             "one, where operators cannot be followed; find the pattern before, at a tensor of the same shape."
         )
+    require_fixed_sizes(function.caller, [leaf])
     return leaf.detach().clone().requires_grad_()
+
+
+def require_fixed_sizes(caller: str, leaves: Sequence[Tensor]) -> None:
+    """Raise an error inside of traces that leave sizes open: patterns and colorings have numbers of rows."""
+    for leaf in leaves:
+        if any(map(is_open, leaf.shape)):
+            raise InputError(
+                f"{caller}: x: expected a tensor of fixed sizes, got {describe(leaf)} in a trace that leaves sizes "
+                f"open, where no pattern can be colored; trace it with fixed sizes."
+            )
 
 
 @contextmanager

@@ -37,7 +37,9 @@ def probe(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _random(count: int, size: int, seed: int) -> Tensor:
     """Random numbers of either sign; none is small, because a small number could hide an entry."""
-    uniform = torch.rand(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.5
+    uniform = (
+        torch.rand(count, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64, device="cpu") - 0.5
+    )
     return uniform.sign() + uniform
 
 

@@ -12,9 +12,11 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.sparse.coloring import Coloring
 from hodiff.sparse.detection.own_derivatives import is_followed
+from hodiff.sparse.detection.patterns import require_fixed_sizes
 from hodiff.sparse.recovery.products import Multiply
 from hodiff.sparse.recovery.recover import recover, require_whole
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.tensors import has_numbers
 
 
 class Colorings:
@@ -75,16 +77,17 @@ class Colorings:
             shape: Shape of the matrix.
             multiply: As in `recover`.
             leaves: Leaves that are differentiated.
-            eps: As in `recover`; there is no comparison inside of transforms.
+            eps: As in `recover`; there is no comparison inside of transforms, or without numbers.
 
         Returns:
             The coloring and the values.
 
         Raises:
-            InputError: If no coloring is given inside of a transform, or a coloring lacks entries.
+            InputError: If no coloring is given inside of a transform, a coloring lacks entries, or sizes are open.
         """
+        require_fixed_sizes(self._caller, leaves)
         is_plain = not any(map(is_wrapped, leaves))
-        if is_followed():
+        if is_followed() or not all(map(has_numbers, leaves)):
             eps = None
         if self._given is not None:
             require_shape(self._caller, "pattern", self._given, shape)

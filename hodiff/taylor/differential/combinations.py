@@ -17,11 +17,13 @@ def directions(operand: Operand, plan: Plan, numbers: Sequence[int], chunk_size:
     """Yield the lines of a plan as groups of directions; `numbers` maps the plan's names to coordinates."""
     for start, stop in groups(len(plan.lines), chunk_size):
         lines = plan.lines[start:stop]
-        at = torch.tensor([i for i, line in enumerate(lines) for _ in line], dtype=torch.long)
-        to = torch.tensor([numbers[name] for line in lines for name, _ in line], dtype=torch.long)
-        parts = torch.tensor([part for line in lines for _, part in line], dtype=torch.float64)
+        at = torch.tensor([i for i, line in enumerate(lines) for _ in line], dtype=torch.long, device="cpu")
+        to = torch.tensor([numbers[name] for line in lines for name, _ in line], dtype=torch.long, device="cpu")
+        parts = torch.tensor([part for line in lines for _, part in line], dtype=torch.float64, device="cpu")
         # Two names may refer to the same coordinate.
-        rows = torch.zeros(stop - start, operand.size, dtype=torch.float64).index_put((at, to), parts, accumulate=True)
+        rows = torch.zeros(stop - start, operand.size, dtype=torch.float64, device="cpu").index_put(
+            (at, to), parts, accumulate=True
+        )
         yield operand.spread(rows)
 
 
@@ -32,7 +34,7 @@ def combined(terms: Sequence[Sequence[tuple[int, float]]], coefficients: Any) ->
     rows, lines, factors = zip(*flat, strict=True) if flat else ((), (), ())
     at = torch.tensor(lines, dtype=torch.long, device=like.device)
     to = torch.tensor(rows, dtype=torch.long, device=like.device)
-    weights = torch.tensor(factors, dtype=torch.float64).to(like.device, like.dtype)
+    weights = torch.tensor(factors, dtype=torch.float64, device="cpu").to(like.device, like.dtype)
     picked = torch.index_select(coefficients, 0, at) * weights.reshape(-1, *[1] * (like.ndim - 1))
     zero = torch.zeros(len(terms), *like.shape[1:], dtype=like.dtype, device=like.device)
     return torch.index_add(zero, 0, to, picked)

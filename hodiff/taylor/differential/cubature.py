@@ -23,11 +23,11 @@ def fourth_powers(n: int) -> list[tuple[int, Tensor]]:
 
 
 def _line() -> Tensor:
-    return torch.ones(1, 1, dtype=torch.float64)
+    return torch.ones(1, 1, dtype=torch.float64, device="cpu")
 
 
 def _hexagon() -> Tensor:
-    angles = torch.arange(3, dtype=torch.float64) * (math.pi / 3)
+    angles = torch.arange(3, dtype=torch.float64, device="cpu") * (math.pi / 3)
     return torch.stack((angles.cos(), angles.sin()), 1) * (8 / 9) ** 0.25
 
 
@@ -35,7 +35,7 @@ def _icosahedron() -> Tensor:
     golden = (1 + 5**0.5) / 2
     pairs = [(1.0, golden), (1.0, -golden)]
     rows = [[0, a, b] for a, b in pairs] + [[a, b, 0] for a, b in pairs] + [[b, 0, a] for a, b in pairs]
-    found = torch.tensor(rows, dtype=torch.float64)
+    found = torch.tensor(rows, dtype=torch.float64, device="cpu")
     return found / found.norm(dim=1, keepdim=True) * (5 / 6) ** 0.25
 
 
@@ -55,5 +55,5 @@ def _simplex(n: int) -> list[tuple[int, Tensor]]:
 
 def _vertices(n: int) -> Tensor:
     """Unit vectors (n + 1, n) with products -1/n."""
-    corners = math.sqrt(1 + 1 / n) * torch.eye(n, dtype=torch.float64) - (math.sqrt(n + 1) + 1) / n**1.5
-    return torch.cat((corners, torch.full((1, n), n**-0.5, dtype=torch.float64)))
+    corners = math.sqrt(1 + 1 / n) * torch.eye(n, dtype=torch.float64, device="cpu") - (math.sqrt(n + 1) + 1) / n**1.5
+    return torch.cat((corners, torch.full((1, n), n**-0.5, dtype=torch.float64, device="cpu")))

@@ -210,7 +210,7 @@ def _require_apart(operand: Operand) -> None:
     tensors = [tensor_of(leaf) for leaf in operand.leaves]
     state, count = RandomState(tensors, foreign=True), operand.points[0]
     # Move about half of the points, in no pattern that a function could follow, such as the reversed order.
-    moved = torch.frac(torch.arange(count, dtype=torch.float64) * 2**0.5) < 0.5
+    moved = torch.frac(torch.arange(count, dtype=torch.float64, device="cpu") * 2**0.5) < 0.5
     moved[-1] = False
     with framed(1, correct=operand.correct) as frame, untouched(modules_in(operand.f)):
         jets = [new_jet(frame, [leaf, _some_points(leaf, moved)]) for leaf in operand.leaves]
@@ -242,7 +242,7 @@ def _require_apart(operand: Operand) -> None:
 def _some_points(leaf: Any, moved: Tensor) -> Tensor:
     """A direction that moves some points, by numbers that do not cancel."""
     plain = tensor_of(leaf)
-    numbers = torch.cos(1 + 1.7 * torch.arange(plain.numel(), dtype=torch.float64)).reshape(plain.shape)
+    numbers = torch.cos(1 + 1.7 * torch.arange(plain.numel(), dtype=torch.float64, device="cpu")).reshape(plain.shape)
     numbers[~moved] = 0
     return numbers.to(plain.device, plain.dtype)
 

@@ -105,7 +105,7 @@ def time_like(t: Any, leaves: Sequence[Any]) -> Any:
     """Convert a time to a tensor with the precision and device of a state."""
     state = tensor_of(leaves[0])
     if not isinstance(t, (Tensor, Jet)):
-        t = torch.as_tensor(t)
+        t = torch.as_tensor(t, device="cpu")
     return t.to(device=state.device, dtype=state.dtype.to_real())
 
 

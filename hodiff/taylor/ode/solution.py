@@ -99,7 +99,7 @@ def at_places(steps: Sequence[Step], offsets: Any, places: Sequence[float]) -> l
     for i, place in enumerate(places):
         groups.setdefault(max(bisect_right(starts, sign * place) - 1, 0), []).append(i)
     parts = [evaluate(steps[number].columns, offsets[rows] - steps[number].start) for number, rows in groups.items()]
-    order = torch.tensor([i for rows in groups.values() for i in rows]).argsort()
+    order = torch.tensor([i for rows in groups.values() for i in rows], device="cpu").argsort()
     return [torch.cat(pieces)[order.to(offsets.device)] for pieces in zip(*parts, strict=True)]
 
 

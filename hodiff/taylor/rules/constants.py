@@ -113,4 +113,8 @@ def setitem(frame: Frame, func: Any, x: Any, index: Any, value: Any) -> None:
 
 
 def _tensor(value: Any, like: torch.Tensor) -> Any:
-    return value.to(like.dtype) if isinstance(value, (Jet, torch.Tensor)) else torch.as_tensor(value, dtype=like.dtype)
+    return (
+        value.to(like.dtype)
+        if isinstance(value, (Jet, torch.Tensor))
+        else torch.as_tensor(value, dtype=like.dtype, device=like.device)
+    )

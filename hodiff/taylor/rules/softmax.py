@@ -75,7 +75,7 @@ def logaddexp(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> A
 @rule("logaddexp2")
 def logaddexp2(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Logarithm of a sum of powers, to the base 2."""
-    two = torch.log(torch.full((), 2.0, dtype=value_of(frame, a).dtype))
+    two = torch.log(torch.full((), 2.0, dtype=value_of(frame, a).dtype, device=value_of(frame, a).device))
     return torch.logaddexp(a * two, b * two) / two
 
 

@@ -21,6 +21,12 @@ _RANDOMNESS = {
 }
 
 
+def draws_for_each() -> bool:
+    """Whether a running `vmap` draws different random numbers for each row of its batch."""
+    running = (each for each in functorch.get_interpreter_stack() or () if each.key() == functorch.TransformType.Vmap)
+    return any(_RANDOMNESS[functorch.CVmapInterpreterPtr(each).randomness()] == "different" for each in running)
+
+
 def call_batched(function: Any, call: Callable[..., Any], inputs: Sequence[Any]) -> Any:
     """Apply a Function's batching rule at the innermost level, as `Function.apply` does there.
 

@@ -43,6 +43,13 @@ def differentiating_count() -> int:
     return sum(each.key() in _DIFFERENTIATING for each in functorch.get_interpreter_stack() or ())
 
 
+def disables_gradients_outside() -> bool:
+    """Whether a running reverse-mode transform was called where gradients are disabled, as is its backward pass."""
+    running = functorch.get_interpreter_stack() or ()
+    reverse = (each for each in running if each.key() == functorch.TransformType.Grad)
+    return not all(functorch.CGradInterpreterPtr(each).prevGradMode() for each in reverse)
+
+
 def innermost_differentiating_level() -> int:
     """Return the level of the innermost differentiating transform; 0 if there is none."""
     running = functorch.get_interpreter_stack() or ()

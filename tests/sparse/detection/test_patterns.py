@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import hodiff
 from hodiff import HodiffWarning, InputError
@@ -456,3 +458,36 @@ def test_validation_and_searches_have_no_derivative():
     assert hessian_pattern(lambda x: normal(x, x.exp()).log_prob(x.roll(1)).sum(), point(5)).nnz == 15
     inside = lambda x: torch.func.vmap(torch.func.hessian(lambda y: y.sin() * y))(x).sum()  # noqa: E731
     assert hessian_pattern(inside, point(3)).nnz == 3
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # as torch makes fake tensors of others
+def test_fake_tensors_have_the_pattern_of_their_shape():
+    kernel, index = torch.ones(1, 1, 2, dtype=D), torch.tensor([0, 2, 1])
+    gathered = lambda x: (x[index] ** 3 * x[:3]).sum()  # noqa: E731
+    convolved = lambda x: (nn.functional.conv1d(x[None, None], kernel) ** 3).sum()  # noqa: E731
+    for f in (gathered, convolved):
+        expected, expected_rows = hessian_pattern(f, point(6)), jacobian_pattern(f, point(6))
+        fake = FakeTensorMode(allow_non_fake_inputs=True).from_tensor(point(6))
+        assert (hessian_pattern(f, fake) != expected).nnz == 0
+        assert (jacobian_pattern(f, fake) != expected_rows).nnz == 0
+    # Constants may be fake, and f may make fake tensors.
+    factor = FakeTensorMode(allow_non_fake_inputs=True).from_tensor(point(3))
+
+    def fakes_inside(x):
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            return (x**3).sum()
+
+    for f in (lambda x: (x**3 * factor).sum(), fakes_inside):
+        assert hessian_pattern(f, point(3)).nnz == 3
+    # Where a rule needs numbers the pattern may be larger, which a warning says.
+    with FakeTensorMode() as mode, pytest.warns(HodiffWarning, match="no rule"):
+        found = hessian_pattern(lambda x: (x.flip(0) * x**2).sum(), mode.from_tensor(point(4)))
+    needed = hessian_pattern(lambda x: (x.flip(0) * x**2).sum(), point(4))
+    assert (needed.multiply(found) != needed).nnz == 0
+
+
+def test_open_sizes_are_refused():
+    f = lambda x: (x**3).sum()  # noqa: E731
+    for scaled in (lambda x: x * hessian_pattern(f, x).nnz, lambda x: x * jacobian_pattern(f, x).nnz):
+        with pytest.raises(InputError, match="fixed sizes"):
+            make_fx(scaled, tracing_mode="symbolic")(point(3))

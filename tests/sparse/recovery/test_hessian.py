@@ -9,6 +9,8 @@ import scipy.sparse
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import hodiff
 from hodiff import InputError
@@ -431,3 +433,53 @@ def test_numbers_that_leave_torch(compile):
         hessian(lambda x: torch.as_tensor(np.sin(x.numpy())).sum(), compile=compile)(point(3))
     with pytest.raises(InputError, match=r"sparse\.hessian: f: expected a callable"):
         hessian(point(3), compile=compile)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake"])
+def test_traces_record_the_products_and_leave_no_fake_tensor_behind(mode):
+    x, other = point(5), point(5).flip(0) + 0.5
+    dense = torch.func.hessian(rosenbrock)(other)
+    pattern = hessian_pattern(rosenbrock, x)
+    for method in ("star", "acyclic"):
+        coloring = color(pattern, method)
+        of = hessian(rosenbrock, coloring=coloring, format="values")
+        graph = make_fx(of, tracing_mode=mode)(x)
+        rows, columns = coloring.pattern.rows, coloring.pattern.columns
+        torch.testing.assert_close(graph(other), dense[rows, columns])
+        torch.testing.assert_close(of(other), dense[rows, columns])  # the coloring can be used again
+    graph = make_fx(hessian(lambda x: (x**4).sum(), format="values"), tracing_mode=mode)(x)
+    torch.testing.assert_close(graph(other), 12 * other**2)
+    jacobian = hodiff.sparse.jacobian(lambda x: x[1:] * x[:-1], format="values")
+    torch.testing.assert_close(make_fx(jacobian, tracing_mode=mode)(x)(other), jacobian(other))
+
+
+def test_tensors_without_numbers():
+    f = lambda x: (x**3).sum()  # noqa: E731
+    matrix = hessian(f)(torch.empty(3, device="meta"))
+    assert matrix.shape == (3, 3)
+    assert matrix.is_meta
+    for x in (torch.empty(3, device="meta"), FakeTensorMode().from_tensor(torch.ones(3))):
+        with pytest.raises(InputError, match="expected a tensor with numbers"):
+            hodiff.sparse.check_pattern(f, x, np.eye(3, dtype=bool))
+    with pytest.raises(InputError, match="fixed sizes"):
+        make_fx(hessian(f, format="values"), tracing_mode="symbolic")(torch.ones(3))
+    with pytest.raises(InputError, match="fixed sizes"):
+        make_fx(hessian(f, format="values", coloring=color(np.eye(3, dtype=bool))), tracing_mode="symbolic")(
+            torch.ones(3)
+        )
+
+
+@pytest.mark.parametrize("format", ["csr", "coo", "scipy", "values"])
+def test_another_default_device(format):
+    x = point(5)
+    rows = lambda x: torch.cat([x[1:] * x[:-1], x**2])  # noqa: E731
+    expected = torch.func.hessian(rosenbrock)(x), torch.func.jacrev(rows)(x)
+    with torch.device("meta"):
+        found = hessian(rosenbrock, format=format)(x), hodiff.sparse.jacobian(rows, format=format)(x)
+        hodiff.sparse.check_pattern(rosenbrock, x, hessian_pattern(rosenbrock, x))
+    for got, matrix in zip(found, expected, strict=True):
+        if format == "values":
+            torch.testing.assert_close(got, matrix[matrix != 0])
+        else:
+            dense = torch.from_numpy(got.toarray()) if format == "scipy" else got.to_dense()
+            torch.testing.assert_close(dense, matrix)

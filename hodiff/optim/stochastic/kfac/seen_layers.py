@@ -106,7 +106,7 @@ class SeenLayers:
         inputs = {source: self._inputs(source, module, fisher) for source, module in self.sources}
         ignored = self._found.ignored
         reached: dict[Source, Tensor] = {}
-        totals = {source: Sums(source, None, 1, torch.zeros(())) for source in inputs}
+        totals = {source: Sums(source, None, 1, torch.zeros((), device="cpu")) for source in inputs}
         flat = [call for calls in self.calls.values() for call in calls]
         size = sum(2 * call.shape.numel() for call in flat) * self._found.outputs.element_size()
         chunk = resolve_chunk_size("auto", len(columns), size, self._found.outputs.device)

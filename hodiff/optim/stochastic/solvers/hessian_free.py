@@ -187,7 +187,7 @@ class HessianFree(SolverOptimizer):
         diagonal, unit = model.squared_gradients(_DRAWS, torch.Generator().manual_seed(0), shift**0.5)
         damped = diagonal + shift / unit**2
         # Entries that are zero beside the largest carry no information.
-        largest = damped.max() if damped.numel() else torch.zeros(())
+        largest = damped.max() if damped.numel() else damped.new_zeros(())
         return damped.clamp_min(torch.finfo(damped.dtype).eps * float(largest)) ** _POWER if largest > 0 else None
 
     def __getstate__(self) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _gaussian_nll(frame: Frame, input: Any, target: Any, var: Any, full: bool, e
         var = var * torch.ones_like(x)
     elif var.ndim < x.ndim and x.shape[:-1] == var.shape:
         var = var.unsqueeze(-1)
-    bounded: Any = torch.where(value_of(frame, var) < eps, torch.full((), eps, dtype=var.dtype), var)
+    bounded: Any = torch.where(value_of(frame, var) < eps, torch.full((), eps, dtype=var.dtype, device=var.device), var)
     # torch differentiates as if there were no bound.
     if isinstance(var, Jet):
         bounded = new_jet(frame, [value_of(frame, bounded), *var.coefficients[1:]])
