@@ -468,6 +468,7 @@ def test_a_length_of_a_kernel_by_its_parameters():
         lambda n: torch.softmax(torch.cat([n, 0 * n.detach()]), 0)[0],
         lambda n: F.huber_loss(n, torch.zeros(1, dtype=D)),
         lambda n: torch.kron(n, n)[0],
+        lambda n: ((n[0] * torch.eye(2, dtype=D)) @ (n[0] * torch.eye(2, dtype=D))).trace(),
         lambda n: torch.einsum("i,j->", n, n),
         lambda n: torch.fft.fft(n).abs().sum(),
         lambda n: torch.manual_seed(0) and F.dropout(torch.cat([n, n + 1])).square().sum(),

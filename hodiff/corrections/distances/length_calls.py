@@ -157,6 +157,8 @@ def refused(call: Call) -> Any:
     def kinked(x: Tensor) -> Tensor:
         at = call.kinks(x)
         # Use the square, since no derivative passes through a length that is 0.
-        return x.view_as(x) if at is None else x + NotKnown.call(call.found[id(x)].root.square(), at, 1).to(x.dtype)
+        if at is None:
+            return x.view_as(x)
+        return x + NotKnown.call(call.found[id(x)].root.square().expand(at.shape), at, 1).to(x.dtype)
 
     return call.value(kinked)
