@@ -119,15 +119,14 @@ def carry_through_vmap(carry: Callable[[Tensor, Any, Callable[[Tensor], Tensor]]
     Args:
         carry: Takes a tensor, the result of `move` for it, and `move`; returns the result.
     """
-    for name in ("_add_batch_dim", "_remove_batch_dim"):
-        own = getattr(batching, name)
+    for own in (batching._add_batch_dim, batching._remove_batch_dim):  # type: ignore[attr-defined]
 
         @functools.wraps(own)
         def call(tensor: Tensor, *how: Any, own: Callable[..., Any] = own) -> Any:
             result = own(tensor, *how)
             return result if torch.compiler.is_compiling() else carry(tensor, result, lambda part: own(part, *how))
 
-        setattr(batching, name, call)
+        setattr(batching, own.__name__, call)
 
 
 def _either(own: Callable[..., Any], way: Callable[..., Any], asked: Callable[[], bool]) -> Callable[..., Any]:
