@@ -119,7 +119,7 @@ def carry_through_vmap(carry: Callable[[Tensor, Any, Callable[[Tensor], Tensor]]
     Args:
         carry: Takes a tensor, the result of `move` for it, and `move`; returns the result.
     """
-    for own in (batching._add_batch_dim, batching._remove_batch_dim):  # type: ignore[attr-defined]
+    for own in (batching._add_batch_dim, batching._remove_batch_dim):
 
         @functools.wraps(own)
         def call(tensor: Tensor, *how: Any, own: Callable[..., Any] = own) -> Any:
