@@ -345,3 +345,17 @@ def test_errors_are_those_of_torch(name):
 def test_the_table_says_so():
     names = {row.name for row in table()}
     assert {"torch.cumprod", "torch.index_reduce", "torch.scatter_reduce", "torch.tensor_split"} <= names
+
+
+@pytest.mark.parametrize("name", ["roll", "flip"])
+def test_numbers_stay_in_their_places(name):
+    """Under vmap torch exchanges numbers of a batch in `roll`, and refuses them in `flip`."""
+    x = torch.tensor([0.3, 0.5], dtype=D)
+    move = (lambda s: s.roll(1)) if name == "roll" else (lambda s: torch.flip(s, (0,)))
+    with hodiff.corrected():
+        torch.testing.assert_close(torch.func.vmap(move)(x), x)
+    expected = (x.square().sum().exp() * (2 * torch.eye(2, dtype=D) + 4 * torch.outer(x, x))).contiguous()
+    for route in hodiff.ROUTES:
+        found = hodiff.hessian(lambda x: move(x.square().sum()).exp(), route=route)(x)
+        torch.testing.assert_close(found, expected)
+    assert hodiff.laplacian(lambda x: move(x.square().sum()).exp())(x).item() == pytest.approx(expected.trace().item())

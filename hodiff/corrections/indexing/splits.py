@@ -1,4 +1,4 @@
-"""Rule for `tensor_split` at indices given as a tensor."""
+"""Rules for `tensor_split` at indices given as a tensor, and for `flip` and `roll` of numbers."""
 
 from __future__ import annotations
 
@@ -33,3 +33,29 @@ def _tensor_split(input: Tensor, tensor_indices_or_sections: Tensor, dim: int = 
     if is_wrapped(places) or places.dtype != torch.int64 or places.dim() > 1:
         return INVALID
     return torch.tensor_split(input, places.tolist(), dim)
+
+
+def _is_number(input: Tensor, *_: Any, **__: Any) -> bool:
+    return not input.dim()
+
+
+@register(
+    torch.flip,
+    Tensor.flip,
+    name="torch.flip",
+    routes=ROUTES,
+    reason="under vmap, a tensor without dimensions is refused",
+    reference="the input",
+    covers=_is_number,
+)
+@register(
+    torch.roll,
+    Tensor.roll,
+    name="torch.roll",
+    routes=ROUTES,
+    reason="under vmap, tensors without dimensions are exchanged within a batch",
+    reference="the input",
+    covers=_is_number,
+)
+def _of_number(input: Tensor, *_: Any, **__: Any) -> Tensor:
+    return input.clone()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
@@ -62,6 +63,10 @@ JOINT = """
 """
 
 
+# torch.func.vmap refuses or exchanges tensors without dimensions in these functions.
+_OF_NUMBERS = (torch.flip, Tensor.flip, torch.roll, Tensor.roll)
+
+
 def linear_rule(parameters: Sequence[str]) -> Rule:
     """Create the rule of a function from its parameters."""
     names = [each.rstrip("!*").rstrip("!") for each in parameters]
@@ -78,6 +83,10 @@ def linear_rule(parameters: Sequence[str]) -> Rule:
     def rule(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(a, torch.dtype) for a in args) and getattr(func, "__name__", "") == "view":
             raise InputError("jet: view(dtype) reads the bits of a value that moves: expected x.to(dtype).")
+        if frame.directions is not None and func in _OF_NUMBERS:
+            jet = jets_of(frame, (args, kwargs))[0]
+            if not jet.value.ndim:
+                return torch.clone(cast(Tensor, jet))
         named = {"axis": "dim"}
         fixed = [a for i, a in enumerate(args) if not part(name_of(i))]
         fixed += [a for name, a in kwargs.items() if not part(named.get(name, name))]
