@@ -15,7 +15,7 @@ def _count(x: Any, dim: Any) -> int:
     dims = range(x.ndim) if dim is None or dim == () else (dim,) if isinstance(dim, int) else dim
     count = 1
     for each in dims:
-        count *= x.shape[each]
+        count *= x.shape[each] if x.ndim else 1
     return count
 
 
