@@ -73,17 +73,6 @@ def test_forward_mode_inside():
     assert {entry.quantity for entry in skipped} == {"forward", "forward-over-reverse"}
 
 
-@pytest.mark.slow
-def test_forward_mode_inside_of_a_rule_is_no_excuse():
-    class Pushed(Square):
-        @staticmethod
-        def jvp(ctx, tangent):
-            return torch.func.jvp(torch.square, ctx.saved_tensors, (tangent,))[1]
-
-    report = check(Pushed.apply, (normal(3),), vmap=False)
-    assert any(entry.status == "fails" and entry.quantity == "forward" for entry in report.entries)
-
-
 def test_torch_operator_that_is_silently_wrong():
     report = check(lambda x: F.layer_norm(x, (3,)), normal(3, 3), correct=False)
     wrong = {entry.route for entry in report.entries if entry.status in {"zero", "wrong"}}
