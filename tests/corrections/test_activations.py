@@ -97,7 +97,10 @@ def test_errors_are_those_of_torch(call):
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_forward_over_forward_where_gradients_are_disabled(act, mode):
     x = torch.tensor([-1.5, 0.3, 2.0], dtype=D)
-    f = lambda x: act(x).pow(3).sum()  # noqa: E731
+
+    def f(x):
+        return act(x).pow(3).sum()
+
     expected = torch.autograd.functional.hessian(f, x)
     third = torch.func.jacrev(torch.func.hessian(f))(x)
     with mode():

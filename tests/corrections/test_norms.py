@@ -287,6 +287,11 @@ def with_another(x):
     return torch.cat([x, x + 1]).norm(dim=1)
 
 
+def with_one(n):
+    """Rows of a number and 1."""
+    return torch.stack([n, torch.ones_like(n)], 1)
+
+
 def filled(x):
     y = torch.zeros(2, dtype=D)
     y[1] = x.norm()
@@ -344,6 +349,15 @@ SMOOTH = {
     "sum of multiples": (lambda x: (n := one(x)).shape and torch.cat([n, 2 * n]).sum() ** 2, 18),
     "norm of multiples": (lambda x: (n := one(x)).shape and torch.cat([n, 2 * n]).norm() ** 2, 10),
     "norm of a difference": (lambda x: (with_another(x) * ONE_OF_TWO - 1 + ONE_OF_TWO).norm() ** 2, 2),
+    "norms of rows": (lambda x: torch.cosh(with_another(x)[None] * ONE_OF_TWO).norm(dim=1).square().sum(), 2),
+    "even sum of norms": (lambda x: sum((one(x) * s - 1).square().add(1).sqrt().sum() for s in (1, -1)), 2 / 2**1.5),
+    "even sum of norms of pairs": (
+        lambda x: sum(with_one(s * one(x) - 1).norm(dim=1).sum() for s in (1, -1)),
+        2 / 2**1.5,
+    ),
+    "by name": (lambda x: torch.sum(input=one(x)).square() + F.dropout(input=x.norm(), training=False) ** 2, 4),
+    "large factors": (lambda x: (F.linear(one(x), 1e200 * TWO_ROWS) * 1e-200).square().sum(), 10),
+    "small factors": (lambda x: (F.linear(one(x), 1e-200 * TWO_ROWS) * 1e200).square().sum(), 10),
     "mean": (lambda x: (with_another(x) * ONE_OF_TWO).mean().cos(), -1 / 4),
     "dropout in evaluation": (lambda x: F.dropout(x.norm(), 0.5, training=False) ** 2, 2),
     "into vmap": (lambda x: torch.vmap(lambda n: 2 * n)(one(x)).square().sum(), 8),
@@ -471,6 +485,8 @@ def test_a_length_of_a_kernel_by_its_parameters():
         lambda n: ((n[0] * torch.eye(2, dtype=D)) @ (n[0] * torch.eye(2, dtype=D))).trace(),
         lambda n: torch.einsum("i,j->", n, n),
         lambda n: torch.fft.fft(n).abs().sum(),
+        lambda n: (torch.tensor([[1j]], dtype=torch.complex128) @ n.to(torch.complex128)).abs().square().sum(),
+        lambda n: torch.linalg.norm(torch.stack([torch.cat([n, n + 1]), torch.cat([n + 1, n])]), 2),
         lambda n: torch.manual_seed(0) and F.dropout(torch.cat([n, n + 1])).square().sum(),
         lambda n: torch.complex(n, n).abs().square().sum(),
     ],

@@ -77,7 +77,10 @@ def test_signs_that_memory_does_not_hold(route: str) -> None:
     z = torch.complex(A[:3], A[2:])
     negative = z.conj().imag
     assert negative.is_neg()
-    f = lambda x: x[0] * x[1] ** 2 * x[2].exp()  # noqa: E731
+
+    def f(x):
+        return x[0] * x[1] ** 2 * x[2].exp()
+
     v = direction(negative)
     matrix = torch.autograd.functional.hessian(f, negative.clone().contiguous())
     for x in (negative, negative.clone()):
@@ -85,7 +88,10 @@ def test_signs_that_memory_does_not_hold(route: str) -> None:
         torch.testing.assert_close(hodiff.hvp(f, x, negative, route=route), matrix @ negative)
         torch.testing.assert_close(hodiff.hessian(f, route=route)(x), matrix)
     # Complex tensors, with either sign or conjugated.
-    g = lambda z: (z[0] * z[1].conj() * z[2]).abs() ** 2  # noqa: E731
+
+    def g(z):
+        return (z[0] * z[1].conj() * z[2]).abs() ** 2
+
     for seen in (torch._neg_view(z), z.conj(), torch._neg_view(z).conj()):
         plain = seen.clone().resolve_conj().resolve_neg()
         torch.testing.assert_close(hodiff.hvp(g, seen, seen, route=route), hodiff.hvp(g, plain, plain))

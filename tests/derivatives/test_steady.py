@@ -111,7 +111,10 @@ def test_16_bits_inside_round_differently(lowered, route):
     layer = torch.nn.Linear(3, 3)
     matrix, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
     x, v = torch.randn(3), torch.randn(3)
-    f = lambda x: lowered(layer, x).pow(3).sum()  # noqa: E731
+
+    def f(x):
+        return lowered(layer, x).pow(3).sum()
+
     product = hodiff.hvp(f, x, v, route=route)
     expected = matrix.T @ (6 * (matrix @ x + bias) * (matrix @ v))
     torch.testing.assert_close(product.detach(), expected, rtol=0.05, atol=0.05)

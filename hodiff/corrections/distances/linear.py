@@ -1,7 +1,7 @@
 r"""Linear functions of remembered tensors $E + O\, n$, and functions that select elements.
 
 An element of the result is $E' + \sum_i a_i O_i n_i$. If all lengths that are 0 in the sum are one length $n$, it is
-$E' + n'$ with $n' = a\, O\, n$ and $n'^2 = a\, O \cdot a\, O\, s$. Random labels of lengths tell whether they are one.
+$E' + O' n$ with $O' = a\, O$, and $s$ is the result for $O\, s$ divided by $O'$. Random labels of lengths tell whether they are one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.corrections.distances.graded import NotKnown
-from hodiff.corrections.distances.length_calls import Call, noticed, tensors_in, warn_of_kinks
+from hodiff.corrections.distances.length_calls import Call, noticed, refused, tensors_in, warn_of_kinks
 from hodiff.corrections.distances.squares import Root, remember
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
@@ -61,7 +61,7 @@ def linear(call: Call, function: Callable[..., Any] | None = None, *, elementwis
         return found
 
     def square(i: int, tangled: Tensor | None) -> Tensor:
-        found = factor[i] * response(lambda name, x: call.found[name].root.square().to(x.dtype))[i]
+        found = response(lambda name, x: call.found[name].root.square().to(x.dtype))[i] / safe[i]
         if tangled is None or not bool(below_transforms(tangled).any()):
             return found
         warn_of_kinks("a sum of lengths", "Two of them are 0 at once, and hodiff does not know whether they are equal")
@@ -70,7 +70,7 @@ def linear(call: Call, function: Callable[..., Any] | None = None, *, elementwis
     value = evaluate({})
     outputs = _floating(value)
     if any(each.is_complex() for each in outputs):
-        return None
+        return refused(call)
     smooth = {name: torch.where(at, call.parts(x)[0], x).to(x.dtype) for name, (x, at, _) in moving.items()}
     labels = {name: call.found[name].root.label(call.length(x)) for name, (x, _, _) in moving.items()}
     try:
@@ -82,17 +82,21 @@ def linear(call: Call, function: Callable[..., Any] | None = None, *, elementwis
         return None
     evens = _floating(evaluate(smooth))
     kind = max(call.found[name].root.kind for name in moving)
+    # The parity keeps the factor apart, whose square may leave the range of the dtype.
+    safe = [torch.where(each == 0, 1, each) for each in factor]
     results = []
     for i, output in enumerate(outputs):
         a, b, c = (each[i].detach() for each in (factor, first, second))
-        one = (a * c - b * b).abs() <= 1e-4 * torch.finfo(output.dtype).eps ** 0.25 * (b * b + (a * c).abs())
+        # Ratios neither over- nor underflow where the factor is large or small.
+        mean, mean_square = b / a, c / a
+        one = (mean_square - mean * mean).abs() <= 1e-4 * torch.finfo(output.dtype).eps ** 0.25 * mean * mean
         tangled = (b != 0) & ~one if elementwise and kind == "length" else None
         zero = (b != 0) & (one if tangled is None else one | tangled)
         root = Root(partial(square, i, tangled), (), kind, partial(_labels, a, b))
         root.set_zeros(zero)
         if root.has_zeros:
             result = torch.where(zero, evens[i] + lengths[i], output)
-            output = remember(result, root, evens[i], None, lengths[i], ())
+            output = remember(result, root, evens[i], safe[i], lengths[i] / safe[i], ())
         results.append(output)
     if isinstance(value, Tensor):
         return results[0]

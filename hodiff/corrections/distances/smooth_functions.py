@@ -18,7 +18,7 @@ from hodiff.corrections.distances.length_calls import NOTICE, Call, noticed, ref
 from hodiff.corrections.distances.lengths import root
 from hodiff.corrections.distances.linear import linear
 from hodiff.corrections.distances.squares import Root, even_power, find, remember
-from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_wrapped
 
 
 def of_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
@@ -45,11 +45,16 @@ def of_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: A
 def _of_remembered(call: Call) -> Any:
     func = call.func
     name = getattr(func, "__name__", "")
+    if not call.args:
+        # Rules take the first argument by position.
+        first = next((each for each in ("input", "A", "x", "self") if each in call.kwargs), None)
+        rest = {key: each for key, each in call.kwargs.items() if key != first}
+        call = call if first is None else replace(call, args=(call.kwargs[first],), kwargs=rest)
     if name == "__get__":
         name = func.__self__.__name__
         if name not in STRUCTURAL:
             return None
-    if name == "detach":
+    if name == "detach" or name.endswith("_like"):
         return None
     if name in _RULES:
         result = _RULES[name](call)
@@ -222,6 +227,11 @@ def _in_place(call: Call, function: Callable[..., Any]) -> Any:
     before = call.again(torch.clone, x)
     args, kwargs = pytree.tree_map_only(Tensor, lambda each: before if each is x else each, (call.args, call.kwargs))
     value = call.again(function, *args, **kwargs)
+    return _copied(x, value)
+
+
+def _copied(x: Tensor, value: Tensor) -> Tensor:
+    """Write a value to a tensor, and remember its parity for the tensor."""
     result = find(value)
     x.copy_(value)
     if result is not None:
@@ -231,22 +241,14 @@ def _in_place(call: Call, function: Callable[..., Any]) -> Any:
 
 
 def _written(call: Call, function: Callable[..., Any]) -> Any:
-    """Write to a tensor, and remember what the out-of-place function returns for it."""
+    """Write to a tensor what the out-of-place function returns; None if torch's own function is right."""
     if all(call.zeros(each) is None for each in tensors_in(call.args, call.kwargs) if id(each) in call.found):
         return None
     x = call.args[0]
-    before = x.clone()
-    args = (before, *call.args[1:])
-    result = linear(
-        replace(call, args=args, found=call.found | {id(before): each for each in [find(x)] if each}), function
-    )
-    found = find(result)
-    with call.mode, noticed(False):
-        written = call.func(*call.args, **call.kwargs)
-        if found is not None:
-            x.copy_(result)
-            remember(x, found.root, found.even, found.odd, found.length, ())
-    return x if written is None else written
+    before = x.clone()  # a graph may keep the overwritten value
+    found = call.found | ({id(before): call.found[id(x)]} if id(x) in call.found else {})
+    result = linear(replace(call, args=(before, *call.args[1:]), found=found), function)
+    return None if result is None else _copied(x, result)
 
 
 def _set(x: Tensor, index: Any, value: Any) -> Tensor:
@@ -257,12 +259,28 @@ def _set(x: Tensor, index: Any, value: Any) -> Tensor:
 
 def _norm(call: Call) -> Any:
     """Compute the Euclidean norm of a function of a length as the root of a sum of squares."""
-    x, rest = call.args[0], (*call.args[1:], *call.kwargs.values())
-    graded = call.graded(0)
+    x, graded = call.args[0], call.graded(0)
     if graded is None or graded.even is None or call.kinks(x) is None:
         return None
-    plain = x.is_floating_point() and all(each is False or each in (None, 2.0, "fro") for each in rest)
-    return root(call.again(lambda: x.square().sum())) if plain else refused(call)
+    name = call.func.__name__
+    defaults = _NORMS[name][0], (-2, -1) if name == "linalg_matrix_norm" else None, False
+    given: list[Any] = [*call.args[1:4], *defaults[len(call.args[1:4]) :]]
+    order, dim, keepdim = given
+    rest = dict(enumerate(call.args[4:])) | call.kwargs
+    order, dim = rest.pop("p", rest.pop("ord", order)), rest.pop("dim", dim)
+    keepdim = rest.pop("keepdim", keepdim)
+    known = order in _NORMS[name] or (order == 2 and x.dim() == 1)
+    if not known or not x.is_floating_point() or any(each is not None for each in rest.values()):
+        return refused(call)
+
+    def norm() -> Tensor:
+        total = x.square().sum() if dim is None else x.square().sum(dim, keepdim)
+        zero = total.detach() == 0
+        if bool(below_transforms(zero).all()):
+            return root(total)
+        return torch.where(zero, root(total), torch.where(zero, 1.0, total).sqrt())
+
+    return call.again(norm)
 
 
 def _dropout(call: Call) -> Any:
@@ -309,7 +327,12 @@ def _unknown(call: Call, name: str) -> Any:
 
 
 # Functions whose rules use the squares of lengths.
-_NORMS = frozenset(("norm", "linalg_vector_norm", "linalg_norm", "linalg_matrix_norm"))
+_NORMS: dict[str, tuple[Any, ...]] = {  # with the orders of Euclidean norms, the default first
+    "norm": ("fro", None, 2),
+    "linalg_vector_norm": (2,),
+    "linalg_norm": (None,),
+    "linalg_matrix_norm": ("fro",),
+}
 # Functions that write other tensors to their first argument.
 _WRITES: dict[str, Callable[..., Any]] = {
     "__setitem__": _set,

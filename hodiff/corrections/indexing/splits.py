@@ -39,23 +39,16 @@ def _is_number(input: Tensor, *_: Any, **__: Any) -> bool:
     return not input.dim()
 
 
-@register(
-    torch.flip,
-    Tensor.flip,
-    name="torch.flip",
-    routes=ROUTES,
-    reason="under vmap, a tensor without dimensions is refused",
-    reference="the input",
-    covers=_is_number,
-)
-@register(
-    torch.roll,
-    Tensor.roll,
-    name="torch.roll",
-    routes=ROUTES,
-    reason="under vmap, tensors without dimensions are exchanged within a batch",
-    reference="the input",
-    covers=_is_number,
-)
 def _of_number(input: Tensor, *_: Any, **__: Any) -> Tensor:
     return input.clone()
+
+
+for _name, _reason in (
+    ("flip", "under vmap, a tensor without dimensions is refused"),
+    ("roll", "under vmap, tensors without dimensions are exchanged within a batch"),
+):
+    _functions = getattr(torch, _name), getattr(Tensor, _name)
+    _rule = register(
+        *_functions, name=f"torch.{_name}", routes=ROUTES, reason=_reason, reference="the input", covers=_is_number
+    )
+    _rule(_of_number)

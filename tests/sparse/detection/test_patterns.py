@@ -463,8 +463,13 @@ def test_validation_and_searches_have_no_derivative():
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # as torch makes fake tensors of others
 def test_fake_tensors_have_the_pattern_of_their_shape():
     kernel, index = torch.ones(1, 1, 2, dtype=D), torch.tensor([0, 2, 1])
-    gathered = lambda x: (x[index] ** 3 * x[:3]).sum()  # noqa: E731
-    convolved = lambda x: (nn.functional.conv1d(x[None, None], kernel) ** 3).sum()  # noqa: E731
+
+    def gathered(x):
+        return (x[index] ** 3 * x[:3]).sum()
+
+    def convolved(x):
+        return (nn.functional.conv1d(x[None, None], kernel) ** 3).sum()
+
     for f in (gathered, convolved):
         expected, expected_rows = hessian_pattern(f, point(6)), jacobian_pattern(f, point(6))
         fake = FakeTensorMode(allow_non_fake_inputs=True).from_tensor(point(6))
@@ -487,7 +492,10 @@ def test_fake_tensors_have_the_pattern_of_their_shape():
 
 
 def test_open_sizes_are_refused():
-    f = lambda x: (x**3).sum()  # noqa: E731
+
+    def f(x):
+        return (x**3).sum()
+
     for scaled in (lambda x: x * hessian_pattern(f, x).nnz, lambda x: x * jacobian_pattern(f, x).nnz):
         with pytest.raises(InputError, match="fixed sizes"):
             make_fx(scaled, tracing_mode="symbolic")(point(3))

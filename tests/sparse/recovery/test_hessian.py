@@ -454,7 +454,10 @@ def test_traces_record_the_products_and_leave_no_fake_tensor_behind(mode):
 
 
 def test_tensors_without_numbers():
-    f = lambda x: (x**3).sum()  # noqa: E731
+
+    def f(x):
+        return (x**3).sum()
+
     matrix = hessian(f)(torch.empty(3, device="meta"))
     assert matrix.shape == (3, 3)
     assert matrix.is_meta
@@ -472,7 +475,10 @@ def test_tensors_without_numbers():
 @pytest.mark.parametrize("format", ["csr", "coo", "scipy", "values"])
 def test_another_default_device(format):
     x = point(5)
-    rows = lambda x: torch.cat([x[1:] * x[:-1], x**2])  # noqa: E731
+
+    def rows(x):
+        return torch.cat([x[1:] * x[:-1], x**2])
+
     expected = torch.func.hessian(rosenbrock)(x), torch.func.jacrev(rows)(x)
     with torch.device("meta"):
         found = hessian(rosenbrock, format=format)(x), hodiff.sparse.jacobian(rows, format=format)(x)
