@@ -1,7 +1,8 @@
 r"""Linear functions of remembered tensors $E + O\, n$, and functions that select elements.
 
 An element of the result is $E' + \sum_i a_i O_i n_i$. If all lengths that are 0 in the sum are one length $n$, it is
-$E' + O' n$ with $O' = a\, O$, and $s$ is the result for $O\, s$ divided by $O'$. Random labels of lengths tell whether they are one.
+$E' + O' n$ with $O' = a\, O$, and $s$ is the result for $O\, s$ divided by $O'$. Random labels of lengths tell
+whether they are one.
 """
 
 from __future__ import annotations
