@@ -53,7 +53,7 @@ SIZES = {
         16: """hidden_size d_model n_embd dim emb_dim embed_dim embedding_size n_embed moe_intermediate_size
             shared_expert_intermediate_size pooler_hidden_size projection_dim""",
         IMAGE: "image_size",
-        WORDS: "vocab_size",
+        WORDS: "vocab_size entity_vocab_size",
     }.items()
     for name in names.split()
 }
