@@ -64,7 +64,7 @@ def hodiff_check(request: pytest.FixtureRequest) -> Callable[..., Report]:
 
     def run(f: Any, inputs: Any, **options: Any) -> Report:
         __tracebackhide__ = True
-        from hodiff.checks.assertions import assert_differentiable
+        from hodiff.checks.check import assert_differentiable
 
         report = assert_differentiable(f, inputs, **{**defaults, **options})
         for finding in report.warnings:

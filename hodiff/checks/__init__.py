@@ -1,11 +1,11 @@
 """Checks of derivatives by independent routes, differences, and torch's own checks."""
 
-from hodiff.checks.assertions import assert_differentiable as assert_differentiable
 from hodiff.checks.audit.audit import audit as audit
 from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit as MutatedAudit
 from hodiff.checks.audit.mutated.mutated_audit import mutated_audit as mutated_audit
 from hodiff.checks.audit.table import AuditTable as AuditTable
 from hodiff.checks.audit.verdicts import Verdict as Verdict
+from hodiff.checks.check import assert_differentiable as assert_differentiable
 from hodiff.checks.check import check as check
 from hodiff.checks.directions import along_directions as along_directions
 from hodiff.checks.oracles.compositions import derivative as derivative

@@ -5,41 +5,35 @@ from hodiff.corrections.declining import INVALID as INVALID
 from hodiff.corrections.declining import UNNEEDED as UNNEEDED
 from hodiff.corrections.declining import Declined as Declined
 from hodiff.corrections.declining import unable as unable
-from hodiff.corrections.distances import absolute, cdist, deviations, norms
+from hodiff.corrections.distances import absolute, cdist, norms
 from hodiff.corrections.elementwise import (
     activations,
-    atan2,
     foreach,
     kinks,
-    ldexp,
     logarithms,
-    logit,
-    polar,
     powers,
-    ranges,
     recorded,
-    sinc,
+    singular,
     softmax,
     tails,
 )
-from hodiff.corrections.indexing import cumulative, embedding, overwriting, prod, reductions, scatter, splits, strides
+from hodiff.corrections.indexing import embedding, overwriting, prod, reductions, scatter, views
 from hodiff.corrections.layers import (
     attention,
     convolution,
     flex,
     normalization,
     pooling,
-    sharded_attention,
     weight_norm,
 )
 from hodiff.corrections.linalg import determinants, eigenvectors, exponential, grouped, reflectors, solve, symmetric
 from hodiff.corrections.losses import class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms
 from hodiff.corrections.mode import Corrections as Corrections
 from hodiff.corrections.mode import corrected as corrected
-from hodiff.corrections.operators import decomposed, gradients, renamed
+from hodiff.corrections.operators import decomposed, renamed
 from hodiff.corrections.operators.calls import enter_operators
-from hodiff.corrections.programs import control_flow, nested_calls, scripts
-from hodiff.corrections.recurrent import networks, packing
+from hodiff.corrections.programs import control_flow, scripts
+from hodiff.corrections.recurrent import networks
 from hodiff.corrections.registry import Correction as Correction
 from hodiff.corrections.registry import keep_as_own
 from hodiff.corrections.registry import register as register
@@ -52,18 +46,18 @@ from hodiff.corrections.special import airy, bessel, gamma, modified_bessel, nor
 # Every file of rules. Importing a file registers its rules; add new files here.
 FAMILIES = {
     "autograd": (checkpoints, custom_functions, grad_mode, once_differentiable),
-    "distances": (absolute, cdist, deviations, norms),
+    "distances": (absolute, cdist, norms),
     "elementwise functions": (
-        *(activations, atan2, foreach, kinks, ldexp, logarithms),
-        *(logit, polar, powers, ranges, recorded, sinc, softmax, tails),
+        *(activations, foreach, kinks, logarithms, powers),
+        *(recorded, singular, softmax, tails),
     ),
-    "indexing": (cumulative, embedding, overwriting, prod, reductions, scatter, splits, strides),
-    "layers": (attention, sharded_attention, convolution, flex, normalization, pooling, weight_norm),
+    "indexing": (embedding, overwriting, prod, reductions, scatter, views),
+    "layers": (attention, convolution, flex, normalization, pooling, weight_norm),
     "linear algebra": (determinants, eigenvectors, exponential, grouped, reflectors, solve, symmetric),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),
-    "operators of captured graphs": (renamed, decomposed, gradients),
-    "programs": (control_flow, nested_calls, scripts),
-    "recurrent networks": (networks, packing),
+    "operators of captured graphs": (renamed, decomposed),
+    "programs": (control_flow, scripts),
+    "recurrent networks": (networks,),
     "sampling": (dropout, grid_sample),
     "sparse tensors": (constructors,),
     "special functions": (airy, bessel, gamma, modified_bessel, normal_tails, polynomials),

@@ -7,21 +7,49 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import BuiltinFunctionType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.overrides import resolve_name
 
+from hodiff import displays
 from hodiff.common.options import require_choice, require_int
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.forms import Parameters
-from hodiff.corrections.rows import CorrectionTable
-from hodiff.corrections.rows import Row as Row
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.recording import set_recording
 from hodiff.torch_internals.compilers.dynamo import at_trace_time, give_zeros_memory, show_to_modes
+
+_TINTS = {"wrong": "error", "missing": "warning", "slow": "note"}
+
+
+class Row(NamedTuple):
+    """A row of `hodiff.corrections.table()`; see `Correction` for the fields."""
+
+    name: str
+    kind: str
+    routes: tuple[str, ...]
+    reason: str
+    reference: str
+    mended: str = ""
+
+
+class CorrectionTable(list[Row]):
+    """The rows of `hodiff.corrections.table()`, a list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        header = ("torch function", "torch is", "by", "what is amiss", "mended in torch")
+        rows = [
+            (row.name, displays.Cell(row.kind, _TINTS[row.kind]), _routes(row), row.reason, row.mended) for row in self
+        ]
+        return displays.page(displays.element("b", f"{len(self):,} corrections"), displays.table(header, rows))
+
+
+def _routes(row: Row) -> str:
+    return "all routes" if row.routes == ROUTES else ", ".join(row.routes)
+
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 

@@ -5,9 +5,9 @@ from hodiff.estimators.results import DiagonalEstimate as DiagonalEstimate
 from hodiff.estimators.results import Estimate as Estimate
 from hodiff.estimators.spectra.condition_number import ConditionNumber as ConditionNumber
 from hodiff.estimators.spectra.condition_number import condition_number as condition_number
-from hodiff.estimators.spectra.effective_dimension import effective_dimension as effective_dimension
 from hodiff.estimators.spectra.eigsh import Eigenpairs as Eigenpairs
 from hodiff.estimators.spectra.eigsh import eigsh as eigsh
+from hodiff.estimators.spectra.logdet import effective_dimension as effective_dimension
 from hodiff.estimators.spectra.logdet import logdet as logdet
 from hodiff.estimators.spectra.sharpness import Sharpness as Sharpness
 from hodiff.estimators.spectra.sharpness import sharpness as sharpness
@@ -19,5 +19,5 @@ from hodiff.estimators.systems.preconditioners import nystrom_preconditioner as 
 from hodiff.estimators.systems.solve import Solution as Solution
 from hodiff.estimators.systems.solve import solve as solve
 from hodiff.estimators.traces.diagonal import diagonal as diagonal
-from hodiff.estimators.traces.frobenius_norm import frobenius_norm as frobenius_norm
+from hodiff.estimators.traces.hutchinson import frobenius_norm as frobenius_norm
 from hodiff.estimators.traces.trace import trace as trace

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -12,31 +12,106 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
-from hodiff.common.options import (
-    require_bools,
-    require_callable,
-    require_choice,
-    require_generator,
-    require_int,
-)
+from hodiff.common.options import require_bools, require_callable, require_choice, require_generator, require_int
 from hodiff.common.randomness import drawn_seed, seeded
 from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.derivatives.bound_function import at_the_boundary
+from hodiff.errors import InputError
 from hodiff.meta.gradients import (
     Gradient,
     InnerLoss,
+    Loss,
+    clipped,
     constant_gradient,
     detached,
     mixed_gradient,
     require_norm,
     reverse_gradient,
 )
-from hodiff.meta.loop import Loop, Point, segments
 from hodiff.meta.nonfinite import all_finite, explain
 from hodiff.meta.optimizer import Optimizer, OptimizerState, require_optimizer
-from hodiff.meta.tasks import batch_source
+from hodiff.recompute.checkpoint import checkpoint as recomputed
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
+
+# Parameters, the optimizer's state, and buffers.
+Point = tuple[PyTree, OptimizerState, PyTree]
+
+
+@dataclass(eq=False)
+class Loop:
+    """Operations of each step; `clip` is a norm, a function of gradients, or None."""
+
+    loss: Loss
+    gradient: Callable[..., Gradient]
+    optimizer: Optimizer
+    clip: Any
+
+    def step(self, point: Point, batch: PyTree) -> tuple[Point, Tensor, PyTree]:
+        """Return the next point, the loss, and the gradients that the optimizer gets."""
+        params, state, buffers = point
+        leaves, spec = pytree.tree_flatten(params)
+        value, gradients, buffers = self.gradient(self.loss, leaves, batch, buffers)
+        if self.clip is not None and not callable(self.clip):
+            gradients = clipped(gradients, self.clip)
+        tree = pytree.tree_unflatten(gradients, spec)
+        if callable(self.clip):
+            tree = self.clip(tree)
+        params, state = self.optimizer.update(tree, state, params)
+        return (params, state, buffers), value.detach(), tree
+
+    def run(self, point: Point, batches: Sequence[PyTree]) -> tuple[Point, list[Tensor]]:
+        """Take some steps; return the last point and the losses."""
+        losses = []
+        for batch in batches:
+            point, value, _ = self.step(point, batch)
+            losses.append(value)
+        return point, losses
+
+    def run_recomputed(self, point: Point, batches: Sequence[PyTree]) -> tuple[Point, list[Tensor]]:
+        """Take some steps, storing only the ends."""
+        return recomputed(self.run, point, batches)
+
+    def run_constant(self, point: Point, batches: Sequence[PyTree]) -> tuple[Point, list[Tensor]]:
+        """Take some steps without a graph; the parameters count as their start plus a constant."""
+        start, _, _ = point
+        constant = Loop(self.loss, constant_gradient, self.optimizer, self.clip)
+        with torch.no_grad():
+            point, losses = constant.run(detached(point), batches)
+        params, state, buffers = detached(point)
+        # The added difference has value zero and derivative one.
+        params = pytree.tree_map(lambda end, begin: end + (begin - begin.detach()), params, start)
+        return (params, state, buffers), losses
+
+
+def segments(steps: int, constant: int, checkpoint: int | None) -> Iterator[tuple[int, int, str]]:
+    """Iterate over start, stop and `Loop` method of each segment; `constant` steps come first."""
+    if constant:
+        yield 0, constant, "run_constant"
+    length = checkpoint or 1
+    for start in range(constant, steps, length):
+        yield start, min(start + length, steps), "run_recomputed" if checkpoint else "run"
+
+
+def batch_source(task: Any, steps: int, caller: str) -> Callable[[int], Any]:
+    """Return a function from the step, counted from 0, to its batch; it raises if the task has no more batches."""
+    if callable(task):
+        return task
+    if isinstance(task, (Tensor, tuple, list, dict, str)) or not isinstance(task, Iterable):
+        return lambda _: task
+    iterator = iter(task)
+
+    def following(step: int) -> Any:
+        try:
+            return next(iterator)
+        except StopIteration:
+            raise InputError(
+                f"{caller}: task: expected {steps} batches, one a step, got {step}; pass fewer steps, or "
+                "itertools.cycle(task)."
+            ) from None
+
+    return following
+
 
 GRADIENTS: dict[str, Callable[..., Gradient]] = {
     "auto": reverse_gradient,

@@ -22,13 +22,18 @@ from hodiff.optim.batched.arguments import InDims
 from hodiff.optim.batched.methods import minimize_all
 from hodiff.optim.bounds import bounds_of, constraints_of
 from hodiff.optim.display import OptimizeResult
-from hodiff.optim.method_choice import is_empty, require_method, require_takes_sparse
-from hodiff.optim.methods import METHODS, Method
+from hodiff.optim.methods import (
+    METHODS,
+    Method,
+    is_empty,
+    require_method,
+    require_options_of_scipy,
+    require_takes_sparse,
+)
 from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import options_of
 from hodiff.optim.point import Point
 from hodiff.optim.result import describe_end, in_own_structure
-from hodiff.optim.scipy_options import require_options_of_scipy
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse import Coloring
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -18,10 +19,23 @@ from hodiff.errors import InputError
 from hodiff.operators.linear.base import LinearOperator
 from hodiff.plot.labels import described, shortened
 from hodiff.plot.shared import axes_or_new
-from hodiff.plot.spreading import spread
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+
+def spread(wanted: Sequence[float], gaps: Sequence[float], within: tuple[float, float] | None = None) -> list[float]:
+    r"""Solve $\min_x \sum_i (x_i - w_i)^2$ under $x_{i+1} - x_i \ge g_i$ and, if they have room, between two ends."""
+    offsets = np.concatenate([[0.0], np.cumsum(gaps)])
+    if within is not None:
+        room = within[1] - within[0]
+        offsets *= room / max(offsets[-1], room) if room else 0.0
+    # Without the gaps it is a monotone fit; with bounds, the clipped fit solves it.
+    fitted = isotonic_regression(np.asarray(wanted, dtype=float) - offsets).x
+    if within is not None:
+        fitted = fitted.clip(within[0], within[1] - offsets[-1])
+    return [float(each) for each in fitted + offsets]
+
 
 MOST = 20_000  # rows: a picture has not more points, and the matrix takes 3 GB
 LINE, LETTER = 0.17, 0.08  # inches: the height of a name, and the width of its letters

@@ -27,7 +27,7 @@ import hodiff
 from benchmarks.machine import one_core
 from benchmarks.memory import peak_bytes
 from benchmarks.race import Contestant, race
-from hodiff.taylor.differential.cubature import fourth_powers
+from hodiff.taylor.differential.bilaplacian import fourth_powers
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.passes import framed, through
 from papers.common import Claim, Reproduction, run, verdict

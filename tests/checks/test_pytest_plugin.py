@@ -52,9 +52,9 @@ WASTE = SimpleNamespace(code="HD501", title="for nothing", location="f.py:3", re
 def stub(f, inputs, **options):
     return SimpleNamespace(title=f"f with {sorted(options.items())}", warnings=(WASTE,))
 
-for name in ("hodiff", "hodiff.checks", "hodiff.checks.assertions"):
+for name in ("hodiff", "hodiff.checks", "hodiff.checks.check"):
     sys.modules[name] = ModuleType(name)
-sys.modules["hodiff.checks.assertions"].assert_differentiable = stub
+sys.modules["hodiff.checks.check"].assert_differentiable = stub
 """
 
 
@@ -223,7 +223,7 @@ def test_assertion_returns_the_report():
 def test_assertion_is_an_assertion_error_with_the_report(monkeypatch):
     found = hodiff.Finding("reverse", 1, "wrong", "", "mend", code="HD101", title="wrong gradient")
     report = Report("f", (), (found,))
-    monkeypatch.setattr(sys.modules["hodiff.checks.assertions"], "check", lambda f, inputs, **options: report)
+    monkeypatch.setattr(sys.modules["hodiff.checks.check"], "check", lambda f, inputs, **options: report)
     with pytest.raises(AssertionError) as caught:
         hodiff.assert_differentiable(torch.sin, torch.ones(2))
     assert isinstance(caught.value, hodiff.CheckError)
@@ -231,7 +231,7 @@ def test_assertion_is_an_assertion_error_with_the_report(monkeypatch):
 
 
 def test_checks_are_importable_without_pytest():
-    assert "pytest" not in Path(sys.modules["hodiff.checks.assertions"].__file__).read_text()
+    assert "pytest" not in Path(sys.modules["hodiff.checks.check"].__file__).read_text()
 
 
 @pytest.mark.slow

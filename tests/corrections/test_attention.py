@@ -11,7 +11,7 @@ from at_once import some_at_once
 from torch import nn
 
 import hodiff
-from hodiff.corrections.programs.nested_calls import COMPOSITES
+from hodiff.corrections.programs.scripts import COMPOSITES
 from hodiff.corrections.registry import CORRECTIONS
 from hodiff.errors import RouteError
 

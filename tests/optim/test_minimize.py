@@ -13,8 +13,7 @@ import torch
 import hodiff
 from hodiff import HodiffWarning
 from hodiff.optim import minimize
-from hodiff.optim.methods import METHODS
-from hodiff.optim.scipy_options import OPTIONS, _documented
+from hodiff.optim.methods import METHODS, OPTIONS, _documented
 
 D = torch.float64
 START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 import hodiff
 from hodiff.functions import ElementwiseFunction
 from hodiff.plot import COLOURS, RAISES, derivatives, graph
-from hodiff.plot.layers import layered
+from hodiff.plot.backward_graph import layered
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

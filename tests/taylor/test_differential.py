@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import hodiff
 from hodiff.taylor import derivative_tensor, divergence, hessian_diagonal
-from hodiff.taylor.differential.cubature import fourth_powers
+from hodiff.taylor.differential.bilaplacian import fourth_powers
 from hodiff.taylor.jets import Jet
 
 GENERATOR = torch.Generator().manual_seed(0)

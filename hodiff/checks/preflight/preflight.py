@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 
 from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.checks.module_buffers import buffers_put_back
-from hodiff.checks.preflight.as_html import preflight_html
 from hodiff.checks.preflight.function_defects import FunctionDefect, custom_functions, function_defects
 from hodiff.checks.preflight.listeners import (
     CallListener,
@@ -26,12 +25,40 @@ from hodiff.checks.preflight.operator_routes import BAD, GOOD, RANKS
 from hodiff.checks.subjects.setting import deep_copy, generators_of
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import tensors_in
+from hodiff.displays import Cell, badge, element, page, table
 from hodiff.errors import HodiffError, InputError
 from hodiff.graphs import leaves_made_inside
 from hodiff.recompute.checkpoint import stored_instead
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.graph_nodes import operator_of
 from hodiff.torch_internals.compilers.dynamo import compiled_code, module_of
+
+
+def preflight_html(
+    operators: Sequence[OperatorUse],
+    functions: Sequence[FunctionDefect],
+    remarks: Sequence[str],
+    routes: Mapping[str, str],
+    verdict: str,
+) -> str:
+    """Return the verdict, the operators that are not right by every route, their remedies, and the remarks."""
+    tint = "error" if BAD.intersection(routes.values()) else "ok" if set(routes.values()) <= GOOD else "warning"
+    listed = [each for each in operators if each.worst != "right"]
+    rows = [(each.name, f"{each.calls:,}", *(_cell(each.routes[route]) for route in ROUTES)) for each in listed]
+    fine = sum(each.calls for each in operators) - sum(each.calls for each in listed)
+    rows.append(("all others", f"{fine:,}", *[_cell("right")] * len(ROUTES)))
+    rows.append((element("b", "all together"), "", *(_cell(routes[route]) for route in ROUTES)))
+    said = [f"{each.name}: {each.remedy}" for each in listed if each.remedy]
+    said += [f"{each.name}: {each.defect}; {each.remedy}" for each in functions]
+    return page(
+        element("p", badge(verdict, tint)),
+        table(("operator", "calls", *ROUTES), rows),
+        *(element("p", each) for each in [*said, *remarks]),
+    )
+
+
+def _cell(word: str) -> Cell:
+    return Cell(word, "ok" if word in GOOD else "error" if word in BAD else "warning")
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@ All derivatives are sums of $x^e \log^k x$,
 
 $$ \partial_x (x^e \log^k x) = e \, x^{e-1} \log^k x + k \, x^{e-1} \log^{k-1} x, \qquad
    \partial_e (x^e \log^k x) = x^e \log^{k+1} x. $$
+
+Powers of two and of other constants have rules for single arguments: `ldexp`, and the ends of `linspace` and
+`logspace`, which torch treats as constants where they are tensors.
 """
 
 from __future__ import annotations
@@ -17,12 +20,94 @@ from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
 from hodiff.corrections.registry import register
-from hodiff.corrections.values import in_complex_dtype, mixes_complex_number, result_dtype
+from hodiff.corrections.values import in_complex_dtype, mixes_complex_number, result_dtype, with_value
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.autograd.transforms import in_transform
+
+_REASON = "ends that are tensors are constants to reverse mode, and raise in forward mode"
+
+
+def _between(start: Any, end: Any, steps: int) -> Tensor:
+    """Return evenly spaced numbers between the ends; for one step, the start."""
+    ends = [each for each in (start, end) if isinstance(each, Tensor)]
+    dtype = result_dtype(*ends) if len(ends) > 1 else ends[0].dtype
+    weights = torch.linspace(0, 1, steps, dtype=dtype, device=ends[0].device)
+    return start * (1 - weights) + end * weights
+
+
+def _constant(end: Any) -> Any:
+    return end.detach() if isinstance(end, Tensor) else end
+
+
+def _is_needed(start: Any, end: Any, out: Any) -> bool:
+    ends = [each for each in (start, end) if isinstance(each, Tensor)]
+    return out is None and any(each.is_floating_point() for each in ends) and may_be_differentiated(ends)
+
+
+@register(torch.linspace, routes=ROUTES, reason=_REASON, reference="convex combinations of the ends")
+def _linspace(start: Any, end: Any, steps: int, *, dtype: Any = None, out: Any = None, **options: Any) -> Any:
+    if not (isinstance(start, Tensor) or isinstance(end, Tensor)) or not _is_needed(start, end, out):
+        return UNNEEDED
+    value = torch.linspace(_constant(start), _constant(end), steps, dtype=dtype, **options)
+    return with_value(_between(start, end, steps).to(value), value)
+
+
+@register(torch.logspace, routes=ROUTES, reason=_REASON, reference="powers of convex combinations of the ends")
+def _logspace(
+    start: Any, end: Any, steps: int, base: float = 10.0, *, dtype: Any = None, out: Any = None, **options: Any
+) -> Any:
+    if not (isinstance(start, Tensor) or isinstance(end, Tensor)) or not _is_needed(start, end, out):
+        return UNNEEDED
+    value = torch.logspace(_constant(start), _constant(end), steps, base, dtype=dtype, **options)
+    return with_value(torch.pow(base, _between(start, end, steps)).to(value), value)
+
+
+class PowerOfTwoTimes(ElementwiseFunction):
+    r"""$2^e x$ for integers e, linear in x. Saves e alone."""
+
+    @staticmethod
+    def forward(x: Tensor, exponent: Tensor) -> Tensor:
+        """Compute the value by torch's kernel."""
+        return torch.ldexp(x, exponent)
+
+    @staticmethod
+    def residuals(inputs: Any, output: Any) -> Any:
+        """Return the exponents alone."""
+        return (inputs[1],)
+
+    @staticmethod
+    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
+        """Return $2^e$ times the vector."""
+        (exponent,) = residuals
+        return PowerOfTwoTimes.call(vector, exponent)
+
+
+_ldexp_is_wrong = partial(
+    register,
+    routes=ROUTES,
+    reason="the power of two is computed in whole numbers, in which negative exponents give 0",
+    reference="it is linear",
+    mended="2.14",
+)
+
+
+@_ldexp_is_wrong(torch.ldexp, Tensor.ldexp, name="torch.ldexp")
+def _ldexp(input: Tensor, other: Tensor) -> Any:
+    if other.is_floating_point() or other.is_complex():
+        return UNNEEDED
+    if input.is_complex() or (input.is_floating_point() and torch.compiler.is_compiling()):
+        return input * torch.pow(2.0, other.to(input.real.dtype))
+    return PowerOfTwoTimes.call(input, other) if input.is_floating_point() else UNNEEDED
+
+
+@_ldexp_is_wrong(Tensor.ldexp_)
+def _ldexp_(input: Tensor, other: Tensor) -> Any:
+    result = _ldexp(input.clone(), other)
+    return result if isinstance(result, Declined) else input.copy_(result)
 
 
 class PowerTimesLogarithms(ElementwiseFunction):

@@ -1,23 +1,104 @@
-"""Rules for scaled dot-product attention, whose fused kernels have no second derivative, and for its softmax."""
+"""Rules for scaled dot-product attention, also of nested and sharded tensors, and for its softmax."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import Function
 
-from hodiff.corrections.declining import INVALID, UNNEEDED, unable
-from hodiff.corrections.layers.nested_attention import strided_attention
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
+from hodiff.corrections.subclasses import for_subclasses
 from hodiff.errors import RouteError
-from hodiff.functions.attention.attention import attend
+from hodiff.functions.attention.attention import attend, attention
 from hodiff.functions.attention.options import Band
+from hodiff.functions.attention.packed import packed_attention
+from hodiff.functions.attention.sharded import is_distributed
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.operators import safe_softmax
+
+
+@for_subclasses(F.scaled_dot_product_attention)
+def _sharded_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    given = (query, key, value, attn_mask)
+    if not any(map(is_distributed, given)) or not may_be_differentiated(given):
+        return NotImplemented
+    if is_causal and attn_mask is not None:
+        return NotImplemented
+    return attend(query, key, value, attn_mask, scale, Band(is_causal), dropout_p, None, enable_gqa)
+
+
+class _Jagged(Function):
+    """Conversion of packed values to a nested tensor; torch's own view has no second derivative."""
+
+    @staticmethod
+    def forward(values: Tensor, offsets: Tensor) -> Tensor:
+        """Return a nested tensor with its own memory, because torch's rule would apply to a view."""
+        return torch.nested.nested_tensor_from_jagged(values.clone(), offsets)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """Return the values of the cotangent, which torch differentiates."""
+        return cotangent.values(), None
+
+
+@for_subclasses(F.scaled_dot_product_attention)
+def _jagged_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Attention of jagged tensors (B, H, j, E), which are `transpose(1, 2)` of jagged tensors (B, j, H, E)."""
+    given = (query, key, value)
+    if attn_mask is not None or dropout_p or not may_be_differentiated(given):
+        return NotImplemented
+    if not all(isinstance(each, Tensor) and each.layout is torch.jagged and each.dim() == 4 for each in given):
+        return NotImplemented
+    upright = [each.transpose(1, 2) for each in given]
+    if not all(each.is_contiguous() for each in upright):
+        return NotImplemented
+    q, k, v = (each.values().transpose(0, 1) for each in upright)
+    offsets, key_offsets = (each.offsets() for each in upright[:2])  # type: ignore[attr-defined]  # jagged ones alone
+    y = packed_attention(
+        q, k, v, offsets.diff(), key_offsets.diff(), scale=scale, is_causal=is_causal, enable_gqa=enable_gqa
+    )
+    return _Jagged.apply(y.transpose(0, 1), offsets).transpose(1, 2)
+
+
+def strided_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Any, dropout_p: float, is_causal: bool, **options: Any
+) -> Tensor | Declined:
+    """Attention of strided nested tensors (B, H, *, E)."""
+    given = (query, key, value)
+    if mask is not None or dropout_p or not all(each.is_nested for each in given):
+        return unable("a nested tensor has a mask, dropout or a dense one beside it")
+    pieces = zip(*(each.unbind() for each in given), strict=True)
+    attend = partial(attention, is_causal=is_causal, **options)
+    return torch.nested.as_nested_tensor([attend(*each) for each in pieces])
 
 
 @register(

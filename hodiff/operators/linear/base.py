@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,15 +11,36 @@ import torch
 from torch import Tensor
 
 from hodiff.common.trees import describe
+from hodiff.displays import element, facts, page, table
 from hodiff.errors import InputError
 from hodiff.operators.linear.arithmetic import Arithmetic
-from hodiff.operators.linear.display import operator_html
 from hodiff.operators.linear.estimates import Estimates
 from hodiff.operators.linear.forms import Forms
 from hodiff.operators.linear.linear_product import multiply
 from hodiff.operators.linear.spaces import Space
 from hodiff.torch_internals.autograd.differentiation import is_observed
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
+
+BLOCKS = 12  # parameters that are listed
+
+
+def operator_html(
+    name: str, domain: Space, codomain: Space, symmetric: bool, told: Iterable[tuple[str, object]]
+) -> str:
+    """Return kind, size, dtype, further facts, and a table of the parameters."""
+    m, n = codomain.size, domain.size
+    known = [
+        ("shape", f"{m:,} × {n:,}"),
+        ("numbers", f"{str(domain.dtype).removeprefix('torch.')} on {domain.device}"),
+        ("symmetric", "yes" if symmetric else "not known to be"),
+        *told,
+    ]
+    parts = [element("b", name), facts(known)]
+    if domain.names != ("",):
+        leaves = zip(domain.labels, domain.shapes, domain.sizes, strict=True)
+        rows = [(label, str(tuple(shape)), f"{size:,}") for label, shape, size in leaves]
+        parts.append(table(("parameter", "shape", "columns"), rows, most=BLOCKS))
+    return page(*parts)
 
 
 class LinearOperator(Arithmetic, Forms, Estimates, ABC):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import scipy
 import torch
 from torch import Tensor
+from tqdm.auto import tqdm
 
 from hodiff.common.trees import PyTree
 from hodiff.errors import InputError
@@ -18,13 +19,74 @@ from hodiff.optim.batched.bounds import Box, box_of
 from hodiff.optim.batched.descent import ENDS, BfgsOptions, LbfgsbOptions, bfgs, l_bfgs_b
 from hodiff.optim.batched.levenberg_marquardt import LevenbergMarquardt, Limits, Residuals
 from hodiff.optim.batched.problems import Problems
-from hodiff.optim.batched.rounds import Course, rounds
+from hodiff.optim.batched.rows import RUNNING, Ledger, Written
 from hodiff.optim.batched.trust_exact import TrustExactOptions, trust_exact
 from hodiff.optim.ends import End
 from hodiff.optim.geodesic import MESSAGES
 from hodiff.optim.own_options import options_of
 from hodiff.optim.scales import scales_of
 from hodiff.optim.variables import Variables
+
+INTERRUPTED = End(99, "Interrupted; x is the best point so far.")
+
+
+class Course(Protocol):
+    """State of a method on the problems that still run.
+
+    Attributes:
+        index: Numbers of the problems, (b,).
+        status: Numbers of the problems' ends, or `RUNNING`.
+    """
+
+    index: Tensor
+    status: Tensor
+
+    def advance(self) -> None:
+        """Run one round."""
+
+    def written(self) -> Written:
+        """Return the columns of the result."""
+
+    def retain(self, keep: Tensor) -> None:
+        """Drop the rows of problems that are not in the mask `keep`."""
+
+
+def rounds(
+    course: Course, batch: Batch, ends: Mapping[int, End], vectors: Iterable[str], *, progress: bool
+) -> scipy.optimize.OptimizeResult:
+    """Run all rounds and build SciPy's result with a row for each problem; `vectors` are columns like the unknowns."""
+    ledger = Ledger(batch.count)
+    with tqdm(total=batch.count, unit=" problems", disable=not progress) as bar:
+        while len(course.index):
+            bar.update(_retire(course, ledger))
+            if not len(course.index):
+                break
+            # An interrupted round may leave a part of the state updated, so the columns before it are kept.
+            index, before = course.index, course.written()
+            try:
+                course.advance()
+            except KeyboardInterrupt:
+                ledger.write(index, end=torch.full_like(index, INTERRUPTED.status), **before)
+                break
+    columns: dict[str, Any] = dict(ledger.columns)
+    told = [{**ends, INTERRUPTED.status: INTERRUPTED}[number] for number in columns.pop("end").tolist()]
+    columns.update({name: batch.tree(columns[name]) for name in vectors})
+    return scipy.optimize.OptimizeResult(
+        **columns,
+        status=torch.tensor([end.status for end in told], device=batch.start.device),
+        message=[end.message for end in told],
+    )
+
+
+def _retire(course: Course, ledger: Ledger) -> int:
+    """Record and drop the problems that ended; return their number."""
+    ended = course.status != RUNNING
+    count = int(ended.sum())
+    if count:
+        rows = {name: each[ended] for name, each in course.written().items()}
+        ledger.write(course.index[ended], end=course.status[ended], **rows)
+        course.retain(~ended)
+    return count
 
 
 @dataclass(frozen=True)

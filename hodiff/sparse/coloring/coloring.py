@@ -18,11 +18,9 @@ from hodiff.errors import InputError
 from hodiff.sparse.coloring.entries import Entries, reader
 from hodiff.sparse.coloring.gathers import Gather, by_both, by_columns, by_rows, by_stars
 from hodiff.sparse.coloring.layouts import FORMATS
-from hodiff.sparse.coloring.patterns import Pattern
+from hodiff.sparse.coloring.patterns import Array, Pattern
 from hodiff.sparse.coloring.substitution import Substitution, by_trees
 from hodiff.torch_internals.tensors import in_trace
-
-Array = np.ndarray[Any, np.dtype[Any]]
 
 # Products of each method: with the matrix, of sums of its columns, or with its transpose, of sums of its rows.
 SIDES: dict[str, tuple[str, ...]] = {

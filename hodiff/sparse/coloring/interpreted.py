@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, np.dtype[Any]]
+from hodiff.sparse.coloring.patterns import Array
 
 
 def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Array:

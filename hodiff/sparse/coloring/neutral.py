@@ -6,14 +6,10 @@ them suffices, so that some colors may not be needed for any entry.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from hodiff.sparse.coloring.gathers import readable
-from hodiff.sparse.coloring.patterns import Pattern
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from hodiff.sparse.coloring.patterns import Array, Pattern
 
 NEUTRAL = -1
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from hodiff.sparse.coloring.loops import loops
-from hodiff.sparse.coloring.patterns import Pattern
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from hodiff.sparse.coloring.patterns import Array, Pattern
 
 
 @dataclass(frozen=True, eq=False)

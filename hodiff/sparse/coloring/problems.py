@@ -1,22 +1,101 @@
-"""Coloring problem of each method: its vertices, its greedy coloring, and the colors that it returns."""
+"""Coloring problem of each method: its vertices, its greedy coloring, and the colors that it returns.
+
+Bands are colored by arithmetic. All entries of a row lie within a window around the diagonal. Vertex i gets the color
+i mod w: with w the length of the window, columns of one color share no row; with w = β + 1, where β is how far from the
+diagonal entries lie, two colors form paths and no cycle.
+
+Where products of rows and of columns are used, entries of long rows are read from products of rows, all other entries
+from products of columns. Then columns must differ only where they share a short row. If short rows have at most t
+entries, t colors may suffice for them, and each long row takes about one color. So t is chosen to minimize t + the
+number of rows that are longer. The same applies with rows and columns exchanged. The idea is from Coleman & Verma 1998,
+who remove rows and columns one by one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
-from hodiff.sparse.coloring.bounds import band_of, cyclic_colors, has_full_diagonal, least_acyclic, least_star
 from hodiff.sparse.coloring.loops import loops
 from hodiff.sparse.coloring.neutral import NEUTRAL, renumbered, without_neutral
 from hodiff.sparse.coloring.orders import ORDERS, Vertices
-from hodiff.sparse.coloring.parts import Part, parts
-from hodiff.sparse.coloring.patterns import Pattern
+from hodiff.sparse.coloring.patterns import Array, Pattern
 
-Array = np.ndarray[Any, np.dtype[Any]]
+
+def band_of(pattern: Pattern) -> tuple[int, int]:
+    """Largest distances of entries below and above the diagonal, at least 0."""
+    if not pattern.entries:
+        return 0, 0
+    # Columns increase within a row: its first and last entries are enough.
+    filled = np.flatnonzero(np.diff(pattern.starts))
+    first, last = pattern.columns[pattern.starts[filled]], pattern.columns[pattern.starts[filled + 1] - 1]
+    return max(int((filled - first).max()), 0), max(int((last - filled).max()), 0)
+
+
+def cyclic_colors(count: int, colors: int) -> Array:
+    """Colors 0, 1, ..., repeated cyclically."""
+    return (np.arange(count, dtype=np.int32) % colors).astype(np.int32)
+
+
+def has_full_diagonal(pattern: Pattern) -> bool:
+    """Whether each row has its diagonal entry."""
+    return int((pattern.rows == pattern.columns).sum()) == pattern.shape[0]
+
+
+def least_acyclic(pattern: Pattern) -> int:
+    """Lower bound on the number of colors in an acyclic coloring of a symmetric pattern."""
+    n = pattern.shape[0]
+    edges = (pattern.entries - int((pattern.rows == pattern.columns).sum())) // 2
+    # Each pair of k colors forms a forest, which has fewer edges than vertices. Summed over pairs there are at most
+    # (k - 1) n - k (k - 1) / 2 edges. A full band attains this number.
+    k = min(n, 1)
+    while (k - 1) * n - k * (k - 1) // 2 < edges:
+        k += 1
+    return k
+
+
+def least_star(pattern: Pattern) -> int:
+    """Lower bound on the number of colors in a star coloring of a symmetric pattern."""
+    # The bound is 2 β + 1 for a full band of more than 3 β rows, else the bound of acyclic colorings.
+    n, beta = pattern.shape[0], max(band_of(pattern))
+    edges = (pattern.entries - int((pattern.rows == pattern.columns).sum())) // 2
+    if beta and n > 3 * beta and edges == beta * n - beta * (beta + 1) // 2:
+        return 2 * beta + 1
+    return least_acyclic(pattern)
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Entries that are read from products with the matrix, and entries read from products with its transpose."""
+
+    by_columns: Pattern
+    by_rows: Pattern
+
+
+def parts(pattern: Pattern) -> Iterator[Part]:
+    """Yield the splits by long rows and by long columns; then all entries by columns, and all by rows."""
+    everything, nothing = pattern, pattern.some_of(np.zeros(pattern.entries, bool))
+    rows, columns = _long(np.diff(pattern.starts)), _long(np.diff(pattern.transposed.starts))
+    if rows.any():
+        in_rows = rows[pattern.rows]
+        yield Part(pattern.some_of(~in_rows), pattern.some_of(in_rows))
+    if columns.any():
+        in_columns = columns[pattern.columns]
+        yield Part(pattern.some_of(in_columns), pattern.some_of(~in_columns))
+    yield Part(everything, nothing)
+    yield Part(nothing, everything)
+
+
+def _long(lengths: Array) -> Array:
+    """Mask of the rows that are long."""
+    counts = np.bincount(lengths, minlength=1)
+    longer = len(lengths) - np.cumsum(counts)
+    return lengths > int(np.argmin(np.arange(len(counts)) + longer))
+
+
 Sides = dict[str, Array]
 
 

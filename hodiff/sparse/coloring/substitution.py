@@ -13,14 +13,11 @@ gives all edges. Alternatively, sums over descendants double their reach until t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from hodiff.sparse.coloring.loops import loops
-from hodiff.sparse.coloring.patterns import Pattern
-
-Array = np.ndarray[Any, np.dtype[Any]]
+from hodiff.sparse.coloring.patterns import Array, Pattern
 
 # Up to this many doublings are faster than a cumulative sum.
 FEW_DOUBLINGS = 4

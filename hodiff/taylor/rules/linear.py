@@ -1,4 +1,4 @@
-"""Rules for functions that are jointly linear in some arguments, by calls for each coefficient."""
+"""Rules for functions that are jointly linear in some arguments, by calls for each coefficient, and for as_strided."""
 
 from __future__ import annotations
 
@@ -11,9 +11,20 @@ from torch import Tensor
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import Jet, new_jet
-from hodiff.taylor.registry import Rule, analytic_rule, enter
+from hodiff.taylor.registry import Rule, analytic_rule, enter, rule
 from hodiff.taylor.series import Frame
 from hodiff.taylor.substitution import along_directions, call, moves, part_of, value_of
+
+
+@rule("as_strided")
+def as_strided(frame: Frame, func: Any, x: Any, size: Any, stride: Any, storage_offset: Any = None) -> Any:
+    """Elements at strided positions in the value's memory, which must be contiguous."""
+    value = x.value
+    if not value.is_contiguous() or value.storage_offset():
+        raise InputError("jet: as_strided is known for contiguous tensors alone: call x.contiguous().clone() before.")
+    places = torch.arange(value.numel(), device=value.device).as_strided(size, stride, storage_offset or 0)
+    return torch.take(x, places)
+
 
 # Functions and their parameters in order. `!` marks parameters in which a function is jointly linear; without a list,
 # this is `input!`. A last parameter with `*` takes all further arguments. Constants in linear parameters affect only

@@ -8,8 +8,7 @@ from typing import Any
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.registry import Entry
 from hodiff.taylor.series import Frame
-from hodiff.taylor.sparsity.contractions import matmul
-from hodiff.taylor.sparsity.determinants import slogdet
+from hodiff.taylor.sparsity.contractions import matmul, slogdet
 from hodiff.taylor.sparsity.levels import cumulative, linear
 from hodiff.taylor.sparsity.moving import MOVING, moving
 from hodiff.taylor.sparsity.pointwise import POINTWISE, added, multiplied, pointwise

@@ -2,8 +2,7 @@
 
 from hodiff.taylor.running import is_running
 from hodiff.taylor.transforms import control_flow
-from hodiff.taylor.transforms.batches import vmap
-from hodiff.taylor.transforms.members import swap_member
+from hodiff.taylor.transforms.batches import swap_member, vmap
 from hodiff.taylor.transforms.pullbacks import grad_and_value, vjp
 from hodiff.taylor.transforms.pushforwards import jvp
 from hodiff.torch_internals.autograd.func_calls import (

@@ -1,18 +1,31 @@
-"""`torch.func.vmap` of a function of jets, mapped over the tensors of the jets."""
+"""`torch.func.vmap` and `functional_call` of functions of jets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.spreading import gathered, spread
+from hodiff.torch_internals.autograd import func_calls
 from hodiff.torch_internals.autograd.func_calls import dims_of_leaves, vmap_of
 from hodiff.torch_internals.autograd.wrapped_tensors import is_batched
+from hodiff.torch_internals.modules import tables_of
+
+
+def swap_member(module: nn.Module, name: str, tensor: Any, allow_missing: bool = False) -> Any:
+    """Put a tensor or a jet into a module, and return the previous member."""
+    if isinstance(tensor, Jet):
+        # torch refuses objects that are not tensors, but the module's tables accept them.
+        for table in tables_of(module):
+            if name in table:
+                held, table[name] = table[name], tensor
+                return held
+    return func_calls.swap_member(module, name, tensor, allow_missing)
 
 
 def vmap(

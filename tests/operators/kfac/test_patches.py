@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from hodiff.operators.kfac.patches import patches
+from hodiff.operators.kfac.sources import patches
 
 CONVOLUTIONS: dict[str, Any] = {
     "same, of an even size": (nn.Conv2d(2, 3, (2, 4), padding="same", dilation=(3, 1)), (4, 5)),

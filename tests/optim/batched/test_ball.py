@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hodiff.optim.batched.ball import steps_in_balls
+from hodiff.optim.batched.trust_exact import steps_in_balls
 
 D = torch.float64
 EYE = np.eye(3)

@@ -1,6 +1,5 @@
 """Rules for the supports of torch's operators, a file for each kind."""
 
-from hodiff.sparse.detection.rules import adjoints as adjoints
 from hodiff.sparse.detection.rules import contractions as contractions
 from hodiff.sparse.detection.rules import elementwise as elementwise
 from hodiff.sparse.detection.rules import movement as movement
