@@ -1,6 +1,6 @@
 """hodiff's own rules for torch functions, applied wherever they are called."""
 
-from hodiff.corrections.autograd import checkpoints, custom_functions, grad_mode, once_differentiable
+from hodiff.corrections.autograd import checkpoints, custom_functions, grad_mode
 from hodiff.corrections.declining import INVALID as INVALID
 from hodiff.corrections.declining import UNNEEDED as UNNEEDED
 from hodiff.corrections.declining import Declined as Declined
@@ -26,7 +26,7 @@ from hodiff.corrections.layers import (
     pooling,
     weight_norm,
 )
-from hodiff.corrections.linalg import determinants, eigenvectors, exponential, grouped, reflectors, solve, symmetric
+from hodiff.corrections.linalg import determinants, eigenvectors, exponential, multiplication, solve, symmetric
 from hodiff.corrections.losses import class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms
 from hodiff.corrections.mode import Corrections as Corrections
 from hodiff.corrections.mode import corrected as corrected
@@ -41,11 +41,11 @@ from hodiff.corrections.registry import table as table
 from hodiff.corrections.registry import unregister as unregister
 from hodiff.corrections.sampling import dropout, grid_sample
 from hodiff.corrections.sparse import constructors
-from hodiff.corrections.special import airy, bessel, gamma, modified_bessel, normal_tails, polynomials
+from hodiff.corrections.special import airy, bessel, gamma, modified_bessel, polynomials
 
 # Every file of rules. Importing a file registers its rules; add new files here.
 FAMILIES = {
-    "autograd": (checkpoints, custom_functions, grad_mode, once_differentiable),
+    "autograd": (checkpoints, custom_functions, grad_mode),
     "distances": (absolute, cdist, norms),
     "elementwise functions": (
         *(activations, foreach, kinks, logarithms, powers),
@@ -53,14 +53,14 @@ FAMILIES = {
     ),
     "indexing": (embedding, overwriting, prod, reductions, scatter, views),
     "layers": (attention, convolution, flex, normalization, pooling, weight_norm),
-    "linear algebra": (determinants, eigenvectors, exponential, grouped, reflectors, solve, symmetric),
+    "linear algebra": (determinants, eigenvectors, exponential, multiplication, solve, symmetric),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),
     "operators of captured graphs": (renamed, decomposed),
     "programs": (control_flow, scripts),
     "recurrent networks": (networks,),
     "sampling": (dropout, grid_sample),
     "sparse tensors": (constructors,),
-    "special functions": (airy, bessel, gamma, modified_bessel, normal_tails, polynomials),
+    "special functions": (airy, bessel, gamma, modified_bessel, polynomials),
 }
 
 enter_operators()

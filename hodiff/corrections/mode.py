@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from hodiff.corrections.constants import as_constants, makes_constants
 from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
 from hodiff.corrections.distances.smooth_functions import of_lengths
 from hodiff.corrections.distances.squares import LENGTHS
-from hodiff.corrections.numbers import moving_number, refused
+from hodiff.corrections.numbers import as_constants, makes_constants, moving_number, refused
 from hodiff.corrections.operators.libraries import require_derivatives, require_no_writes, rule_for_call
 from hodiff.corrections.registry import Correction, correction_of, show_private_functions
 from hodiff.corrections.subclasses import ask_subclasses, without_subclasses

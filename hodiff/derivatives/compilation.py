@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from hodiff.derivatives.capture.refusals import explained
 from hodiff.errors import HodiffWarning
 from hodiff.kernels.matrix_products import exchange_products
-from hodiff.torch_internals.compilers.compilation import compile_captured
+from hodiff.torch_internals.compilers.tracing import compile_captured
 
 # Relative error beyond which two results count as different, by their dtype.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-3}

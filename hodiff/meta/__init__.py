@@ -14,7 +14,6 @@ from hodiff.meta.hypergradient import Hypergradient as Hypergradient
 from hodiff.meta.hypergradient import hypergradient as hypergradient
 from hodiff.meta.imaml import IMAML as IMAML
 from hodiff.meta.learner import MetaLearner as MetaLearner
-from hodiff.meta.lion import Lion as Lion
 from hodiff.meta.maml import ANIL as ANIL
 from hodiff.meta.maml import FOMAML as FOMAML
 from hodiff.meta.maml import MAML as MAML
@@ -24,3 +23,4 @@ from hodiff.meta.nonfinite import NonFiniteError as NonFiniteError
 from hodiff.meta.optimizer import Optimizer as Optimizer
 from hodiff.meta.optimizer import OptimizerState as OptimizerState
 from hodiff.meta.sgd import SGD as SGD
+from hodiff.meta.sgd import Lion as Lion

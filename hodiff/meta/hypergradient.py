@@ -17,8 +17,7 @@ from hodiff.common.ordinary import ordinary
 from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, describe, flatten_primals, leaf_label, leaf_names
 from hodiff.corrections import Corrections
-from hodiff.displays import element, facts, number, numbers, page, table
-from hodiff.displays.elements import SHOWN
+from hodiff.displays import SHOWN, element, facts, number, numbers, page, table
 from hodiff.errors import HodiffWarning, InputError, RouteError
 from hodiff.meta.adaptation import adapt
 from hodiff.meta.inverse_products import (

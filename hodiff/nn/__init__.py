@@ -9,11 +9,9 @@ from hodiff.nn.activations import ScaledSigmoid as ScaledSigmoid
 from hodiff.nn.activations import SiLU as SiLU
 from hodiff.nn.activations import Softplus as Softplus
 from hodiff.nn.activations import Swish as Swish
-from hodiff.nn.convolution import Conv1d as Conv1d
-from hodiff.nn.convolution import Conv2d as Conv2d
-from hodiff.nn.convolution import Conv3d as Conv3d
-from hodiff.nn.gradient_control import GradientReversal as GradientReversal
-from hodiff.nn.gradient_control import ScaleGradient as ScaleGradient
+from hodiff.nn.linear import Conv1d as Conv1d
+from hodiff.nn.linear import Conv2d as Conv2d
+from hodiff.nn.linear import Conv3d as Conv3d
 from hodiff.nn.linear import FusedLinear as FusedLinear
 from hodiff.nn.linear import unfused as unfused
 from hodiff.nn.losses import CrossEntropyLoss as CrossEntropyLoss
@@ -29,4 +27,6 @@ from hodiff.nn.normalization import InstanceNorm3d as InstanceNorm3d
 from hodiff.nn.normalization import LayerNorm as LayerNorm
 from hodiff.nn.normalization import RMSNorm as RMSNorm
 from hodiff.nn.quantization import FakeQuantize as FakeQuantize
-from hodiff.nn.sampling import GumbelSoftmax as GumbelSoftmax
+from hodiff.nn.quantization import GradientReversal as GradientReversal
+from hodiff.nn.quantization import GumbelSoftmax as GumbelSoftmax
+from hodiff.nn.quantization import ScaleGradient as ScaleGradient

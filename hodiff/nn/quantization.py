@@ -1,4 +1,4 @@
-"""Quantization modules with a learned step size."""
+"""Modules whose gradients are chosen: quantization, sampling, and changes of the gradient alone."""
 
 from __future__ import annotations
 
@@ -8,9 +8,120 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hodiff.common.options import require_number
 from hodiff.errors import InputError
-from hodiff.functions.gradients.control import scale_gradient
+from hodiff.functions.gradients.control import reverse_gradient, scale_gradient
 from hodiff.functions.gradients.quantization import quantize_ste
+from hodiff.functions.sampling import gumbel_softmax
+
+
+class GumbelSoftmax(nn.Module):
+    r"""Relaxed one-hot samples; see `hodiff.functions.gumbel_softmax`.
+
+    Args:
+        temperature: Positive number $\tau$.
+        hard: Whether the values are one-hot.
+        dim: The dimension of the classes.
+        learnable: Whether the temperature is a parameter, `log_temperature`, whose exponential stays positive.
+
+    Raises:
+        InputError: If the temperature is not a positive number.
+
+    Example:
+        >>> import torch
+        >>> sample = GumbelSoftmax(temperature=0.5, hard=True)
+        >>> sample(torch.zeros(4, 3), torch.Generator().manual_seed(0)).sum(1)
+        tensor([1., 1., 1., 1.])
+
+    Source: E. Jang, S. Gu & B. Poole, "Categorical reparameterization with Gumbel-softmax", 2017.
+    """
+
+    def __init__(self, temperature: float = 1.0, hard: bool = False, dim: int = -1, learnable: bool = False):
+        super().__init__()
+        require_number("GumbelSoftmax", "temperature", temperature, positive=True)
+        self.initial_temperature = temperature
+        self.hard = hard
+        self.dim = dim
+        self.log_temperature = nn.Parameter(torch.tensor(float(temperature)).log()) if learnable else None
+
+    @property
+    def temperature(self) -> Tensor | float:
+        """The current temperature."""
+        return self.initial_temperature if self.log_temperature is None else self.log_temperature.exp()
+
+    def forward(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw a sample.
+
+        Args:
+            logits: Unnormalized log-probabilities.
+            generator: Source of the noise; torch's own if None.
+
+        Returns:
+            Tensor of the shape of `logits`.
+        """
+        temperature = self.temperature
+        if isinstance(temperature, Tensor):
+            temperature = temperature.to(logits.dtype)
+        return gumbel_softmax(logits, temperature, self.hard, self.dim, generator)
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        learnable = ", learnable=True" if self.log_temperature is not None else ""
+        return f"temperature={self.initial_temperature}, hard={self.hard}, dim={self.dim}{learnable}"
+
+
+class GradientReversal(nn.Module):
+    r"""The identity with Jacobian $-\lambda I$, for domain-adversarial training.
+
+    `strength` is a plain attribute, which a schedule may raise.
+
+    Args:
+        strength: $\lambda$.
+
+    Example:
+        >>> import torch
+        >>> torch.func.grad(lambda x: GradientReversal(0.5)(x) ** 2)(torch.tensor(3.0))
+        tensor(-3.)
+
+    Source: Y. Ganin & V. Lempitsky, "Unsupervised domain adaptation by backpropagation", 2015, section 3.2.
+    """
+
+    def __init__(self, strength: float = 1.0):
+        super().__init__()
+        self.strength = strength
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply `hodiff.functions.reverse_gradient`."""
+        return reverse_gradient(x, self.strength)
+
+    def extra_repr(self) -> str:
+        """Return the strength."""
+        return f"strength={self.strength}"
+
+
+class ScaleGradient(nn.Module):
+    r"""The identity with Jacobian $c\,I$.
+
+    Args:
+        factor: $c$.
+
+    Example:
+        >>> import torch
+        >>> torch.func.grad(lambda x: ScaleGradient(0.5)(x) ** 2)(torch.tensor(3.0))
+        tensor(3.)
+    """
+
+    def __init__(self, factor: float):
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply `hodiff.functions.scale_gradient`."""
+        return scale_gradient(x, self.factor)
+
+    def extra_repr(self) -> str:
+        """Return the factor."""
+        return f"factor={self.factor}"
 
 
 class FakeQuantize(nn.Module):

@@ -21,7 +21,7 @@ from hodiff.operators.linear.constants import require_constant
 from hodiff.optim.batched.arguments import InDims
 from hodiff.optim.batched.methods import minimize_all
 from hodiff.optim.bounds import bounds_of, constraints_of
-from hodiff.optim.display import OptimizeResult
+from hodiff.optim.display import OptimizeResult, describe_end, in_own_structure
 from hodiff.optim.methods import (
     METHODS,
     Method,
@@ -33,7 +33,6 @@ from hodiff.optim.methods import (
 from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import options_of
 from hodiff.optim.point import Point
-from hodiff.optim.result import describe_end, in_own_structure
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse import Coloring
 

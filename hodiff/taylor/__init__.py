@@ -9,8 +9,8 @@ from hodiff.taylor.differential import laplacian as laplacian
 from hodiff.taylor.differential import partial as partial
 from hodiff.taylor.differential import value_grad_laplacian as value_grad_laplacian
 from hodiff.taylor.directional import directional_derivatives as directional_derivatives
-from hodiff.taylor.explain import Explanation as Explanation
-from hodiff.taylor.explain import explain as explain
+from hodiff.taylor.jet import Explanation as Explanation
+from hodiff.taylor.jet import explain as explain
 from hodiff.taylor.jet import jet as jet
 from hodiff.taylor.ode import OdeSolution as OdeSolution
 from hodiff.taylor.ode import ode_coefficients as ode_coefficients

@@ -18,13 +18,47 @@ from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, flatten, overrides_functions, tensors_in, unflatten
 from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
-from hodiff.derivatives.directional import nested_directional_derivatives
 from hodiff.derivatives.origin import raised_by_user
+from hodiff.derivatives.products_by_route import Leaves
+from hodiff.derivatives.route_choice import follow
+from hodiff.derivatives.transforms import push
 from hodiff.errors import HodiffError, InputError, RouteError
 from hodiff.taylor.fallback import LostTangentsError
 from hodiff.taylor.jets import Jet, new_jet, tensor_of
 from hodiff.taylor.passes import framed, through
 from hodiff.taylor.series import HIGHEST, Coefficient
+
+
+def nested_directional_derivatives(
+    f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, order: int, correct: bool = True
+) -> tuple[PyTree, ...]:
+    """Compute `hodiff.directional_derivatives` by nested forward mode: 2^k in time and memory, but for any function."""
+    function = bind("directional_derivatives", f, (x, *args), name="x", correct=correct, complex_too=True)
+    tangents = function.tangents(v)
+
+    def tower(height: int) -> Callable[[Leaves], tuple[tuple[PyTree, ...], PyTree]]:
+        """Return the value and derivatives up to an order, as a function that the next order differentiates."""
+        if height == 0:
+            return lambda leaves: ((function(leaves)[0],), ())
+
+        def taller(leaves: Leaves) -> tuple[tuple[PyTree, ...], PyTree]:
+            directions = _moving(tangents, leaves) if torch.compiler.is_compiling() else tangents
+            values, slopes, _ = push(tower(height - 1), (leaves,), (directions,))
+            return (*values, slopes[-1]), ()
+
+        return taller
+
+    found = follow("forward", "directional_derivatives", lambda _: tower(order)(function.leaves)[0])
+    # The value may be any tensor that f reads.
+    return ordinary_tree(found, (*tensors_in(found[0]), *function.leaves, *tangents))
+
+
+def _moving(tangents: Leaves, leaves: Leaves) -> Leaves:
+    """Return the tangents with zero derivatives with respect to the leaves, where torch would make its own zeros."""
+    # Torch's zeros have no memory, and a traced third forward pass writes into them: "more than one element of the
+    # written-to tensor refers to a single memory location".
+    pairs = zip(leaves, tangents, strict=True)
+    return tuple(torch.where(torch.zeros_like(x, dtype=torch.bool), x, v) for x, v in pairs)
 
 
 @leave_inference_mode

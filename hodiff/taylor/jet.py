@@ -1,9 +1,11 @@
-"""Derivatives of every order along a curve, in one pass."""
+"""Derivatives of every order along a curve, in one pass, and a report of the functions that have no rule for series."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +17,54 @@ from hodiff.errors import InputError
 from hodiff.taylor.jets import new_jet, tensor_of
 from hodiff.taylor.passes import framed, primal_leaves, through
 from hodiff.taylor.series import HIGHEST, Coefficient, Frame
+from hodiff.torch_internals.function_names import function_name
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Report on how the functions of a program are differentiated in Taylor mode.
+
+    Attributes:
+        nested: Functions without a rule, which fall back to nested forward mode: number of calls by name.
+    """
+
+    nested: dict[str, int]
+
+    def __str__(self) -> str:
+        if not self.nested:
+            return "every function has a rule: a jet of order K takes K² at most"
+        calls = ", ".join(f"{name} ({count})" for name, count in self.nested.items())
+        return f"without a rule, by nested forward mode, which takes 2^K: {calls}; see hodiff.taylor.register"
+
+
+@leave_inference_mode
+def explain(f: Callable[..., Any], *primals: Any) -> Explanation:
+    """Report which functions called by `f` have no rule for series and fall back to nested forward mode.
+
+    Args:
+        f: Function `f(*primals)`.
+        *primals: As in `hodiff.taylor.jet`.
+
+    Returns:
+        The explanation, which prints as a sentence.
+
+    Raises:
+        InputError: If a primal cannot be differentiated.
+
+    Example:
+        >>> import torch, hodiff
+        >>> print(hodiff.taylor.jet(torch.special.i1, torch.ones(3)))
+        without a rule, by nested forward mode, which takes 2^K: special.i1 (1); see hodiff.taylor.register
+    """
+    require_callable("explain", f=f)
+    seen: Counter[str] = Counter()
+    with framed(1, observer=lambda function: seen.update([function_name(function)])) as frame:
+        curves = []
+        for i, primal in enumerate(primals):
+            leaves, spec = primal_leaves(primal, "explain", f"primals[{i}]")
+            curves.append(unflatten([new_jet(frame, [leaf, leaf]) for leaf in leaves], spec))
+        through(frame, f, curves)
+    return Explanation(dict(seen))
 
 
 @leave_inference_mode
@@ -36,7 +86,7 @@ def jet(
     jets can be taken of jets, inside `torch.func` transforms, and inside `torch.compile`.
 
     A function without a rule falls back to nested forward mode of that function alone, which takes 2^K;
-    `hodiff.taylor.explain` lists such functions. Kinks use torch's derivative, and Python branches use the value.
+    `hodiff.taylor.jet` lists such functions. Kinks use torch's derivative, and Python branches use the value.
 
     Args:
         f: Function `f(*primals)` that returns a tensor or a pytree of tensors.

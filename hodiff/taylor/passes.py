@@ -30,9 +30,7 @@ from hodiff.taylor.series import Coefficient, Frame
 from hodiff.taylor.views import ConstantWritten
 from hodiff.torch_internals.autograd.graph_nodes import called_functions
 from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
-from hodiff.torch_internals.compilers.dynamo import answer_as_tensors, at_trace_time
-from hodiff.torch_internals.compilers.graph_breaks import in_one_graph
-from hodiff.torch_internals.compilers.tuples import TuplesAsLists
+from hodiff.torch_internals.compilers.dynamo import TuplesAsLists, answer_as_tensors, at_trace_time, in_one_graph
 from hodiff.torch_internals.interception import functions_offered
 from hodiff.torch_internals.wording import Wording, says
 

@@ -1,7 +1,9 @@
-"""Modes that see every torch function, or every operator."""
+"""Modes that see every torch function or operator, and calls of `flex_attention`, which no mode sees."""
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -10,10 +12,11 @@ import torch
 from torch import overrides
 from torch._functorch import eager_transforms
 from torch._functorch.autograd_function import custom_function_call
-from torch.overrides import TorchFunctionMode
+from torch.nn.attention import flex_attention as room
+from torch.overrides import TorchFunctionMode, handle_torch_function
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from hodiff.torch_internals.tensors import is_zero_without_memory
+from hodiff.torch_internals.tensors import is_zero_without_memory, stands_for_tensor
 
 active_function_modes: Callable[[], list[TorchFunctionMode]] = overrides._get_current_function_mode_stack
 function_mode_count: Callable[[], int] = torch._C._len_torch_function_stack
@@ -147,3 +150,60 @@ def makes_last_graph() -> bool:
     """Whether an active mode declares that nothing will differentiate the graph that is being made."""
     modes: list[Any] = _get_current_dispatch_mode_stack() if dispatch_mode_count() else []
     return any(getattr(mode, "makes_last_graph", False) for mode in modes)
+
+
+# The operator that torch's function calls after checking its arguments; modes see it.
+flex_operator = torch.ops.higher_order.flex_attention
+torch_flex_attention = room.flex_attention
+
+_in_modes: Callable[[], bool] = torch._C._is_torch_function_mode_enabled
+# The modes that intercept the calls.
+_takers: list[type] = []
+
+
+def offer_flex_attention_to(mode: type) -> None:
+    """Let a class of modes, and tensor-like objects, see calls of the function, whatever name was imported.
+
+    In code traced by dynamo, modes see the operator instead. There torch's function refuses gradients on a CPU, which
+    the mode's operator may support, so that check is skipped if a mode is active.
+    """
+    if not _takers:
+        _offer()
+        _allow_gradients_in_graphs()
+    _takers.append(mode)
+
+
+def _offer() -> None:
+    public: Any = torch_flex_attention
+    own: Any = types.FunctionType(public.__code__, public.__globals__, public.__name__, public.__defaults__)
+    own.__kwdefaults__ = public.__kwdefaults__
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return own(*args, **kwargs)
+        for each in (*args, *kwargs.values()):
+            if stands_for_tensor(each):
+                return each.__torch_function__(public, (type(each),), args, kwargs)
+        if _in_modes() and any(isinstance(mode, tuple(_takers)) for mode in active_function_modes()):
+            return handle_torch_function(public, (), *args, **kwargs)
+        return own(*args, **kwargs)
+
+    public.__signature__ = inspect.signature(own)
+    public.__code__, public.__defaults__, public.__kwdefaults__ = _calls.__code__, None, {"_call": call}
+
+
+def _calls(*args: Any, _call: Any, **kwargs: Any) -> Any:
+    return _call(*args, **kwargs)
+
+
+def _allow_gradients_in_graphs() -> None:
+    try:
+        require = room._validate_device
+    except AttributeError:  # another version of torch, which refuses gradients
+        return
+
+    def require_device(*args: Any) -> None:
+        if not (torch.compiler.is_compiling() and _in_modes()):
+            require(*args)
+
+    room._validate_device = require_device  # type: ignore[assignment]  # of the same arguments

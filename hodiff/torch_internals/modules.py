@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,24 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.utils import parametrize
+from torch.optim import Optimizer
+
+
+def unhooked_step(kind: type[Optimizer]) -> Callable[..., Any]:
+    """Return the step of a class of optimizers as it was written."""
+    step: Callable[..., Any] = kind.step
+    unhooked: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
+    return unhooked
+
+
+def step_with_own_hooks(optimizer: Optimizer) -> None:
+    """Run an optimizer's step with its own hooks, inside of another optimizer's step, which runs global hooks."""
+    for before in optimizer._optimizer_step_pre_hooks.values():
+        before(optimizer, (optimizer,), {})
+    unhooked_step(type(optimizer))(optimizer)
+    for after in optimizer._optimizer_step_post_hooks.values():
+        after(optimizer, (optimizer,), {})
+
 
 # The base classes of all norms with running statistics, and of all dropouts.
 RunningNorm = _NormBase

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, fle
 
 import hodiff
 from hodiff.errors import RouteError
-from hodiff.torch_internals.flex import flex_operator
+from hodiff.torch_internals.interception import flex_operator
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:flex_attention called:UserWarning", "ignore:return_lse is:FutureWarning"

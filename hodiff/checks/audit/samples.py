@@ -21,8 +21,12 @@ from torch.utils._pytree import tree_flatten
 from hodiff.checks.mutations.sample import Sample, is_buffer
 from hodiff.common.randomness import seed_everywhere, seeded
 from hodiff.errors import HodiffError
-from hodiff.torch_internals.operator_database import operator_database, parameter_names
-from hodiff.torch_internals.operators import batch_norm_with_update, native_batch_norm
+from hodiff.torch_internals.operators import (
+    batch_norm_with_update,
+    native_batch_norm,
+    operator_database,
+    parameter_names,
+)
 
 _METHODS = (MethodDescriptorType, WrapperDescriptorType)
 # Number of samples after which the database only repeats itself.

@@ -6,7 +6,28 @@ A code never changes its meaning. The hundreds are groups: 1 wrong numbers, 2 re
 
 from __future__ import annotations
 
-from hodiff.checks.findings.defect import Defect
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Defect:
+    """Kind of defect.
+
+    Attributes:
+        code: Its name, such as `HD101`.
+        severity: "error" (something is wrong or missing), "warning" (it works here, and wastes or fails elsewhere) or
+            "note".
+        title: The defect, in a few words.
+        cause: Why derivatives go wrong, in a sentence.
+        remedy: What to change, with a line of code.
+    """
+
+    code: str
+    severity: str
+    title: str
+    cause: str
+    remedy: str
+
 
 NUMBERS = (
     Defect(

@@ -1,9 +1,9 @@
-"""Check of a function in float64: every route against differences and the other routes."""
+"""Check of a function in float64: every route against differences, the other routes, and numbers out of range."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,8 +14,14 @@ from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.compiled import compile_checks
 from hodiff.checks.comparisons.gradchecks import gradchecks
 from hodiff.checks.comparisons.lost_digits import lost_digits
-from hodiff.checks.comparisons.orders import Level, against_differences, between_routes, climb, in_own_dtype
-from hodiff.checks.comparisons.out_of_range import out_of_range
+from hodiff.checks.comparisons.orders import (
+    Level,
+    against_differences,
+    between_routes,
+    climb,
+    evaluate_route,
+    in_own_dtype,
+)
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scipy_differences import against_scipy
 from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
@@ -24,13 +30,62 @@ from hodiff.checks.findings.diagnosis import sorted_findings
 from hodiff.checks.functions.conclusion import calls_within, conclude
 from hodiff.checks.functions.switches import Switches
 from hodiff.checks.oracles.finite_differences import FARTHER
-from hodiff.checks.probes.cause import UNRELIABLE
-from hodiff.checks.probes.numbers_inside import cancels
+from hodiff.checks.probes.cause import UNRELIABLE, Cause
+from hodiff.checks.probes.numbers_inside import cancels, numbers_inside
 from hodiff.checks.probes.probe import probe
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Report
 from hodiff.checks.subjects.subject import Comparison
 from hodiff.checks.subjects.torch_alone import torch_alone
+
+# Divisors of the inputs, tried until all numbers are in range.
+_SMALLER = (4.0, 16.0, 64.0, 256.0, 1024.0)
+_FAILED = {"wrong", "zero", "non-finite", "non-smooth", "fails"}
+
+
+def out_of_range(problem: ScalarProblem, levels: Sequence[Level], entries: Sequence[Entry]) -> list[Cause]:
+    """Return the cause that numbers overflow or vanish inside, if every route is right at smaller inputs.
+
+    Args:
+        problem: The function at its point.
+        levels: Its derivatives.
+        entries: The comparisons.
+
+    Returns:
+        At most one cause.
+    """
+    failed = [entry for entry in entries if entry.failed]
+    known = set(map(id, failed))
+    if not failed or any(entry.status not in _FAILED for entry in failed) or not _leaves_range(problem, levels):
+        return []
+    for part in _SMALLER:
+        smaller = replace(problem, leaves=tuple(leaf / part for leaf in problem.leaves))
+        found = attempt(_climbed, smaller, len(levels))
+        if isinstance(found, Failure) or _leaves_range(smaller, found):
+            continue
+        if any(entry.failed for entry in (*against_differences(found, len(levels)), *between_routes(found))):
+            return []
+        evidence = f"numbers inside overflow or vanish; at inputs {part:g} times as small every route is right"
+        return [Cause("HD111", (evidence,), lambda entry: id(entry) in known, severity="error", in_function=True)]
+    return []
+
+
+def _climbed(problem: ScalarProblem, order: int) -> list[Level]:
+    return climb(problem, problem.loss, order, torch.Generator().manual_seed(0), by_differences=False)
+
+
+def _leaves_range(problem: ScalarProblem, levels: Collection[Level]) -> bool:
+    """Whether numbers in the computation of values or derivatives overflow or underflow."""
+
+    def everything() -> None:
+        problem.joined_outputs(problem.point)
+        for level in levels:
+            for route in level.outcomes:
+                evaluate_route(problem.loss, route, problem.point, level.tuples, level.free)
+
+    seen = attempt(lambda: numbers_inside(everything))
+    return not isinstance(seen, Failure) and seen.left_range
+
 
 _DOUBLE = torch.finfo(torch.float64).eps
 _LOST = "digits cancel inside: derivatives are compared as coarsely as those of float32"

@@ -1,8 +1,12 @@
-"""Probe of rules that are not linear in the incoming gradient or tangent: some of HD101 and HD102."""
+"""Probes of rules that are not linear, or wrong if one argument alone is differentiated.
+
+Their defects are some of HD101 (gradients), HD102 (tangents) and HD408.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +14,106 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, Explains, by_forward, by_reverse
+from hodiff.checks.probes.first_order import tolerance_of
 from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
 from hodiff.checks.probes.numbers import gap_of, rounding_of
-from hodiff.checks.source_lines import rule_location
+from hodiff.checks.source_lines import mentions, rule_location
+
+
+def lone_tangents(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
+    """Push one tangent at a time; check the shapes, and the sum against all tangents together."""
+    places = call.moves()
+    if len(places) < 2 or not call.has_jvp:
+        return []
+    whole = call.fresh().run()
+    tangents = whole.tangents(generator)
+    with torch.no_grad():
+        together = whole.push(_copies(tangents))
+    alone: dict[int, Any] = {i: attempt(_pushed_alone, call, tangents, i) for i in places}
+    raised = (
+        f"jvp of {call.name} where only {call.argument(i)} has a tangent: {each.message}"
+        for i, each in alone.items()
+        if isinstance(each, Failure)
+    )
+    counted = (
+        f"jvp of {call.name} returns {len(each)} tangents where only {call.argument(i)} has one, and {len(together)} "
+        "where all arguments have"
+        for i, each in alone.items()
+        if not isinstance(each, Failure) and len(each) != len(together)
+    )
+    shaped = (
+        f"jvp of {call.name} returns shape {tuple(dy.shape)} for an output of shape {tuple(y.shape)} where only "
+        f"{call.argument(i)} has a tangent"
+        for i, each in alone.items()
+        if not isinstance(each, Failure)
+        for dy, y in zip(each, whole.outputs, strict=False)
+        if isinstance(dy, Tensor) and dy.shape != y.shape
+    )
+    location = rule_location(call.function, "jvp")
+    if evidence := (*raised, *counted, *shaped):
+        return [Cause("HD408", evidence, by_forward, location)]
+    total = tuple(_total([each[k] for each in alone.values()], y) for k, y in enumerate(together))
+    # A rule may use an iterative solver, with its tolerance.
+    if gap_of(together, total) <= tolerance_of(call):
+        return []
+    evidence = (f"tangents of {call.name} one at a time do not add up to its tangent of all of them",)
+    return [Cause("HD102", evidence, by_forward, location)]
+
+
+def _pushed_alone(call: FunctionCall, tangents: tuple[Any, ...], only: int) -> tuple[Any, ...]:
+    """Push one tangent in a separate run, in which no other argument is differentiated."""
+    ran = replace(call.fresh(), moving=tuple(j == only for j in range(len(call.args)))).run()
+    with torch.no_grad():
+        return ran.push(_copies(t if j == only else None for j, t in enumerate(tangents)))
+
+
+def _copies(tangents: Any) -> tuple[Any, ...]:
+    return tuple(t.clone() if isinstance(t, Tensor) else t for t in tangents)
+
+
+def _total(parts: list[Any], like: Any) -> Any:
+    """Return the sum of the parts that are tensors."""
+    there = [part for part in parts if isinstance(part, Tensor)]
+    return torch.stack(there).sum(0) if there else torch.zeros_like(like) if isinstance(like, Tensor) else like
+
+
+def frozen_arguments(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
+    """Freeze arguments, and report gradients of other arguments that change."""
+    places = call.moves()
+    if len(places) < 2:
+        return []
+    whole = _gradients(call)
+    evidence: dict[int, str] = {}
+    for needed in _subsets(places):
+        part = attempt(_gradients, replace(call, moving=tuple(j in needed for j in range(len(call.args)))))
+        if isinstance(part, Failure):
+            continue
+        for i in needed:
+            if max(len(whole), len(part)) > i and gap_of(_of(whole, i), _of(part, i)) > rounding_of(call.eps):
+                frozen = ", ".join(call.argument(j) for j in places if j not in needed)
+                evidence.setdefault(
+                    i, f"the gradient of {call.argument(i)} in {call.name} is lost where {frozen} needs none"
+                )
+    location = mentions(call.backward, "needs_input_grad") or rule_location(call.function, "backward", "vjp")
+    return [Cause("HD101", tuple(evidence.values()), by_reverse, location)] if evidence else []
+
+
+def _subsets(places: list[int]) -> Iterator[tuple[int, ...]]:
+    """Yield each place alone, then all places but one."""
+    yield from ((i,) for i in places)
+    if len(places) > 2:
+        yield from (tuple(j for j in places if j != i) for i in places)
+
+
+def _gradients(call: FunctionCall) -> tuple[Any, ...]:
+    ran = call.fresh().run()
+    with torch.no_grad():
+        return ran.pull(ran.cotangents(torch.Generator().manual_seed(0)))
+
+
+def _of(gradients: tuple[Any, ...], i: int) -> tuple[Any, ...]:
+    return (gradients[i] if i < len(gradients) else None,)
+
 
 # Powers of two, which cause no rounding; 1e-8 to 1e8, as losses are divided by many samples or scaled up.
 _SCALES = (-1.0, 2.0**-27, 2.0**-13, 2.0**13, 2.0**27)

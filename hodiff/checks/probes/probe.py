@@ -3,39 +3,85 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterator, Set
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
+from hodiff.authoring.custom_rule import CustomRule
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.module_buffers import buffers_put_back
-from hodiff.checks.probes.cause import UNRELIABLE, Cause
-from hodiff.checks.probes.custom_rules import custom_rules, operators_without_forward_mode
+from hodiff.checks.probes.cause import UNRELIABLE, Cause, by_forward, of_derivatives
 from hodiff.checks.probes.domain_edges import domain_edges, large_arguments
 from hodiff.checks.probes.empty_tensors import empty_tensors
 from hodiff.checks.probes.first_order import first_order, first_order_beside
-from hodiff.checks.probes.fixed_tensors import device_of_function, fixed_devices, fixed_dtypes
-from hodiff.checks.probes.frozen_arguments import frozen_arguments
+from hodiff.checks.probes.fixed_tensors import device_of_function, fixed_devices, fixed_dtypes, narrow_factors
 from hodiff.checks.probes.function_calls import FunctionCall, LeavesFunction
 from hodiff.checks.probes.left_graph import left_graph
-from hodiff.checks.probes.linearity import linearity
-from hodiff.checks.probes.lone_tangents import lone_tangents
+from hodiff.checks.probes.linearity import frozen_arguments, linearity, lone_tangents
 from hodiff.checks.probes.memory_layouts import memory_layouts
-from hodiff.checks.probes.narrow_factors import narrow_factors
 from hodiff.checks.probes.repeated_calls import calls_between, repeated_calls
 from hodiff.checks.probes.returns import returned_gradients, unneeded_gradients
 from hodiff.checks.probes.rule_slopes import backward_slopes, forward_slopes
 from hodiff.checks.probes.saved_tensors import wasted_memory
-from hodiff.checks.probes.side_effects import (
-    in_place_writes,
-    tensors_on_context,
-    uninitialised_memory,
-)
+from hodiff.checks.probes.side_effects import in_place_writes, tensors_on_context, uninitialised_memory
 from hodiff.checks.source_lines import class_location
 from hodiff.corrections import corrected
+from hodiff.errors import RouteError
+from hodiff.graphs import nodes_of
+from hodiff.recompute.cut_graphs import UnrecordedGradientError
+
+
+def operators_without_forward_mode(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
+    """Report an operator of torch.library, which has no forward mode."""
+    del generator
+    evidence = (f"{call.name} is an operator of torch.library, with the rule of its register_autograd alone",)
+    return [Cause("HD412", evidence, by_forward, needs_symptom=True)] if call.of_operator else []
+
+
+def custom_rules(function: LeavesFunction, leaves: tuple[Tensor, ...]) -> list[Cause]:
+    """Check the rules of `custom_jvp` and `custom_vjp` functions by torch's gradcheck and gradgradcheck."""
+    tracked = [leaf.clone().requires_grad_() for leaf in leaves]
+    found: dict[CustomRule, Cause] = {}
+    with torch.enable_grad():
+        for node in nodes_of(*(y for y in function(*tracked) if y.requires_grad)):
+            owner = getattr(getattr(node, "call", None), "owner", None)
+            if isinstance(owner, CustomRule) and owner not in found and attempt(_is_right, owner, node) is False:
+                evidence = (f"the rule of {owner.__name__} fails torch's gradcheck or gradgradcheck by itself",)
+                found[owner] = Cause("HD117", evidence, of_derivatives, class_location(owner), needs_symptom=True)
+    return list(found.values())
+
+
+def _is_right(owner: CustomRule, node: Any) -> bool:
+    call = node.call
+    saved = node.saved_tensors[: len(node.needs_input_grad) - 1]
+    places = [i for i, each in enumerate(saved) if each.is_floating_point()]
+
+    def alone(*moving: Tensor) -> tuple[Tensor, ...]:
+        filled = [each.detach() for each in saved]
+        for place, each in zip(places, moving, strict=True):
+            filled[place] = each
+        return tuple(_floating(owner(*call.all_arguments(filled))))
+
+    moving = tuple(saved[i].detach().double().requires_grad_() for i in places)
+    try:
+        once = torch.autograd.gradcheck(alone, moving, raise_exception=False)
+        return once and torch.autograd.gradgradcheck(alone, moving, raise_exception=False)
+    except RouteError as error:
+        if isinstance(error.__cause__, UnrecordedGradientError):
+            return False
+        raise
+
+
+def _floating(output: Any) -> Iterator[Tensor]:
+    """Yield the floating-point tensors of an output."""
+    for each in tree_leaves(output):
+        if isinstance(each, Tensor) and each.is_floating_point():
+            yield each
+
 
 Probe = Callable[[FunctionCall, torch.Generator], list[Cause]]
 

@@ -6,10 +6,16 @@ import sys
 from dataclasses import dataclass
 from typing import TextIO
 
-from hodiff.checks.report.as_html import report_html
-from hodiff.checks.report.as_json import report_from_json, report_to_json
-from hodiff.checks.report.as_text import WIDTH, finding_text, print_report, report_text
 from hodiff.checks.report.data import FindingData, ReportData
+from hodiff.checks.report.formats import (
+    WIDTH,
+    finding_text,
+    print_report,
+    report_from_json,
+    report_html,
+    report_text,
+    report_to_json,
+)
 from hodiff.checks.report.layout import summary
 from hodiff.errors import CheckError
 

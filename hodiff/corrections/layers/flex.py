@@ -19,7 +19,7 @@ from hodiff.functions.attention.flex.flex_attention import attend_flexibly, atte
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import outside_graphs
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
-from hodiff.torch_internals.flex import flex_operator, offer_flex_attention_to, torch_flex_attention
+from hodiff.torch_internals.interception import flex_operator, offer_flex_attention_to, torch_flex_attention
 
 _missing = partial(
     register,

@@ -16,7 +16,7 @@ from hodiff.corrections.registry import register
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.wrapped_tensors import below_derivatives, is_batched
-from hodiff.torch_internals.compilers.higher_order import run_as_python
+from hodiff.torch_internals.compilers.tracing import run_as_python
 from hodiff.torch_internals.interception import active_function_modes
 
 _plainly = partial(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
@@ -16,11 +17,29 @@ from hodiff.derivatives.capture.conditions import CONDITIONS, require
 from hodiff.derivatives.capture.origin import line_now
 from hodiff.derivatives.capture.reads import Reads
 from hodiff.derivatives.capture.refusals import HiddenTensorError
-from hodiff.recompute.library_constants import is_library_constant
+from hodiff.recompute.reachable import LIBRARIES, is_users
 from hodiff.torch_internals.compilers.dynamic_shapes import OpenSizes
 from hodiff.torch_internals.compilers.dynamo import uncompiled_in_traces
 from hodiff.torch_internals.interception import EagerDispatchMode
 from hodiff.torch_internals.operators import writes
+
+
+def is_library_constant(tensor: Tensor) -> bool:
+    """Whether a package holds a tensor among its globals, directly or in a tuple (also of lists)."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in LIBRARIES or name == "__main__" or is_users(name):
+            continue
+        if any(_holds(value, tensor) for value in list(getattr(module, "__dict__", {}).values())):
+            return True
+    return False
+
+
+def _holds(value: Any, tensor: Tensor) -> bool:
+    if isinstance(value, tuple):
+        held = list(tuple.__iter__(value))
+        held += [one for each in held if type(each) is list for one in each]
+        return any(each is tensor for each in held)
+    return value is tensor
 
 
 def trace(

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from hodiff.common.options import require_amount, require_bool, require_choice, require_int
 from hodiff.common.trees import describe
-from hodiff.displays import Cell, badge, element, facts, number, page, table
-from hodiff.displays.elements import SHOWN
+from hodiff.displays import SHOWN, Cell, badge, element, facts, number, page, table
 from hodiff.errors import InputError
 from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.precision import precise

@@ -14,7 +14,7 @@ from hodiff.optim.stochastic.base import Group, StochasticOptimizer
 from hodiff.optim.stochastic.closures import Closure, require_closure
 from hodiff.optim.stochastic.magnitudes import real_of, require_finite, require_norms
 from hodiff.optim.stochastic.settings import STRONG_WOLFE, require_settings, settings_in
-from hodiff.torch_internals.optimizer_steps import unhooked_step
+from hodiff.torch_internals.modules import unhooked_step
 
 
 class LBFGS(StochasticOptimizer, torch.optim.LBFGS):

@@ -16,7 +16,7 @@ from hodiff.optim.stochastic.closures import Closure, require_closure
 from hodiff.optim.stochastic.magnitudes import real_of
 from hodiff.optim.stochastic.together import together
 from hodiff.torch_internals import many_tensors as many
-from hodiff.torch_internals.optimizer_steps import step_with_own_hooks
+from hodiff.torch_internals.modules import step_with_own_hooks
 
 
 class SAM(StochasticOptimizer):

@@ -13,11 +13,11 @@ from hodiff.taylor.rules import (
     piecewise,
     softmax,
 )
-from hodiff.taylor.rules.learning import attention, classification, losses, normalization
+from hodiff.taylor.rules.learning import layers, losses
 from hodiff.taylor.rules.matrices import determinants, solutions
 
 # Every file of rules; add new files here.
 FAMILIES = (
     *(activations, arithmetic, constants, contractions, functions, gradients, linear, norms, ordering, piecewise),
-    *(softmax, attention, classification, losses, normalization, determinants, solutions),
+    *(softmax, layers, losses, determinants, solutions),
 )

@@ -14,8 +14,30 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from hodiff.torch_internals.operators import zeros_without_memory
+
+
+class TuplesAsLists(TorchFunctionMode):
+    """Passes `torch.cat((x, y))` on as `torch.cat([x, y])`: dynamo finds such objects in lists, not in tuples."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [_as_list(each) for each in args]
+        return func(*given, **{name: _as_list(each) for name, each in (kwargs or {}).items()})
+
+
+def _as_list(argument: Any) -> Any:
+    # Tuples of sizes and dimensions are not changed.
+    if type(argument) is tuple and any(hasattr(type(each), "__torch_function__") for each in argument):
+        return [*argument]
+    return argument
+
+
+def in_one_graph() -> AbstractContextManager[Any]:
+    """Return a context in which a graph break is an error; call it only while a compiler traces."""
+    return torch._dynamo.error_on_graph_break(True)
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,7 +9,7 @@ from hodiff import Report
 from hodiff.checks import check
 from hodiff.checks.exploration.conditions import CONDITIONS, invented
 from hodiff.checks.mutations.sample import Sample
-from hodiff.checks.report.as_html import report_html
+from hodiff.checks.report.formats import report_html
 
 BRIEF = {"scipy": False, "vmap": False, "order": 1}
 

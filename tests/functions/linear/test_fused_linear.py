@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import hodiff
 from hodiff.functions.linear.fused_linear import FusedLinear, clipped_gradient_linear, fused_linear
-from hodiff.nn import convolution as convolutions
+from hodiff.nn import linear as convolutions
 from hodiff.nn.linear import FusedLinear as FusedLinearModule
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "silu": F.silu, "gelu": F.gelu}

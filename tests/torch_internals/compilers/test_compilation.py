@@ -5,7 +5,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from hodiff.checks.torch_warnings import silence_torch_warnings
-from hodiff.torch_internals.compilers.compilation import compile_captured
+from hodiff.torch_internals.compilers.tracing import compile_captured
 
 INDEX = torch.tensor([1, 2, 0])
 

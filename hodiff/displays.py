@@ -1,10 +1,42 @@
-"""HTML elements, in which all text is escaped."""
+"""HTML displays of results for notebooks, without scripts, style sheets or external resources; all text is escaped."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import SupportsFloat
+
+import torch
+from torch import Tensor
+
+DIGITS = 6
+LISTED = 4  # most numbers of a tensor that are shown individually
+
+
+def number(value: SupportsFloat, digits: int = DIGITS) -> str:
+    """Format a number with so many digits."""
+    return f"{float(value):.{digits}g}"
+
+
+def numbers(value: Tensor, digits: int = DIGITS) -> str:
+    """Format a tensor: its numbers if they are few, else its shape and the range of its numbers."""
+    flat = value.detach().reshape(-1)
+    if flat.is_complex():
+        return _shape(value)
+    flat = flat.to("cpu", torch.float64)
+    if value.dim() == 0:
+        return number(flat[0], digits)
+    if len(flat) <= LISTED:
+        return f"[{', '.join(number(each, digits) for each in flat)}]"
+    if not bool(torch.isfinite(flat).all()):
+        return f"{_shape(value)}, with nan or inf among its numbers"
+    return f"{_shape(value)}, from {number(flat.min(), digits)} to {number(flat.max(), digits)}"
+
+
+def _shape(value: Tensor) -> str:
+    return f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+
 
 # Text keeps the notebook's colour, and tints let the background through: both work in light and in dark themes.
 TINTS = {"error": "220, 50, 47", "warning": "203, 145, 0", "note": "38, 139, 210", "ok": "70, 150, 40"}
@@ -92,3 +124,18 @@ def _cell(kind: str, cell: object) -> Html:
 
 def _html(content: object) -> str:
     return content if isinstance(content, Html) else escape(str(content))
+
+
+WIDTH, HEIGHT = 360, 70  # of the picture, in pixels
+
+
+def curve(heights: Sequence[float], depth: float) -> Html:
+    """Draw heights at equal distances, from the highest down to `depth` below it."""
+    top, last = max(heights), max(len(heights) - 1, 1)
+    points = [
+        f"{i * WIDTH / last:.1f},{min((top - each) / depth, 1) * (HEIGHT - 2) + 1:.1f}"
+        for i, each in enumerate(heights)
+    ]
+    line = element("polyline", attributes=f'points="{" ".join(points)}" fill="none" stroke="currentColor"')
+    size = f'width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}"'
+    return element("div", element("svg", line, attributes=size))

@@ -1,22 +1,62 @@
-r"""Rules for products of Householder reflectors, in their compact form.
+r"""Rules for products of matrices in groups, as in mixtures of experts, and of Householder reflectors.
 
-$H_1 \cdots H_k = I - V T V^H$ with the reflectors as columns of V and $T = (I + D S)^{-1} D$, where D has the
-coefficients $\tau$ on its diagonal and S is the strict upper triangle of $V^H V$.
+Groups multiply as $Y_g = A_g B_g$. If one matrix holds all groups, `offs` gives their ends, and the rule differentiates
+products of slices. Reflectors multiply in their compact form, $H_1 \cdots H_k = I - V T V^H$ with the reflectors as
+columns of V and $T = (I + D S)^{-1} D$, where D has the coefficients $\tau$ on its diagonal and S is the strict upper
+triangle of $V^H V$.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, UNNEEDED
+from hodiff.corrections.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.linalg.factored import for_lapack
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES
-from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_internals.autograd.differentiation import may_be_differentiated, only_reverse_mode
+from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
+from hodiff.torch_internals.operators import grouped_mm
+
+
+@register(
+    grouped_mm,
+    name="torch.nn.functional.grouped_mm",
+    kind="missing",
+    routes=ROUTES[1:],
+    reason="there is no forward rule, and nothing at all for float64",
+    reference="the products of the groups, one by one",
+)
+def _grouped_mm(
+    self: Tensor, mat2: Tensor, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
+) -> Any:
+    if only_reverse_mode() and self.dtype != torch.float64:
+        return UNNEEDED
+    if torch.compiler.is_compiling():
+        return unable("a compiler does not know where groups end")
+    product = _product(self, mat2, [] if offs is None else below_transforms(offs).tolist())
+    product = product if bias is None else product + bias
+    return product if out_dtype is None else product.to(out_dtype)
+
+
+def _product(a: Tensor, b: Tensor, ends: list[int]) -> Tensor:
+    if a.dim() == b.dim() == 3:
+        return a @ b
+    groups = [slice(*each) for each in pairwise([0, *ends])]
+    if a.dim() == b.dim() == 2:
+        return torch.stack([a[:, group] @ b[group] for group in groups])
+    if a.dim() == 2:
+        rows = [a[group] @ matrix for group, matrix in zip(groups, b.unbind(), strict=True)]
+        # Rows after the last group belong to no group.
+        return torch.cat([*rows, a.new_zeros(len(a) - ends[-1], b.shape[-1])])
+    columns = [matrix @ b[:, group] for group, matrix in zip(groups, a.unbind(), strict=True)]
+    return torch.cat([*columns, b.new_zeros(a.shape[1], b.shape[1] - ends[-1])], dim=1)
+
 
 _SOURCE = "Schreiber & Van Loan (1989); Joffrain et al. (2006), UT transform"
 
