@@ -14,8 +14,8 @@ from hodiff.errors import InputError
 from hodiff.recompute.hidden_tensors import RefuseForeign
 from hodiff.recompute.reachable import named_tensors
 from hodiff.torch_internals.autograd.differentiation import is_observed
+from hodiff.torch_internals.autograd.engine import set_recording
 from hodiff.torch_internals.autograd.forward_mode import has_tangent, in_forward_mode, set_tangents
-from hodiff.torch_internals.autograd.recording import set_recording
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import below_batches, is_watched
 

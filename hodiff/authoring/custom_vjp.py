@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 from hodiff.authoring.closures import recorded
 from hodiff.authoring.custom_function import RuleCall, Tensors
 from hodiff.authoring.custom_rule import CustomRule
+from hodiff.authoring.rule_checks import require_linear, require_same_value
 from hodiff.authoring.rule_trees import TreeLayout, differentiable, flatten_like, kind
 from hodiff.authoring.transposition import transpose
-from hodiff.authoring.verification import require_linear, require_same_value
 from hodiff.errors import InputError
 
 

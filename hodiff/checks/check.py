@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from hodiff.checks.arguments import (
+from hodiff.checks.check_arguments import (
     require_backend,
     require_function,
     require_inputs,

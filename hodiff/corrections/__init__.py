@@ -31,7 +31,7 @@ from hodiff.corrections.losses import class_weights, constant_targets, cross_ent
 from hodiff.corrections.mode import Corrections as Corrections
 from hodiff.corrections.mode import corrected as corrected
 from hodiff.corrections.operators import decomposed, renamed
-from hodiff.corrections.operators.calls import enter_operators
+from hodiff.corrections.operators.operator_rules import enter_operators
 from hodiff.corrections.programs import control_flow, scripts
 from hodiff.corrections.recurrent import networks
 from hodiff.corrections.registry import Correction as Correction

@@ -15,11 +15,11 @@ from torch.overrides import resolve_name
 
 from hodiff import displays
 from hodiff.common.options import require_choice, require_int
+from hodiff.corrections.argument_forms import Parameters
 from hodiff.corrections.declining import UNNEEDED
-from hodiff.corrections.forms import Parameters
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.autograd.recording import set_recording
+from hodiff.torch_internals.autograd.engine import set_recording
 from hodiff.torch_internals.compilers.dynamo import at_trace_time, give_zeros_memory, show_to_modes
 
 _TINTS = {"wrong": "error", "missing": "warning", "slow": "note"}

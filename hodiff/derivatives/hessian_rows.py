@@ -17,7 +17,7 @@ from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves, guard_reverse
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.steady import steady
-from hodiff.derivatives.transforms import gradient, pull
+from hodiff.derivatives.typed_transforms import gradient, pull
 from hodiff.kernels.narrow import NarrowKernels
 from hodiff.kernels.unit_directions import UnitRows
 from hodiff.recompute.reachable import draw_of

@@ -19,7 +19,7 @@ from hodiff.derivatives.products_by_route import Leaves
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.derivatives.route_choice import follow
 from hodiff.derivatives.steady import steady
-from hodiff.derivatives.transforms import pull, push
+from hodiff.derivatives.typed_transforms import pull, push
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import draw_of
 

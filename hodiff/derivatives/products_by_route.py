@@ -18,7 +18,7 @@ from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.common.trees import PyTree, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.steady import steady
-from hodiff.derivatives.transforms import gradient, pull, push
+from hodiff.derivatives.typed_transforms import gradient, pull, push
 from hodiff.graphs import inspect_graph
 from hodiff.recompute.cut_graphs import refuse_cuts_of
 from hodiff.recompute.reachable import draw_of

@@ -16,7 +16,7 @@ from hodiff.common.trees import tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.recompute.same_values import numbers_in, require_same
-from hodiff.torch_internals.autograd.recording import in_fx_trace
+from hodiff.torch_internals.autograd.engine import in_fx_trace
 from hodiff.torch_internals.autograd.transforms import outside_transforms
 from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
 

@@ -15,7 +15,7 @@ from hodiff.derivatives.products_by_route import Leaves, guard_forward, guard_re
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow, validate_route
 from hodiff.derivatives.steady import leaving_no_trace
-from hodiff.derivatives.transforms import gradient, pull, push
+from hodiff.derivatives.typed_transforms import gradient, pull, push
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 

@@ -12,7 +12,7 @@ from hodiff.implicit.iteration import anderson as anderson
 from hodiff.implicit.iteration import picard as picard
 from hodiff.implicit.linear_solve import linear_solve as linear_solve
 from hodiff.implicit.newton import newton as newton
-from hodiff.implicit.optimizer import torch_optimizer as torch_optimizer
 from hodiff.implicit.root import root as root
 from hodiff.implicit.scipy_solvers import scipy_minimize as scipy_minimize
 from hodiff.implicit.scipy_solvers import scipy_root as scipy_root
+from hodiff.implicit.torch_optimizer import torch_optimizer as torch_optimizer

@@ -7,7 +7,7 @@ from typing import Any
 
 from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree
-from hodiff.implicit.solution import Settings, implicit_function
+from hodiff.implicit.implicit_solution import Settings, implicit_function
 from hodiff.implicit.sparse_matrices import Gradient
 
 

@@ -15,10 +15,10 @@ from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.errors import InputError
 from hodiff.implicit.argmin import gradient
 from hodiff.implicit.fixed_point import fixed_point
+from hodiff.implicit.implicit_solution import require_positive
 from hodiff.implicit.iteration import anderson
 from hodiff.implicit.newton import newton
 from hodiff.implicit.root import root
-from hodiff.implicit.solution import require_positive
 
 
 def equality_argmin(

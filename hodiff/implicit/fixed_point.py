@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree
+from hodiff.implicit.implicit_solution import Settings, implicit_function
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.solution import Settings, implicit_function
 
 
 def fixed_point(

@@ -12,10 +12,10 @@ from torch.utils import _pytree as pytree
 
 from hodiff.authoring.custom_function import RuleCall
 from hodiff.authoring.custom_rule import CustomRule
+from hodiff.authoring.rule_checks import require_linear
 from hodiff.authoring.rule_trees import TreeLayout, differentiable, flatten
-from hodiff.authoring.verification import require_linear
 from hodiff.common.trees import PyTree
-from hodiff.derivatives.transforms import pull
+from hodiff.derivatives.typed_transforms import pull
 from hodiff.implicit.linear_maps import Pair
 from hodiff.implicit.linear_systems import LinearJob, LinearOptions
 from hodiff.implicit.solver_call import Tensors, call_solver

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hodiff.common.trees import PyTree
 from hodiff.implicit.diagnostics import rounding
+from hodiff.implicit.implicit_solution import require_positive
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.solution import require_positive
 
 
 def picard(*, tol: float | None = None, max_iterations: int = 1000, damping: float = 1.0) -> Callable[..., Any]:

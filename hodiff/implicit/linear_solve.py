@@ -16,9 +16,9 @@ from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.derivatives.bound_function import at_the_boundary
 from hodiff.implicit.diagnostics import Reporter
 from hodiff.implicit.implicit_function import solve
+from hodiff.implicit.implicit_solution import linear_options
 from hodiff.implicit.linear_maps import map_of
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.solution import linear_options
 from hodiff.rules.any_order import outside_graphs
 from hodiff.torch_internals.autograd.transforms import in_transform
 

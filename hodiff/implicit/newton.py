@@ -8,9 +8,9 @@ from typing import Any
 from hodiff.common.trees import PyTree
 from hodiff.implicit.diagnostics import Reporter, rounding
 from hodiff.implicit.implicit_function import solve
+from hodiff.implicit.implicit_solution import linear_options, require_positive
 from hodiff.implicit.linear_maps import jacobian_of
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.solution import linear_options, require_positive
 
 # A shorter step makes no progress: the residual's norm has a minimum that is no root.
 _SHORTEST = 2.0**-20

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hodiff.common.options import require_callable
-from hodiff.implicit.solution import Settings, implicit_function
+from hodiff.implicit.implicit_solution import Settings, implicit_function
 
 
 def root(

@@ -17,7 +17,7 @@ from hodiff.common.randomness import drawn_seed, seeded
 from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.derivatives.bound_function import at_the_boundary
 from hodiff.errors import InputError
-from hodiff.meta.gradients import (
+from hodiff.meta.inner_gradients import (
     Gradient,
     InnerLoss,
     Loss,

@@ -12,7 +12,7 @@ from hodiff.estimators.precision import norms_of
 from hodiff.estimators.systems.conjugate_gradients import conjugate_gradients
 from hodiff.estimators.systems.neumann import neumann_series, safe_step_size
 from hodiff.estimators.systems.preconditioners import NystromPreconditioner
-from hodiff.meta.columns import Columns, Vector
+from hodiff.meta.parameter_columns import Columns, Vector
 
 # Maps a right-hand side to an approximate solution.
 Inverse = Callable[[Sequence[Tensor]], Vector]

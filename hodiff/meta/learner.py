@@ -26,9 +26,9 @@ from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.meta.adaptation import Adaptation, adapt
 from hodiff.meta.batch_norms import average, frozen_norms, joined, moving_statistics, stacked
-from hodiff.meta.gradients import clipped
+from hodiff.meta.inner_gradients import clipped
+from hodiff.meta.learner_options import LearnerOptions
 from hodiff.meta.optimizer import Optimizer, Setting
-from hodiff.meta.options import LearnerOptions
 from hodiff.meta.sgd import SGD
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.threads import one_thread_at_a_time

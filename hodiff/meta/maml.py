@@ -14,8 +14,8 @@ from hodiff.common.options import require_number
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.meta.learner import Batch, MetaLearner
+from hodiff.meta.learner_options import InnerOptions, LearnerOptions
 from hodiff.meta.optimizer import Optimizer, Setting
-from hodiff.meta.options import InnerOptions, LearnerOptions
 from hodiff.meta.sgd import SGD
 
 

@@ -4,7 +4,7 @@ from hodiff.operators.kfac import EKFACOperator as EKFACOperator
 from hodiff.operators.kfac import KFACOperator as KFACOperator
 from hodiff.operators.linear.algebra import IdentityOperator as IdentityOperator
 from hodiff.operators.linear.algebra import InverseOperator as InverseOperator
-from hodiff.operators.linear.base import LinearOperator as LinearOperator
+from hodiff.operators.linear.linear_operator import LinearOperator as LinearOperator
 from hodiff.operators.linear.matrices import DiagonalOperator as DiagonalOperator
 from hodiff.operators.linear.matrices import MatrixOperator as MatrixOperator
 from hodiff.operators.linear.spaces import Space as Space

@@ -9,7 +9,7 @@ import scipy
 import torch
 from torch import Tensor
 
-from hodiff.optim.point import Point
+from hodiff.optim.recorded_point import Point
 from hodiff.optim.variables import Variables
 
 

@@ -16,10 +16,10 @@ from hodiff.derivatives import jacobian
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.operators import JacobianOperator
-from hodiff.operators.linear.constants import require_constant
-from hodiff.optim.batched.arguments import InDims
+from hodiff.operators.linear.constant_points import require_constant
+from hodiff.optim.batched.batched_methods import least_squares_of_all
 from hodiff.optim.batched.levenberg_marquardt import Limits
-from hodiff.optim.batched.methods import least_squares_of_all
+from hodiff.optim.batched.sliced_arguments import InDims
 from hodiff.optim.bounds import bounds_of
 from hodiff.optim.display import OptimizeResult
 from hodiff.optim.geodesic import Problem, Rules, geodesic_least_squares

@@ -11,8 +11,8 @@ import scipy.optimize
 
 from hodiff.common.options import require_choice
 from hodiff.errors import InputError
-from hodiff.optim.batched.methods import DEFAULT
-from hodiff.optim.batched.methods import METHODS as BATCHED
+from hodiff.optim.batched.batched_methods import DEFAULT
+from hodiff.optim.batched.batched_methods import METHODS as BATCHED
 from hodiff.optim.newton import NewtonOptions, newton_method
 from hodiff.optim.newton_krylov import NewtonKrylovOptions, newton_krylov_method
 from hodiff.optim.own_options import require_known

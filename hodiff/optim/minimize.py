@@ -17,9 +17,9 @@ from hodiff.common.options import require_bool, require_callable, require_number
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import HodiffWarning, InputError
-from hodiff.operators.linear.constants import require_constant
-from hodiff.optim.batched.arguments import InDims
-from hodiff.optim.batched.methods import minimize_all
+from hodiff.operators.linear.constant_points import require_constant
+from hodiff.optim.batched.batched_methods import minimize_all
+from hodiff.optim.batched.sliced_arguments import InDims
 from hodiff.optim.bounds import bounds_of, constraints_of
 from hodiff.optim.display import OptimizeResult, describe_end, in_own_structure
 from hodiff.optim.methods import (
@@ -32,7 +32,7 @@ from hodiff.optim.methods import (
 )
 from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import options_of
-from hodiff.optim.point import Point
+from hodiff.optim.recorded_point import Point
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse import Coloring
 

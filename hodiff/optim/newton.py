@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 
 from hodiff.optim.ends import CONVERGED, ITERATIONS, NONFINITE, PRECISION, STOPPED, Course, End, finite
-from hodiff.optim.factors import Shifted
+from hodiff.optim.hessian_factors import Shifted
 from hodiff.optim.line_search import Trial, Wolfe, line_search
 from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import COUNT, FRACTION, TOLERANCE, require_norm, require_wolfe
-from hodiff.optim.point import Point
+from hodiff.optim.recorded_point import Point
 
 # Smallest shift relative to the largest diagonal entry, and the factor by which a shift grows that is too small.
 LEAST, RAISE = 1e-4, 8.0

@@ -22,7 +22,7 @@ from hodiff.errors import InputError
 from hodiff.optim.ends import CONVERGED, ITERATIONS, NONFINITE, STOPPED, Course, End, finite
 from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import COUNT, FRACTION, POSITIVE, TOLERANCE, require_map
-from hodiff.optim.point import Point
+from hodiff.optim.recorded_point import Point
 from hodiff.optim.steihaug import SHRINKAGE, Map, Path, Step, steihaug
 
 STUCK = End(2, "A bad approximation caused failure to predict improvement: steps are as small as rounding.")

@@ -12,8 +12,8 @@ from hodiff.common.trees import PyTree
 from hodiff.derivatives import hessian_matrix
 from hodiff.derivatives.bound_function import bind
 from hodiff.derivatives.products_by_route import Leaves
-from hodiff.optim.factors import DenseMatrix, Shifted, SparseMatrix
-from hodiff.optim.point import Counts, Point
+from hodiff.optim.hessian_factors import DenseMatrix, Shifted, SparseMatrix
+from hodiff.optim.recorded_point import Counts, Point
 from hodiff.optim.sparse_derivatives import sparse_hessian, unknown_matrix
 from hodiff.optim.variables import Variables, require_some
 

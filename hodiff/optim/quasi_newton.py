@@ -25,7 +25,7 @@ from hodiff.optim.own_options import (
     require_positive_matrix,
     require_wolfe,
 )
-from hodiff.optim.point import Point
+from hodiff.optim.recorded_point import Point
 
 Watch = Callable[[Point], None]
 

@@ -5,8 +5,8 @@ from hodiff.plot.gradient_flow import gradient_flow as gradient_flow
 from hodiff.plot.graph import COLOURS as COLOURS
 from hodiff.plot.graph import RAISES as RAISES
 from hodiff.plot.graph import graph as graph
+from hodiff.plot.hessian_plot import hessian as hessian
 from hodiff.plot.landscape import loss_landscape as loss_landscape
-from hodiff.plot.matrices import hessian as hessian
 from hodiff.plot.routes import routes as routes
 from hodiff.plot.sparsity import sparsity as sparsity
 from hodiff.plot.spectra import eigenvalues as eigenvalues

@@ -15,7 +15,7 @@ from torch import Tensor
 from hodiff.common.naming import name_of
 from hodiff.common.options import is_number, require_int
 from hodiff.errors import InputError
-from hodiff.plot.differences import (
+from hodiff.plot.scalar_differences import (
     UNSETTLED,
     height_of,
     jumps,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hodiff.common.naming import name_of
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.operators.linear.base import LinearOperator
+from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linearized.curvature import CurvatureOperator
 
 LONGEST = 24  # characters of a name on an axis

@@ -15,7 +15,7 @@ from hodiff.common.options import require_bool, require_int
 from hodiff.corrections import corrected
 from hodiff.errors import InputError
 from hodiff.plot.derivatives import DOTS, prime, require_interval
-from hodiff.plot.differences import (
+from hodiff.plot.scalar_differences import (
     from_values,
     height_of,
     jumps,

@@ -12,7 +12,7 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.plot.shared import axes_or_new
 from hodiff.sparse import Coloring
-from hodiff.sparse.coloring.patterns import Pattern, pattern_of
+from hodiff.sparse.coloring.compressed_patterns import Pattern, pattern_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

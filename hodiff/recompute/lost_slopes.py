@@ -31,13 +31,13 @@ from hodiff.recompute.slope_differences import (
     varies_smoothly,
 )
 from hodiff.recompute.slopes import Schedule, can_run_again, form_of, slope_at
+from hodiff.torch_internals.autograd.engine import in_fx_trace
 from hodiff.torch_internals.autograd.graph_nodes import (
     described_backward,
     function_name,
     function_of,
     watching_operands,
 )
-from hodiff.torch_internals.autograd.recording import in_fx_trace
 
 
 class Run(Protocol):

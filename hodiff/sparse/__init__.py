@@ -8,4 +8,4 @@ from hodiff.sparse.hessian import hessian as hessian
 from hodiff.sparse.hessian import lagrangian_hessian as lagrangian_hessian
 from hodiff.sparse.hessian import value_and_hessian as value_and_hessian
 from hodiff.sparse.jacobian import jacobian as jacobian
-from hodiff.sparse.verification import check_pattern as check_pattern
+from hodiff.sparse.pattern_checks import check_pattern as check_pattern

@@ -18,10 +18,10 @@ from hodiff.routes import ROUTES
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.coloring import color
 from hodiff.sparse.detection.patterns import pattern_of_hessian
-from hodiff.sparse.options import METHODS, HessianOptions
-from hodiff.sparse.recovery.coloring import Colorings
-from hodiff.sparse.recovery.compiled import CompiledAtPoint, CompiledHessian
-from hodiff.sparse.recovery.products import Hessian
+from hodiff.sparse.hessian_options import METHODS, HessianOptions
+from hodiff.sparse.recovery.coloring_choice import Colorings
+from hodiff.sparse.recovery.compiled_products import CompiledAtPoint, CompiledHessian
+from hodiff.sparse.recovery.compressed_products import Hessian
 from hodiff.torch_internals.wording import Wording, says
 
 

@@ -17,8 +17,8 @@ from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.coloring import Coloring, color
 from hodiff.sparse.coloring.layouts import FORMATS
 from hodiff.sparse.detection.patterns import pattern_of_jacobian
-from hodiff.sparse.recovery.coloring import Colorings
-from hodiff.sparse.recovery.products import Jacobian
+from hodiff.sparse.recovery.coloring_choice import Colorings
+from hodiff.sparse.recovery.compressed_products import Jacobian
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
 _METHODS = ("columns", "rows", "bidirectional")

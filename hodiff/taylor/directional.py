@@ -21,7 +21,7 @@ from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.origin import raised_by_user
 from hodiff.derivatives.products_by_route import Leaves
 from hodiff.derivatives.route_choice import follow
-from hodiff.derivatives.transforms import push
+from hodiff.derivatives.typed_transforms import push
 from hodiff.errors import HodiffError, InputError, RouteError
 from hodiff.taylor.fallback import LostTangentsError
 from hodiff.taylor.jets import Jet, new_jet, tensor_of

@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.randomness import RandomState, is_generator
-from hodiff.derivatives.transforms import pull, push
+from hodiff.derivatives.typed_transforms import pull, push
 from hodiff.errors import InputError, RouteError
 from hodiff.recompute.hidden_tensors import RefuseForeign
 from hodiff.taylor.jets import Jet, new_jet
+from hodiff.taylor.jets_in_arguments import Batched, along_directions, call, one_after_another
 from hodiff.taylor.running import as_constant, at_the_moment, is_moving
 from hodiff.taylor.series import Coefficient, Frame, filled, plus
-from hodiff.taylor.substitution import Batched, along_directions, call, one_after_another
 from hodiff.torch_internals.autograd.wrapped_tensors import is_of_no_running_transform, is_wrapped
 from hodiff.torch_internals.custom_operators import has_formula, loses_tangents
 from hodiff.torch_internals.interception import active_function_modes

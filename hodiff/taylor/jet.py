@@ -53,7 +53,7 @@ def explain(f: Callable[..., Any], *primals: Any) -> Explanation:
 
     Example:
         >>> import torch, hodiff
-        >>> print(hodiff.taylor.jet(torch.special.i1, torch.ones(3)))
+        >>> print(hodiff.taylor.explain(torch.special.i1, torch.ones(3)))
         without a rule, by nested forward mode, which takes 2^K: special.i1 (1); see hodiff.taylor.register
     """
     require_callable("explain", f=f)
@@ -86,7 +86,7 @@ def jet(
     jets can be taken of jets, inside `torch.func` transforms, and inside `torch.compile`.
 
     A function without a rule falls back to nested forward mode of that function alone, which takes 2^K;
-    `hodiff.taylor.jet` lists such functions. Kinks use torch's derivative, and Python branches use the value.
+    `hodiff.taylor.explain` lists such functions. Kinks use torch's derivative, and Python branches use the value.
 
     Args:
         f: Function `f(*primals)` that returns a tensor or a pytree of tensors.

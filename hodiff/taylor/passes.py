@@ -17,13 +17,13 @@ from hodiff.common.trees import PyTree, flatten, flatten_primals, overrides_func
 from hodiff.corrections import Corrections
 from hodiff.derivatives.origin import met_nested_tensor, raised_by_user
 from hodiff.errors import HodiffError, InputError, RouteError
-from hodiff.taylor import calls
-from hodiff.taylor import closures as closures
+from hodiff.taylor import functions_over_jets as functions_over_jets
+from hodiff.taylor import jet_calls as calls
 from hodiff.taylor import rules as rules
 from hodiff.taylor import transforms as transforms
-from hodiff.taylor.comparison import compare, comparison_due, surroundings
 from hodiff.taylor.fallback import closed_over_by_forward
 from hodiff.taylor.jets import Jet, is_plain_tensor, tensor_of
+from hodiff.taylor.plain_tensors import compare, comparison_due, surroundings
 from hodiff.taylor.registry import keep_methods
 from hodiff.taylor.running import JetMet, frames, under_way
 from hodiff.taylor.series import Coefficient, Frame

@@ -9,9 +9,9 @@ import torch
 
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, tensor_of
+from hodiff.taylor.jets_in_arguments import call
 from hodiff.taylor.running import frames
 from hodiff.taylor.series import Coefficient, Frame, filled
-from hodiff.taylor.substitution import call
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 

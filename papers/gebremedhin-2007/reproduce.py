@@ -18,7 +18,7 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hodiff.sparse.coloring import color
-from hodiff.sparse.coloring.orders import ORDERS
+from hodiff.sparse.coloring.vertex_orders import ORDERS
 from papers.common import OURS, Claim, Reproduction, run, span, verdict
 from papers.patterns import matrices
 

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import hodiff
 from hodiff.sparse.coloring import Coloring, color
-from hodiff.sparse.coloring.orders import ORDERS
+from hodiff.sparse.coloring.vertex_orders import ORDERS
 from papers.common import OURS, Claim, Reproduction, run, span, verdict
 from papers.patterns import matrices
 

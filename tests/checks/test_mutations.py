@@ -18,7 +18,7 @@ from hodiff.functions import (
     WeightedSum,
     XLogY,
 )
-from hodiff.functions.activations.slopes import SiLUCurvature
+from hodiff.functions.activations.gated_derivatives import SiLUCurvature
 
 BACKWARD_JVP_VMAP = ("backward", "jvp", "vmap")
 EVERY = 20

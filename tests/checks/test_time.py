@@ -8,7 +8,7 @@ from torch import nn
 from torch.autograd import Function
 
 import hodiff
-from hodiff.checks.comparisons import orders
+from hodiff.checks.comparisons import order_by_order as orders
 from hodiff.checks.oracles.compositions import derivative
 from hodiff.checks.subjects.torch_functions import culprits
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 import hodiff
-from hodiff.checks.comparisons.orders import against_differences, climb
+from hodiff.checks.comparisons.order_by_order import against_differences, climb
 from hodiff.checks.comparisons.scalarize import scalarize
 
 D = torch.float64

@@ -8,7 +8,7 @@ import torch
 from at_once import backend_of, some_at_once
 
 import hodiff
-from hodiff.checks.comparisons.orders import against_differences, climb
+from hodiff.checks.comparisons.order_by_order import against_differences, climb
 from hodiff.checks.comparisons.scalarize import scalarize
 
 D = torch.float64

@@ -8,10 +8,10 @@ from at_once import backend_of, some_at_once
 from torch.linalg import eigh
 
 import hodiff
-from hodiff.checks.comparisons.orders import against_differences, climb
+from hodiff.checks.comparisons.order_by_order import against_differences, climb
 from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.corrections import table
-from hodiff.corrections.linalg.factored import FactoredSolve
+from hodiff.corrections.linalg.factored_solves import FactoredSolve
 
 # torch warns once that these are deprecated.
 pytestmark = pytest.mark.filterwarnings(

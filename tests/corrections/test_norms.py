@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from at_once import backend_of, some_at_once
 
 import hodiff
-from hodiff.checks.comparisons.orders import against_differences, climb
+from hodiff.checks.comparisons.order_by_order import against_differences, climb
 from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.corrections.distances.squares import LENGTHS
 

@@ -7,7 +7,7 @@ import torch
 from at_once import backend_of
 
 import hodiff
-from hodiff.checks.comparisons.orders import against_differences, climb
+from hodiff.checks.comparisons.order_by_order import against_differences, climb
 from hodiff.checks.comparisons.scalarize import scalarize
 
 D = torch.float64

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 import hodiff
 from hodiff.checks.subjects.double_precision import InDouble
 from hodiff.checks.torch_warnings import silence_torch_warnings
-from hodiff.operators.compiled import graphs
+from hodiff.operators.compiled import product_graphs as graphs
 
 Parameters = dict[str, Tensor]
 

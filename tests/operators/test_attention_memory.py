@@ -9,7 +9,7 @@ from plain_attention import plain_attention
 
 from hodiff.functions import attention
 from hodiff.operators import GaussNewtonOperator, HessianOperator
-from hodiff.operators.compiled import graphs
+from hodiff.operators.compiled import product_graphs as graphs
 from hodiff.rules import blockwise
 
 SIZE = 8

@@ -15,7 +15,7 @@ from torch.func import functional_call
 import hodiff
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.operators import EmpiricalFisherOperator, FisherOperator, GaussNewtonOperator, HessianOperator
-from hodiff.operators.compiled import graphs as compiled_graphs
+from hodiff.operators.compiled import product_graphs as compiled_graphs
 
 KINDS = {
     "hessian": lambda p, **o: HessianOperator(p.objective(), p.x, **o),

@@ -18,7 +18,7 @@ import hodiff
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.derivatives import compilation
 from hodiff.operators import HessianOperator
-from hodiff.operators.compiled import graphs as compiled_graphs
+from hodiff.operators.compiled import product_graphs as compiled_graphs
 from hodiff.operators.compiled.linear_graphs import capture
 
 D = torch.float64

@@ -13,7 +13,7 @@ from torch.func import functional_call
 import hodiff
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.operators import GaussNewtonOperator, HessianOperator
-from hodiff.operators.compiled import graphs as compiled_graphs
+from hodiff.operators.compiled import product_graphs as compiled_graphs
 
 MODEL = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 3)).double()
 X = {name: each.detach() for name, each in MODEL.named_parameters()}

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 import hodiff
-from hodiff.operators.compiled import graphs
+from hodiff.operators.compiled import product_graphs as graphs
 
 D = torch.float64
 INPUTS, TARGETS = torch.randn(4, 3, dtype=D), torch.randn(4, 2, dtype=D)

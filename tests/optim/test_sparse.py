@@ -9,7 +9,7 @@ import torch
 import hodiff
 from hodiff.optim import minimize
 from hodiff.optim.bounds import constraints_of
-from hodiff.optim.factors import DenseMatrix, SparseMatrix
+from hodiff.optim.hessian_factors import DenseMatrix, SparseMatrix
 from hodiff.optim.methods import METHODS
 from hodiff.optim.newton import newton_direction
 from hodiff.optim.variables import Variables

@@ -13,8 +13,8 @@ import hodiff
 from hodiff import plot
 from hodiff.estimators import spectral_density
 from hodiff.operators import DiagonalOperator
+from hodiff.plot.hessian_plot import spread
 from hodiff.plot.labels import shortened
-from hodiff.plot.matrices import spread
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -8,7 +8,7 @@ from torch.autograd import Function
 
 import hodiff
 from hodiff.plot import derivatives, routes, straight_through, typed_function
-from hodiff.plot.differences import from_values, settled
+from hodiff.plot.scalar_differences import from_values, settled
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -13,7 +13,7 @@ from torch import nn
 import hodiff
 from hodiff.taylor import ode_coefficients, odeint_taylor
 from hodiff.taylor.jets import Jet
-from hodiff.taylor.memory import Memory
+from hodiff.taylor.kept_coefficients import Memory
 
 TIGHT = {"rtol": 1e-13, "atol": 1e-14}
 

@@ -10,8 +10,8 @@ import torch
 from taylor.routes import curves
 
 from hodiff.checks.audit.jets.jet_audit import JetAudit, jet_audit
-from hodiff.checks.audit.jets.operator import judge_curves
-from hodiff.checks.audit.jets.page import jet_page
+from hodiff.checks.audit.jets.jet_operator import judge_curves
+from hodiff.checks.audit.jets.jet_page import jet_page
 from hodiff.checks.audit.jets.verdict import STATUSES, JetVerdict, merged
 from hodiff.checks.audit.on_file import jets_on_file
 from hodiff.checks.audit.samples import database

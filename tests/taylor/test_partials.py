@@ -11,7 +11,7 @@ from mpmath_series import D
 
 import hodiff
 from hodiff.taylor import derivative_tensor
-from hodiff.taylor.differential.interpolation import interpolated, polarised
+from hodiff.taylor.differential.polarization import interpolated, polarised
 from hodiff.taylor.jets import Jet
 
 SYMBOLS = sympy.symbols("a b c e")

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 import hodiff
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.sparsity import remembering
-from hodiff.taylor.sparsity.supports import Support, levelled, merged_rows, support, united
+from hodiff.taylor.sparsity.moving_directions import Support, levelled, merged_rows, support, united
 
 D = torch.float64
 PARTICLES, WIDTH = 5, 7

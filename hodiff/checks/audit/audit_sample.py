@@ -13,7 +13,7 @@ from torch import Tensor
 from hodiff.checks.attempts import Failure, Outcome, attempt
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, THIRD, Verdict, Verdicts, everywhere
 from hodiff.checks.comparisons.judgement import judge
-from hodiff.checks.comparisons.orders import Level, climb, evaluate_route
+from hodiff.checks.comparisons.order_by_order import Level, climb, evaluate_route
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError
 from hodiff.checks.comparisons.scalarize import draw_normal, scalarize

@@ -15,9 +15,9 @@ from typing import Any, TextIO
 import torch
 
 from hodiff.checks.audit.audit_sample import audit_sample
-from hodiff.checks.audit.jets.operator import audit_jets
+from hodiff.checks.audit.jets.jet_operator import audit_jets
 from hodiff.checks.audit.jets.verdict import JetVerdict
-from hodiff.checks.audit.mutated.operator import audit_changed
+from hodiff.checks.audit.mutated.mutated_operator import audit_changed
 from hodiff.checks.audit.samples import ILL_POSED, database, name_of, samples
 from hodiff.checks.audit.verdicts import Verdict, everywhere, worst
 from hodiff.errors import HodiffError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hodiff.checks.audit.audit import audit
 from hodiff.checks.audit.jets.jet_audit import JetAudit, jet_audit
-from hodiff.checks.audit.jets.page import jet_page
+from hodiff.checks.audit.jets.jet_page import jet_page
 from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit, mutated_audit
 from hodiff.checks.audit.on_file import audit_on_file, jets_on_file, mutated_on_file, versions_on_file
 from hodiff.checks.audit.page import markdown_page

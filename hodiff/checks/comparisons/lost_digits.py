@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.comparisons.orders import Level, Loss, evaluate_route
+from hodiff.checks.comparisons.order_by_order import Level, Loss, evaluate_route
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.probes.cause import Cause, modes_of
 from hodiff.checks.probes.numbers_inside import numbers_inside

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map_only
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import exact, judge
-from hodiff.checks.comparisons.orders import Level, climb, evaluate_route
+from hodiff.checks.comparisons.order_by_order import Level, climb, evaluate_route
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError
 from hodiff.checks.comparisons.scalarize import scalarize

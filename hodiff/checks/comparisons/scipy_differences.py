@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.judgement import is_settled, judge
-from hodiff.checks.comparisons.orders import Level, Loss
+from hodiff.checks.comparisons.order_by_order import Level, Loss
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate
 from hodiff.checks.oracles.scipy_hessian import scipy_hessian

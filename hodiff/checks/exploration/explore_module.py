@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.comparisons.orders import in_own_dtype
-from hodiff.checks.exploration.conditions import MODULE_CONDITIONS, invented
+from hodiff.checks.comparisons.order_by_order import in_own_dtype
 from hodiff.checks.exploration.explore import OF_THE_POINT, extended, joined
+from hodiff.checks.exploration.invented_conditions import MODULE_CONDITIONS, invented
 from hodiff.checks.findings.diagnosis import diagnose
 from hodiff.checks.modules.check_module import check_module, compare_module
 from hodiff.checks.mutations.regularity import is_differentiable, is_twice_differentiable, steps_agree

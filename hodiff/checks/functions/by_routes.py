@@ -14,7 +14,7 @@ from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.compiled import compile_checks
 from hodiff.checks.comparisons.gradchecks import gradchecks
 from hodiff.checks.comparisons.lost_digits import lost_digits
-from hodiff.checks.comparisons.orders import (
+from hodiff.checks.comparisons.order_by_order import (
     Level,
     against_differences,
     between_routes,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.comparisons.low_precision import against_reference, noise_note, reference_problem, with_truth
-from hodiff.checks.comparisons.orders import climb
+from hodiff.checks.comparisons.order_by_order import climb
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError
 from hodiff.checks.comparisons.scalarize import scalarize

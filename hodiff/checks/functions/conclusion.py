@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.comparisons.orders import Level
+from hodiff.checks.comparisons.order_by_order import Level
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.findings.diagnosis import diagnose
 from hodiff.checks.probes.cause import Cause, no_entry

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.comparisons.orders import Level, climb
+from hodiff.checks.comparisons.order_by_order import Level, climb
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scalarize import draw_normal
 from hodiff.checks.oracles.finite_differences import extrapolate

@@ -16,7 +16,7 @@ from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, Explains, by_forward, by_reverse
 from hodiff.checks.probes.first_order import tolerance_of
 from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
-from hodiff.checks.probes.numbers import gap_of, rounding_of
+from hodiff.checks.probes.rule_distances import gap_of, rounding_of
 from hodiff.checks.source_lines import mentions, rule_location
 
 

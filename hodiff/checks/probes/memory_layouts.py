@@ -11,7 +11,7 @@ from torch import Tensor
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, Explains, by_reverse, every_entry
 from hodiff.checks.probes.function_calls import FunctionCall
-from hodiff.checks.probes.numbers import gap_of, rounding_of
+from hodiff.checks.probes.rule_distances import gap_of, rounding_of
 from hodiff.checks.source_lines import rule_location
 
 # Returns a tensor's numbers in another layout, or None if the layout does not apply.

@@ -10,7 +10,7 @@ from torch import Tensor
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, by_reverse, every_entry
 from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
-from hodiff.checks.probes.numbers import gap_of, rounding_of
+from hodiff.checks.probes.rule_distances import gap_of, rounding_of
 from hodiff.checks.report.data import Entry
 from hodiff.checks.source_lines import rule_location
 

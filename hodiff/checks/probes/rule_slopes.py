@@ -16,7 +16,7 @@ from torch import Tensor
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, forward_differentiated, reverse_differentiated
 from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
-from hodiff.checks.probes.slopes import Slope, slopes_of
+from hodiff.checks.probes.rule_derivatives import Slope, slopes_of
 from hodiff.checks.probes.torch_calls import TorchCalls
 from hodiff.checks.source_lines import mentions, rule_location
 from hodiff.graphs import is_once_differentiable

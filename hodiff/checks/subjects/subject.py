@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.comparisons.orders import Level, Loss, against_differences, any_raises, between_routes, climb
+from hodiff.checks.comparisons.order_by_order import Level, Loss, against_differences, any_raises, between_routes, climb
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scalarize import draw_normal, scalarize
 from hodiff.checks.report.data import Entry

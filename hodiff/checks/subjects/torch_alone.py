@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hodiff.checks.attempts import attempt
 from hodiff.checks.comparisons.lost_digits import moved_by_rounding
-from hodiff.checks.comparisons.orders import Level, evaluate_route
+from hodiff.checks.comparisons.order_by_order import Level, evaluate_route
 from hodiff.checks.findings.codes import CODES
 from hodiff.checks.findings.measured import in_words, measured, numbers, routes_of
 from hodiff.checks.report.data import Entry

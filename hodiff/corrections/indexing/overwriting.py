@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
-from hodiff.corrections.operators.calls import calls, rule_of
+from hodiff.corrections.operators.operator_rules import calls, rule_of
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import numbers_of
 from hodiff.routes import ROUTES

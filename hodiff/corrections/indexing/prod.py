@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
-from hodiff.corrections.indexing.products import product, scan_of_products
-from hodiff.corrections.linalg.factored import DTYPES
+from hodiff.corrections.indexing.cumulative_products import product, scan_of_products
+from hodiff.corrections.linalg.factored_solves import DTYPES
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value, with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES

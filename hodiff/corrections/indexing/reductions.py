@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
-from hodiff.corrections.indexing.products import products_by_index
+from hodiff.corrections.indexing.cumulative_products import products_by_index
 from hodiff.corrections.indexing.scatter import within
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value

@@ -13,7 +13,7 @@ from torch import Tensor
 from hodiff import functions
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
-from hodiff.functions.normalization.formulas import wide
+from hodiff.functions.normalization.standardization import wide
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.forward_mode import in_forward_mode

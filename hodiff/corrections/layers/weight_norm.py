@@ -11,7 +11,7 @@ from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import result_dtype
 from hodiff.errors import HodiffError
-from hodiff.functions.normalization.formulas import wide
+from hodiff.functions.normalization.standardization import wide
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.operators import weight_norm, weight_norm_kernel
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED
-from hodiff.corrections.linalg.factored import FactoredSolve, factors, for_lapack, in_front, named
+from hodiff.corrections.linalg.factored_solves import FactoredSolve, factors, for_lapack, in_front, named
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE

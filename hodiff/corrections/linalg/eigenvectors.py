@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED
-from hodiff.corrections.linalg.factored import for_lapack, named, solve
+from hodiff.corrections.linalg.factored_solves import for_lapack, named, solve
 from hodiff.corrections.linalg.symmetric import (
     are_differentiated_again,
     diagonal,

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.linalg.factored import for_lapack
+from hodiff.corrections.linalg.factored_solves import for_lapack
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction

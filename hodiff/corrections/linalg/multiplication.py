@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, unable
-from hodiff.corrections.linalg.factored import for_lapack
+from hodiff.corrections.linalg.factored_solves import for_lapack
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED
-from hodiff.corrections.linalg.factored import for_lapack, named
+from hodiff.corrections.linalg.factored_solves import for_lapack, named
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import numbers_of
 from hodiff.errors import HodiffWarning, RouteError

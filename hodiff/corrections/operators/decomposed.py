@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED, Declined
-from hodiff.corrections.operators.calls import calls, rule_of, with_others
+from hodiff.corrections.operators.operator_rules import calls, rule_of, with_others
 from hodiff.corrections.operators.renamed import REDUCTIONS
-from hodiff.functions.normalization import formulas
-from hodiff.functions.normalization.formulas import StatisticsLayout, wide
+from hodiff.functions.normalization import standardization as formulas
+from hodiff.functions.normalization.standardization import StatisticsLayout, wide
 from hodiff.torch_internals.operators import batch_norm_with_update, operator_named
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
-from hodiff.corrections.operators.calls import calls, rule_of
+from hodiff.corrections.operators.operator_rules import calls, rule_of
 
 # Names in the order of the operators' numbers.
 REDUCTIONS = ("none", "mean", "sum")

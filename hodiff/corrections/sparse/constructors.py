@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.registry import register
-from hodiff.corrections.sparse.values import (
+from hodiff.corrections.sparse.stored_values import (
     SPARSE,
     FromValues,
     ToDense,

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx
 
-from hodiff.derivatives.capture.conditions import indices, require
-from hodiff.derivatives.capture.origin import line_now
+from hodiff.derivatives.capture.branch_guards import indices, require
 from hodiff.derivatives.capture.refusals import HiddenTensorError, RandomNumbersError
+from hodiff.derivatives.capture.users_lines import line_now
 from hodiff.torch_internals.compilers.tracing import graph_so_far, node_of, outside_of_trace
 from hodiff.torch_internals.interception import EagerDispatchMode
 from hodiff.torch_internals.operators import number as number_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hodiff.derivatives.capture.origin import line_of
+from hodiff.derivatives.capture.users_lines import line_of
 from hodiff.torch_internals.wording import Wording, says
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from hodiff.common.options import require_choice
 from hodiff.common.overriding import overridable
 from hodiff.functions.activations.gated import GELU, SiLU
+from hodiff.functions.activations.gated_derivatives import GELUSlope, SiLUSlope
 from hodiff.functions.activations.rectifiers import where_positive
-from hodiff.functions.activations.slopes import GELUSlope, SiLUSlope
 from hodiff.recompute.intermediates import can_forget, forget_between
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.arguments import require_broadcastable, require_floating

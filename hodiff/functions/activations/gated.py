@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hodiff.common.options import require_choice
 from hodiff.common.overriding import overridable
-from hodiff.functions.activations.rectifiers import where_positive
-from hodiff.functions.activations.slopes import (
+from hodiff.functions.activations.gated_derivatives import (
     FLAT,
     GELUSlope,
     GELUTanhSlope,
@@ -22,6 +21,7 @@ from hodiff.functions.activations.slopes import (
     SiLUSlope,
     cubic,
 )
+from hodiff.functions.activations.rectifiers import where_positive
 from hodiff.functions.logistic import SATURATED, Bell, BellSlope
 from hodiff.kernels import fused
 from hodiff.rules.any_order import AnyOrderFunction

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.functions.activations.gated import GELUSlope, SiLUSlope
-from hodiff.functions.activations.slopes import (
+from hodiff.functions.activations.gated_derivatives import (
     GELUCurvature,
     GELUTanhCurvature,
     GELUTanhSlope,

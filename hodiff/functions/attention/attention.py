@@ -15,16 +15,16 @@ from torch import Tensor
 from hodiff.common.options import require_bools, require_generator, require_number
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
-from hodiff.functions.attention.arguments import (
+from hodiff.functions.attention.attention_arguments import (
     grouped_heads,
     require_band,
     require_batches,
     require_inputs,
     require_options,
 )
-from hodiff.functions.attention.function import apply
-from hodiff.functions.attention.options import Band, Corner
+from hodiff.functions.attention.attention_function import apply
 from hodiff.functions.attention.sharded import by_shards, is_distributed
+from hodiff.functions.attention.visible_keys import Band, Corner
 from hodiff.kernels.attention.options import Options
 from hodiff.rules.autocast import autocast_like_torch
 

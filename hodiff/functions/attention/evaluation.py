@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.functions.attention import backends, formulas
+from hodiff.functions.attention import attention_formulas as formulas
+from hodiff.functions.attention import backends
 from hodiff.functions.attention.plans import gradient_plan
 from hodiff.kernels.attention.options import Options
 from hodiff.rules.blockwise import WithKernel, all_batched, blockwise

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.functions.convolution.batching import fold, fold_axis, unfold
+from hodiff.functions.convolution.folded_batches import fold, fold_axis, unfold
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hodiff.functions.activations.gated import GELU, SiLU
+from hodiff.functions.activations.gated_derivatives import GELUSlope, SiLUSlope
 from hodiff.functions.activations.rectifiers import MaskedReLU, where_positive
-from hodiff.functions.activations.slopes import GELUSlope, SiLUSlope
 
 
 class FusedActivation(NamedTuple):

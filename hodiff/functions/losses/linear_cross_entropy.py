@@ -11,7 +11,7 @@ from hodiff.common.options import require_choice, require_int, require_number
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.losses.cross_entropy import class_of
-from hodiff.functions.losses.linear_terms.formulas import Options
+from hodiff.functions.losses.linear_terms.term_formulas import Options
 from hodiff.functions.losses.linear_terms.terms import LinearCrossEntropy
 from hodiff.functions.losses.losses import REDUCTIONS
 from hodiff.rules.arguments import require_dense_floating, require_one_device

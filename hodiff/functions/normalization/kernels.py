@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.functions.normalization.formulas import StatisticsLayout, reduced, wide
+from hodiff.functions.normalization.standardization import StatisticsLayout, reduced, wide
 from hodiff.kernels import fused
 from hodiff.torch_internals.operators import normalized_by_batches
 from hodiff.torch_internals.tensors import is_zero_without_memory

@@ -12,16 +12,16 @@ from torch import Tensor
 from hodiff.common.options import is_int
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
-from hodiff.functions.normalization.arguments import (
+from hodiff.functions.normalization.normalization_arguments import (
     require_channels,
     require_eps,
     require_parameters,
     require_running,
     require_several,
 )
-from hodiff.functions.normalization.formulas import StatisticsLayout, aligned, wide
-from hodiff.functions.normalization.function import Normalization
-from hodiff.functions.normalization.function import NormalizationGradient as NormalizationGradient
+from hodiff.functions.normalization.normalization_function import Normalization
+from hodiff.functions.normalization.normalization_function import NormalizationGradient as NormalizationGradient
+from hodiff.functions.normalization.standardization import StatisticsLayout, aligned, wide
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.arguments import require_floating
 

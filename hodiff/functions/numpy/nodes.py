@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import HodiffWarning, InputError, RouteError
-from hodiff.functions.numpy.differences import Measured, elementwise_derivative, jacobian, rounded
+from hodiff.functions.numpy.numpy_differences import Measured, elementwise_derivative, jacobian, rounded
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.autograd.legacy_batching import any_legacy_batched, with_batches, without_batches

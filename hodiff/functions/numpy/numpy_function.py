@@ -21,7 +21,7 @@ from hodiff.functions.numpy.nodes import (
     External,
     Node,
 )
-from hodiff.functions.numpy.rules import RuleNode
+from hodiff.functions.numpy.numpy_rules import RuleNode
 from hodiff.rules.any_order import outside_graphs
 
 

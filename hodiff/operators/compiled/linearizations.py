@@ -10,13 +10,13 @@ from torch import Tensor
 
 from hodiff.common.chunks import resolve_chunk_size
 from hodiff.common.trees import has_strides
-from hodiff.derivatives.capture.conditions import OtherBranchError
+from hodiff.derivatives.capture.branch_guards import OtherBranchError
 from hodiff.derivatives.capture.refusals import CaptureError
 from hodiff.derivatives.compilation import Arguments, agree, warn_of_failure
 from hodiff.derivatives.graphs_by_form import GraphsByForm
 from hodiff.errors import HodiffError
-from hodiff.operators.compiled.graphs import Graphs
 from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, capture
+from hodiff.operators.compiled.product_graphs import Graphs
 from hodiff.operators.data.determinism import read_and_changed
 from hodiff.recompute.dependencies import Dependencies
 from hodiff.recompute.surroundings import settings

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.operators.kfac.layouts import Layout
+from hodiff.operators.kfac.block_layouts import Layout
 
 
 @dataclass(frozen=True, eq=False)

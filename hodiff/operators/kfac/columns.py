@@ -16,10 +16,10 @@ from torch import Tensor
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.products_by_route import guard_reverse
 from hodiff.derivatives.recorded_gradient import RecordedGradient, pull_batch
-from hodiff.derivatives.transforms import gradient
+from hodiff.derivatives.typed_transforms import gradient
 from hodiff.errors import InputError
 from hodiff.operators.kfac.blocks import symmetric_eigen
-from hodiff.operators.kfac.options import EMPIRICAL, EXACT, MONTE_CARLO
+from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, MONTE_CARLO
 from hodiff.operators.linearized.fisher import gradients_of_loss
 from hodiff.operators.linearized.likelihoods import (
     Likelihood,

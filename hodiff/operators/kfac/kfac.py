@@ -19,10 +19,10 @@ from hodiff.operators.data.batches import Batches, Size
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block, EigenBlock, KroneckerBlock
 from hodiff.operators.kfac.columns import Loss
+from hodiff.operators.kfac.kfac_options import MONTE_CARLO, KroneckerOptions
 from hodiff.operators.kfac.layered import LayeredOperator
 from hodiff.operators.kfac.layers import Source, sources_of
-from hodiff.operators.kfac.options import MONTE_CARLO, KroneckerOptions
-from hodiff.operators.linear.constants import require_constant
+from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.likelihoods import ignored_targets, known_likelihood, likelihood_of
 from hodiff.operators.linearized.model_loss import known_size, require_declared_reduction, require_parameters

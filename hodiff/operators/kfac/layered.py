@@ -17,16 +17,16 @@ from hodiff.derivatives.bound_function import bind
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batch, Batches, Size
 from hodiff.operators.data.determinism import require_deterministic
-from hodiff.operators.data.point import Point
+from hodiff.operators.data.watched_point import Point
 from hodiff.operators.kfac import moments
 from hodiff.operators.kfac.blocks import Block
 from hodiff.operators.kfac.columns import Loss
 from hodiff.operators.kfac.factored import FactoredOperator
+from hodiff.operators.kfac.kfac_options import REDUCE
 from hodiff.operators.kfac.layers import REMEDY, Source
-from hodiff.operators.kfac.options import REDUCE
-from hodiff.operators.kfac.recording import Recorded
+from hodiff.operators.kfac.recorded_layers import Recorded
 from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_gradient
-from hodiff.operators.linear.constants import require_constant
+from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.conversion import Conversion, converted_data
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.model_loss import module_call, pair

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.operators.kfac.blocks import EigenBlock
+from hodiff.operators.kfac.kfac_options import REDUCE
 from hodiff.operators.kfac.layers import Source
-from hodiff.operators.kfac.options import REDUCE
 from hodiff.operators.kfac.sources import one_hot_counts
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.operators.kfac import moments
-from hodiff.operators.kfac.calls import Call
+from hodiff.operators.kfac.chunked_calls import Call
 from hodiff.operators.kfac.layers import REMEDY, Source
 
 

@@ -13,9 +13,9 @@ from hodiff.common.keyword_options import require_options
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.systems.solve import Solution, solve
-from hodiff.operators.linear.base import LinearOperator, require_operator
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.inverse import Solutions
+from hodiff.operators.linear.linear_operator import LinearOperator, require_operator
 from hodiff.operators.linear.linear_product import multiply
 from hodiff.operators.linear.restriction import leaves_named, subspace
 from hodiff.operators.linear.spaces import Space

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.operators.linear.base import LinearOperator
 from hodiff.operators.linear.conversion import Conversion
+from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linear.spaces import Space
 
 

@@ -30,15 +30,15 @@ from hodiff.operators.compiled.linearizations import CompiledLinearizations
 from hodiff.operators.data.batches import Batch, Batches, Size
 from hodiff.operators.data.determinism import read_unchanged, require_deterministic
 from hodiff.operators.data.distributed import rank_in, size_of, sum_over_ranks
-from hodiff.operators.data.point import Point
-from hodiff.operators.linear.base import LinearOperator
-from hodiff.operators.linear.constants import require_constant
+from hodiff.operators.data.watched_point import Point
+from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.conversion import Conversion, converted_data
 from hodiff.operators.linear.copies import Portable, require_no_group
+from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linear.restriction import is_restricted
 from hodiff.operators.linear.spaces import Space
+from hodiff.operators.linearized.curvature_options import CurvatureOptions
 from hodiff.operators.linearized.kept_linearizations import KeptLinearizations, Leaves, Linearization
-from hodiff.operators.linearized.options import CurvatureOptions
 from hodiff.recompute.reachable import modules_in
 
 A = TypeVar("A", bound="CurvatureOperator")

@@ -17,10 +17,11 @@ from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import guard_reverse
 from hodiff.derivatives.recorded_gradient import pull_batch
-from hodiff.derivatives.transforms import gradient
+from hodiff.derivatives.typed_transforms import gradient
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batch, Size
 from hodiff.operators.data.distributed import rank_in, size_of
+from hodiff.operators.linearized.curvature_options import CurvatureOptions
 from hodiff.operators.linearized.gauss_newton import GaussNewtonOperator
 from hodiff.operators.linearized.kept_linearizations import Leaves
 from hodiff.operators.linearized.likelihoods import (
@@ -33,7 +34,6 @@ from hodiff.operators.linearized.likelihoods import (
     share_of_factors,
 )
 from hodiff.operators.linearized.model_loss import ModelLossOperator, OuterProducts, OutputMatrix, pair
-from hodiff.operators.linearized.options import CurvatureOptions
 
 
 @explains(CurvatureOptions)

@@ -7,9 +7,9 @@ from typing import Any
 from hodiff.common.keyword_options import explains
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.recorded_gradient import RecordedGradient
+from hodiff.operators.linearized.curvature_options import CurvatureOptions
 from hodiff.operators.linearized.kept_linearizations import Leaves
 from hodiff.operators.linearized.model_loss import ModelLossOperator, OutputMatrix
-from hodiff.operators.linearized.options import CurvatureOptions
 
 
 @explains(CurvatureOptions)

@@ -25,8 +25,8 @@ from hodiff.derivatives.route_choice import follow, validate_route
 from hodiff.derivatives.steady import steady
 from hodiff.operators.linear.restriction import restrict
 from hodiff.operators.linearized.curvature import CurvatureOperator
+from hodiff.operators.linearized.curvature_options import CurvatureOptions
 from hodiff.operators.linearized.kept_linearizations import Leaves, Linearization
-from hodiff.operators.linearized.options import CurvatureOptions
 from hodiff.operators.linearized.recorded_model import lacks_derivatives
 from hodiff.routes import ROUTES
 

@@ -16,11 +16,11 @@ from hodiff.common.trees import PyTree, as_point, flatten_primals
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.route_choice import refused
 from hodiff.operators.data.determinism import read_unchanged
-from hodiff.operators.data.point import Point
-from hodiff.operators.linear.base import LinearOperator
-from hodiff.operators.linear.constants import require_constant
+from hodiff.operators.data.watched_point import Point
+from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.copies import Portable
+from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.recorded_model import RecordedModel
 from hodiff.recompute.reachable import modules_in

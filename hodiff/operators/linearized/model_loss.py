@@ -23,9 +23,9 @@ from hodiff.operators.data.batches import REDUCTIONS
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.restriction import restrict
 from hodiff.operators.linearized.curvature import CurvatureOperator
+from hodiff.operators.linearized.curvature_options import CurvatureOptions
 from hodiff.operators.linearized.kept_linearizations import Leaves, Linearization
 from hodiff.operators.linearized.likelihoods import divisor
-from hodiff.operators.linearized.options import CurvatureOptions
 from hodiff.operators.linearized.recorded_model import RecordedModel
 from hodiff.torch_internals.threads import one_thread_at_a_time
 

@@ -14,7 +14,7 @@ from hodiff.common.complex_numbers import as_real
 from hodiff.common.trees import PyTree, describe, flatten_primals, recordable, unflatten
 from hodiff.errors import InputError
 from hodiff.operators.linear.spaces import Space
-from hodiff.optim.batched.arguments import Arguments, InDims
+from hodiff.optim.batched.sliced_arguments import Arguments, InDims
 from hodiff.optim.variables import require_some
 
 

@@ -16,11 +16,11 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hodiff.optim.batched.bounds import Box
+from hodiff.optim.batched.boxes import Box
 from hodiff.optim.batched.line_search import Search
 from hodiff.optim.batched.memories import DenseInverse, LimitedMemory, Memory
 from hodiff.optim.batched.problems import Problems
-from hodiff.optim.batched.rows import RUNNING, Rows, Written, chosen, inner, length
+from hodiff.optim.batched.running_rows import RUNNING, Rows, Written, chosen, inner, length
 from hodiff.optim.ends import CONVERGED, ITERATIONS, NONFINITE, PRECISION, End
 from hodiff.optim.own_options import COUNT, FRACTION, PAIRS, TOLERANCE
 

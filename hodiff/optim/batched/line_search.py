@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hodiff.optim.batched.rows import Rows, chosen
+from hodiff.optim.batched.running_rows import Rows, chosen
 
 # Growth of steps without an upper end; smallest distance of a trial to the bracket's ends, relative to its width;
 # every how many trials a bracket is halved; retreat to where the function is finite; most trials.

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hodiff.optim.batched.rows import Rows, chosen, inner, times
+from hodiff.optim.batched.running_rows import Rows, chosen, inner, times
 
 
 class Memory(Protocol):

@@ -15,7 +15,7 @@ from hodiff.derivatives.bound_function import bind
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.errors import InputError
 from hodiff.operators.linear.spaces import Space
-from hodiff.optim.stochastic.closures import require_loss
+from hodiff.optim.stochastic.closure_checks import require_loss
 from hodiff.optim.stochastic.found_graphs import gradient_of, model_of
 from hodiff.optim.stochastic.magnitudes import require_finite
 

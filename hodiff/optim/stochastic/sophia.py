@@ -12,12 +12,12 @@ from hodiff.common.options import require_choice
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.probes import PROBES
-from hodiff.optim.stochastic.base import Group
-from hodiff.optim.stochastic.diagonal import DiagonalOptimizer, HutchinsonOptimizer
+from hodiff.optim.stochastic.diagonal_curvature import DiagonalOptimizer, HutchinsonOptimizer
 from hodiff.optim.stochastic.drawn_labels import in_a_loss, of_logits
 from hodiff.optim.stochastic.pending_curvature import Estimates
 from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.together import zeros_of_each
+from hodiff.optim.stochastic.training_optimizer import Group
 from hodiff.torch_internals import many_tensors as many
 
 

@@ -7,9 +7,9 @@ from typing import Any
 from hodiff.common.options import require_choice
 from hodiff.errors import InputError
 from hodiff.sparse.coloring.coloring import SIDES, Coloring
-from hodiff.sparse.coloring.orders import ORDERS
-from hodiff.sparse.coloring.patterns import pattern_of, require_symmetric
-from hodiff.sparse.coloring.problems import PROBLEMS
+from hodiff.sparse.coloring.coloring_problems import PROBLEMS
+from hodiff.sparse.coloring.compressed_patterns import pattern_of, require_symmetric
+from hodiff.sparse.coloring.vertex_orders import ORDERS
 
 _USUAL = ("natural", "largest-first", "smallest-last")
 

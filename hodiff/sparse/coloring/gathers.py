@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hodiff.sparse.coloring.compressed_patterns import Array, Pattern
 from hodiff.sparse.coloring.loops import loops
-from hodiff.sparse.coloring.patterns import Array, Pattern
 
 
 @dataclass(frozen=True, eq=False)

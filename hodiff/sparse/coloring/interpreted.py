@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from hodiff.sparse.coloring.patterns import Array
+from hodiff.sparse.coloring.compressed_patterns import Array
 
 
 def distance2(starts: Array, rows: Array, order: Array, row_sizes: Array) -> Array:

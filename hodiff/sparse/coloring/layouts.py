@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.sparse.coloring.patterns import Pattern
+from hodiff.sparse.coloring.compressed_patterns import Pattern
 from hodiff.torch_internals.autograd.differentiation import is_observed
 from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any, numbers_in
 

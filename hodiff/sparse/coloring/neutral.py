@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from hodiff.sparse.coloring.compressed_patterns import Array, Pattern
 from hodiff.sparse.coloring.gathers import readable
-from hodiff.sparse.coloring.patterns import Array, Pattern
 
 NEUTRAL = -1
 

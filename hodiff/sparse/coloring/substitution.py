@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hodiff.sparse.coloring.compressed_patterns import Array, Pattern
 from hodiff.sparse.coloring.loops import loops
-from hodiff.sparse.coloring.patterns import Array, Pattern
 
 # Up to this many doublings are faster than a cumulative sum.
 FEW_DOUBLINGS = 4

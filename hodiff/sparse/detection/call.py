@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hodiff.sparse.detection.memory import Memory
+from hodiff.sparse.detection.memory_supports import Memory
 from hodiff.sparse.detection.supports import Supports, empty
 
 

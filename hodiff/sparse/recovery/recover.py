@@ -12,7 +12,7 @@ from torch import Tensor
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.sparse.coloring import Coloring
 from hodiff.sparse.recovery.agreement import Off, disagreements, places, probe
-from hodiff.sparse.recovery.products import Multiply
+from hodiff.sparse.recovery.compressed_products import Multiply
 
 # Scaling of vectors for products that round differently: one of these factors, and a small change of each number.
 _FACTORS = (0.7, 1.1, 1.7)

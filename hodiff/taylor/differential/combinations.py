@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.taylor.differential.interpolation import Plan
 from hodiff.taylor.differential.operand import Operand, groups
+from hodiff.taylor.differential.polarization import Plan
 from hodiff.taylor.jets import tensor_of
 
 

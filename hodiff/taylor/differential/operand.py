@@ -19,9 +19,9 @@ from hodiff.common.trees import describe, unflatten
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import modules_in
 from hodiff.recompute.same_values import numbers_in, require_same
-from hodiff.taylor.comparison import comparison_due, note_compared
 from hodiff.taylor.jets import Jet, new_jet, tensor_of
 from hodiff.taylor.passes import framed, primal_leaves, through
+from hodiff.taylor.plain_tensors import comparison_due, note_compared
 from hodiff.taylor.series import Coefficient, Frame
 from hodiff.taylor.sparsity import support
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds

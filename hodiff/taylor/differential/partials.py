@@ -12,8 +12,8 @@ from hodiff.common.trees import PyTree, unflatten
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.taylor.differential.combinations import combined, directions
-from hodiff.taylor.differential.interpolation import Plan, interpolated, planned, polarised
 from hodiff.taylor.differential.operand import Directions, Operand, bound, require_options
+from hodiff.taylor.differential.polarization import Plan, interpolated, planned, polarised
 
 
 def hessian_diagonal(

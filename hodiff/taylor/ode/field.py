@@ -14,7 +14,7 @@ from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, describe, leaf_names, unflatten
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, new_jet, tensor_of
-from hodiff.taylor.memory import Memory
+from hodiff.taylor.kept_coefficients import Memory
 from hodiff.taylor.passes import framed, primal_leaves, through
 from hodiff.taylor.series import Coefficient, RecallRefused
 

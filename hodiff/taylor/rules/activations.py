@@ -9,13 +9,13 @@ import torch
 from torch.nn import functional
 
 from hodiff.errors import RouteError
-from hodiff.functions.activations.slopes import FLAT
+from hodiff.functions.activations.gated_derivatives import FLAT
 from hodiff.taylor.elementwise import Derivatives, System
+from hodiff.taylor.jets_in_arguments import moves, value_of
 from hodiff.taylor.registry import name_of, rule
 from hodiff.taylor.rules.arithmetic import of_one, with_value
 from hodiff.taylor.rules.elementary import LOGSIGMOID, SOFTPLUS, _normal_density, _sech2, hurwitz_zeta, polygamma
 from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import moves, value_of
 
 # Compute Φ from erfc, because torch's ndtr loses its left tail.
 _GELU = System(

@@ -12,10 +12,10 @@ import torch
 
 from hodiff.taylor.elementwise import Derivatives, Power, System
 from hodiff.taylor.jets import new_jet
+from hodiff.taylor.jets_in_arguments import moves, value_of
 from hodiff.taylor.registry import analytic_rule, enter
 from hodiff.taylor.rules.elementary import ELEMENTARY, LOGIT, power
 from hodiff.taylor.series import Coefficient, Frame, plus, product, quotient, times
-from hodiff.taylor.substitution import moves, value_of
 
 
 def series_of(frame: Frame, x: Any, rank: int) -> list[Coefficient]:

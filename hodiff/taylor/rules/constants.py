@@ -8,9 +8,9 @@ import torch
 
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, new_jet
+from hodiff.taylor.jets_in_arguments import call, value_of
 from hodiff.taylor.registry import analytic_rule, enter
 from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import call, value_of
 from hodiff.taylor.views import assign, picks
 
 PLAIN = """

@@ -13,9 +13,9 @@ from torch.nn import functional
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import is_plain_tensor, new_jet
+from hodiff.taylor.jets_in_arguments import Batched, along_directions, moves, value_of
 from hodiff.taylor.registry import analytic_rule, enter, name_of, rule
 from hodiff.taylor.series import Coefficient, Frame, plus
-from hodiff.taylor.substitution import Batched, along_directions, moves, value_of
 
 
 @rule("matrix_power", "linalg.matrix_power", analytic=True)

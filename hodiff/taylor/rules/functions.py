@@ -12,9 +12,9 @@ from hodiff import functions
 from hodiff.functions import StraightThrough, checkpoint, checkpoint_sequential
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import new_jet
+from hodiff.taylor.jets_in_arguments import moves, value_of
 from hodiff.taylor.registry import RULES, Entry
 from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import moves, value_of
 
 
 def straight_through(frame: Frame, func: Any, smooth: Any, value: Any) -> Any:

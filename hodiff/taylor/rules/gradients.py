@@ -12,9 +12,9 @@ import torch
 
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, new_jet
+from hodiff.taylor.jets_in_arguments import moves
 from hodiff.taylor.registry import RULES, Entry, analytic_rule
 from hodiff.taylor.series import Frame, filled
-from hodiff.taylor.substitution import moves
 
 
 @analytic_rule("requires_grad")

@@ -11,9 +11,9 @@ from torch import Tensor
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import Jet, new_jet
+from hodiff.taylor.jets_in_arguments import along_directions, call, moves, part_of, value_of
 from hodiff.taylor.registry import Rule, analytic_rule, enter, rule
 from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import along_directions, call, moves, part_of, value_of
 
 
 @rule("as_strided")

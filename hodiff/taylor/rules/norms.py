@@ -10,11 +10,11 @@ import torch
 
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import Jet, new_jet
+from hodiff.taylor.jets_in_arguments import moves, value_of
 from hodiff.taylor.registry import analytic_rule, name_of, rule
 from hodiff.taylor.rules.arithmetic import of_one, with_value
 from hodiff.taylor.rules.elementary import ELEMENTARY
 from hodiff.taylor.series import Frame, filled
-from hodiff.taylor.substitution import moves, value_of
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 

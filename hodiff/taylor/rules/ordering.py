@@ -8,10 +8,10 @@ import torch
 from torch.nn import functional
 
 from hodiff.taylor.jets import new_jet
+from hodiff.taylor.jets_in_arguments import Batched, along_directions, call, value_of
 from hodiff.taylor.registry import name_of, rule
 from hodiff.taylor.rules.arithmetic import aligned, widened
 from hodiff.taylor.series import Frame, plus, times
-from hodiff.taylor.substitution import Batched, along_directions, call, value_of
 
 
 def chosen(frame: Frame, value: Any, weight: Any, a: Any, b: Any) -> Any:

@@ -9,10 +9,10 @@ from torch.nn import functional
 
 from hodiff.taylor.elementwise import Derivatives
 from hodiff.taylor.jets import new_jet
+from hodiff.taylor.jets_in_arguments import moves, value_of
 from hodiff.taylor.registry import name_of, rule
 from hodiff.taylor.rules.arithmetic import aligned, of_one, series_of, widened
 from hodiff.taylor.series import Frame, times
-from hodiff.taylor.substitution import moves, value_of
 
 
 def _slope(frame: Frame, u: Any, value: Any, slope: Any) -> Any:

@@ -10,9 +10,9 @@ from torch.nn import functional
 from hodiff.corrections.elementwise.tails import LIMIT
 from hodiff.corrections.values import numbers_of
 from hodiff.taylor.jets import new_jet
+from hodiff.taylor.jets_in_arguments import value_of
 from hodiff.taylor.registry import rule
 from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import value_of
 
 
 def _shift(frame: Frame, x: Any, dim: Any) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from hodiff.taylor.sparsity.moving_directions import Places, Support, levelled
 from hodiff.taylor.sparsity.remembering import remembered
-from hodiff.taylor.sparsity.supports import Places, Support, levelled
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
 

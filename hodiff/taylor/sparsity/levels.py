@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from hodiff.taylor.jets import Jet, is_plain_tensor, new_jet
 from hodiff.taylor.sparsity.factors import Factor, Total
+from hodiff.taylor.sparsity.moving_directions import levelled
 from hodiff.taylor.sparsity.slots import Call, placed
-from hodiff.taylor.sparsity.supports import levelled
 
 
 def along(call: Call, jet: Jet, dims: tuple[int, ...]) -> Any:

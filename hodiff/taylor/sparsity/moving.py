@@ -11,9 +11,9 @@ from torch.utils import _pytree as pytree
 
 from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.series import Frame
+from hodiff.taylor.sparsity.moving_directions import Support, support
 from hodiff.taylor.sparsity.remembering import MEMORY, size_of
 from hodiff.taylor.sparsity.slots import Call, moves
-from hodiff.taylor.sparsity.supports import Support, support
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped, numbers_in
 from hodiff.torch_internals.compilers.tracing import for_later_calls
 

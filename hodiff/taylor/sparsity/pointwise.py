@@ -9,8 +9,8 @@ import torch
 from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.rules.elementary import ELEMENTARY
 from hodiff.taylor.series import plus, times
+from hodiff.taylor.sparsity.moving_directions import united
 from hodiff.taylor.sparsity.slots import Call, moves, together
-from hodiff.taylor.sparsity.supports import united
 
 POINTWISE = frozenset({
     *ELEMENTARY,

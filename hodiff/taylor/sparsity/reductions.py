@@ -7,8 +7,8 @@ from typing import Any
 
 from hodiff.taylor.jets import Jet
 from hodiff.taylor.sparsity.moving import sequence
+from hodiff.taylor.sparsity.moving_directions import Places, Support, levelled, support
 from hodiff.taylor.sparsity.slots import Call, mapped_jet
-from hodiff.taylor.sparsity.supports import Places, Support, levelled, support
 
 
 def total(call: Call) -> Any:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.registry import Entry
 from hodiff.taylor.series import Frame
-from hodiff.taylor.sparsity.supports import Places, Support, support, united
+from hodiff.taylor.sparsity.moving_directions import Places, Support, support, united
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -2,9 +2,9 @@
 
 from hodiff.taylor.running import is_running
 from hodiff.taylor.transforms import control_flow
-from hodiff.taylor.transforms.batches import swap_member, vmap
 from hodiff.taylor.transforms.pullbacks import grad_and_value, vjp
 from hodiff.taylor.transforms.pushforwards import jvp
+from hodiff.taylor.transforms.vmap import swap_member, vmap
 from hodiff.torch_internals.autograd.func_calls import (
     look_at_arguments_of_functional,
     look_at_trees_of_scan,

@@ -16,7 +16,7 @@ from hodiff.__main__ import main
 from hodiff.checks import MutatedAudit, mutated_audit
 from hodiff.checks.audit.mutated.case import judge_case
 from hodiff.checks.audit.mutated.mutated_audit import Count
-from hodiff.checks.audit.mutated.operator import audit_changed, script_of, shrink
+from hodiff.checks.audit.mutated.mutated_operator import audit_changed, script_of, shrink
 from hodiff.checks.audit.page import markdown_page
 from hodiff.checks.audit.samples import samples
 from hodiff.checks.audit.table import AuditTable

@@ -7,7 +7,7 @@ from zoo.wrong.explored import WrongAtZero
 
 from hodiff import Report
 from hodiff.checks import check
-from hodiff.checks.exploration.conditions import CONDITIONS, invented
+from hodiff.checks.exploration.invented_conditions import CONDITIONS, invented
 from hodiff.checks.mutations.sample import Sample
 from hodiff.checks.report.formats import report_html
 

@@ -7,7 +7,7 @@ from zoo.bases import Cube
 from zoo.wrong.explored import WrongAtZero
 
 from hodiff.checks import check
-from hodiff.checks.exploration.conditions import MODULE_CONDITIONS, invented
+from hodiff.checks.exploration.invented_conditions import MODULE_CONDITIONS, invented
 from hodiff.checks.mutations.sample import Sample
 
 X = torch.tensor([[0.5, -1.0, 2.0], [0.3, 0.7, -0.4]])

@@ -11,8 +11,8 @@ from hodiff.checks import check
 from hodiff.checks.probes.fixed_tensors import fixed_devices
 from hodiff.checks.probes.function_calls import function_calls
 from hodiff.checks.probes.probe import PROBES, probe
+from hodiff.checks.probes.rule_derivatives import slopes_of
 from hodiff.checks.probes.side_effects import uninitialised_memory
-from hodiff.checks.probes.slopes import slopes_of
 from hodiff.checks.probes.torch_calls import TorchCalls
 
 X = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)

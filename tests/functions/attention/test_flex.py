@@ -25,7 +25,7 @@ from hodiff.checks import derivative, route_names
 from hodiff.errors import InputError
 from hodiff.functions import attention, flex_attention
 from hodiff.functions.attention.flex import flex_attention as room
-from hodiff.functions.attention.flex import rows
+from hodiff.functions.attention.flex import flex_rows as rows
 from hodiff.rules import blockwise
 
 

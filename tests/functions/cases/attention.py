@@ -6,7 +6,7 @@ import torch
 from functions.case import FunctionCase, normal
 
 from hodiff.functions.attention.attention import attention
-from hodiff.functions.attention.function import Attention
+from hodiff.functions.attention.attention_function import Attention
 from hodiff.functions.attention.packed import packed_attention
 
 

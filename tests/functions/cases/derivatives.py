@@ -7,12 +7,12 @@ from functions.case import Extremes, FunctionCase, normal, uniform
 from functions.cases.convolution import sum_of_shifts
 from mpmath import mp
 
-from hodiff.functions.activations.slopes import GELUSlope, GELUTanhSlope, MishSlope, NormalDensity, SiLUSlope
-from hodiff.functions.attention.function import AttentionGradient, AttentionTangent
+from hodiff.functions.activations.gated_derivatives import GELUSlope, GELUTanhSlope, MishSlope, NormalDensity, SiLUSlope
+from hodiff.functions.attention.attention_function import AttentionGradient, AttentionTangent
 from hodiff.functions.convolution.maps import ConvolutionInputGradient, ConvolutionWeightGradient, Geometry
 from hodiff.functions.logarithms import LogitSlope, Occupation
-from hodiff.functions.normalization.formulas import StatisticsLayout
-from hodiff.functions.normalization.function import NormalizationGradient
+from hodiff.functions.normalization.normalization_function import NormalizationGradient
+from hodiff.functions.normalization.standardization import StatisticsLayout
 from hodiff.functions.softmax.logsumexp import LogSumExpGradient
 from hodiff.kernels.attention.options import Options
 

@@ -6,7 +6,7 @@ from mpmath import mp
 
 from hodiff.functions.losses.cross_entropy import CrossEntropy, CrossEntropyGradient
 from hodiff.functions.losses.linear_cross_entropy import linear_cross_entropy
-from hodiff.functions.losses.linear_terms.formulas import Options
+from hodiff.functions.losses.linear_terms.term_formulas import Options
 from hodiff.functions.losses.linear_terms.terms import LinearCrossEntropy, LinearCrossEntropyGradient
 from hodiff.functions.losses.losses import Hinge, Huber, cross_entropy, hinge, huber
 from hodiff.functions.losses.soft_cross_entropy import SoftCrossEntropy, SoftCrossEntropyGradient

@@ -16,7 +16,7 @@ from hodiff.checks import derivative, route_names
 from hodiff.errors import InputError
 from hodiff.functions import linear_cross_entropy
 from hodiff.functions.losses.linear_terms import tiles
-from hodiff.functions.losses.linear_terms.formulas import Options
+from hodiff.functions.losses.linear_terms.term_formulas import Options
 from hodiff.functions.losses.linear_terms.terms import LinearCrossEntropy, LinearCrossEntropyGradient
 from hodiff.rules import blockwise
 

@@ -234,7 +234,7 @@ def test_steps_of_a_recurrent_layer_share_examples() -> None:
 
 def test_calls_whose_rows_add_up_and_that_hang_on_each_other_are_no_chunks() -> None:
     from hodiff.derivatives.bound_function import bind
-    from hodiff.operators.kfac.recording import Recorded
+    from hodiff.operators.kfac.recorded_layers import Recorded
     from hodiff.operators.linearized.model_loss import module_call
 
     def on_chunks(model: nn.Module, x: Tensor, layers: list[str]) -> frozenset[str]:

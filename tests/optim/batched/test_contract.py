@@ -10,7 +10,7 @@ from torch.func import vmap
 
 import hodiff
 from hodiff.optim import least_squares, minimize
-from hodiff.optim.batched.methods import METHODS
+from hodiff.optim.batched.batched_methods import METHODS
 
 D = torch.float64
 BOUNDED = [name for name, method in METHODS.items() if method.bounds]

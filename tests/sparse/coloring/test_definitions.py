@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hodiff.sparse.coloring import color
-from hodiff.sparse.coloring.orders import ORDERS
+from hodiff.sparse.coloring.vertex_orders import ORDERS
 from tests.sparse.coloring import definitions, graphs
 
 FULL_DIAGONAL = {name: each for name, each in graphs.SYMMETRIC.items() if each.diagonal().all()}
@@ -81,8 +81,8 @@ def test_the_best_of_several_orders_is_kept():
 @pytest.mark.parametrize("name", ["smallest-last", "incidence-degree", "dynamic-largest-first"])
 @pytest.mark.parametrize("method", ["star", "columns"])
 def test_dynamic_orders_by_their_definition(name, method):
-    from hodiff.sparse.coloring.orders import Vertices
-    from hodiff.sparse.coloring.patterns import pattern_of
+    from hodiff.sparse.coloring.compressed_patterns import pattern_of
+    from hodiff.sparse.coloring.vertex_orders import Vertices
 
     given = graphs.random_symmetric(30, 0.1) if method == "star" else graphs.random_matrix(12, 30, 0.08)
     near = given if method == "star" else given.T.astype(int) @ given.astype(int) > 0

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from hodiff.sparse.coloring import color
-from hodiff.sparse.coloring.patterns import pattern_of
-from hodiff.sparse.coloring.problems import least_acyclic, least_star
+from hodiff.sparse.coloring.coloring_problems import least_acyclic, least_star
+from hodiff.sparse.coloring.compressed_patterns import pattern_of
 from tests.sparse.coloring import definitions, graphs
 
 

@@ -5,9 +5,11 @@ import pytest
 
 from hodiff.kernels.coloring import greedy
 from hodiff.kernels.fused_library import available
-from hodiff.sparse.coloring import color, interpreted, orders, patterns
+from hodiff.sparse.coloring import color, interpreted
+from hodiff.sparse.coloring import compressed_patterns as patterns
+from hodiff.sparse.coloring import vertex_orders as orders
 from hodiff.sparse.coloring.coloring import SIDES
-from hodiff.sparse.coloring.orders import ORDERS
+from hodiff.sparse.coloring.vertex_orders import ORDERS
 from tests.sparse.coloring import graphs
 
 pytestmark = pytest.mark.skipif(not available(), reason="hodiff was installed without a C++ compiler")

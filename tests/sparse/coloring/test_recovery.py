@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hodiff.errors import InputError
 from hodiff.sparse.coloring import Gather, Substitution, color
 from hodiff.sparse.coloring.coloring import SIDES
-from hodiff.sparse.coloring.orders import ORDERS
+from hodiff.sparse.coloring.vertex_orders import ORDERS
 from tests.sparse.coloring import graphs
 
 SYMMETRIC_METHODS = ("star", "acyclic")

@@ -16,7 +16,7 @@ import hodiff
 from hodiff import InputError
 from hodiff.derivatives import compiled_calls
 from hodiff.sparse import Coloring, color, hessian, hessian_pattern, lagrangian_hessian, value_and_hessian
-from hodiff.sparse.recovery import coloring as kept
+from hodiff.sparse.recovery import coloring_choice as kept
 from tests.sparse.problems import PROBLEMS, D, cutoff_energy, pairs_within, point, rosenbrock
 
 METHODS = ("star", "acyclic")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.audit.audit_sample import differs, entry_of, obstacle
-from hodiff.checks.comparisons.orders import Level, climb, in_own_dtype
+from hodiff.checks.comparisons.order_by_order import Level, climb, in_own_dtype
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError
 from hodiff.checks.comparisons.scalarize import scalarize

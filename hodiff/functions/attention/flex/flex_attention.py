@@ -14,12 +14,12 @@ from torch.nn.attention.flex_attention import BlockMask
 from hodiff.common.options import require_bools, require_callable, require_number
 from hodiff.common.overriding import overridable_in_trees
 from hodiff.errors import InputError
-from hodiff.functions.attention.arguments import divides
 from hodiff.functions.attention.attention import attention
+from hodiff.functions.attention.attention_arguments import divides
 from hodiff.functions.attention.flex.additive import is_additive
 from hodiff.functions.attention.flex.block_masks import Blocks, Seen, blocks_of, require_block_mask
+from hodiff.functions.attention.flex.flex_rows import How, attend_rows
 from hodiff.functions.attention.flex.positions import EVERY, Checked, Dependence, dependence
-from hodiff.functions.attention.flex.rows import How, attend_rows
 from hodiff.recompute.checkpoint import checkpointed
 from hodiff.rules import blockwise
 from hodiff.rules.arguments import require_dense_floating, require_one_device

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from hodiff.functions.losses.cross_entropy import class_of
-from hodiff.functions.losses.linear_terms import curvature, formulas, tiles
-from hodiff.functions.losses.linear_terms.formulas import Options
-from hodiff.functions.losses.linear_terms.rules import DIRECTIONS, OWN, Rule, batched, by_tiles, chosen, evaluated
+from hodiff.functions.losses.linear_terms import gradient_tangents, tiles
+from hodiff.functions.losses.linear_terms import term_formulas as formulas
+from hodiff.functions.losses.linear_terms.term_formulas import Options
+from hodiff.functions.losses.linear_terms.term_rules import DIRECTIONS, OWN, Rule, batched, by_tiles, chosen, evaluated
 from hodiff.rules.any_order import AnyOrderFunction, in_dtype
 from hodiff.rules.blockwise import Plan, RowBlocks
 from hodiff.rules.nesting import nestable_jvp
@@ -223,7 +224,7 @@ def _gradient_tangent(
     by_x: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """Compute the tangent of the gradient and, last, of the terms if wanted."""
-    rule = curvature.gradient_tangent_rule(options, wanted, with_terms)
+    rule = gradient_tangents.gradient_tangent_rule(options, wanted, with_terms)
     found = _tiled(TiledBlocks, rule, *tensors, *directions, cotangent_t, by_x)
     like = chosen(tensors[:3], wanted)
     return (*(each.to(other.dtype) for each, other in zip(found, like, strict=False)), *found[len(like) :])

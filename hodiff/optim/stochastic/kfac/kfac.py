@@ -9,13 +9,13 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.operators.kfac import moments
+from hodiff.operators.kfac.block_layouts import Layout
 from hodiff.operators.kfac.blocks import EigenBlock, KroneckerBlock, aligned, balance, between, diagonal_of
-from hodiff.operators.kfac.layouts import Layout
-from hodiff.operators.kfac.options import EXPAND, MONTE_CARLO
-from hodiff.optim.stochastic.base import Group
-from hodiff.optim.stochastic.kfac.base import KroneckerFactoredOptimizer, State
+from hodiff.operators.kfac.kfac_options import EXPAND, MONTE_CARLO
+from hodiff.optim.stochastic.kfac.kfac_optimizer import KroneckerFactoredOptimizer, State
 from hodiff.optim.stochastic.kfac.seen_layers import Sums
 from hodiff.optim.stochastic.settings import settings_in
+from hodiff.optim.stochastic.training_optimizer import Group
 
 
 class KFAC(KroneckerFactoredOptimizer):

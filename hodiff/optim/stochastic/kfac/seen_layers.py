@@ -15,10 +15,10 @@ from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
 from hodiff.graphs import coarsest_eps, nodes_of
 from hodiff.operators.kfac import moments
-from hodiff.operators.kfac.calls import Call, layers_on_chunks
+from hodiff.operators.kfac.chunked_calls import Call, layers_on_chunks
 from hodiff.operators.kfac.columns import Columns
+from hodiff.operators.kfac.kfac_options import DIAGONAL, EXACT
 from hodiff.operators.kfac.layers import BIAS, WEIGHT, Source, source_of
-from hodiff.operators.kfac.options import DIAGONAL, EXACT
 from hodiff.operators.kfac.sources import KINDS, known_type
 from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_gradient
 from hodiff.optim.stochastic.found_losses import FoundLoss

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.randomness import RandomState
-from hodiff.optim.stochastic.closures import Closure, require_closure
+from hodiff.optim.stochastic.closure_checks import Closure, require_closure
 from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.local_models import CURVATURES, GaussNewtonModel, LocalModel, put_gradients
 from hodiff.optim.stochastic.magnitudes import norm_of, require_finite

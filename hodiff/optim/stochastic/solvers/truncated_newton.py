@@ -12,8 +12,7 @@ from torch import Tensor
 
 from hodiff.common.options import require_choice
 from hodiff.common.randomness import RandomState
-from hodiff.optim.stochastic.base import Group
-from hodiff.optim.stochastic.closures import Closure, require_closure
+from hodiff.optim.stochastic.closure_checks import Closure, require_closure
 from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.local_models import LocalModel, put_gradients
 from hodiff.optim.stochastic.magnitudes import norm_of, require_finite
@@ -21,6 +20,7 @@ from hodiff.optim.stochastic.settings import BACKTRACKING
 from hodiff.optim.stochastic.solvers.conjugate_gradients import iterates
 from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
 from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
+from hodiff.optim.stochastic.training_optimizer import Group
 
 # Required fraction of the decrease that the slope predicts, and the maximum number of halvings.
 _LEAST_DESCENT, _HALVINGS = 1e-4, 30

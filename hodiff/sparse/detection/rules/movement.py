@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hodiff.sparse.detection.call import Call
-from hodiff.sparse.detection.memory import has_derivatives
-from hodiff.sparse.detection.registry import rule
+from hodiff.sparse.detection.memory_supports import has_derivatives
+from hodiff.sparse.detection.support_rules import rule
 from hodiff.sparse.detection.supports import Supports, joined
 
 _MOVING = (

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from hodiff.sparse.detection.call import Call
-from hodiff.sparse.detection.registry import rule
+from hodiff.sparse.detection.support_rules import rule
 from hodiff.sparse.detection.supports import Supports, TooManyError, most_entries
 
 _REDUCTIONS = (

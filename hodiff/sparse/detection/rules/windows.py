@@ -9,7 +9,7 @@ import numpy as np
 from torch import Tensor
 
 from hodiff.sparse.detection.call import Call
-from hodiff.sparse.detection.registry import rule
+from hodiff.sparse.detection.support_rules import rule
 from hodiff.sparse.detection.supports import Indices, Supports
 
 

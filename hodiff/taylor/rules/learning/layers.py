@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional
 
 from hodiff.taylor.fallback import unknown
+from hodiff.taylor.jets_in_arguments import value_of
 from hodiff.taylor.registry import rule
 from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import value_of
 
 
 @rule("nn.embedding", "embedding", analytic=True)

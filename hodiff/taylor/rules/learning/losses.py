@@ -12,10 +12,10 @@ from torch.nn import functional
 
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, new_jet
+from hodiff.taylor.jets_in_arguments import value_of
 from hodiff.taylor.registry import enter, rule
 from hodiff.taylor.rules.arithmetic import with_value
 from hodiff.taylor.series import Frame
-from hodiff.taylor.substitution import value_of
 
 REDUCTIONS = ("none", "mean", "sum")
 

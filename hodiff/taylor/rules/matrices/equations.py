@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from hodiff.taylor.jets_in_arguments import Batched, along_directions, moves
 from hodiff.taylor.series import Coefficient, Frame, plus
-from hodiff.taylor.substitution import Batched, along_directions, moves
 
 
 def series_of(frame: Frame, x: Any) -> Sequence[Coefficient]:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hodiff.functions.losses.linear_terms import formulas, tiles
+from hodiff.functions.losses.linear_terms import term_formulas as formulas
+from hodiff.functions.losses.linear_terms import tiles
 from hodiff.rules.autocast import without_autocast
 from hodiff.rules.blockwise import Plan, all_batched, blockwise
 from hodiff.rules.tensor_blocks import allows_in_place

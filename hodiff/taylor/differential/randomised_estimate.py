@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree, unflatten
-from hodiff.taylor.differential.sampling import Sample
+from hodiff.taylor.differential.random_directions import Sample
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
 from hodiff.derivatives.recorded_gradient import RecordedGradient, pull_batch
 from hodiff.derivatives.route_choice import follow, takes_unrecorded, unavailable
 from hodiff.derivatives.steady import leaving_no_trace, steady
-from hodiff.derivatives.transforms import pull, push
+from hodiff.derivatives.typed_transforms import pull, push
 from hodiff.errors import InputError, RouteError
 from hodiff.recompute.reachable import named_modules
 from hodiff.recompute.recording import Recording

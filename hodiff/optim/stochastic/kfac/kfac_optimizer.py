@@ -12,16 +12,16 @@ from torch import Tensor
 from hodiff.common.options import require_choice
 from hodiff.graphs import inspect_graph
 from hodiff.operators.kfac import moments
-from hodiff.operators.kfac.layouts import Layout, Piece
-from hodiff.operators.kfac.options import EXPAND, REDUCE
-from hodiff.optim.stochastic.base import Group
-from hodiff.optim.stochastic.curvature import CurvatureOptimizer
-from hodiff.optim.stochastic.kfac.columns import FISHERS, columns_of, find_any
+from hodiff.operators.kfac.block_layouts import Layout, Piece
+from hodiff.operators.kfac.kfac_options import EXPAND, REDUCE
+from hodiff.optim.stochastic.curvature_optimizer import CurvatureOptimizer
 from hodiff.optim.stochastic.kfac.layer_calls import LayerObserver, wait_for_layers
+from hodiff.optim.stochastic.kfac.output_columns import FISHERS, columns_of, find_any
 from hodiff.optim.stochastic.kfac.seen_layers import SeenLayers, Sums
 from hodiff.optim.stochastic.pending_curvature import Estimates
 from hodiff.optim.stochastic.precise_states import precise, restore
 from hodiff.optim.stochastic.refreshes import is_due
+from hodiff.optim.stochastic.training_optimizer import Group
 
 State = dict[str, Any]
 

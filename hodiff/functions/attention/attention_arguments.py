@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hodiff.common.options import is_int, require_choice, require_number
 from hodiff.errors import InputError
-from hodiff.functions.attention.options import Corner
+from hodiff.functions.attention.visible_keys import Corner
 from hodiff.rules.arguments import broadcast, require_dense, require_dense_floating, require_one_device
 
 

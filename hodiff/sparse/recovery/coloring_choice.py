@@ -13,7 +13,7 @@ from hodiff.errors import InputError
 from hodiff.sparse.coloring import Coloring
 from hodiff.sparse.detection.own_derivatives import is_followed
 from hodiff.sparse.detection.patterns import require_fixed_sizes
-from hodiff.sparse.recovery.products import Multiply
+from hodiff.sparse.recovery.compressed_products import Multiply
 from hodiff.sparse.recovery.recover import recover, require_whole
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.tensors import has_numbers

@@ -13,13 +13,13 @@ from tqdm.auto import tqdm
 
 from hodiff.common.trees import PyTree
 from hodiff.errors import InputError
-from hodiff.optim.batched.arguments import InDims
 from hodiff.optim.batched.batch import Batch
-from hodiff.optim.batched.bounds import Box, box_of
+from hodiff.optim.batched.boxes import Box, box_of
 from hodiff.optim.batched.descent import ENDS, BfgsOptions, LbfgsbOptions, bfgs, l_bfgs_b
 from hodiff.optim.batched.levenberg_marquardt import LevenbergMarquardt, Limits, Residuals
 from hodiff.optim.batched.problems import Problems
-from hodiff.optim.batched.rows import RUNNING, Ledger, Written
+from hodiff.optim.batched.running_rows import RUNNING, Ledger, Written
+from hodiff.optim.batched.sliced_arguments import InDims
 from hodiff.optim.batched.trust_exact import TrustExactOptions, trust_exact
 from hodiff.optim.ends import End
 from hodiff.optim.geodesic import MESSAGES

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.optim.stochastic.closures import Closure, detached, require_loss
+from hodiff.optim.stochastic.closure_checks import Closure, detached, require_loss
 from hodiff.optim.stochastic.magnitudes import require_finite
 from hodiff.optim.stochastic.own_states import require_dtypes, require_own_state
 from hodiff.optim.stochastic.settings import require_settings

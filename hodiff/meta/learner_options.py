@@ -12,7 +12,7 @@ from hodiff.common.keyword_options import Default
 from hodiff.common.options import require_bool, require_choice, require_generator, require_int
 from hodiff.meta.adaptation import GRADIENTS
 from hodiff.meta.batch_norms import POLICIES
-from hodiff.meta.gradients import require_norm
+from hodiff.meta.inner_gradients import require_norm
 from hodiff.meta.optimizer import Optimizer, require_optimizer
 
 

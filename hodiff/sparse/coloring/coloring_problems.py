@@ -19,10 +19,10 @@ from functools import partial
 
 import numpy as np
 
+from hodiff.sparse.coloring.compressed_patterns import Array, Pattern
 from hodiff.sparse.coloring.loops import loops
 from hodiff.sparse.coloring.neutral import NEUTRAL, renumbered, without_neutral
-from hodiff.sparse.coloring.orders import ORDERS, Vertices
-from hodiff.sparse.coloring.patterns import Array, Pattern
+from hodiff.sparse.coloring.vertex_orders import ORDERS, Vertices
 
 
 def band_of(pattern: Pattern) -> tuple[int, int]:

@@ -17,9 +17,9 @@ from typing import Any
 from torch import Tensor
 
 from hodiff.functions.losses.cross_entropy import class_of
-from hodiff.functions.losses.linear_terms import formulas
-from hodiff.functions.losses.linear_terms.formulas import Options, only_counted, wide
-from hodiff.functions.losses.linear_terms.rules import DIRECTIONS, OWN, Rule, by_tiles, chosen
+from hodiff.functions.losses.linear_terms import term_formulas as formulas
+from hodiff.functions.losses.linear_terms.term_formulas import Options, only_counted, wide
+from hodiff.functions.losses.linear_terms.term_rules import DIRECTIONS, OWN, Rule, by_tiles, chosen
 
 
 def tangent_rule(options: Options) -> Rule:

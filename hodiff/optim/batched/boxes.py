@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.optim.batched.batch import Batch
-from hodiff.optim.batched.rows import Rows
+from hodiff.optim.batched.running_rows import Rows
 from hodiff.optim.bounds import bounds_of
 from hodiff.optim.variables import Variables
 

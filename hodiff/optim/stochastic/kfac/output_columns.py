@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.operators.kfac.columns import Columns, Given, Root, View
-from hodiff.operators.kfac.options import EMPIRICAL, EXACT, MONTE_CARLO
+from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, MONTE_CARLO
 from hodiff.optim.stochastic.drawn_labels import drawn
 from hodiff.optim.stochastic.found_losses import BITS, FAMILIES, LABELS, SQUARES, FoundLoss, find
 

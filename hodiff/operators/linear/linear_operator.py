@@ -14,9 +14,9 @@ from hodiff.common.trees import describe
 from hodiff.displays import element, facts, page, table
 from hodiff.errors import InputError
 from hodiff.operators.linear.arithmetic import Arithmetic
-from hodiff.operators.linear.estimates import Estimates
-from hodiff.operators.linear.forms import Forms
+from hodiff.operators.linear.estimator_methods import Estimates
 from hodiff.operators.linear.linear_product import multiply
+from hodiff.operators.linear.other_forms import Forms
 from hodiff.operators.linear.spaces import Space
 from hodiff.torch_internals.autograd.differentiation import is_observed
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in

@@ -15,11 +15,11 @@ from hodiff.corrections.autograd.grad_mode import SWITCH_WATCHERS
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet, is_plain_tensor, new_jet, tensor_of
+from hodiff.taylor.jets_in_arguments import call, value_of
 from hodiff.taylor.registry import RULES, Entry, entry_of, functions_named, name_of
 from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, is_running, must_not_be_met, switch
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
-from hodiff.taylor.substitution import call, value_of
 from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.autograd.forward_mode import inside_of_function
 from hodiff.torch_internals.autograd.transforms import in_transform

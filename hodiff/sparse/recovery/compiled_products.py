@@ -14,7 +14,7 @@ from hodiff.derivatives.compiled_calls import CompiledCalls
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow
 from hodiff.routes import ROUTES
-from hodiff.sparse.recovery.products import coarsest, in_groups, joined, split
+from hodiff.sparse.recovery.compressed_products import coarsest, in_groups, joined, split
 
 
 class CompiledHessian:

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.options import require_choice
 from hodiff.common.trees import PyTree, describe, leaf_label, leaf_names
 from hodiff.errors import InputError
-from hodiff.operators.linear.base import LinearOperator
+from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.plot.labels import described, shortened
 from hodiff.plot.shared import axes_or_new
 

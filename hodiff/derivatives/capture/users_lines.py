@@ -16,7 +16,7 @@ _BETWEEN = {"torch", "hodiff"} | sys.stdlib_module_names
 # Modules that intercept operators, between them and their caller.
 _WATCHING = (
     "hodiff.corrections.mode",
-    "hodiff.derivatives.capture.origin",
+    "hodiff.derivatives.capture.users_lines",
     "hodiff.recompute.hidden_tensors",
     "hodiff.sparse.detection",
     *MODULES_BELOW,

@@ -11,8 +11,8 @@ from tqdm.auto import trange
 
 from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree
+from hodiff.implicit.implicit_solution import require_positive
 from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.solution import require_positive
 from hodiff.implicit.sparse_matrices import Gradient
 
 

@@ -14,12 +14,12 @@ from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
-from hodiff.optim.stochastic.base import Group, StochasticOptimizer
-from hodiff.optim.stochastic.closures import Closure
+from hodiff.optim.stochastic.closure_checks import Closure
 from hodiff.optim.stochastic.found_graphs import explained
 from hodiff.optim.stochastic.magnitudes import require_finite
 from hodiff.optim.stochastic.own_states import require_dtypes
 from hodiff.optim.stochastic.pending_curvature import Estimates, PendingCurvature
+from hodiff.optim.stochastic.training_optimizer import Group, StochasticOptimizer
 from hodiff.optim.stochastic.watched_backward import Observer, take_by_hand, wait
 from hodiff.recompute.lost_slopes import noting_operands
 

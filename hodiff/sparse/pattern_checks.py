@@ -15,8 +15,8 @@ from hodiff.derivatives.route_choice import refused
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.coloring import color
-from hodiff.sparse.recovery.coloring import require_shape
-from hodiff.sparse.recovery.products import Hessian, Jacobian
+from hodiff.sparse.recovery.coloring_choice import require_shape
+from hodiff.sparse.recovery.compressed_products import Hessian, Jacobian
 from hodiff.sparse.recovery.recover import compare, recover, require_whole
 from hodiff.torch_internals.tensors import has_numbers
 

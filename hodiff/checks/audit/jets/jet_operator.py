@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.audit.audit_sample import obstacle
-from hodiff.checks.audit.jets.comparison import distance_of_sums, distances, settled_everywhere, slack_of
+from hodiff.checks.audit.jets.coefficient_distances import distance_of_sums, distances, settled_everywhere, slack_of
 from hodiff.checks.audit.jets.curves import Curves, curves_of, places_of
 from hodiff.checks.audit.jets.oracles import Coefficients, by_jets, by_nesting, by_values
 from hodiff.checks.audit.jets.verdict import JetVerdict, merged

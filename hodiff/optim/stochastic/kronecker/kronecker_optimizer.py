@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.optim.stochastic.base import Group, StochasticOptimizer
-from hodiff.optim.stochastic.closures import Closure
+from hodiff.optim.stochastic.closure_checks import Closure
 from hodiff.optim.stochastic.kronecker.dimensions import second_moment, working_shape
 from hodiff.optim.stochastic.magnitudes import require_norms
 from hodiff.optim.stochastic.precise_states import precise, restore
+from hodiff.optim.stochastic.training_optimizer import Group, StochasticOptimizer
 
 State = dict[str, Any]
 

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.functions.normalization import formulas
-from hodiff.functions.normalization.formulas import (
+from hodiff.functions.normalization import standardization as formulas
+from hodiff.functions.normalization.kernels import curvature_kernel, gradient_kernel, value_kernel
+from hodiff.functions.normalization.standardization import (
     StatisticsLayout,
     aligned,
     curvature,
@@ -26,7 +27,6 @@ from hodiff.functions.normalization.formulas import (
     weighted,
     wide,
 )
-from hodiff.functions.normalization.kernels import curvature_kernel, gradient_kernel, value_kernel
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
 

@@ -15,7 +15,7 @@ from hodiff.common.trees import describe
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
-from hodiff.operators.kfac.calls import Call, layers_on_chunks
+from hodiff.operators.kfac.chunked_calls import Call, layers_on_chunks
 from hodiff.operators.kfac.layers import REMEDY
 from hodiff.torch_internals.tensors import stands_for_tensor
 from hodiff.torch_internals.threads import one_thread_at_a_time
