@@ -449,3 +449,23 @@ def test_singular_values_of_least_squares_are_no_constants(driver, route):
     torch.testing.assert_close(
         hodiff.directional_derivatives(f, a, v, order=1), hodiff.directional_derivatives(by_eigenvalues, a, v, order=1)
     )
+
+
+@pytest.mark.parametrize("route", hodiff.ROUTES)
+def test_a_matrix_without_a_cholesky_factor_has_no_derivatives_and_the_others_have_theirs(route):
+    good, bad = positive(randn(3, 3)), -positive(randn(3, 3))
+    pair, v = torch.stack([good, bad]), randn(2, 3, 3)
+
+    def of_factors(A):
+        return LINALG.cholesky_ex(A).L.pow(3).sum((-2, -1))
+
+    product = hodiff.hvp(lambda A: of_factors(A).sum(), pair, v, route=route)
+    assert product[1].isnan().any()
+    if "reverse" in route:  # each number of forward mode alone depends on both matrices
+        alone = hodiff.hvp(lambda A: LINALG.cholesky(A).pow(3).sum(), good, v[0], route=route)
+        torch.testing.assert_close(product[0], alone)
+    with hodiff.corrected():
+        first = torch.func.jacrev(of_factors)(pair)
+        torch.testing.assert_close(of_factors(pair), torch.stack([of_factors(each) for each in pair]))
+    assert first[0, 0].isfinite().all()
+    assert first[1, 1].isnan().any()

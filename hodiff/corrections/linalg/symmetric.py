@@ -1,4 +1,4 @@
-"""Rules for eigenvalues and eigenvectors of symmetric matrices, and for `torch.cholesky`."""
+"""Rules for eigenvalues and eigenvectors of symmetric matrices, and for Cholesky factors."""
 
 from __future__ import annotations
 
@@ -35,6 +35,23 @@ if torch.__version__ < "2.14":
     )
     def _cholesky(input: Tensor, upper: bool = False) -> Tensor:
         return torch.linalg.cholesky(input, upper=upper)
+
+
+@register(
+    torch.linalg.cholesky_ex,
+    routes=ROUTES,
+    reason="a matrix without a factor, info > 0, has the derivatives of one",
+    reference="NaN for such a matrix, torch's derivatives for the others",
+    covers=for_lapack,
+)
+def _cholesky_ex(input: Tensor, *, upper: bool = False, check_errors: bool = False) -> Any:
+    if not may_be_differentiated((input,)):
+        return UNNEEDED
+    factor, info = torch.linalg.cholesky_ex(input, upper=upper, check_errors=check_errors)
+    failed = (info != 0)[..., None, None]
+    # 0 with derivatives NaN where there is no factor. The constant 1 elsewhere keeps NaN out of the other matrices.
+    unknown = (0 * input).where(failed, 1).sqrt()
+    return named("linalg_cholesky_ex", (torch.where(failed, factor + unknown, factor), info))
 
 
 def inverse_gaps(eigenvalues: Tensor) -> Tensor:
