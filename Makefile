@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 docs lint notebooks papers-quick test test-slow: export PYTHONMALLOC := malloc
 docs lint notebooks papers-quick test test-slow: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=67108864:glibc.malloc.mmap_threshold=33554432
 
-.PHONY: demo docs test test-slow test-explore lint format wheel notebooks bench bench-peers papers papers-quick clean \
+.PHONY: demo docs test test-slow test-all test-explore lint format wheel notebooks bench bench-peers papers papers-quick clean \
         $(AS_INSTALLED)
 
 demo: $(INSTALLED)
@@ -27,13 +27,15 @@ demo: $(INSTALLED)
 docs: $(INSTALLED)
 	PYTHONPATH=docs $(BIN)/python -m site_builder
 
-# Seven minutes on two cores; tests of more than a second are slow ones.
+# Three to seven minutes on two cores; tests of more than a second are slow ones.
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 -m "not slow and not papers"
 
 # The audits: torch's whole operator database, third order of every Function, examples, among others.
 test-slow: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --durations 30 -m slow
+
+test-all: test test-slow
 
 # Property tests with new examples; the seed is printed, and SEED=... repeats a run.
 test-explore: $(INSTALLED)
