@@ -48,7 +48,7 @@ if _TYPE_CHECKING:
     from hodiff.checks import assert_differentiable as assert_differentiable
     from hodiff.checks import check as check
     from hodiff.checks.preflight.preflight import preflight as preflight
-    from hodiff.derivatives.compiled_gradient import compile_gradient as compile_gradient
+    from hodiff.derivatives.compiled_calls import compile_gradient as compile_gradient
     from hodiff.operators import EKFACOperator as EKFACOperator
     from hodiff.operators import EmpiricalFisherOperator as EmpiricalFisherOperator
     from hodiff.operators import FisherOperator as FisherOperator
@@ -71,7 +71,7 @@ _LATE = {
     "custom_jvp": "hodiff.authoring",
     "custom_vjp": "hodiff.authoring",
     "elementwise": "hodiff.authoring",
-    "compile_gradient": "hodiff.derivatives.compiled_gradient",
+    "compile_gradient": "hodiff.derivatives.compiled_calls",
     "EKFACOperator": "hodiff.operators",
     "EmpiricalFisherOperator": "hodiff.operators",
     "FisherOperator": "hodiff.operators",

@@ -19,9 +19,8 @@ from torch import Tensor
 from hodiff.errors import HodiffWarning
 from hodiff.kernels.fused_build import flaw
 from hodiff.kernels.fused_signatures import SIGNATURES
-from hodiff.torch_internals.autograd.engine import in_jit_trace
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode, tangents_are_on
-from hodiff.torch_internals.autograd.legacy_batching import is_legacy_batched
+from hodiff.torch_internals.autograd.batching import is_legacy_batched
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode, in_jit_trace, tangents_are_on
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.interception import dispatch_mode_count
 from hodiff.torch_internals.tensors import is_zero_without_memory

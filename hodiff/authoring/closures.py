@@ -11,11 +11,9 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.overriding import is_moving
 from hodiff.errors import InputError
-from hodiff.recompute.hidden_tensors import RefuseForeign
-from hodiff.recompute.reachable import named_tensors
+from hodiff.recompute.reachable import RefuseForeign, named_tensors
 from hodiff.torch_internals.autograd.differentiation import is_observed
-from hodiff.torch_internals.autograd.engine import set_recording
-from hodiff.torch_internals.autograd.forward_mode import has_tangent, in_forward_mode, set_tangents
+from hodiff.torch_internals.autograd.grad_mode import has_tangent, in_forward_mode, set_recording, set_tangents
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import below_batches, is_watched
 

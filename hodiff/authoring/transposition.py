@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from hodiff.errors import RouteError
-from hodiff.torch_internals.autograd.engine import run_backward, set_recording
+from hodiff.torch_internals.autograd.grad_mode import run_backward, set_recording
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 

@@ -23,7 +23,7 @@ from hodiff.checks.check_arguments import (
 from hodiff.checks.exploration.explore import explore as explore_around
 from hodiff.checks.exploration.explore_module import explore_module
 from hodiff.checks.functions.check_function import check_function
-from hodiff.checks.functions.switches import METHODS, Switches
+from hodiff.checks.functions.conclusion import METHODS, Switches
 from hodiff.checks.modules.check_module import check_module
 from hodiff.checks.report.report import Report
 from hodiff.common.keyword_options import require_options

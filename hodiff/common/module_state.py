@@ -1,17 +1,43 @@
-"""Contexts that restore buffers and attributes of modules after a run."""
+"""Contexts that restore buffers and attributes of modules after a run.
+
+Parametrized weights of modules, which `torch.nn.utils.parametrize.cached` keeps even for other parameters.
+"""
 
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
-from hodiff.torch_internals.modules import attributes_of, buffers_by_name
+from hodiff.torch_internals.modules import (
+    attributes_of,
+    buffers_by_name,
+    parametrized_anew,
+    parametrized_weights_are_kept,
+)
 from hodiff.torch_internals.threads import one_thread_at_a_time
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def at_another_point(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function to recompute parametrized weights in each call, for `functional_call`."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not parametrized_weights_are_kept():
+            return function(*args, **kwargs)
+        with parametrized_anew():
+            return function(*args, **kwargs)
+
+    return run
+
 
 # The dict of a module's buffers, a name in it, and the tensor to put there.
 Replacement = tuple[MutableMapping[str, Any], str, Tensor]

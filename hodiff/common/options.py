@@ -1,9 +1,12 @@
-"""Validation of options: counts, numbers, switches and choices, with uniform messages."""
+"""Validation of options: counts, numbers, switches and choices, with uniform messages.
+
+Names of users' functions in titles and messages.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -12,6 +15,16 @@ from torch import Tensor
 
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
+
+
+def name_of(f: Callable[..., Any]) -> str:
+    """Return the name of a function for a title; f if it has no name of its own."""
+    name = getattr(f, "__name__", type(f).__name__)
+    owner = getattr(f, "__self__", None)
+    if name == "apply" and isinstance(owner, type):  # of a torch.autograd.Function
+        name = owner.__name__
+    return "f" if name in {"<lambda>", "wrapper", "partial"} else str(name)
+
 
 # NumPy's scalars count as Python's, because sizes and numbers may come from arrays.
 BOOLS = (bool, np.bool_)

@@ -17,7 +17,7 @@ from hodiff.corrections.elementwise import (
     softmax,
     tails,
 )
-from hodiff.corrections.indexing import embedding, overwriting, prod, reductions, scatter, views
+from hodiff.corrections.indexing import embedding, overwriting, prod, reductions, views
 from hodiff.corrections.layers import (
     attention,
     convolution,
@@ -51,7 +51,7 @@ FAMILIES = {
         *(activations, foreach, kinks, logarithms, powers),
         *(recorded, singular, softmax, tails),
     ),
-    "indexing": (embedding, overwriting, prod, reductions, scatter, views),
+    "indexing": (embedding, overwriting, prod, reductions, views),
     "layers": (attention, convolution, flex, normalization, pooling, weight_norm),
     "linear algebra": (determinants, eigenvectors, exponential, multiplication, solve, symmetric),
     "losses": (class_weights, constant_targets, cross_entropy, ctc, margins, masked_terms),

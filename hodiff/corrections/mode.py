@@ -18,13 +18,11 @@ from hodiff.corrections.numbers import as_constants, makes_constants, moving_num
 from hodiff.corrections.operators.libraries import require_derivatives, require_no_writes, rule_for_call
 from hodiff.corrections.registry import Correction, correction_of, show_private_functions
 from hodiff.corrections.subclasses import ask_subclasses, without_subclasses
-from hodiff.corrections.twins import twin
-from hodiff.corrections.wrapping import within
+from hodiff.corrections.wrapping import twin, within
 from hodiff.errors import HodiffError, InputError, RouteError
 from hodiff.rules.autocast import cast_by_autocast, without_autocast
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
-from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, nothing_constant
+from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, in_forward_mode, nothing_constant
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.compilers.dynamo import run_uncompiled_where, watch_compiled_code
 from hodiff.torch_internals.interception import (

@@ -18,8 +18,7 @@ from torch.utils import _pytree as pytree
 from hodiff.corrections.registry import Correction, name_of
 from hodiff.errors import RouteError
 from hodiff.torch_internals.autograd.differentiation import is_observed
-from hodiff.torch_internals.autograd.engine import set_recording
-from hodiff.torch_internals.autograd.grad_mode import CONSTANTS
+from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, set_recording
 from hodiff.torch_internals.autograd.transforms import differentiating_count
 from hodiff.torch_internals.operators import number_places, operator_named
 

@@ -19,7 +19,7 @@ from hodiff.corrections.argument_forms import Parameters
 from hodiff.corrections.declining import UNNEEDED
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.autograd.engine import set_recording
+from hodiff.torch_internals.autograd.grad_mode import set_recording
 from hodiff.torch_internals.compilers.dynamo import at_trace_time, give_zeros_memory, show_to_modes
 
 _TINTS = {"wrong": "error", "missing": "warning", "slow": "note"}

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections.registry import Correction
 from hodiff.routes import FORWARD_INSIDE
-from hodiff.torch_internals.autograd.forward_mode import in_dual_level, in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import in_dual_level, in_forward_mode
 from hodiff.torch_internals.autograd.transforms import differentiating_count, innermost_is_reverse
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 

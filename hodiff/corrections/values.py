@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from hodiff.rules.elementwise import ElementwiseFunction
-from hodiff.torch_internals.autograd.engine import in_fx_trace, in_jit_trace
+from hodiff.torch_internals.autograd.grad_mode import in_fx_trace, in_jit_trace
 from hodiff.torch_internals.autograd.transforms import in_func_vmap
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 

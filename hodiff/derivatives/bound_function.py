@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.complex_numbers import as_complex, as_real
+from hodiff.common.module_state import at_another_point
 from hodiff.common.options import is_int, require_bool
 from hodiff.common.overriding import offered_in_trees
-from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import (
     PyTree,
     as_given,

@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from hodiff.common.module_state import untouched_buffers
-from hodiff.derivatives.capture.branch_guards import OtherBranchError
+from hodiff.derivatives.capture.reads import OtherBranchError
 from hodiff.derivatives.compilation import Arguments
 from hodiff.errors import HodiffWarning
 from hodiff.recompute.dependencies import Dependencies

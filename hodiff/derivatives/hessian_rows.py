@@ -14,10 +14,9 @@ from tqdm.auto import tqdm
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.common.trees import PyTree, one_hot_rows, strided
 from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.derivatives.products_by_route import PRODUCTS, Leaves, guard_reverse
+from hodiff.derivatives.products_by_route import PRODUCTS, Leaves, gradient, guard_reverse, pull
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.steady import steady
-from hodiff.derivatives.typed_transforms import gradient, pull
 from hodiff.kernels.narrow import NarrowKernels
 from hodiff.kernels.unit_directions import UnitRows
 from hodiff.recompute.reachable import draw_of

@@ -15,11 +15,10 @@ from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.common.trees import PyTree, describe, has_strides, leaf_names, one_hot_rows
 from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
 from hodiff.derivatives.dense import validate_options
-from hodiff.derivatives.products_by_route import Leaves
+from hodiff.derivatives.products_by_route import Leaves, pull, push
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.derivatives.route_choice import follow
 from hodiff.derivatives.steady import steady
-from hodiff.derivatives.typed_transforms import pull, push
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import draw_of
 

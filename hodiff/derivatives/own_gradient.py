@@ -13,12 +13,11 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
-from hodiff.derivatives.capture.users_lines import line_now
+from hodiff.derivatives.capture.refusals import line_now
 from hodiff.errors import HodiffWarning, levels_to_the_caller
 from hodiff.graphs import nodes_of
 from hodiff.recompute.reachable import named_modules
-from hodiff.torch_internals.autograd.engine import in_fx_trace
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode, tangents_are_on
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode, in_fx_trace, tangents_are_on
 from hodiff.torch_internals.autograd.graph_nodes import BackwardHookFunction, function_of
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 

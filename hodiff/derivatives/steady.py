@@ -14,9 +14,9 @@ from torch import Tensor
 from hodiff.common.module_state import attributes_put_back, buffers_unwrapped, untouched
 from hodiff.common.trees import tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
+from hodiff.recompute.contents import numbers_in, require_same
 from hodiff.recompute.reachable import draw_of, named_modules
-from hodiff.recompute.same_values import numbers_in, require_same
-from hodiff.torch_internals.autograd.engine import in_fx_trace
+from hodiff.torch_internals.autograd.grad_mode import in_fx_trace
 from hodiff.torch_internals.autograd.transforms import outside_transforms
 from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
 

@@ -11,11 +11,18 @@ from torch import Tensor
 from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
-from hodiff.derivatives.products_by_route import Leaves, guard_forward, guard_reverse, push_unit_vectors
+from hodiff.derivatives.products_by_route import (
+    Leaves,
+    gradient,
+    guard_forward,
+    guard_reverse,
+    pull,
+    push,
+    push_unit_vectors,
+)
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.route_choice import follow, validate_route
 from hodiff.derivatives.steady import leaving_no_trace
-from hodiff.derivatives.typed_transforms import gradient, pull, push
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 

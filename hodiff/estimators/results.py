@@ -1,13 +1,39 @@
-"""Results of estimators of a number or a diagonal."""
+"""Results of estimators of a number or a diagonal.
+
+Error or warning of an iteration that did not converge.
+
+Sums in high precision, which cost little beside products.
+"""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from hodiff.displays import element, facts, number, numbers, page
+from hodiff.errors import ConvergenceError, HodiffWarning
+
+
+def precise(block: Tensor) -> Tensor:
+    """Convert to float64, for sums and factorizations that cost little beside products; on MPS keep the dtype."""
+    return block if block.device.type == "mps" else block.to(torch.float64)
+
+
+def norms_of(block: Tensor) -> Tensor:
+    """Compute the norms of columns in high precision, on the operator's device."""
+    return torch.linalg.vector_norm(block, dim=0, dtype=block.dtype if block.device.type == "mps" else torch.float64)
+
+
+def not_converged(message: str, result: Any, *, throw: bool) -> None:
+    """Raise a `ConvergenceError` with the result, or warn if `throw` is false."""
+    if throw:
+        raise ConvergenceError(message, result)
+    # The warning points past this function and the public one, to the user's line.
+    warnings.warn(message, HodiffWarning, stacklevel=3)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from hodiff.common.options import require_bool
 from hodiff.common.overriding import is_moving
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.estimators.precision import precise
+from hodiff.estimators.results import precise
 from hodiff.torch_internals.autograd.differentiation import is_observed
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 

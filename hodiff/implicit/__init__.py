@@ -9,10 +9,10 @@ from hodiff.implicit.constrained import projected_argmin as projected_argmin
 from hodiff.implicit.constrained import proximal_argmin as proximal_argmin
 from hodiff.implicit.fixed_point import fixed_point as fixed_point
 from hodiff.implicit.iteration import anderson as anderson
+from hodiff.implicit.iteration import newton as newton
 from hodiff.implicit.iteration import picard as picard
 from hodiff.implicit.linear_solve import linear_solve as linear_solve
-from hodiff.implicit.newton import newton as newton
 from hodiff.implicit.root import root as root
 from hodiff.implicit.scipy_solvers import scipy_minimize as scipy_minimize
 from hodiff.implicit.scipy_solvers import scipy_root as scipy_root
-from hodiff.implicit.torch_optimizer import torch_optimizer as torch_optimizer
+from hodiff.implicit.scipy_solvers import torch_optimizer as torch_optimizer

@@ -16,8 +16,7 @@ from hodiff.errors import InputError
 from hodiff.implicit.argmin import gradient
 from hodiff.implicit.fixed_point import fixed_point
 from hodiff.implicit.implicit_solution import require_positive
-from hodiff.implicit.iteration import anderson
-from hodiff.implicit.newton import newton
+from hodiff.implicit.iteration import anderson, newton
 from hodiff.implicit.root import root
 
 

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree
 from hodiff.implicit.implicit_solution import Settings, implicit_function
-from hodiff.implicit.ravel import Ravel
+from hodiff.implicit.solver_call import Ravel
 
 
 def fixed_point(

@@ -15,7 +15,7 @@ from hodiff.authoring.custom_rule import CustomRule
 from hodiff.authoring.rule_checks import require_linear
 from hodiff.authoring.rule_trees import TreeLayout, differentiable, flatten
 from hodiff.common.trees import PyTree
-from hodiff.derivatives.typed_transforms import pull
+from hodiff.derivatives.products_by_route import pull
 from hodiff.implicit.linear_maps import Pair
 from hodiff.implicit.linear_systems import LinearJob, LinearOptions
 from hodiff.implicit.solver_call import Tensors, call_solver

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from hodiff.authoring.closures import refuse_captured_by
 from hodiff.authoring.rule_trees import TreeLayout, flatten
+from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_bools, require_int, require_number
-from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, flatten_primals, recordable
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import at_the_boundary
@@ -24,8 +24,7 @@ from hodiff.implicit.implicit_function import Equation, attach
 from hodiff.implicit.linear_maps import jacobian_of
 from hodiff.implicit.linear_methods import METHODS
 from hodiff.implicit.linear_systems import LinearOptions, evaluate
-from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.solver_call import Tensors, call_solver
+from hodiff.implicit.solver_call import Ravel, Tensors, call_solver
 from hodiff.rules.any_order import outside_graphs
 from hodiff.torch_internals.autograd.transforms import in_transform
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import PyTree
-from hodiff.derivatives.typed_transforms import pull
+from hodiff.derivatives.products_by_route import pull
 from hodiff.implicit.sparse_matrices import sparse_jacobian_of
 
 Map = Callable[[PyTree], PyTree]

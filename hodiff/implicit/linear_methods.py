@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size
-from hodiff.estimators.precision import norms_of
+from hodiff.estimators.results import norms_of
 from hodiff.estimators.systems.neumann import neumann_series
 from hodiff.implicit.diagnostics import rounding
 from hodiff.implicit.sparse_matrices import solve_by_factors

@@ -18,7 +18,7 @@ from hodiff.implicit.diagnostics import Reporter
 from hodiff.implicit.implicit_function import solve
 from hodiff.implicit.implicit_solution import linear_options
 from hodiff.implicit.linear_maps import map_of
-from hodiff.implicit.ravel import Ravel
+from hodiff.implicit.solver_call import Ravel
 from hodiff.rules.any_order import outside_graphs
 from hodiff.torch_internals.autograd.transforms import in_transform
 

@@ -16,10 +16,9 @@ from hodiff.common.trees import PyTree
 from hodiff.implicit.diagnostics import Reporter, rounding
 from hodiff.implicit.linear_maps import Map, Pair
 from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, SquareSystem, default_tolerance
-from hodiff.implicit.ravel import Ravel
-from hodiff.implicit.solver_call import Job, Tensors
+from hodiff.implicit.solver_call import Job, Ravel, Tensors
 from hodiff.implicit.sparse_matrices import matrix_in_words_of
-from hodiff.torch_internals.autograd.forward_mode import set_tangents
+from hodiff.torch_internals.autograd.grad_mode import set_tangents
 
 
 @dataclass(frozen=True)

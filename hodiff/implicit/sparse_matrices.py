@@ -16,7 +16,7 @@ from hodiff.common import cholmod
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.route_choice import unavailable
 from hodiff.errors import InputError
-from hodiff.implicit.ravel import Ravel
+from hodiff.implicit.solver_call import Ravel
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 

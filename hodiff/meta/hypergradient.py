@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_amount, require_callable, require_choice, require_int
 from hodiff.common.ordinary import ordinary
-from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, describe, flatten_primals, leaf_label, leaf_names
 from hodiff.corrections import Corrections
 from hodiff.displays import SHOWN, element, facts, number, numbers, page, table

@@ -25,9 +25,9 @@ from hodiff.graphs import inspect_graph
 from hodiff.implicit.argmin import argmin
 from hodiff.meta.batch_norms import moving_statistics, stacked
 from hodiff.meta.inner_gradients import copied
+from hodiff.meta.inverse_products import solve_tasks
 from hodiff.meta.learner import Batch, MetaLearner, Parameters
 from hodiff.meta.learner_options import LearnerOptions
-from hodiff.meta.parameter_columns import solve_tasks
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 

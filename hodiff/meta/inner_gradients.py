@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.func import grad_and_value
 from torch.utils import _pytree as pytree
 
+from hodiff.common.module_state import at_another_point
 from hodiff.common.options import is_number
-from hodiff.common.parametrizations import at_another_point
 from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.corrections import Corrections
 from hodiff.derivatives.hvp import hvp
@@ -24,7 +24,7 @@ from hodiff.recompute.cut_graphs import UnrecordedGradientError
 from hodiff.recompute.programs import Checkpoint, Program, Tensors
 from hodiff.recompute.recording import Recording
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
-from hodiff.torch_internals.autograd.forward_mode import in_dual_level
+from hodiff.torch_internals.autograd.grad_mode import in_dual_level
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.threads import one_thread_at_a_time
 

@@ -16,9 +16,8 @@ from typing_extensions import Unpack
 
 from hodiff.common.chunks import spans
 from hodiff.common.keyword_options import shows, with_defaults
-from hodiff.common.module_state import buffers_unwrapped
+from hodiff.common.module_state import at_another_point, buffers_unwrapped
 from hodiff.common.options import require_callable, require_int
-from hodiff.common.parametrizations import at_another_point
 from hodiff.common.randomness import drawn_seed, seeded
 from hodiff.common.trees import describe
 from hodiff.corrections import Corrections

@@ -15,9 +15,9 @@ from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives import hessian_matrix, jacobian
 from hodiff.errors import InputError
 from hodiff.operators import HessianOperator
+from hodiff.optim.objective import numbers_of, vector_function
 from hodiff.optim.sparse_derivatives import sparse_jacobian, sparse_weighted_hessian
 from hodiff.optim.variables import Variables
-from hodiff.optim.vector_function import numbers_of, vector_function
 
 # Largest number of unknowns for which the Hessian of a constraint is a matrix; above it, it is an operator.
 DENSE = 256

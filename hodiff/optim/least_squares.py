@@ -17,15 +17,14 @@ from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.operators import JacobianOperator
 from hodiff.operators.linear.constant_points import require_constant
+from hodiff.optim.batched.batch import InDims
 from hodiff.optim.batched.batched_methods import least_squares_of_all
 from hodiff.optim.batched.levenberg_marquardt import Limits
-from hodiff.optim.batched.sliced_arguments import InDims
 from hodiff.optim.bounds import bounds_of
 from hodiff.optim.display import OptimizeResult
 from hodiff.optim.geodesic import Problem, Rules, geodesic_least_squares
-from hodiff.optim.scales import scale_vector, scales_of
-from hodiff.optim.variables import Variables, require_some
-from hodiff.optim.vector_function import numbers_of, vector_function
+from hodiff.optim.objective import numbers_of, vector_function
+from hodiff.optim.variables import Variables, require_some, scale_vector, scales_of
 from hodiff.rules.any_order import outside_graphs
 
 DIFFERENTIABLE = (

@@ -18,8 +18,8 @@ from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.operators.linear.constant_points import require_constant
+from hodiff.optim.batched.batch import InDims
 from hodiff.optim.batched.batched_methods import minimize_all
-from hodiff.optim.batched.sliced_arguments import InDims
 from hodiff.optim.bounds import bounds_of, constraints_of
 from hodiff.optim.display import OptimizeResult, describe_end, in_own_structure
 from hodiff.optim.methods import (

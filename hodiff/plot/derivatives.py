@@ -12,8 +12,7 @@ import torch
 from scipy.differentiate import derivative
 from torch import Tensor
 
-from hodiff.common.naming import name_of
-from hodiff.common.options import is_number, require_int
+from hodiff.common.options import is_number, name_of, require_int
 from hodiff.errors import InputError
 from hodiff.plot.scalar_differences import (
     UNSETTLED,

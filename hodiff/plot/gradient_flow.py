@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from hodiff.common.naming import name_of
+from hodiff.common.options import name_of
 from hodiff.common.trees import PyTree, flatten_primals, leaf_names
 from hodiff.displays import numbers
 from hodiff.graphs import nodes_of

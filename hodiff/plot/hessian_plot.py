@@ -17,8 +17,7 @@ from hodiff.common.options import require_choice
 from hodiff.common.trees import PyTree, describe, leaf_label, leaf_names
 from hodiff.errors import InputError
 from hodiff.operators.linear.linear_operator import LinearOperator
-from hodiff.plot.labels import described, shortened
-from hodiff.plot.shared import axes_or_new
+from hodiff.plot.shared import axes_or_new, described, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

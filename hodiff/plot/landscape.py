@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
-from hodiff.common.naming import name_of
-from hodiff.common.options import require_amount, require_int
+from hodiff.common.options import name_of, require_amount, require_int
 from hodiff.common.trees import PyTree, describe, flatten_primals, flatten_tangents
 from hodiff.errors import InputError
 from hodiff.estimators.spectra.eigsh import Eigenpairs

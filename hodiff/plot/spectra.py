@@ -12,8 +12,7 @@ from hodiff.errors import InputError
 from hodiff.estimators.spectra.eigsh import Eigenpairs
 from hodiff.estimators.spectra.spectral_density import SpectralDensity
 from hodiff.operators.linear.linear_operator import LinearOperator
-from hodiff.plot.labels import titled
-from hodiff.plot.shared import axes_or_new
+from hodiff.plot.shared import axes_or_new, titled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_callable, require_int
 from hodiff.common.overriding import overridable_in_trees
-from hodiff.common.parametrizations import at_another_point
 from hodiff.errors import InputError
 from hodiff.recompute.closed_over import ClosedOver, is_constant
-from hodiff.recompute.hidden_tensors import RefuseForeign, hidden_tensor
 from hodiff.recompute.programs import Checkpoint, Program, is_differentiable
+from hodiff.recompute.reachable import RefuseForeign, hidden_tensor
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.autograd.differentiation import autograd_records, may_be_differentiated
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms

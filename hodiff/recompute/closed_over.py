@@ -16,10 +16,9 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.module_state import exchanged_buffers
 from hodiff.common.randomness import is_generator
-from hodiff.recompute.hidden_tensors import hidden_tensor
 from hodiff.recompute.plain_values import PlainValues, changed_since, holds_tensors
-from hodiff.recompute.reachable import places, reachable
-from hodiff.torch_internals.autograd.forward_mode import has_tangent
+from hodiff.recompute.reachable import hidden_tensor, places, reachable
+from hodiff.torch_internals.autograd.grad_mode import has_tangent
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.modules import RunningNorm, buffers_by_name

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
-from hodiff.torch_internals.autograd.engine import in_jit_trace, saved_tensor_hooks
+from hodiff.torch_internals.autograd.grad_mode import in_jit_trace, saved_tensor_hooks
 from hodiff.torch_internals.tensors import version_of
 
 

@@ -31,7 +31,7 @@ from hodiff.recompute.slope_differences import (
     varies_smoothly,
 )
 from hodiff.recompute.slopes import Schedule, can_run_again, form_of, slope_at
-from hodiff.torch_internals.autograd.engine import in_fx_trace
+from hodiff.torch_internals.autograd.grad_mode import in_fx_trace
 from hodiff.torch_internals.autograd.graph_nodes import (
     described_backward,
     function_name,

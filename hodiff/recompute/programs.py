@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from hodiff.graphs import inspect_graph
-from hodiff.recompute.hidden_tensors import hidden_tensor
 from hodiff.recompute.lost_slopes import is_due
+from hodiff.recompute.reachable import hidden_tensor
 from hodiff.recompute.recording import Recording
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.autograd.batching import any_legacy_batched, with_batches, without_batches
 from hodiff.torch_internals.autograd.differentiation import autograd_records
-from hodiff.torch_internals.autograd.forward_mode import forward_pass, has_tangent, in_dual_level, set_tangents
-from hodiff.torch_internals.autograd.legacy_batching import any_legacy_batched, with_batches, without_batches
+from hodiff.torch_internals.autograd.grad_mode import forward_pass, has_tangent, in_dual_level, set_tangents
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.wording import Wording, says
 

@@ -24,7 +24,7 @@ from hodiff.recompute.closed_over import is_constant
 from hodiff.recompute.cut_graphs import Suspect, refusing_cuts
 from hodiff.recompute.lost_slopes import is_due, refuse_lost_slopes, refuse_noted_slopes
 from hodiff.recompute.reachable import draw_of, named_modules
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 

@@ -21,8 +21,7 @@ from torch import Tensor
 from hodiff.common.complex_numbers import as_real
 from hodiff.recompute.contents import constant_form, content_of
 from hodiff.recompute.reachable import cells_of
-from hodiff.torch_internals.autograd.engine import in_fx_trace
-from hodiff.torch_internals.autograd.forward_mode import in_dual_level
+from hodiff.torch_internals.autograd.grad_mode import in_dual_level, in_fx_trace
 from hodiff.torch_internals.autograd.graph_nodes import backward_rules, function_of, operator_of, results_of
 
 Kept = Mapping[Any, Tensor]

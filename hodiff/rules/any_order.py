@@ -13,7 +13,7 @@ from torch.autograd import Function
 
 from hodiff.common.overriding import tensors_alone
 from hodiff.torch_internals.autograd.batching import call_batched
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform, innermost_is_vmap
 from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_all_ended
 from hodiff.torch_internals.compilers.dynamo import hide_from_dynamo, is_dynamo_loaded

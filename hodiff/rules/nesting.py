@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.torch_internals.autograd.forward_mode import has_tangent, set_tangents
+from hodiff.torch_internals.autograd.grad_mode import has_tangent, set_tangents
 from hodiff.torch_internals.autograd.transforms import innermost_is_vmap, innermost_jvp_level
 from hodiff.torch_internals.autograd.wrapped_tensors import without_tangent
 

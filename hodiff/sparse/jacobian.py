@@ -15,7 +15,7 @@ from hodiff.derivatives.route_choice import refused, takes_unrecorded, unavailab
 from hodiff.errors import RouteError
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.coloring import Coloring, color
-from hodiff.sparse.coloring.layouts import FORMATS
+from hodiff.sparse.coloring.compressed_patterns import FORMATS
 from hodiff.sparse.detection.patterns import pattern_of_jacobian
 from hodiff.sparse.recovery.coloring_choice import Colorings
 from hodiff.sparse.recovery.compressed_products import Jacobian

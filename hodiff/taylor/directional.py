@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_int
 from hodiff.common.ordinary import ordinary_tree
-from hodiff.common.parametrizations import at_another_point
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, flatten, overrides_functions, tensors_in, unflatten
 from hodiff.corrections.autograd.checkpoints import uncorrected
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.origin import raised_by_user
-from hodiff.derivatives.products_by_route import Leaves
+from hodiff.derivatives.products_by_route import Leaves, push
 from hodiff.derivatives.route_choice import follow
-from hodiff.derivatives.typed_transforms import push
 from hodiff.errors import HodiffError, InputError, RouteError
 from hodiff.taylor.fallback import LostTangentsError
 from hodiff.taylor.jets import Jet, new_jet, tensor_of

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.randomness import RandomState, is_generator
-from hodiff.derivatives.typed_transforms import pull, push
+from hodiff.derivatives.products_by_route import pull, push
 from hodiff.errors import InputError, RouteError
-from hodiff.recompute.hidden_tensors import RefuseForeign
+from hodiff.recompute.reachable import RefuseForeign
 from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.jets_in_arguments import Batched, along_directions, call, one_after_another
 from hodiff.taylor.running import as_constant, at_the_moment, is_moving

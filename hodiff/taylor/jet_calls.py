@@ -21,7 +21,7 @@ from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, is_ru
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
 from hodiff.taylor.views import assign, watched
-from hodiff.torch_internals.autograd.forward_mode import inside_of_function
+from hodiff.torch_internals.autograd.grad_mode import inside_of_function
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import without_ended_wrappers
 from hodiff.torch_internals.interception import (

@@ -1,10 +1,13 @@
-"""One pass of a function over jets."""
+"""One pass of a function over jets.
+
+Support for hodiff functions that take functions, where these functions close over jets.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from traceback import walk_tb
 from typing import Any
 
@@ -12,20 +15,29 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.common.randomness import RandomState
+from hodiff.common.overriding import CLOSURE_WATCHERS, MOVING, TENSORS_ALONE
+from hodiff.common.randomness import RandomState, is_generator
 from hodiff.common.trees import PyTree, flatten, flatten_primals, overrides_functions, unflatten
 from hodiff.corrections import Corrections
 from hodiff.derivatives.origin import met_nested_tensor, raised_by_user
 from hodiff.errors import HodiffError, InputError, RouteError
-from hodiff.taylor import functions_over_jets as functions_over_jets
 from hodiff.taylor import jet_calls as calls
 from hodiff.taylor import rules as rules
 from hodiff.taylor import transforms as transforms
-from hodiff.taylor.fallback import closed_over_by_forward
+from hodiff.taylor.fallback import closed_over_by_forward, moment, unknown
 from hodiff.taylor.jets import Jet, is_plain_tensor, tensor_of
 from hodiff.taylor.plain_tensors import compare, comparison_due, surroundings
-from hodiff.taylor.registry import keep_methods
-from hodiff.taylor.running import JetMet, frames, under_way
+from hodiff.taylor.registry import RULES, keep_methods
+from hodiff.taylor.running import (
+    JetMet,
+    as_constant,
+    frames,
+    is_constant_here,
+    is_moving,
+    is_running,
+    knowing_no_jets,
+    under_way,
+)
 from hodiff.taylor.series import Coefficient, Frame
 from hodiff.taylor.views import ConstantWritten
 from hodiff.torch_internals.autograd.graph_nodes import called_functions
@@ -33,6 +45,36 @@ from hodiff.torch_internals.autograd.wrapped_tensors import unwrap_if_ended
 from hodiff.torch_internals.compilers.dynamo import TuplesAsLists, answer_as_tensors, at_trace_time, in_one_graph
 from hodiff.torch_internals.interception import functions_offered
 from hodiff.torch_internals.wording import Wording, says
+
+
+def watch(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a function unchanged; fall back to nested forward mode once it meets a jet."""
+    if not is_running() or all(frame.moment is not None for frame in frames()):
+        return NotImplemented
+    constant = [frame for frame in frames() if frame.moment is None and is_constant_here(frame)]
+    if constant:
+        # Jets stay constant, even if the function enables gradients inside.
+        with ExitStack() as held:
+            for frame in constant:
+                held.enter_context(moment(frame, as_constant))
+            return function(*args, **kwargs)
+    entry = RULES.get(function)
+    if entry is not None:
+        return entry.rule(frames()[-1], function, *args, **kwargs)
+    state = RandomState((), filter(is_generator, (*args, *kwargs.values())))
+    try:
+        with knowing_no_jets():
+            return function.__wrapped__(*args, **kwargs)
+    except JetMet as met:
+        state.rewind()
+        frame = met.frame
+    return unknown(frame, function, args, kwargs)
+
+
+CLOSURE_WATCHERS.append(watch)
+MOVING.append(is_moving)
+TENSORS_ALONE.append(lambda: knowing_no_jets() if is_running() else nullcontext())
+
 
 keep_methods()
 

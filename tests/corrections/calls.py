@@ -6,7 +6,7 @@ from torch import nn
 from torch.overrides import resolve_name
 
 from hodiff.corrections.special.polynomials import FAMILIES as POLYNOMIALS
-from hodiff.torch_internals.autograd.engine import set_recording
+from hodiff.torch_internals.autograd.grad_mode import set_recording
 from hodiff.torch_internals.compilers.scripts import call_script
 from hodiff.torch_internals.interception import torch_flex_attention
 from hodiff.torch_internals.operators import (

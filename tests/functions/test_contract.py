@@ -17,8 +17,8 @@ from torch import Tensor
 
 import hodiff
 from hodiff.checks import derivative, route_names, scipy_hessian
-from hodiff.checks.comparisons.compiled import compile_checks
 from hodiff.checks.comparisons.scalarize import scalarize
+from hodiff.checks.comparisons.vmapped import compile_checks
 from hodiff.checks.torch_warnings import silence_torch_warnings
 
 EXACT = [case for case in CASES if case.surrogate is None]

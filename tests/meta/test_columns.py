@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from hodiff.meta.parameter_columns import Columns, solve_tasks
+from hodiff.meta.inverse_products import Columns, solve_tasks
 
 GENERATOR = torch.Generator().manual_seed(0)
 

@@ -9,7 +9,7 @@ import torch
 
 import hodiff
 from hodiff.optim import minimize
-from hodiff.optim.steihaug import SHRINKAGE, Segment, steihaug
+from hodiff.optim.newton_krylov import SHRINKAGE, Segment, steihaug
 
 D = torch.float64
 START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)

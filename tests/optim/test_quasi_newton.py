@@ -7,7 +7,7 @@ import torch
 
 import hodiff
 from hodiff.optim import minimize
-from hodiff.optim.broyden import InverseHessian, Quotients, ssbfgs, ssbroyden
+from hodiff.optim.quasi_newton import InverseHessian, Quotients, ssbfgs, ssbroyden
 
 D = torch.float64
 METHODS = ["ssbfgs", "ssbroyden"]

@@ -14,7 +14,7 @@ from hodiff import plot
 from hodiff.estimators import spectral_density
 from hodiff.operators import DiagonalOperator
 from hodiff.plot.hessian_plot import spread
-from hodiff.plot.labels import shortened
+from hodiff.plot.shared import shortened
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

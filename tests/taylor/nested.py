@@ -6,7 +6,7 @@ import torch
 from mpmath_series import D
 
 import hodiff
-from hodiff.derivatives.typed_transforms import push
+from hodiff.derivatives.products_by_route import push
 from hodiff.taylor import jet
 from hodiff.taylor.jets import new_jet
 from hodiff.taylor.passes import framed, through

@@ -1,14 +1,21 @@
-"""Markdown page of the audit."""
+"""Markdown page of the audit, and its tables."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from hodiff.checks.audit.grid import grid
 from hodiff.checks.audit.mutated.mutated_audit import Count, MutatedAudit
 from hodiff.checks.audit.table import TITLES, TORCH, AuditTable
 from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, Verdict, Verdicts
+
+
+def grid(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a Markdown table with a header of titles."""
+    lines = [list(titles), *(list(row) for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
 
 _MESSAGE = 110
 

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.comparisons.compiled import compile_checks
 from hodiff.checks.comparisons.gradchecks import gradchecks
 from hodiff.checks.comparisons.lost_digits import lost_digits
 from hodiff.checks.comparisons.order_by_order import (
@@ -25,10 +24,9 @@ from hodiff.checks.comparisons.order_by_order import (
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scipy_differences import against_scipy
 from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
-from hodiff.checks.comparisons.vmapped import vmap_checks
+from hodiff.checks.comparisons.vmapped import compile_checks, vmap_checks
 from hodiff.checks.findings.diagnosis import sorted_findings
-from hodiff.checks.functions.conclusion import calls_within, conclude
-from hodiff.checks.functions.switches import Switches
+from hodiff.checks.functions.conclusion import Switches, calls_within, conclude
 from hodiff.checks.oracles.finite_differences import FARTHER
 from hodiff.checks.probes.cause import UNRELIABLE, Cause
 from hodiff.checks.probes.numbers_inside import cancels, numbers_inside

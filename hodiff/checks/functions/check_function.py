@@ -17,8 +17,7 @@ from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError
 from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.checks.comparisons.vmapped import vmap_checks
 from hodiff.checks.functions.by_routes import check_by_routes
-from hodiff.checks.functions.conclusion import calls_within, conclude, unrepeatable
-from hodiff.checks.functions.switches import Switches
+from hodiff.checks.functions.conclusion import Switches, calls_within, conclude, unrepeatable
 from hodiff.checks.probes.probe import probe
 from hodiff.checks.progress import told
 from hodiff.checks.report.report import Report

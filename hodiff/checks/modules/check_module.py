@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.checks.attempts import first_line
-from hodiff.checks.comparisons.compiled import compile_checks
 from hodiff.checks.comparisons.surrogates import declares_surrogate
+from hodiff.checks.comparisons.vmapped import compile_checks
 from hodiff.checks.findings.diagnosis import diagnose
 from hodiff.checks.findings.measured import statuses
 from hodiff.checks.functions.check_function import check_function
-from hodiff.checks.functions.conclusion import title
-from hodiff.checks.functions.switches import Switches
+from hodiff.checks.functions.conclusion import Switches, title
 from hodiff.checks.modules.faults import Inquiry, stale_finding, unsteady_finding
 from hodiff.checks.modules.first_call import first_call
 from hodiff.checks.modules.notes import notes_of, what_moves

@@ -14,7 +14,7 @@ from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.findings.codes import CODES
 from hodiff.checks.findings.measured import in_words, measured, numbers, routes_of, statuses
 from hodiff.checks.functions.check_function import check_function
-from hodiff.checks.functions.switches import Switches
+from hodiff.checks.functions.conclusion import Switches
 from hodiff.checks.modules.search import Guilty
 from hodiff.checks.preflight.listeners import ONE_DRAW
 from hodiff.checks.preflight.preflight import preflight

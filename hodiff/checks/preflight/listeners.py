@@ -20,9 +20,9 @@ from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.linalg.symmetric import are_nearly_equal
 from hodiff.corrections.registry import Correction, correction_of
 from hodiff.corrections.values import mixes_complex_number
-from hodiff.derivatives.capture.users_lines import line_now
+from hodiff.derivatives.capture.refusals import line_now
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.autograd.engine import saved_tensor_hooks
+from hodiff.torch_internals.autograd.grad_mode import saved_tensor_hooks
 from hodiff.torch_internals.autograd.graph_nodes import raises_when_run
 from hodiff.torch_internals.interception import DispatchMode, run_operator
 from hodiff.torch_internals.operators import schema_of

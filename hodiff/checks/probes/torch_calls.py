@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.source_lines import is_own, place
-from hodiff.torch_internals.autograd.engine import set_recording
+from hodiff.torch_internals.autograd.grad_mode import set_recording
 from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 
 # Torch's names of functions that take a tensor out of the graph.

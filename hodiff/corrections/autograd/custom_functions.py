@@ -26,7 +26,7 @@ from hodiff.routes import ROUTES
 from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.nesting import nestable_jvp, without_own_tangents
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
-from hodiff.torch_internals.autograd.forward_mode import set_tangents
+from hodiff.torch_internals.autograd.grad_mode import set_tangents
 from hodiff.torch_internals.autograd.graph_nodes import place_of
 from hodiff.torch_internals.autograd.transforms import (
     differentiating_count,

@@ -18,9 +18,14 @@ from hodiff.errors import RouteError
 from hodiff.recompute.recording import switched_off
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives, is_observed
-from hodiff.torch_internals.autograd.engine import set_recording
-from hodiff.torch_internals.autograd.forward_mode import set_tangents, tangents_are_on
-from hodiff.torch_internals.autograd.grad_mode import CONSTANTS, in_torch_autograd_functional, switched_by
+from hodiff.torch_internals.autograd.grad_mode import (
+    CONSTANTS,
+    in_torch_autograd_functional,
+    set_recording,
+    set_tangents,
+    switched_by,
+    tangents_are_on,
+)
 from hodiff.torch_internals.autograd.transforms import (
     as_leaf,
     differentiating_count,

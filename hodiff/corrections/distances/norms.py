@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED
-from hodiff.corrections.distances.lengths import is_smooth, norm, root
+from hodiff.corrections.distances.squares import is_smooth, norm, root
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated

@@ -15,9 +15,8 @@ from torch.utils import _pytree as pytree
 from hodiff.corrections.distances import arithmetic
 from hodiff.corrections.distances.graded import LINEAR, MULTILINEAR, STRUCTURAL, UNARY
 from hodiff.corrections.distances.length_calls import NOTICE, Call, noticed, refused, tensors_in
-from hodiff.corrections.distances.lengths import root
 from hodiff.corrections.distances.linear import linear
-from hodiff.corrections.distances.squares import Root, even_power, find, remember
+from hodiff.corrections.distances.squares import Root, even_power, find, remember, root
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_wrapped
 
 

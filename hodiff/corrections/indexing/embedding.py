@@ -13,7 +13,7 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.wrapped_tensors import is_batched
 
 # Modes in the order of torch.embedding_bag's numbers.

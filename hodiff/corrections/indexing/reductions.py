@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
-from hodiff.corrections.indexing.cumulative_products import products_by_index
-from hodiff.corrections.indexing.scatter import within
+from hodiff.corrections.indexing.overwriting import within
+from hodiff.corrections.indexing.prod import products_by_index
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value
 from hodiff.routes import ROUTES

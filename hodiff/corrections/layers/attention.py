@@ -16,9 +16,9 @@ from hodiff.corrections.registry import register
 from hodiff.corrections.subclasses import for_subclasses
 from hodiff.errors import RouteError
 from hodiff.functions.attention.attention import attend, attention
+from hodiff.functions.attention.attention_arguments import Band
 from hodiff.functions.attention.packed import packed_attention
 from hodiff.functions.attention.sharded import is_distributed
-from hodiff.functions.attention.visible_keys import Band
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.operators import safe_softmax

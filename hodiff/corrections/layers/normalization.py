@@ -16,7 +16,7 @@ from hodiff.corrections.registry import register
 from hodiff.functions.normalization.standardization import wide
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.operators import batch_norm_with_update, native_batch_norm

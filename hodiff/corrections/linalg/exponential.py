@@ -20,7 +20,7 @@ from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.autograd.legacy_batching import is_legacy_batched
+from hodiff.torch_internals.autograd.batching import is_legacy_batched
 
 
 class MatrixExponential(AnyOrderFunction):

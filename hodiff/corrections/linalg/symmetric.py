@@ -16,8 +16,8 @@ from hodiff.errors import HodiffWarning, RouteError
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.torch_internals.autograd.batching import is_legacy_batched
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives, may_be_differentiated
-from hodiff.torch_internals.autograd.legacy_batching import is_legacy_batched
 from hodiff.torch_internals.autograd.wrapped_tensors import below_one, is_wrapped
 
 # torch 2.14 removed torch.cholesky.

@@ -17,7 +17,7 @@ from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value_of
 from hodiff.functions import log_sigmoid
 from hodiff.routes import ROUTES
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform
 
 

@@ -22,7 +22,7 @@ from hodiff.torch_internals.autograd.differentiation import (
     has_tangent_anywhere,
     may_be_differentiated,
 )
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.custom_operators import (
     formula_of,

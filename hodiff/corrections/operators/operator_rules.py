@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED, Declined
 from hodiff.corrections.registry import CORRECTIONS, Correction, register
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode, tangents_are_on
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode, tangents_are_on
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.operators import (
     OpOverload,

@@ -19,11 +19,11 @@ from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.mode import Corrections, run_in_the_mode
 from hodiff.corrections.registry import CORRECTIONS, Correction, register
 from hodiff.corrections.stakes import is_wrong
-from hodiff.corrections.twins import twin
+from hodiff.corrections.wrapping import twin
 from hodiff.errors import RouteError
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.compilers.scripts import (
     call_script,

@@ -1,10 +1,14 @@
-"""Rules for sampling from grids, and for the grids of affine maps."""
+"""Rules for sampling from grids, and for the grids of affine maps.
+
+Sampling of an image or a volume between its points, by operators that torch differentiates correctly.
+"""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -13,10 +17,128 @@ from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, UNNEEDED, unable
 from hodiff.corrections.registry import register
-from hodiff.corrections.sampling.interpolation import MODES, PADDINGS, sample
 from hodiff.corrections.values import with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+
+# In the order of torch's numbers.
+MODES = ("bilinear", "nearest", "bicubic")
+PADDINGS = ("zeros", "border", "reflection")
+
+# Torch's choice of Keys' free parameter.
+_KEYS = -0.75
+# Coordinates beyond it lie outside, where integers are not exact in float32.
+_FAR = 2.0**30
+
+
+def sample(input: Tensor, grid: Tensor, mode: str, padding: str, align_corners: bool) -> Tensor:
+    r"""Interpolate at the points of a grid, $y = \sum_k \prod_d w_{kd} \, x_k$ over the taps k near each point.
+
+    Args:
+        input: (N, C, H, W) or (N, C, D, H, W).
+        grid: Points (N, ..., d) in [-1, 1], the innermost axis of `input` first.
+        mode: One of MODES.
+        padding: One of PADDINGS.
+        align_corners: Whether -1 and 1 are the centres of the outer points, or their outer edges.
+
+    Returns:
+        (N, C, ...).
+    """
+    sizes = input.shape[2:]
+    points = grid.float() if grid.dtype in (torch.float16, torch.bfloat16) else grid
+    axes = [
+        _TAPS[mode](_unnormalized(points[..., -1 - axis], size, align_corners), size, padding, align_corners)
+        for axis, size in enumerate(sizes)
+    ]
+    flat = input.flatten(2)
+    total: Tensor | None = None
+    for taps in product(*axes):
+        place = torch.zeros_like(taps[0][0])
+        weight = None
+        inside = None
+        for (at, by), size in zip(taps, sizes, strict=True):
+            exists = (at >= 0) & (at < size)
+            inside = exists if inside is None else inside & exists
+            place = place * size + at.clamp(0, size - 1)
+            weight = by if weight is None else weight * by
+        if weight is None or inside is None:
+            continue
+        weight = torch.where(inside, weight, 0).unsqueeze(1)
+        picked = flat.gather(2, place.flatten(1).unsqueeze(1).expand(-1, flat.shape[1], -1))
+        term = picked.unflatten(2, place.shape[1:]) * weight
+        total = term if total is None else total + term
+    assert total is not None
+    return total.to(input.dtype)
+
+
+Taps = list[tuple[Tensor, Tensor]]
+
+
+def _unnormalized(x: Tensor, size: int, align_corners: bool) -> Tensor:
+    return (x + 1) / 2 * (size - 1) if align_corners else ((x + 1) * size - 1) / 2
+
+
+def _padded(x: Tensor, size: int, padding: str, align_corners: bool) -> Tensor:
+    """Map a coordinate into the image by the padding; as in torch, the derivative is 0 at the border."""
+    if padding == "reflection":
+        x = _reflected(x, size, align_corners)
+    if padding != "zeros":
+        within = (x > 0) & (x < size - 1)
+        x = torch.where(within, x, x.detach().clamp(0, size - 1))
+    # NaN, and numbers that are too large for exact integers, lie outside.
+    return torch.where(x.detach().abs() < _FAR, x, -100)
+
+
+def _reflected(x: Tensor, size: int, align_corners: bool) -> Tensor:
+    low, span = (0.0, size - 1) if align_corners else (-0.5, size)
+    if not span:
+        return torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0)
+    distance = x - low
+    distance = torch.where(distance < 0, -distance, distance)
+    turns = torch.floor(distance.detach() / span)
+    rest = distance - turns * span
+    return torch.where(turns % 2 == 0, rest, span - rest) + low
+
+
+def _bilinear(x: Tensor, size: int, padding: str, align_corners: bool) -> Taps:
+    x = _padded(x, size, padding, align_corners)
+    floor = x.detach().floor()
+    part = x - floor
+    left = floor.long()
+    return [(left, 1 - part), (left + 1, part)]
+
+
+def _nearest(x: Tensor, size: int, padding: str, align_corners: bool) -> Taps:
+    x = _padded(x, size, padding, align_corners)
+    # The constant 1, as a function of x with derivative zero.
+    one = torch.where(torch.zeros_like(x, dtype=torch.bool), x, 1)
+    return [(x.detach().round().long(), one)]
+
+
+def _bicubic(x: Tensor, size: int, padding: str, align_corners: bool) -> Taps:
+    x = torch.where(x.detach().abs() < _FAR, x, -100)
+    floor = x.detach().floor()
+    t = x - floor
+    a = _KEYS
+    weights = (_outer(t + 1, a), _inner(t, a), _inner(1 - t, a), _outer(2 - t, a))
+    places = (_padded(floor + by, size, padding, align_corners).long() for by in (-1, 0, 1, 2))
+    return list(zip(places, weights, strict=True))
+
+
+def _inner(t: Tensor, a: float) -> Tensor:
+    return ((a + 2) * t - (a + 3)) * t * t + 1
+
+
+def _outer(t: Tensor, a: float) -> Tensor:
+    return ((a * t - 5 * a) * t + 8 * a) * t - 4 * a
+
+
+_TAPS: dict[str, Callable[[Tensor, int, str, bool], Taps]] = {
+    "bilinear": _bilinear,
+    "nearest": _nearest,
+    "bicubic": _bicubic,
+}
+
 
 _HAS_CUBIC_VOLUMES = torch.__version__ >= "2.15"
 

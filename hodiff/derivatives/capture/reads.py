@@ -1,4 +1,7 @@
-"""Reads of tensor values during a trace: answered by evaluating the graph so far, and kept as conditions."""
+"""Reads of tensor values during a trace: answered by evaluating the graph so far, and kept as conditions.
+
+Operators in captured graphs that raise if a number that the function read leads to another branch.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,65 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
+from torch.fx.node import has_side_effect
 
-from hodiff.derivatives.capture.branch_guards import indices, require
-from hodiff.derivatives.capture.refusals import HiddenTensorError, RandomNumbersError
-from hodiff.derivatives.capture.users_lines import line_now
+from hodiff.derivatives.capture.refusals import HiddenTensorError, RandomNumbersError, line_now
 from hodiff.torch_internals.compilers.tracing import graph_so_far, node_of, outside_of_trace
 from hodiff.torch_internals.interception import EagerDispatchMode
 from hodiff.torch_internals.operators import number as number_of
 from hodiff.torch_internals.operators import zeros_without_memory
+
+# Operators live as long as the library that defines them.
+_LIBRARY = torch.library.Library("hodiff", "FRAGMENT")
+
+
+class OtherBranchError(Exception):
+    """A graph was run with numbers for which the function would take another branch.
+
+    Args:
+        where: The line that read the number.
+        known: The value that the graph was made for.
+        found: The value now.
+    """
+
+    def __init__(self, where: str, known: Any, found: Any):
+        super().__init__(f"{where} read {known!r}, and now {found!r}")
+        self.where, self.known, self.found = where, known, found
+
+
+def _require(x: Tensor, number: Any, where: str) -> None:
+    found = x.item()
+    # NaN equals nothing, but matches NaN here.
+    if found != number and not (found != found and number != number):
+        raise OtherBranchError(where, number, found)
+
+
+def _indices(mask: Tensor, count: int, where: str) -> Tensor:
+    found = mask.nonzero()
+    if len(found) != count:
+        raise OtherBranchError(where, count, len(found))
+    return found
+
+
+_LIBRARY.define("require(Tensor x, Scalar number, str where) -> ()")
+_LIBRARY.impl("require", _require, "CompositeExplicitAutograd")
+_LIBRARY.impl("require", lambda x, number, where: None, "Meta")
+_LIBRARY.define("indices(Tensor mask, int count, str where) -> Tensor")
+_LIBRARY.impl("indices", _indices, "CompositeExplicitAutograd")
+_LIBRARY.impl(
+    "indices",
+    lambda mask, count, where: mask.new_empty_strided((count, mask.dim()), (1, count), dtype=torch.int64),
+    "Meta",
+)
+
+# `require(x, number, where)` raises unless the one element of x is that number.
+require = torch.ops.hodiff.require.default
+# `indices(mask, count, where)` is `mask.nonzero()`, and raises unless it has `count` rows.
+indices = torch.ops.hodiff.indices.default
+
+# Dead code elimination must keep them although nothing uses their results.
+CONDITIONS = tuple(map(has_side_effect, (require, indices)))
+
 
 T = TypeVar("T")
 

@@ -13,10 +13,8 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.capture.branch_guards import CONDITIONS, require
-from hodiff.derivatives.capture.reads import Reads
-from hodiff.derivatives.capture.refusals import HiddenTensorError
-from hodiff.derivatives.capture.users_lines import line_now
+from hodiff.derivatives.capture.reads import CONDITIONS, Reads, require
+from hodiff.derivatives.capture.refusals import HiddenTensorError, line_now
 from hodiff.recompute.reachable import LIBRARIES, is_users
 from hodiff.torch_internals.compilers.dynamic_shapes import OpenSizes
 from hodiff.torch_internals.compilers.dynamo import uncompiled_in_traces

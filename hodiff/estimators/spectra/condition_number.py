@@ -12,10 +12,9 @@ from torch import Tensor
 from hodiff.common.options import require_amount, require_choice, require_int
 from hodiff.displays import element, facts, number, page
 from hodiff.errors import InputError
-from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.dense_matrix import symmetric_matrix_of
 from hodiff.estimators.probes import draw, generator_or_default
-from hodiff.estimators.results import cost_of
+from hodiff.estimators.results import cost_of, not_converged
 from hodiff.estimators.spectra.lanczos import Chain
 from hodiff.estimators.view import View, view_of
 

@@ -14,10 +14,9 @@ from scipy.sparse.linalg import eigsh as arpack
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.estimators.dense_matrix import symmetric_matrix_of
-from hodiff.estimators.precision import precise
+from hodiff.estimators.dense_matrix import host_operator, symmetric_matrix_of
 from hodiff.estimators.probes import draw
-from hodiff.estimators.scipy_bridge import host_operator
+from hodiff.estimators.results import precise
 from hodiff.estimators.spectra.lanczos import Chain
 from hodiff.estimators.view import View
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in

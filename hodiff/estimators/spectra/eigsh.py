@@ -12,10 +12,8 @@ from hodiff.common.options import require_amount, require_bool, require_choice, 
 from hodiff.common.trees import describe
 from hodiff.displays import SHOWN, Cell, badge, element, facts, number, page, table
 from hodiff.errors import InputError
-from hodiff.estimators.convergence import not_converged
-from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw, generator_or_default
-from hodiff.estimators.results import cost_of
+from hodiff.estimators.results import cost_of, not_converged, precise
 from hodiff.estimators.spectra.eigensolvers import METHODS, SELECT, UNAVAILABLE, EigenProblem, SpentError
 from hodiff.estimators.view import View, require_constant, view_of
 

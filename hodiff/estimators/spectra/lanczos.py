@@ -10,7 +10,7 @@ from scipy.linalg import eigh_tridiagonal
 from torch import Tensor
 
 from hodiff.estimators.dense_matrix import refuse_asymmetry
-from hodiff.estimators.precision import precise
+from hodiff.estimators.results import precise
 from hodiff.estimators.view import View
 
 # Rounding of long sums in float64. As many roundings in float32 would hide the bulk of a spectrum with outliers.

@@ -11,10 +11,8 @@ from torch import Tensor
 
 from hodiff.common.options import require_amount, require_bool, require_choice, require_int
 from hodiff.displays import badge, element, facts, number, page
-from hodiff.estimators.convergence import not_converged
-from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw, generator_or_default
-from hodiff.estimators.results import cost_of
+from hodiff.estimators.results import cost_of, not_converged, precise
 from hodiff.estimators.spectra.eigsh import start_block
 from hodiff.estimators.spectra.lanczos import Chain
 from hodiff.estimators.view import View, view_of

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hodiff.estimators.precision import norms_of, precise
+from hodiff.estimators.results import norms_of, precise
 from hodiff.estimators.systems.damped_systems import DampedSystem, Increment
 
 # Product with columns (n, j) of the systems with these numbers (j,); systems may have different matrices.

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from hodiff.estimators.precision import norms_of
 from hodiff.estimators.probes import draw, generator_or_default
+from hodiff.estimators.results import norms_of
 from hodiff.estimators.systems.damped_systems import DampedSystem, Increment
 
 POWER_STEPS = 10

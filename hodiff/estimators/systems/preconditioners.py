@@ -11,8 +11,8 @@ from torch import Tensor
 from hodiff.common.keyword_options import require_options
 from hodiff.common.options import require_amount, require_int
 from hodiff.errors import InputError
-from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw, generator_or_default
+from hodiff.estimators.results import precise
 from hodiff.estimators.traces.diagonal import diagonal
 from hodiff.estimators.view import view_of
 

@@ -11,8 +11,8 @@ from scipy.sparse.linalg import gmres, lsmr, minres
 from torch import Tensor
 
 from hodiff.errors import InputError
-from hodiff.estimators.precision import norms_of
-from hodiff.estimators.scipy_bridge import host_operator
+from hodiff.estimators.dense_matrix import host_operator
+from hodiff.estimators.results import norms_of
 from hodiff.estimators.systems.damped_systems import DampedSystem, Increment, Solver
 from hodiff.torch_internals.autograd.wrapped_tensors import numbers_in
 

@@ -14,10 +14,8 @@ from hodiff.common.options import require_amount, require_bool, require_choice, 
 from hodiff.common.trees import describe
 from hodiff.displays import badge, element, facts, numbers, page
 from hodiff.errors import InputError
-from hodiff.estimators.convergence import not_converged
 from hodiff.estimators.dense_matrix import matrix_of
-from hodiff.estimators.precision import norms_of, precise
-from hodiff.estimators.results import cost_of
+from hodiff.estimators.results import cost_of, norms_of, not_converged, precise
 from hodiff.estimators.systems import conjugate_gradients, neumann, scipy_krylov
 from hodiff.estimators.systems.damped_systems import DampedSystem, Increment, Solver, refine
 from hodiff.estimators.view import View, require_constant, view_of

@@ -11,9 +11,8 @@ from torch import Tensor
 from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.options import require_choice, require_int
 from hodiff.estimators.dense_matrix import columns
-from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import PROBES, draw, generator_or_default
-from hodiff.estimators.results import Estimate, mean_and_error
+from hodiff.estimators.results import Estimate, mean_and_error, precise
 from hodiff.estimators.view import View, view_of
 
 

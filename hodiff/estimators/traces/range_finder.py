@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import draw
+from hodiff.estimators.results import precise
 from hodiff.estimators.view import View
 
 # Up to this size random sign vectors may be dependent, which must not count as a complete range.

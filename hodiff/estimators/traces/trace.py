@@ -9,9 +9,8 @@ from torch import Tensor
 
 from hodiff.common.options import require_choice, require_int
 from hodiff.estimators.dense_matrix import diagonal_of
-from hodiff.estimators.precision import precise
 from hodiff.estimators.probes import PROBES, draw, generator_or_default
-from hodiff.estimators.results import Estimate, mean_and_error
+from hodiff.estimators.results import Estimate, mean_and_error, precise
 from hodiff.estimators.traces import hutchinson
 from hodiff.estimators.traces.range_finder import find_range
 from hodiff.estimators.view import View, view_of

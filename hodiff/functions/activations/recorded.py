@@ -33,7 +33,7 @@ from hodiff.functions.logistic import Bell, Logistic
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 
 # Torch's softplus is the identity above this threshold.
 LINEAR = 20.0

@@ -16,6 +16,8 @@ from hodiff.common.options import require_bools, require_generator, require_numb
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.attention.attention_arguments import (
+    Band,
+    Corner,
     grouped_heads,
     require_band,
     require_batches,
@@ -24,7 +26,6 @@ from hodiff.functions.attention.attention_arguments import (
 )
 from hodiff.functions.attention.attention_function import apply
 from hodiff.functions.attention.sharded import by_shards, is_distributed
-from hodiff.functions.attention.visible_keys import Band, Corner
 from hodiff.kernels.attention.options import Options
 from hodiff.rules.autocast import autocast_like_torch
 

@@ -1,16 +1,57 @@
-"""Argument checks of attention, and grouping of heads."""
+"""Argument checks of attention, and grouping of heads.
+
+Plans of attention by blocks: q, its cotangents and tangents, and some masks have rows.
+
+The keys that queries see by position.
+"""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from hodiff.common.options import is_int, require_choice, require_number
 from hodiff.errors import InputError
-from hodiff.functions.attention.visible_keys import Corner
 from hodiff.rules.arguments import broadcast, require_dense, require_dense_floating, require_one_device
+from hodiff.rules.blockwise import Plan
+
+Corner = Literal["upper-left", "lower-right"]
+
+
+class Band(NamedTuple):
+    """The keys that a query sees by position, as users specify them."""
+
+    is_causal: bool = False
+    window: tuple[int | None, int | None] | None = None
+    corner: Corner = "upper-left"
+
+    def bounds(self, length: int, keys: int) -> tuple[int | None, int | None]:
+        """Return the least and the greatest j - i of a query i and a key j that it sees; None is no bound."""
+        offset = keys - length if self.corner == "lower-right" else 0
+        left, right = (None, None) if self.window is None else self.window
+        if self.is_causal:
+            right = 0 if right is None else min(right, 0)
+        return None if left is None else offset - left, None if right is None else offset + right
+
+
+def rows_plan(tensors: Any, outputs: tuple[bool, ...]) -> Plan:
+    """Plan for (q, k, v, mask, seed) and further tensors; keys, values and the seed are shared."""
+    q, k, _, mask = tensors[:4]
+    mask_has_rows = mask is not None and mask.shape[-2] > 1
+    own = (True, False, False, mask_has_rows)
+    rest = {5: (), 6: (True,), 9: own, 11: (True, *own, True)}[len(tensors)]
+    batch = torch.broadcast_shapes(*(each.shape[:-2] for each in (q, k, mask) if each is not None))
+    return Plan(q.shape[-2], math.prod(batch) * k.shape[-2], (*own, False, *rest), outputs)
+
+
+def gradient_plan(tensors: Any, wanted: Sequence[bool]) -> Plan:
+    """Plan for the wanted gradients of q, k, v and the mask."""
+    plan = rows_plan(tensors, ())
+    return plan._replace(outputs=tuple(rows for rows, want in zip(plan.inputs[:4], wanted, strict=True) if want))
 
 
 def grouped_heads(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hodiff.functions.attention import evaluation
-from hodiff.functions.attention.plans import gradient_plan, rows_plan
+from hodiff.functions.attention.attention_arguments import gradient_plan, rows_plan
 from hodiff.kernels.attention.options import Options
 from hodiff.rules.any_order import AnyOrderFunction, in_dtype, traced_by_dynamo
 from hodiff.rules.blockwise import RowBlocks, all_batched, blockwise, pushed

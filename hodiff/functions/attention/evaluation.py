@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hodiff.functions.attention import attention_formulas as formulas
 from hodiff.functions.attention import backends
-from hodiff.functions.attention.plans import gradient_plan
+from hodiff.functions.attention.attention_arguments import gradient_plan
 from hodiff.kernels.attention.options import Options
 from hodiff.rules.blockwise import WithKernel, all_batched, blockwise
 from hodiff.torch_internals.autograd.transforms import in_transform

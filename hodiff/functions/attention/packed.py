@@ -13,7 +13,7 @@ from hodiff.common.options import is_int
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.attention.attention import attention
-from hodiff.functions.attention.visible_keys import Corner
+from hodiff.functions.attention.attention_arguments import Corner
 from hodiff.rules.arguments import require_dense_floating, require_one_device
 
 

@@ -12,8 +12,7 @@ from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.gradients.straight_through import straight_through
 from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating
-from hodiff.rules.clipping import clip
-from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.rules.elementwise import ElementwiseFunction, clip
 
 MAX_BITS = 16
 

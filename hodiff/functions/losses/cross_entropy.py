@@ -18,9 +18,9 @@ from torch import Tensor
 from hodiff.functions.softmax.logsumexp import LogSumExpProduct
 from hodiff.functions.softmax.softmax import Softmax
 from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.blockwise import allows_in_place, block_of, blocks, broadcast_shape
 from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.rules.tensor_blocks import allows_in_place, block_of, blocks, broadcast_shape
 
 
 class CrossEntropy(AnyOrderFunction):

@@ -13,9 +13,8 @@ from hodiff.errors import InputError
 from hodiff.functions.losses.cross_entropy import CrossEntropy, class_of
 from hodiff.functions.losses.soft_cross_entropy import SoftCrossEntropy
 from hodiff.rules.arguments import broadcasts_to, require_floating, require_number_or_floating
-from hodiff.rules.clipping import clip
-from hodiff.rules.elementwise import ElementwiseFunction
-from hodiff.rules.tensor_blocks import block_size
+from hodiff.rules.blockwise import block_size
+from hodiff.rules.elementwise import ElementwiseFunction, clip
 
 REDUCTIONS = ("none", "mean", "sum")
 

@@ -15,7 +15,7 @@ from hodiff.errors import HodiffWarning, InputError, RouteError
 from hodiff.functions.numpy.numpy_differences import Measured, elementwise_derivative, jacobian, rounded
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.torch_internals.autograd.legacy_batching import any_legacy_batched, with_batches, without_batches
+from hodiff.torch_internals.autograd.batching import any_legacy_batched, with_batches, without_batches
 
 Array = np.ndarray[Any, Any]
 Optional = Sequence[Tensor | None]

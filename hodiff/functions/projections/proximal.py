@@ -15,8 +15,7 @@ from hodiff.functions.projections.euclidean import project_l2_ball as project_l2
 from hodiff.functions.projections.euclidean import project_simplex as project_simplex
 from hodiff.functions.projections.euclidean import require_groups, require_level
 from hodiff.rules.arguments import require_broadcastable, require_floating
-from hodiff.rules.clipping import clip
-from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.rules.elementwise import ElementwiseFunction, clip
 
 
 class SoftThreshold(ElementwiseFunction):

@@ -18,9 +18,9 @@ from torch import Tensor
 from hodiff.functions.softmax.softmax import Softmax, third_derivative, weighted_product
 from hodiff.kernels import fused
 from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.blockwise import block_of, blocks, broadcast_shape
 from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.rules.tensor_blocks import block_of, blocks, broadcast_shape
 
 
 class LogSumExp(AnyOrderFunction):

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hodiff.kernels import fused
 from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.blockwise import allows_in_place, broadcast_shape
 from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.rules.tensor_blocks import allows_in_place, broadcast_shape
 
 
 class Softmax(AnyOrderFunction):

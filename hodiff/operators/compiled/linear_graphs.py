@@ -12,7 +12,7 @@ from torch.func import functionalize, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-from hodiff.derivatives.capture.branch_guards import CONDITIONS
+from hodiff.derivatives.capture.reads import CONDITIONS
 from hodiff.derivatives.capture.refusals import VectorReadError
 from hodiff.derivatives.capture.trace import trace
 from hodiff.kernels.narrow import NARROW

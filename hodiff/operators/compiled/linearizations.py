@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.common.chunks import resolve_chunk_size
 from hodiff.common.trees import has_strides
-from hodiff.derivatives.capture.branch_guards import OtherBranchError
+from hodiff.derivatives.capture.reads import OtherBranchError
 from hodiff.derivatives.capture.refusals import CaptureError
 from hodiff.derivatives.compilation import Arguments, agree, warn_of_failure
 from hodiff.derivatives.graphs_by_form import GraphsByForm

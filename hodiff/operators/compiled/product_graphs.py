@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, fx
 
-from hodiff.derivatives.capture.branch_guards import OtherBranchError
+from hodiff.derivatives.capture.reads import OtherBranchError
 from hodiff.derivatives.compilation import Compiled, agree, compile_graph, warn_of_failure
 from hodiff.operators.compiled.linear_graphs import Leaves, SplitGraph, stand_ins, widen
 from hodiff.torch_internals.threads import one_thread_at_a_time

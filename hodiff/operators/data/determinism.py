@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hodiff.common.randomness import RandomState
 from hodiff.errors import InputError
-from hodiff.recompute.same_values import difference, same
+from hodiff.recompute.contents import difference, same
 from hodiff.torch_internals.modules import Dropout, RunningNorm, buffers_by_name
 from hodiff.torch_internals.wording import Wording, says
 

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from hodiff.derivatives.bound_function import BoundFunction, bind
-from hodiff.derivatives.products_by_route import guard_reverse
+from hodiff.derivatives.products_by_route import gradient, guard_reverse
 from hodiff.derivatives.recorded_gradient import RecordedGradient, pull_batch
-from hodiff.derivatives.typed_transforms import gradient
 from hodiff.errors import InputError
 from hodiff.operators.kfac.blocks import symmetric_eigen
 from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, MONTE_CARLO

@@ -17,8 +17,7 @@ from hodiff.common.keyword_options import require_options
 from hodiff.common.options import require_amount
 from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate, Estimate
-from hodiff.operators.kfac.block_layouts import Layout
-from hodiff.operators.kfac.blocks import Block, EigenBlock, KroneckerBlock
+from hodiff.operators.kfac.blocks import Block, EigenBlock, KroneckerBlock, Layout
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linear.spaces import Space

@@ -24,8 +24,8 @@ from hodiff.operators.kfac.columns import Loss
 from hodiff.operators.kfac.factored import FactoredOperator
 from hodiff.operators.kfac.kfac_options import REDUCE
 from hodiff.operators.kfac.layers import REMEDY, Source
+from hodiff.operators.kfac.moments import gradients_of, inputs_of, tell_the_gradient
 from hodiff.operators.kfac.recorded_layers import Recorded
-from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_gradient
 from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.conversion import Conversion, converted_data
 from hodiff.operators.linear.spaces import Space

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from hodiff.errors import InputError
-from hodiff.operators.kfac.block_layouts import Layout, Piece
+from hodiff.operators.kfac.blocks import Layout, Piece
 from hodiff.operators.kfac.kfac_options import DIAGONAL, JOINED
 from hodiff.operators.kfac.sources import KINDS, MIXING, Kind, known_type
 

@@ -1,24 +1,77 @@
-"""A recorded evaluation of a model, with the inputs and outputs of its layers."""
+"""A recorded evaluation of a model, with the inputs and outputs of its layers.
+
+Calls of layers, and a test whether the calls of one layer process separate chunks of examples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hodiff.common.trees import describe
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
-from hodiff.operators.kfac.chunked_calls import Call, layers_on_chunks
 from hodiff.operators.kfac.layers import REMEDY
 from hodiff.torch_internals.tensors import stands_for_tensor
 from hodiff.torch_internals.threads import one_thread_at_a_time
+
+L = TypeVar("L")
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a layer.
+
+    Attributes:
+        x: Its input, detached.
+        shape: Shape of its output.
+        edge: Graph edge of the output, which remains if the tensor is changed in place.
+    """
+
+    x: Tensor
+    shape: torch.Size
+    edge: GradientEdge
+
+
+def layers_on_chunks(
+    calls: Mapping[L, Sequence[Call]], outputs: Tensor, pull: Callable[[Tensor], Mapping[L, Sequence[Tensor]]]
+) -> frozenset[L]:
+    """Return the layers whose calls process separate, successive chunks of examples, not the same examples.
+
+    Args:
+        calls: Calls by layer.
+        outputs: The model's outputs, (N, ...) or a multiple of N rows, in the order of the examples.
+        pull: Gradients of the calls' outputs, each (c, *shape), for cotangents (c, *outputs).
+
+    Returns:
+        Layers whose gradients scale in each chunk by the same factor as the cotangents of that chunk.
+    """
+    lengths = {layer: tuple(call.shape[0] for call in each) for layer, each in calls.items() if len(each) > 1}
+    candidates = {layer: sizes for layer, sizes in lengths.items() if sum(sizes) and not len(outputs) % sum(sizes)}
+    found: set[L] = set()
+    generator = torch.Generator().manual_seed(0)
+    for sizes in dict.fromkeys(candidates.values()):
+        factors = 1 + torch.rand(len(sizes), generator=generator, device=generator.device)
+        repeats = torch.tensor(sizes, device="cpu") * (len(outputs) // sum(sizes))
+        scales = factors.repeat_interleave(repeats).reshape(-1, *[1] * (outputs.dim() - 1)).to(outputs)
+        cotangent = torch.randn(outputs.shape, generator=generator, device=generator.device).to(outputs)
+        pulled = pull(torch.stack([cotangent, scales * cotangent]))
+        for layer in [layer for layer, its in candidates.items() if its == sizes]:
+            apart = True
+            for (plain, scaled), factor in zip(pulled[layer], factors.tolist(), strict=True):
+                tolerance = torch.finfo(plain.dtype).eps ** 0.5
+                apart &= bool((scaled - factor * plain).norm() <= tolerance * plain.norm())
+            if apart:
+                found.add(layer)
+    return frozenset(found)
 
 
 class Recorded:

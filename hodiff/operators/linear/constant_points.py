@@ -11,7 +11,7 @@ from hodiff.errors import InputError
 from hodiff.recompute.closed_over import referenced
 from hodiff.recompute.reachable import places, reachable
 from hodiff.torch_internals.autograd.differentiation import is_observed
-from hodiff.torch_internals.autograd.forward_mode import in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import in_forward_mode
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from hodiff.common.overriding import tensors_alone
 from hodiff.operators.linear.constant_points import require_constants_held
+from hodiff.torch_internals.autograd.batching import any_legacy_batched, with_batches, without_batches
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
-from hodiff.torch_internals.autograd.legacy_batching import any_legacy_batched, with_batches, without_batches
 from hodiff.torch_internals.tensors import share_storage
 
 

@@ -17,8 +17,7 @@ from typing_extensions import Unpack
 from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
 from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.module_state import attributes_put_back, untouched, untouched_buffers
-from hodiff.common.naming import name_of
-from hodiff.common.options import require_bool
+from hodiff.common.options import name_of, require_bool
 from hodiff.common.randomness import RandomState, seeded
 from hodiff.common.trees import PyTree, as_point, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
@@ -32,8 +31,7 @@ from hodiff.operators.data.determinism import read_unchanged, require_determinis
 from hodiff.operators.data.distributed import rank_in, size_of, sum_over_ranks
 from hodiff.operators.data.watched_point import Point
 from hodiff.operators.linear.constant_points import require_constant
-from hodiff.operators.linear.conversion import Conversion, converted_data
-from hodiff.operators.linear.copies import Portable, require_no_group
+from hodiff.operators.linear.conversion import Conversion, Portable, converted_data, require_no_group
 from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linear.restriction import is_restricted
 from hodiff.operators.linear.spaces import Space

@@ -15,9 +15,8 @@ from hodiff.common.keyword_options import explains, shows
 from hodiff.common.options import require_generator, require_int
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.derivatives.products_by_route import guard_reverse
+from hodiff.derivatives.products_by_route import gradient, guard_reverse
 from hodiff.derivatives.recorded_gradient import pull_batch
-from hodiff.derivatives.typed_transforms import gradient
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batch, Size
 from hodiff.operators.data.distributed import rank_in, size_of

@@ -18,8 +18,7 @@ from hodiff.derivatives.route_choice import refused
 from hodiff.operators.data.determinism import read_unchanged
 from hodiff.operators.data.watched_point import Point
 from hodiff.operators.linear.constant_points import require_constant
-from hodiff.operators.linear.conversion import Conversion
-from hodiff.operators.linear.copies import Portable
+from hodiff.operators.linear.conversion import Conversion, Portable
 from hodiff.operators.linear.linear_operator import LinearOperator
 from hodiff.operators.linear.spaces import Space
 from hodiff.operators.linearized.recorded_model import RecordedModel

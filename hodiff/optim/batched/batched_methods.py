@@ -13,19 +13,16 @@ from tqdm.auto import tqdm
 
 from hodiff.common.trees import PyTree
 from hodiff.errors import InputError
-from hodiff.optim.batched.batch import Batch
-from hodiff.optim.batched.boxes import Box, box_of
+from hodiff.optim.batched.batch import Batch, Box, InDims, box_of
 from hodiff.optim.batched.descent import ENDS, BfgsOptions, LbfgsbOptions, bfgs, l_bfgs_b
 from hodiff.optim.batched.levenberg_marquardt import LevenbergMarquardt, Limits, Residuals
 from hodiff.optim.batched.problems import Problems
 from hodiff.optim.batched.running_rows import RUNNING, Ledger, Written
-from hodiff.optim.batched.sliced_arguments import InDims
 from hodiff.optim.batched.trust_exact import TrustExactOptions, trust_exact
 from hodiff.optim.ends import End
 from hodiff.optim.geodesic import MESSAGES
 from hodiff.optim.own_options import options_of
-from hodiff.optim.scales import scales_of
-from hodiff.optim.variables import Variables
+from hodiff.optim.variables import Variables, scales_of
 
 INTERRUPTED = End(99, "Interrupted; x is the best point so far.")
 

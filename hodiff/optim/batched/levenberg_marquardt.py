@@ -22,11 +22,9 @@ from torch import Tensor
 from hodiff.common.module_state import attributes_put_back
 from hodiff.corrections import Corrections
 from hodiff.derivatives import jacobian
-from hodiff.optim.batched.batch import Batch, Mapped
-from hodiff.optim.batched.boxes import Box
+from hodiff.optim.batched.batch import Batch, Box, InDims, Mapped
 from hodiff.optim.batched.running_rows import RUNNING, Rows, Written, chosen, inner, length, times
-from hodiff.optim.batched.sliced_arguments import InDims
-from hodiff.optim.vector_function import vector_of
+from hodiff.optim.objective import vector_of
 from hodiff.recompute.reachable import named_modules
 
 CALLER = "least_squares"

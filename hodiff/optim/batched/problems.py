@@ -25,8 +25,7 @@ from hodiff.derivatives.products_by_route import PRODUCTS
 from hodiff.derivatives.recorded_gradient import RecordedGradient, recorded_value
 from hodiff.derivatives.route_choice import follow
 from hodiff.operators.linearized.recorded_model import lacks_derivatives
-from hodiff.optim.batched.batch import Batch, Mapped
-from hodiff.optim.batched.sliced_arguments import InDims
+from hodiff.optim.batched.batch import Batch, InDims, Mapped
 from hodiff.recompute.reachable import named_modules
 from hodiff.routes import ROUTES
 

@@ -18,7 +18,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from hodiff.optim.batched.boxes import Box
+from hodiff.optim.batched.batch import Box
 from hodiff.optim.batched.problems import Problems
 from hodiff.optim.batched.running_rows import RUNNING, Rows, Written, chosen, inner, length, times
 from hodiff.optim.ends import CONVERGED, ITERATIONS, NONFINITE, PRECISION

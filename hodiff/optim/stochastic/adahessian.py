@@ -12,11 +12,10 @@ from torch import Tensor
 from hodiff.common.options import require_choice
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.diagonal_curvature import HutchinsonOptimizer
+from hodiff.optim.stochastic.own_states import precise, restore
 from hodiff.optim.stochastic.pending_curvature import Estimates
-from hodiff.optim.stochastic.precise_states import precise, restore
 from hodiff.optim.stochastic.settings import settings_in
-from hodiff.optim.stochastic.together import zeros_of_each
-from hodiff.optim.stochastic.training_optimizer import Group
+from hodiff.optim.stochastic.training_optimizer import Group, zeros_of_each
 from hodiff.torch_internals import many_tensors as many
 
 

@@ -14,8 +14,8 @@ from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
-from hodiff.optim.stochastic.closure_checks import Closure
-from hodiff.optim.stochastic.found_graphs import explained
+from hodiff.optim.stochastic.found_losses import explained
+from hodiff.optim.stochastic.local_models import Closure
 from hodiff.optim.stochastic.magnitudes import require_finite
 from hodiff.optim.stochastic.own_states import require_dtypes
 from hodiff.optim.stochastic.pending_curvature import Estimates, PendingCurvature

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.curvature_optimizer import CurvatureOptimizer
-from hodiff.optim.stochastic.found_graphs import gradient_of
+from hodiff.optim.stochastic.found_losses import gradient_of
 from hodiff.optim.stochastic.pending_curvature import Estimates
-from hodiff.optim.stochastic.together import together
-from hodiff.optim.stochastic.training_optimizer import Group
+from hodiff.optim.stochastic.training_optimizer import Group, together
 
 
 class DiagonalOptimizer(CurvatureOptimizer):

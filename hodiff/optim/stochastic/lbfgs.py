@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.optim.stochastic.closure_checks import Closure, require_closure
+from hodiff.optim.stochastic.local_models import Closure, require_closure
 from hodiff.optim.stochastic.magnitudes import real_of, require_finite, require_norms
 from hodiff.optim.stochastic.settings import STRONG_WOLFE, require_settings, settings_in
 from hodiff.optim.stochastic.training_optimizer import Group, StochasticOptimizer

@@ -1,4 +1,7 @@
-"""Value, gradient and curvature products of a closure's loss at the parameters, as vectors."""
+"""Value, gradient and curvature products of a closure's loss at the parameters, as vectors.
+
+Checks of closures and their return values.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,39 @@ from hodiff.derivatives.bound_function import bind
 from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.errors import InputError
 from hodiff.operators.linear.spaces import Space
-from hodiff.optim.stochastic.closure_checks import require_loss
-from hodiff.optim.stochastic.found_graphs import gradient_of, model_of
+from hodiff.optim.stochastic.found_losses import gradient_of, model_of
 from hodiff.optim.stochastic.magnitudes import require_finite
+
+Closure = Callable[[], Any]
+
+
+def detached(value: Any) -> Any:
+    """Detach the return value of a closure."""
+    return value.detach() if isinstance(value, Tensor) else value
+
+
+def require_loss(caller: str, loss: Any) -> None:
+    """Raise unless the loss is one real number that depends on parameters."""
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point():
+        remedy = (
+            "; return it, and in Lightning's manual optimization call step(closure=closure)" if loss is None else ""
+        )
+        got = describe(loss)
+        raise InputError(f"{caller}: closure: expected it to return the loss, one real number, got {got}{remedy}.")
+    if not loss.requires_grad:
+        raise InputError(
+            f"{caller}: closure: expected a loss with its graph, got one that hangs on no parameter; look for "
+            ".detach(), .item() or torch.no_grad() in the closure."
+        )
+
+
+def require_closure(caller: str, closure: Any) -> None:
+    """Raise if there is no closure."""
+    if not callable(closure):
+        raise InputError(
+            f"{caller}: step: expected a closure that computes the loss and returns it, as a step takes the loss at "
+            f"more than one point, got {closure!r}; pass step(lambda: criterion(model(inputs), targets))."
+        )
 
 
 class LocalModel:

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.optim.stochastic.precise_states import precise
+from hodiff.optim.stochastic.own_states import precise
 from hodiff.torch_internals.tensors import version_of
 
 # Pairs of parameters and estimates; a dict would compare tensors. Estimates support addition and multiplication by

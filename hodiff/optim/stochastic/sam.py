@@ -11,10 +11,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from hodiff.errors import InputError
-from hodiff.optim.stochastic.closure_checks import Closure, require_closure
+from hodiff.optim.stochastic.local_models import Closure, require_closure
 from hodiff.optim.stochastic.magnitudes import real_of
-from hodiff.optim.stochastic.together import together
-from hodiff.optim.stochastic.training_optimizer import StochasticOptimizer
+from hodiff.optim.stochastic.training_optimizer import StochasticOptimizer, together
 from hodiff.torch_internals import many_tensors as many
 from hodiff.torch_internals.modules import step_with_own_hooks
 

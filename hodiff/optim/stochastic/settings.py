@@ -1,4 +1,4 @@
-"""Checks of optimizer settings, in one table, as a name has one meaning in all optimizers."""
+"""Checks of optimizer settings, in one table, as a name has one meaning in all optimizers, and schedules."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.optim.stochastic.grafting import GRAFTS
 from hodiff.optim.stochastic.local_models import CURVATURES
+
+
+def is_due(count: int, every: int) -> bool:
+    """Return True every `every` counts, and before that after 1, 2, 4, 8 ... counts, when averages change most."""
+    return count % every == 0 or (count < every and count & (count - 1) == 0)
+
 
 Check = Callable[[str, str, Any], None]
 

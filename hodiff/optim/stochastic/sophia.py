@@ -16,8 +16,7 @@ from hodiff.optim.stochastic.diagonal_curvature import DiagonalOptimizer, Hutchi
 from hodiff.optim.stochastic.drawn_labels import in_a_loss, of_logits
 from hodiff.optim.stochastic.pending_curvature import Estimates
 from hodiff.optim.stochastic.settings import settings_in
-from hodiff.optim.stochastic.together import zeros_of_each
-from hodiff.optim.stochastic.training_optimizer import Group
+from hodiff.optim.stochastic.training_optimizer import Group, zeros_of_each
 from hodiff.torch_internals import many_tensors as many
 
 

@@ -10,5 +10,5 @@
 
 from hodiff.sparse.coloring.color import color as color
 from hodiff.sparse.coloring.coloring import Coloring as Coloring
-from hodiff.sparse.coloring.gathers import Gather as Gather
+from hodiff.sparse.coloring.entries import Gather as Gather
 from hodiff.sparse.coloring.substitution import Substitution as Substitution

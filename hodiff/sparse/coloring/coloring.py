@@ -15,10 +15,8 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.options import require_choice
 from hodiff.errors import InputError
-from hodiff.sparse.coloring.compressed_patterns import Array, Pattern
-from hodiff.sparse.coloring.entries import Entries, reader
-from hodiff.sparse.coloring.gathers import Gather, by_both, by_columns, by_rows, by_stars
-from hodiff.sparse.coloring.layouts import FORMATS
+from hodiff.sparse.coloring.compressed_patterns import FORMATS, Array, Pattern
+from hodiff.sparse.coloring.entries import Entries, Gather, by_both, by_columns, by_rows, by_stars, reader
 from hodiff.sparse.coloring.substitution import Substitution, by_trees
 from hodiff.torch_internals.tensors import in_trace
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from hodiff.sparse.coloring.compressed_patterns import Array, Pattern
-from hodiff.sparse.coloring.gathers import readable
+from hodiff.sparse.coloring.entries import readable
 
 NEUTRAL = -1
 

@@ -1,7 +1,11 @@
-"""A call of an operator: arguments by name, results, and what each tensor depends on."""
+"""A call of an operator: arguments by name, results, and what each tensor depends on.
+
+Table of rules by the names of operators.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import or_
@@ -76,3 +80,21 @@ class Call:
 def numbers_of(x: Tensor) -> np.ndarray[Any, Any]:
     """Return a tensor's values as a NumPy array."""
     return x.detach().resolve_conj().resolve_neg().cpu().numpy()
+
+
+# A rule returns the supports of each output in order; None for an output without a derivative.
+Rule = Callable[[Call], Sequence[Supports | None]]
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Enter a rule under the names of operators of `torch.ops.aten`, for all of their overloads."""
+
+    def enter(function: Rule) -> Rule:
+        for name in names:
+            assert name not in RULES, name
+            RULES[name] = function
+        return function
+
+    return enter

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hodiff.common.randomness import RandomState
-from hodiff.derivatives.capture.users_lines import line_now
+from hodiff.derivatives.capture.refusals import line_now
 from hodiff.errors import HodiffError
 from hodiff.sparse.detection.supports import Supports, TooManyError, from_rows, identity
 

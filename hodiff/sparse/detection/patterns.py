@@ -18,7 +18,7 @@ from hodiff.common.module_state import untouched
 from hodiff.common.options import require_bool
 from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
-from hodiff.derivatives.capture.users_lines import line_now
+from hodiff.derivatives.capture.refusals import line_now
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.recompute.reachable import draw_of, named_modules

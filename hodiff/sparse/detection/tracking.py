@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from hodiff.derivatives.capture.users_lines import called_by_library, line_now
+from hodiff.derivatives.capture.refusals import called_by_library, line_now
 from hodiff.errors import HodiffError, InputError
-from hodiff.sparse.detection.call import Call
+from hodiff.sparse.detection.call import RULES, Call, Rule
 from hodiff.sparse.detection.memory_supports import Memory
 from hodiff.sparse.detection.rules import elementwise
-from hodiff.sparse.detection.support_rules import RULES, Rule
 from hodiff.sparse.detection.supports import Supports, TooManyError, most_entries
 from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
 from hodiff.torch_internals.operators import arguments_of, decomposition_of, plain_name

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hodiff.sparse.coloring import Coloring
-from hodiff.sparse.coloring.layouts import FORMATS
+from hodiff.sparse.coloring.compressed_patterns import FORMATS
 
 # Any seed works for which no entry is a multiple of another by accident. It is fixed, so that results repeat.
 _SEED = 20_09

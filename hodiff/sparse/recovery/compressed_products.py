@@ -13,11 +13,10 @@ from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
 from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree, describe, flatten, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction
-from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
+from hodiff.derivatives.products_by_route import PRODUCTS, Leaves, pull, push
 from hodiff.derivatives.recorded_gradient import RecordedGradient, pull_batch
 from hodiff.derivatives.route_choice import follow, takes_unrecorded, unavailable
 from hodiff.derivatives.steady import leaving_no_trace, steady
-from hodiff.derivatives.typed_transforms import pull, push
 from hodiff.errors import InputError, RouteError
 from hodiff.recompute.reachable import named_modules
 from hodiff.recompute.recording import Recording

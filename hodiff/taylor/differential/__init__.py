@@ -6,5 +6,5 @@ from hodiff.taylor.differential.laplacian import laplacian as laplacian
 from hodiff.taylor.differential.laplacian import value_grad_laplacian as value_grad_laplacian
 from hodiff.taylor.differential.partials import hessian_diagonal as hessian_diagonal
 from hodiff.taylor.differential.partials import partial as partial
-from hodiff.taylor.differential.randomised_estimate import RandomisedEstimate as RandomisedEstimate
+from hodiff.taylor.differential.random_directions import RandomisedEstimate as RandomisedEstimate
 from hodiff.taylor.differential.symmetric_tensors import derivative_tensor as derivative_tensor

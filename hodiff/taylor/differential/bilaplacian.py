@@ -21,8 +21,7 @@ from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import RouteError
 from hodiff.taylor.differential.laplacian import laplacian
 from hodiff.taylor.differential.operand import Operand, bound, grouped, require_options
-from hodiff.taylor.differential.random_directions import Sample, sampled, sampling_of
-from hodiff.taylor.differential.randomised_estimate import estimate
+from hodiff.taylor.differential.random_directions import Sample, estimate, sampled, sampling_of
 
 # Above this dimension some weights are negative.
 ALL_ABOVE = 7

@@ -11,8 +11,7 @@ from hodiff.common.trees import PyTree, describe, flatten, unflatten
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
 from hodiff.taylor.differential.operand import Operand, bound, grouped, require_options
-from hodiff.taylor.differential.random_directions import sampled, sampling_of
-from hodiff.taylor.differential.randomised_estimate import estimate
+from hodiff.taylor.differential.random_directions import estimate, sampled, sampling_of
 
 
 def laplacian(

@@ -17,8 +17,8 @@ from hodiff.common.options import require_bools, require_callable, require_int
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import describe, unflatten
 from hodiff.errors import InputError
+from hodiff.recompute.contents import numbers_in, require_same
 from hodiff.recompute.reachable import modules_in
-from hodiff.recompute.same_values import numbers_in, require_same
 from hodiff.taylor.jets import Jet, new_jet, tensor_of
 from hodiff.taylor.passes import framed, primal_leaves, through
 from hodiff.taylor.plain_tensors import comparison_due, note_compared

@@ -11,9 +11,8 @@ from hodiff.common.options import INTS, is_int
 from hodiff.common.trees import PyTree, unflatten
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
-from hodiff.taylor.differential.combinations import combined, directions
 from hodiff.taylor.differential.operand import Directions, Operand, bound, require_options
-from hodiff.taylor.differential.polarization import Plan, interpolated, planned, polarised
+from hodiff.taylor.differential.polarization import Plan, combined, directions, interpolated, planned, polarised
 
 
 def hessian_diagonal(

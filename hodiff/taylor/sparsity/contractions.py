@@ -16,10 +16,9 @@ import torch
 from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.series import minus, plus, times
 from hodiff.taylor.sparsity.factors import Factor, Total, kinds_of
-from hodiff.taylor.sparsity.levels import times_constant
 from hodiff.taylor.sparsity.moving_directions import Indices, Support, kept, support
 from hodiff.taylor.sparsity.quotients import Quotient
-from hodiff.taylor.sparsity.reductions import summed
+from hodiff.taylor.sparsity.reductions import summed, times_constant
 from hodiff.taylor.sparsity.remembering import remembered
 from hodiff.taylor.sparsity.slots import Call, moves
 

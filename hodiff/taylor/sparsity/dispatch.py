@@ -9,11 +9,10 @@ from hodiff.taylor.jets import Jet
 from hodiff.taylor.registry import Entry
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity.contractions import matmul, slogdet
-from hodiff.taylor.sparsity.levels import cumulative, linear
 from hodiff.taylor.sparsity.moving import MOVING, moving
 from hodiff.taylor.sparsity.pointwise import POINTWISE, added, multiplied, pointwise
 from hodiff.taylor.sparsity.quotients import quotient
-from hodiff.taylor.sparsity.reductions import total
+from hodiff.taylor.sparsity.reductions import cumulative, linear, total
 from hodiff.taylor.sparsity.slots import Call
 
 

@@ -10,9 +10,9 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import dense
 from hodiff.taylor.jets import Jet
+from hodiff.taylor.jets_in_arguments import Shape, gathered, spread
 from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Frame, filled
-from hodiff.taylor.spreading import Shape, gathered, spread
 from hodiff.torch_internals.autograd.func_calls import jvp_of, replaced, sliced
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.torch_internals.autograd.forward_mode import has_tangent, in_dual_level, in_forward_mode
+from hodiff.torch_internals.autograd.grad_mode import has_tangent, in_dual_level, in_forward_mode
 from hodiff.torch_internals.autograd.transforms import (
     at_level,
     batching_levels,

@@ -19,7 +19,7 @@ from hodiff.checks.command import check_command
 from hodiff.checks.command.expressions import CALLS, Reader
 from hodiff.checks.command.loss_expressions import read_loss
 from hodiff.checks.command.targets import load_target
-from hodiff.checks.functions.switches import METHODS
+from hodiff.checks.functions.conclusion import METHODS
 
 FILE = """
 import torch

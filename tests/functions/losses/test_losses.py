@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hodiff.errors import InputError
 from hodiff.functions.losses.losses import cross_entropy, hinge, huber
-from hodiff.rules import tensor_blocks
+from hodiff.rules import blockwise
 
 C = 5
 SHAPES = [(C,), (4, C), (3, C, 2), (2, C, 2, 3)]
@@ -134,7 +134,7 @@ def test_probabilities_exist_for_one_block_at_a_time(monkeypatch):
     _, whole_gradient, whole_product = large(None)
     torch.testing.assert_close(gradient, whole_gradient)
     torch.testing.assert_close(product, whole_product)
-    monkeypatch.setitem(tensor_blocks.AUTO, "cpu", 4 * 32)
+    monkeypatch.setitem(blockwise.AUTO, "cpu", 4 * 32)
     assert large("auto")[0] == 2
 
 

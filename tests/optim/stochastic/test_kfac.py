@@ -9,7 +9,7 @@ from torch import nn
 
 import hodiff
 from hodiff.optim import EKFAC, KFAC
-from hodiff.optim.stochastic.kfac.output_columns import columns_of, find_any
+from hodiff.optim.stochastic.kfac.kfac_optimizer import columns_of, find_any
 
 D = torch.float64
 RNG = np.random.default_rng(0)

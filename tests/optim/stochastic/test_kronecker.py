@@ -6,7 +6,7 @@ import torch
 
 import hodiff
 from hodiff.optim import SOAP, Shampoo
-from hodiff.optim.stochastic.kronecker.dimensions import multiplied, second_moment, working_shape
+from hodiff.optim.stochastic.kronecker.kronecker_optimizer import multiplied, second_moment, working_shape
 
 D = torch.float64
 RNG = np.random.default_rng(0)

@@ -10,7 +10,7 @@ from torch import nn
 
 from hodiff.optim import KFAC, HessianFree, LayerwiseGaussNewton, NewtonCG
 from hodiff.optim.stochastic.local_models import GaussNewtonModel
-from hodiff.optim.stochastic.solvers.conjugate_gradients import iterates
+from hodiff.optim.stochastic.solvers.truncated_newton import iterates
 
 D = torch.float64
 RNG = np.random.default_rng(0)

@@ -135,7 +135,7 @@ def test_a_thousand_programs(first):
 
 def test_a_rule_that_forgets_is_seen(monkeypatch):
     """A wrong rule is detected, so the comparison can fail."""
-    from hodiff.sparse.detection.support_rules import RULES
+    from hodiff.sparse.detection.call import RULES
 
     monkeypatch.setitem(RULES, "gather", lambda call: [None])
     monkeypatch.setitem(RULES, "index", lambda call: [None])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from hodiff.checks.audit.grid import grid
 from hodiff.checks.audit.jets.jet_audit import JetAudit
 from hodiff.checks.audit.jets.verdict import STATUSES, JetVerdict
+from hodiff.checks.audit.page import grid
 
 _HOW = """\
 Whether `hodiff.taylor.jet` and collapsed jets are right on torch's operators. Operators and samples are those of

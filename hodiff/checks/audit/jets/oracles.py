@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hodiff.checks.audit.jets.curves import Curves, draw_from, moves
 from hodiff.corrections import corrected
-from hodiff.derivatives.typed_transforms import push
+from hodiff.derivatives.products_by_route import push
 from hodiff.taylor.jets import new_jet
 from hodiff.taylor.passes import framed, through
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from hodiff.functions.losses.linear_terms import term_formulas as formulas
 from hodiff.functions.losses.linear_terms import tiles
 from hodiff.rules.autocast import without_autocast
-from hodiff.rules.blockwise import Plan, all_batched, blockwise
-from hodiff.rules.tensor_blocks import allows_in_place
+from hodiff.rules.blockwise import Plan, all_batched, allows_in_place, blockwise
 
 # Whether x, weight, bias, class weights, target and log-sum-exp have samples, not classes.
 OWN = (True, False, False, False, True, True)

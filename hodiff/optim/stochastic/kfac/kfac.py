@@ -9,8 +9,7 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.operators.kfac import moments
-from hodiff.operators.kfac.block_layouts import Layout
-from hodiff.operators.kfac.blocks import EigenBlock, KroneckerBlock, aligned, balance, between, diagonal_of
+from hodiff.operators.kfac.blocks import EigenBlock, KroneckerBlock, Layout, aligned, balance, between, diagonal_of
 from hodiff.operators.kfac.kfac_options import EXPAND, MONTE_CARLO
 from hodiff.optim.stochastic.kfac.kfac_optimizer import KroneckerFactoredOptimizer, State
 from hodiff.optim.stochastic.kfac.seen_layers import Sums

@@ -1,27 +1,114 @@
-"""Base class of K-FAC and EK-FAC: running averages of factors, and a step of all layers."""
+r"""Base class of K-FAC and EK-FAC: running averages of factors, and a step of all layers.
+
+Columns c of the outputs, with $\sum c c^\top$ their Fisher matrix, that are pulled back to the layers.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hodiff.common.options import require_choice
+from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
 from hodiff.operators.kfac import moments
-from hodiff.operators.kfac.block_layouts import Layout, Piece
-from hodiff.operators.kfac.kfac_options import EXPAND, REDUCE
+from hodiff.operators.kfac.blocks import Layout, Piece
+from hodiff.operators.kfac.columns import Columns, Given, Root, View
+from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, EXPAND, MONTE_CARLO, REDUCE
 from hodiff.optim.stochastic.curvature_optimizer import CurvatureOptimizer
+from hodiff.optim.stochastic.drawn_labels import drawn
+from hodiff.optim.stochastic.found_losses import BITS, FAMILIES, LABELS, SQUARES, FoundLoss, find
 from hodiff.optim.stochastic.kfac.layer_calls import LayerObserver, wait_for_layers
-from hodiff.optim.stochastic.kfac.output_columns import FISHERS, columns_of, find_any
 from hodiff.optim.stochastic.kfac.seen_layers import SeenLayers, Sums
+from hodiff.optim.stochastic.own_states import precise, restore
 from hodiff.optim.stochastic.pending_curvature import Estimates
-from hodiff.optim.stochastic.precise_states import precise, restore
-from hodiff.optim.stochastic.refreshes import is_due
+from hodiff.optim.stochastic.settings import is_due
 from hodiff.optim.stochastic.training_optimizer import Group
+
+FISHERS = (MONTE_CARLO, EXACT, EMPIRICAL)
+
+
+def find_any(caller: str, loss: Tensor) -> FoundLoss:
+    """Find the loss of any family in a graph."""
+    found = find(loss, tuple(FAMILIES.values()), partial(_unknown, caller))
+    if found.outputs.dim() < 2 and (found.family == LABELS or not found.outputs.dim()):
+        raise _unknown(caller, "that of a single example without a dimension for examples")
+    return found
+
+
+def columns_of(found: FoundLoss, loss: Tensor, fisher: str, generator: torch.Generator) -> Columns:
+    """Compute the columns by the method `fisher`."""
+    scale = float(found.weight / found.count) ** 0.5
+    if fisher == MONTE_CARLO:
+        return Given(scale * DRAWN[found.family](found, generator)[None])
+    if fisher == EXACT:
+        view = View(found.outputs.shape, found.family == LABELS, apart=True)
+        return Root(scale * ROOTS[found.family](found, view), view)
+    (given,) = torch.autograd.grad([loss], [found.edge], retain_graph=True)
+    # The gradient contains the loss's weight and the share of each term.
+    return Given(given[None] / scale if scale else torch.zeros_like(given)[None])
+
+
+def _drawn_labels(found: FoundLoss, generator: torch.Generator) -> Tensor:
+    mean, count = drawn(found.outputs, found.ignored, generator)
+    return mean * count
+
+
+def _drawn_values(found: FoundLoss, generator: torch.Generator) -> Tensor:
+    # A squared error without the factor 1/2 belongs to a Gaussian of variance 1/2.
+    noise = torch.randn(found.outputs.shape, generator=generator, device=generator.device)
+    return 2**0.5 * noise.to(found.outputs)
+
+
+def _drawn_bits(found: FoundLoss, generator: torch.Generator) -> Tensor:
+    probabilities = found.outputs.float().sigmoid()
+    bits = torch.bernoulli(probabilities.to(generator.device), generator=generator)
+    return (probabilities - bits.to(probabilities)).to(found.outputs)
+
+
+def _root_of_labels(found: FoundLoss, view: View) -> Tensor:
+    # The gradient for a label is a unit vector in log-probabilities.
+    roots = view.rows((found.outputs / 2).exp()[None])[0]
+    if found.ignored is not None:
+        roots = roots.masked_fill(found.ignored.reshape(*roots.shape[:2], 1), 0)
+    return roots.diag_embed()
+
+
+def _root_of_squares(found: FoundLoss, view: View) -> Tensor:
+    return view.rows(torch.full_like(found.outputs, 2**0.5)[None])[0][..., None]
+
+
+def _root_of_bits(found: FoundLoss, view: View) -> Tensor:
+    probabilities = found.outputs.sigmoid()
+    return view.rows((probabilities * (1 - probabilities)).sqrt()[None])[0][..., None]
+
+
+# Gradients of the terms for targets drawn from the outputs' distribution.
+DRAWN: Mapping[str, Callable[[FoundLoss, torch.Generator], Tensor]] = {
+    LABELS: _drawn_labels,
+    SQUARES: _drawn_values,
+    BITS: _drawn_bits,
+}
+# Roots of the terms' Fisher information, (N, places, size, columns).
+ROOTS: Mapping[str, Callable[[FoundLoss, View], Tensor]] = {
+    LABELS: _root_of_labels,
+    SQUARES: _root_of_squares,
+    BITS: _root_of_bits,
+}
+
+
+def _unknown(caller: str, got: str) -> InputError:
+    return InputError(
+        f"{caller}: expected a loss with one cross_entropy or nll_loss of labels, mse_loss or "
+        f"binary_cross_entropy_with_logits, without weights, of reduction 'mean' or 'sum', got {got}; pass "
+        "update_every=None, and call update_curvature on such a loss of the same outputs before backward."
+    )
+
 
 State = dict[str, Any]
 

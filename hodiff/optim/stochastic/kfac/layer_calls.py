@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge
 from torch.nn.modules.module import register_module_forward_hook
 
 from hodiff.graphs import nodes_of
-from hodiff.operators.kfac.chunked_calls import Call
+from hodiff.operators.kfac.recorded_layers import Call
 from hodiff.operators.kfac.sources import known_type
 from hodiff.torch_internals.compilers.dynamo import expect_hooks_of_all_modules
 

@@ -15,15 +15,15 @@ from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
 from hodiff.graphs import coarsest_eps, nodes_of
 from hodiff.operators.kfac import moments
-from hodiff.operators.kfac.chunked_calls import Call, layers_on_chunks
 from hodiff.operators.kfac.columns import Columns
 from hodiff.operators.kfac.kfac_options import DIAGONAL, EXACT
 from hodiff.operators.kfac.layers import BIAS, WEIGHT, Source, source_of
+from hodiff.operators.kfac.moments import gradients_of, inputs_of, tell_the_gradient
+from hodiff.operators.kfac.recorded_layers import Call, layers_on_chunks
 from hodiff.operators.kfac.sources import KINDS, known_type
-from hodiff.operators.kfac.vectors import gradients_of, inputs_of, tell_the_gradient
 from hodiff.optim.stochastic.found_losses import FoundLoss
 from hodiff.optim.stochastic.kfac.layer_calls import calls_in
-from hodiff.optim.stochastic.precise_states import precise
+from hodiff.optim.stochastic.own_states import precise
 from hodiff.torch_internals.autograd.graph_nodes import sequence_number
 from hodiff.torch_internals.wording import EAGER_STANCE
 

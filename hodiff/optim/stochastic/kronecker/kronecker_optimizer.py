@@ -1,18 +1,102 @@
-"""Base class of Shampoo and SOAP: parameters as tensors of few large dimensions, and states in at least 32 bits."""
+"""Base class of Shampoo and SOAP: parameters as tensors of few large dimensions, and states in at least 32 bits.
+
+Dimensions of a parameter: their choice, second moments along them, and products with a factor for each.
+
+A factor is a matrix (n, n), a diagonal (n,), or None for the identity.
+
+Roots and eigenvectors of second moments.
+"""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hodiff.optim.stochastic.closure_checks import Closure
-from hodiff.optim.stochastic.kronecker.dimensions import second_moment, working_shape
+from hodiff.errors import InputError
+from hodiff.operators.kfac.blocks import symmetric_eigen
+from hodiff.optim.stochastic.local_models import Closure
 from hodiff.optim.stochastic.magnitudes import require_norms
-from hodiff.optim.stochastic.precise_states import precise, restore
+from hodiff.optim.stochastic.own_states import precise, restore
 from hodiff.optim.stochastic.training_optimizer import Group, StochasticOptimizer
+
+
+def inverse_root(caller: str, moment: Tensor, power: float, damping: float) -> Tensor:
+    r"""Compute $(M + \epsilon \lambda_{\max} I)^{-p}$ of a nonzero positive semi-definite M, or of a diagonal."""
+    _require_finite(caller, moment)
+    # Inverse roots of small eigenvalues magnify rounding errors.
+    precise = moment if moment.device.type == "mps" else moment.double()
+    values, vectors = (precise, None) if moment.dim() == 1 else symmetric_eigen(precise)
+    largest = values.max()
+    # Eigenvalues of zero up to rounding had no gradients; without damping their scale is zero.
+    seen = values > len(values) * torch.finfo(moment.dtype).eps * largest
+    scales = (values.where(seen, 0) + damping * largest) ** -power
+    scales = scales.nan_to_num(posinf=0.0)
+    return (scales if vectors is None else (vectors * scales) @ vectors.mT).to(moment.dtype)
+
+
+def eigenvectors(caller: str, moment: Tensor) -> Tensor:
+    """Return the eigenvectors of a symmetric matrix as columns, by decreasing eigenvalue."""
+    _require_finite(caller, moment)
+    precise = moment if moment.device.type == "mps" else moment.double()
+    return symmetric_eigen(precise)[1].flip(-1).to(moment.dtype)
+
+
+def turned(caller: str, moment: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:
+    """Take one step of orthogonal iteration; return the order of the old columns and the new basis."""
+    _require_finite(caller, moment)
+    products = moment @ basis
+    order = (basis * products).sum(0).argsort(descending=True, stable=True)
+    return order, torch.linalg.qr(products[:, order]).Q
+
+
+def _require_finite(caller: str, moment: Tensor) -> None:
+    if not bool(moment.isfinite().all()):
+        raise InputError(
+            f"{caller}: step: expected gradients whose squares are finite, got NaN or infinity in the sum of them; "
+            "look for the step where the loss is no number any more, or scale it down."
+        )
+
+
+Factors = Sequence[Tensor | None]
+
+
+def working_shape(shape: Sequence[int], limit: int, merge: bool) -> tuple[int, ...]:
+    """Drop dimensions of size 1, and merge those behind the first from the last on, up to the limit."""
+    first, *rest = [size for size in shape if size != 1] or [1]
+    if not merge:
+        return first, *rest
+    merged: list[int] = []
+    for size in reversed(rest):
+        if merged and merged[0] * size <= limit:
+            merged[0] *= size
+        else:
+            merged.insert(0, size)
+    return first, *merged
+
+
+def second_moment(tensor: Tensor, dim: int, diagonal: bool) -> Tensor:
+    """Compute the sum of $v v^T$ over all vectors v along a dimension, or its diagonal."""
+    rows = tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1)
+    return rows.square().sum(1) if diagonal else rows @ rows.mT
+
+
+def multiplied(tensor: Tensor, factors: Factors, *, transposed: bool = False) -> Tensor:
+    """Multiply a tensor along each dimension by a factor or its transpose."""
+    for factor in factors:
+        # The first dimension moves to the end, so after a round every dimension is multiplied and the order is
+        # restored.
+        if factor is None:
+            tensor = tensor.movedim(0, -1)
+        elif factor.dim() == 1:
+            tensor = tensor.movedim(0, -1) * factor
+        else:
+            tensor = torch.tensordot(tensor, factor, dims=([0], [0 if transposed else 1]))
+    return tensor
+
 
 State = dict[str, Any]
 

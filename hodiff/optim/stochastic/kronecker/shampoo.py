@@ -8,11 +8,8 @@ import torch
 from torch import Tensor
 
 from hodiff.optim.stochastic.grafting import GRAFTS, LEAST
-from hodiff.optim.stochastic.kronecker.dimensions import multiplied
-from hodiff.optim.stochastic.kronecker.kronecker_optimizer import KroneckerOptimizer, State
-from hodiff.optim.stochastic.kronecker.matrix_roots import inverse_root
-from hodiff.optim.stochastic.refreshes import is_due
-from hodiff.optim.stochastic.settings import settings_in
+from hodiff.optim.stochastic.kronecker.kronecker_optimizer import KroneckerOptimizer, State, inverse_root, multiplied
+from hodiff.optim.stochastic.settings import is_due, settings_in
 from hodiff.optim.stochastic.training_optimizer import Group
 
 

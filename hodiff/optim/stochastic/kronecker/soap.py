@@ -7,9 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.optim.stochastic.kronecker.dimensions import multiplied
-from hodiff.optim.stochastic.kronecker.kronecker_optimizer import KroneckerOptimizer, State
-from hodiff.optim.stochastic.kronecker.matrix_roots import eigenvectors, turned
+from hodiff.optim.stochastic.kronecker.kronecker_optimizer import (
+    KroneckerOptimizer,
+    State,
+    eigenvectors,
+    multiplied,
+    turned,
+)
 from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.training_optimizer import Group
 

@@ -11,15 +11,20 @@ import torch
 from torch import Tensor
 
 from hodiff.common.randomness import RandomState
-from hodiff.optim.stochastic.closure_checks import Closure, require_closure
-from hodiff.optim.stochastic.found_graphs import explained
-from hodiff.optim.stochastic.local_models import CURVATURES, GaussNewtonModel, LocalModel, put_gradients
+from hodiff.optim.stochastic.found_losses import explained
+from hodiff.optim.stochastic.local_models import (
+    CURVATURES,
+    Closure,
+    GaussNewtonModel,
+    LocalModel,
+    put_gradients,
+    require_closure,
+)
 from hodiff.optim.stochastic.magnitudes import norm_of, require_finite
 from hodiff.optim.stochastic.settings import settings_in
-from hodiff.optim.stochastic.solvers.conjugate_gradients import Iterate, iterates
 from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
 from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer, trust_factor
-from hodiff.optim.stochastic.solvers.truncated_newton import TruncatedNewtonOptimizer
+from hodiff.optim.stochastic.solvers.truncated_newton import Iterate, TruncatedNewtonOptimizer, iterates
 
 
 class NewtonCG(TruncatedNewtonOptimizer):

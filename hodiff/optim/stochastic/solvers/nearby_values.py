@@ -9,8 +9,7 @@ from torch import Tensor
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.corrections import Corrections
-from hodiff.optim.stochastic.closure_checks import Closure
-from hodiff.optim.stochastic.local_models import value_of
+from hodiff.optim.stochastic.local_models import Closure, value_of
 from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
 from hodiff.recompute.reachable import modules_in
 

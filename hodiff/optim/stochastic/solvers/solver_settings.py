@@ -12,9 +12,8 @@ from torch.utils import _pytree as pytree
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
-from hodiff.optim.stochastic.closure_checks import Closure
-from hodiff.optim.stochastic.found_graphs import explained
-from hodiff.optim.stochastic.local_models import GaussNewtonModel, HessianModel, LocalModel, outputs_and_loss
+from hodiff.optim.stochastic.found_losses import explained
+from hodiff.optim.stochastic.local_models import Closure, GaussNewtonModel, HessianModel, LocalModel, outputs_and_loss
 from hodiff.optim.stochastic.training_optimizer import Group, StochasticOptimizer
 from hodiff.recompute.lost_slopes import noting_operands
 

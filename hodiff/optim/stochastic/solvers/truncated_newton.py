@@ -1,10 +1,14 @@
-"""Steps by truncated conjugate gradients, with a system of equations for each of several local models."""
+"""Steps by truncated conjugate gradients, with a system of equations for each of several local models.
+
+Iterates of conjugate gradients, for optimizers with their own stopping rules.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,15 +16,77 @@ from torch import Tensor
 
 from hodiff.common.options import require_choice
 from hodiff.common.randomness import RandomState
-from hodiff.optim.stochastic.closure_checks import Closure, require_closure
-from hodiff.optim.stochastic.found_graphs import explained
-from hodiff.optim.stochastic.local_models import LocalModel, put_gradients
+from hodiff.optim.stochastic.found_losses import explained
+from hodiff.optim.stochastic.local_models import Closure, LocalModel, put_gradients, require_closure
 from hodiff.optim.stochastic.magnitudes import norm_of, require_finite
 from hodiff.optim.stochastic.settings import BACKTRACKING
-from hodiff.optim.stochastic.solvers.conjugate_gradients import iterates
 from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
 from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
 from hodiff.optim.stochastic.training_optimizer import Group
+
+
+@dataclass(frozen=True)
+class Iterate:
+    r"""Iterate in the minimisation of $\phi(x) = \tfrac12 x^\top A x - b^\top x$.
+
+    Attributes:
+        count: Number of steps.
+        x: Current point.
+        residual: Norm of $b - A x$.
+        value: $\phi(x)$.
+        descent: Direction of curvature zero or less, in which $\phi$ falls without bound; only in the last iterate.
+    """
+
+    count: int
+    x: Tensor
+    residual: float
+    value: float
+    descent: Tensor | None = None
+
+
+def iterates(
+    product: Callable[[Tensor], Tensor], b: Tensor, start: Tensor | None = None, preconditioner: Tensor | None = None
+) -> Iterator[Iterate]:
+    """Solve `A x = b` for a symmetric A, until the residual is zero or curvature is not positive.
+
+    Args:
+        product: Product with A.
+        b: Right-hand side.
+        start: Start; by default zero.
+        preconditioner: Diagonal of an approximation of A; by default the identity.
+
+    Yields:
+        Iterates, beginning with the start.
+    """
+    residual = b.clone() if start is None else b - product(start)
+    # Squares of large and small numbers are out of the range of the dtype; a power of two rounds nothing.
+    largest = float(torch.stack([b.abs().max(), residual.abs().max()]).max()) if b.numel() else 0.0
+    scale = math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest and math.isfinite(largest) else 1.0
+    b, residual = b / scale, residual / scale
+    x = torch.zeros_like(b) if start is None else start / scale
+    scaled = residual if preconditioner is None else residual / preconditioner
+    direction, squared, count = scaled.clone(), float(residual @ scaled), 0
+    while True:
+        norm = squared**0.5 if preconditioner is None else norm_of(residual)
+        value = -0.5 * float(x @ (b + residual)) * scale * scale
+        yield Iterate(count, x * scale, norm * scale, value)
+        if not squared:
+            return
+        multiplied = product(direction)
+        curvature = float(direction @ multiplied)
+        length = norm if preconditioner is None else norm_of(direction)
+        # Rounding makes a curvature of zero a tiny one of either sign.
+        if curvature <= torch.finfo(b.dtype).eps * norm_of(multiplied) * length:
+            yield Iterate(count, x * scale, norm * scale, value, descent=direction * scale)
+            return
+        step = squared / curvature
+        x = x + step * direction
+        residual = residual - step * multiplied
+        scaled = residual if preconditioner is None else residual / preconditioner
+        before, squared = squared, float(residual @ scaled)
+        direction = scaled + (squared / before) * direction
+        count += 1
+
 
 # Required fraction of the decrease that the slope predicts, and the maximum number of halvings.
 _LEAST_DESCENT, _HALVINGS = 1e-4, 30

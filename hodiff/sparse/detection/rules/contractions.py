@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hodiff.sparse.detection.call import Call
+from hodiff.sparse.detection.call import Call, rule
 from hodiff.sparse.detection.memory_supports import has_derivatives, is_strided
-from hodiff.sparse.detection.support_rules import rule
 from hodiff.sparse.detection.supports import Supports
 
 

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.sparse.detection.call import Call, numbers_of
+from hodiff.sparse.detection.call import Call, numbers_of, rule
 from hodiff.sparse.detection.memory_supports import has_derivatives
-from hodiff.sparse.detection.support_rules import rule
 from hodiff.sparse.detection.supports import Supports
 
 # Operators that torch does not tag as pointwise, because they draw numbers, return several results or are parts of

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from hodiff.sparse.detection.call import Call
+from hodiff.sparse.detection.call import Call, rule
 from hodiff.sparse.detection.memory_supports import has_derivatives
-from hodiff.sparse.detection.support_rules import rule
 from hodiff.sparse.detection.supports import Supports, joined
 
 _MOVING = (

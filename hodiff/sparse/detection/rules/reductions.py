@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hodiff.sparse.detection.call import Call
-from hodiff.sparse.detection.support_rules import rule
+from hodiff.sparse.detection.call import Call, rule
 from hodiff.sparse.detection.supports import Supports, TooManyError, most_entries
 
 _REDUCTIONS = (

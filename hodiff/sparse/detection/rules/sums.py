@@ -9,8 +9,7 @@ import torch
 from scipy.sparse import coo_array
 from torch import Tensor
 
-from hodiff.sparse.detection.call import Call
-from hodiff.sparse.detection.support_rules import rule
+from hodiff.sparse.detection.call import Call, rule
 from hodiff.sparse.detection.supports import Supports
 from hodiff.torch_internals.operators import operator_named
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from hodiff.sparse.detection.call import Call
-from hodiff.sparse.detection.support_rules import rule
+from hodiff.sparse.detection.call import Call, rule
 from hodiff.sparse.detection.supports import Indices, Supports
 
 

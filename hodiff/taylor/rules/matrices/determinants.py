@@ -10,7 +10,7 @@ import torch
 from hodiff.errors import InputError
 from hodiff.taylor.jets import new_jet, tensor_of
 from hodiff.taylor.registry import rule
-from hodiff.taylor.rules.matrices.equations import between, mapped
+from hodiff.taylor.rules.matrices.solutions import between, mapped
 from hodiff.taylor.series import Coefficient, Frame, minus, plus, times
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 
