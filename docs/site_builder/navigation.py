@@ -37,7 +37,12 @@ SIDE_BAR = {
         "explanations/attention_second_order.md",
     ),
     "Is your torch wrong?": ("reference/is_your_torch_wrong.md", "reference/audit.md", "reference/versions.md"),
-    "Reference": ("reference/api/index.md", "reference/findings.md", "reference/errors.md"),
+    "Reference": (
+        "reference/api/index.md",
+        "reference/findings.md",
+        "reference/errors.md",
+        "reference/glossary.md",
+    ),
     "Evidence": (
         "benchmarks/index.md",
         "papers/index.md",
@@ -46,7 +51,13 @@ SIDE_BAR = {
         "reference/hugging_face.md",
         *_TAYLOR,
     ),
-    "Project": ("project/architecture.md", "project/contributing.md", "project/changelog.md"),
+    "Project": (
+        "project/architecture.md",
+        "project/decisions.md",
+        "project/stability.md",
+        "project/contributing.md",
+        "project/changelog.md",
+    ),
 }
 
 # Where a page of a folder stands that nobody entered above: at the end.
