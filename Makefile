@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 docs lint notebooks papers-quick test test-slow: export PYTHONMALLOC := malloc
 docs lint notebooks papers-quick test test-slow: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=67108864:glibc.malloc.mmap_threshold=33554432
 
-.PHONY: demo docs test test-slow test-all test-explore lint format wheel notebooks bench bench-peers papers papers-quick clean \
+.PHONY: demo docs test test-slow test-all test-explore lint format wheel release notebooks bench bench-peers papers papers-quick clean \
         $(AS_INSTALLED)
 
 demo: $(INSTALLED)
@@ -53,6 +53,11 @@ format: $(INSTALLED)
 
 wheel: $(INSTALLED)
 	$(BIN)/python -m build
+
+# dist/: the sdist, and a manylinux wheel for each of these, used in an empty environment without a compiler.
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+release: $(INSTALLED)
+	$(BIN)/python tests/release.py $(PYTHONS)
 
 # Runs examples/notebooks/*.py, and writes the notebooks with their outputs; a cell that raises or warns makes it fail.
 notebooks: $(INSTALLED)
