@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +19,9 @@ from hodiff.implicit.linear_maps import Map, Pair
 from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, SquareSystem, default_tolerance
 from hodiff.implicit.solver_call import Job, Ravel, Tensors
 from hodiff.implicit.sparse_matrices import matrix_in_words_of
+from hodiff.operators.linear.linear_product import multiply
 from hodiff.torch_internals.autograd.grad_mode import set_tangents
+from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,24 @@ class LinearOptions:
         if self.method != "auto":
             return self.method
         return "dense" if size <= DENSE_UP_TO else "minres" if self.symmetric else "gmres"
+
+
+@dataclass(frozen=True)
+class _Product:
+    """Product with the matrix, as the operator of a `LinearProduct`: a user's solver may differentiate it."""
+
+    product: Callable[[Tensor], Tensor]
+    transposed: Callable[[], Callable[[Tensor], Tensor]]
+    composed = False
+    made_of_constants = True
+
+    @property
+    def T(self) -> _Product:  # noqa: N802
+        return _Product(self.transposed(), lambda: self.product)
+
+    def multiply(self, block: Tensor) -> Tensor:
+        """Multiply the columns one by one."""
+        return torch.stack([self.product(column) for column in block.T], 1)
 
 
 @dataclass(frozen=True)
@@ -87,7 +108,9 @@ class LinearJob:
             evaluate(self.caller, self.pair.forward.apply, self.options.given, (like, *params), True)
 
         def prepared(which: str) -> Callable[[Tensor], Tensor]:
-            product = getattr(self.pair, which).prepare(like, *params)
+            # A user's solver may ask for the transpose inside of a transform.
+            with outside_transforms() if in_transform() else nullcontext():
+                product = getattr(self.pair, which).prepare(like, *params)
             return lambda v: ravel.vector(product(ravel.tree(v))).detach()
 
         method = self.options.choose(ravel.size)
@@ -104,12 +127,13 @@ class LinearJob:
         if isinstance(method, str):
             x = METHODS[method](system, rhs).detach()
         else:
-            x = torch.stack([self._by_user(method, ravel, product, each) for each in rhs])
+            differentiable = _Product(product, lambda: prepared("transposed"))
+            x = torch.stack([self._by_user(method, ravel, differentiable, each) for each in rhs])
         self._inspect(system, str(getattr(method, "__name__", method)), rhs, x)
         return x
 
-    def _by_user(self, method: Callable[..., Any], ravel: Ravel, product: Map, b: Tensor) -> Tensor:
-        found = method(lambda tree: ravel.tree(product(ravel.vector(tree))), ravel.tree(b))
+    def _by_user(self, method: Callable[..., Any], ravel: Ravel, product: _Product, b: Tensor) -> Tensor:
+        found = method(lambda tree: ravel.tree(multiply(product, ravel.vector(tree)[:, None])[:, 0]), ravel.tree(b))
         remedy = "return the solution with the structure of the right-hand side"
         ravel.require_same(found, f"{self.caller}: linear_solver: result", remedy)
         return ravel.vector(found).detach()

@@ -347,6 +347,33 @@ def test_a_linear_solver_of_ones_own_serves_transposes_and_batches():
     assert seen == [[1.0, 3.0], [0.0, 3.0], [0.0, 3.0]]
 
 
+def columns_by_autograd(matvec):
+    def matrix(x):
+        x = x.clone().requires_grad_()
+        with torch.enable_grad():
+            y = matvec(x)
+        return torch.stack([torch.autograd.grad(each, x, retain_graph=True)[0] for each in y])
+
+    return matrix
+
+
+@pytest.mark.parametrize("jacobian", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian, columns_by_autograd])
+def test_a_linear_solver_of_ones_own_may_differentiate_the_product(jacobian):
+    matrix = torch.tensor([[4.0, 1.0], [-2.0, 3.0]], dtype=torch.float64)
+
+    def dense(matvec, rhs):
+        if jacobian is torch.func.hessian:
+            # The normal equations: the Hessian of |M x|^2 / 2 is M' M.
+            squares = jacobian(lambda x: matvec(x).square().sum() / 2)(torch.zeros_like(rhs))
+            return torch.linalg.solve(squares, torch.func.vjp(matvec, rhs)[1](rhs)[0])
+        return torch.linalg.solve(jacobian(matvec)(torch.zeros_like(rhs)), rhs)
+
+    b = torch.tensor([1.0, 2.0], dtype=torch.float64)
+    solve = lambda b: linear_solve(lambda x: matrix @ x, b, method=dense)  # noqa: E731
+    torch.testing.assert_close(solve(b), torch.linalg.solve(matrix, b))
+    torch.testing.assert_close(torch.func.jacrev(solve)(b), torch.linalg.inv(matrix))
+
+
 def test_many_unknowns_go_to_a_krylov_method():
     n = 3000
     diagonal = torch.linspace(1, 3, n, dtype=torch.float64)
