@@ -41,8 +41,8 @@ BROKEN = [
     ),
     (
         "convolution: product rule of the input's gradient",
-        "None if weight_t is None else rule(cotangent, weight_t, ctx.geometry),",
-        "None if weight_t is None else -rule(cotangent, weight_t, ctx.geometry),",
+        "None if weight_t is None else rule(cotangent, weight_t, *ctx.rest),",
+        "None if weight_t is None else -rule(cotangent, weight_t, *ctx.rest),",
         (FUNCTIONS, "-k", "conv"),
     ),
     (

@@ -17,6 +17,7 @@ from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.arguments import require_floating
 from hodiff.rules.autocast import autocast_like_torch
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction
 
 
 class FusedLinear(AnyOrderFunction):
@@ -93,12 +94,14 @@ class FusedLinear(AnyOrderFunction):
         return y.reshape(info.batch_size, *x.shape[1:-1], y.shape[-1]), 0
 
 
-class ClippedGradientLinear(AnyOrderFunction):
+class ClippedGradientLinear(SavingFunction):
     """$y = x w^T$ with clamped gradients with respect to $x$ and $w$. Saves both.
 
     It takes stacks like `FusedLinear`, but of equal shapes: unbatched inputs are expanded outside, because the gradient
     of each example is clamped before the sum.
     """
+
+    saves = 2
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bound: float) -> Tensor:
@@ -107,24 +110,16 @@ class ClippedGradientLinear(AnyOrderFunction):
         return _affine(x, weight, None)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the factors."""
-        del output
-        x, weight, ctx.bound = inputs
-        ctx.save_for_backward(x, weight)
-        ctx.save_for_forward(x, weight)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """Compute the exact gradients, and clamp them elementwise."""
         if cotangent is None:
             return None, None, None
         x, weight = ctx.saved_tensors
+        (bound,) = ctx.rest
         needs_x, needs_weight, _ = ctx.needs_input_grad
         return (
-            (cotangent @ weight).clamp(-ctx.bound, ctx.bound) if needs_x else None,
-            _weight_gradient(cotangent, x, weight).clamp(-ctx.bound, ctx.bound) if needs_weight else None,
+            (cotangent @ weight).clamp(-bound, bound) if needs_x else None,
+            _weight_gradient(cotangent, x, weight).clamp(-bound, bound) if needs_weight else None,
             None,
         )
 

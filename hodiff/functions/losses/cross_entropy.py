@@ -17,14 +17,16 @@ from torch import Tensor
 
 from hodiff.functions.softmax.logsumexp import LogSumExpProduct
 from hodiff.functions.softmax.softmax import Softmax
-from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.blockwise import allows_in_place, block_of, blocks, broadcast_shape
-from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction
 
 
-class CrossEntropy(AnyOrderFunction):
+class CrossEntropy(SavingFunction):
     """The loss of each sample, with class indices. Saves logits and target, and no copy of either."""
+
+    saves = 2
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int, limit: int | None) -> Tensor:
@@ -37,15 +39,6 @@ class CrossEntropy(AnyOrderFunction):
             parts = [block_of(each, cut, x.dim()) for each in (x, target, y)]
             parts[2].copy_(_losses(parts[0], parts[1], ignore, smoothing, dim))
         return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save logits and target."""
-        x, target, *ctx.rest = inputs
-        ctx.save_for_backward(x, target)
-        ctx.save_for_forward(x, target)
-        ctx.shape = output.shape
-        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
@@ -68,18 +61,16 @@ class CrossEntropy(AnyOrderFunction):
         )
         return torch.where(target == ignore, 0, mean).expand(ctx.shape)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """Put the batches in front and let them broadcast."""
-        return CrossEntropy.call(*batch_in_front(in_dims, inputs)), 0
 
-
-class CrossEntropyGradient(AnyOrderFunction):
+class CrossEntropyGradient(SavingFunction):
     r"""$g\,(p - (1 - \varepsilon)\,e_t - \varepsilon / C)$ with broadcasting. Saves logits, target and g.
 
     Its derivative with respect to the logits costs three passes over the result; the derivative with respect to $g$ is
     computed on demand only.
     """
+
+    saves = 3
+    broadcasts = True
 
     @staticmethod
     def forward(
@@ -94,15 +85,6 @@ class CrossEntropyGradient(AnyOrderFunction):
             parts = [block_of(each, cut, x.dim()) for each in (x, target, g, y)]
             parts[3].copy_(_gradient(parts[0], parts[1], parts[2], ignore, smoothing, dim))
         return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        x, target, g, *ctx.rest = inputs
-        ctx.save_for_backward(x, target, g)
-        ctx.save_for_forward(x, target, g)
-        ctx.shape = output.shape
-        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> Any:
@@ -131,11 +113,6 @@ class CrossEntropyGradient(AnyOrderFunction):
         if g_t is not None:
             terms.append(CrossEntropyGradient.call(x, target, g_t, *ctx.rest))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """Put the batches in front and let them broadcast."""
-        return CrossEntropyGradient.call(*batch_in_front(in_dims, inputs)), 0
 
 
 def class_of(target: Tensor, ignore: int) -> Tensor:

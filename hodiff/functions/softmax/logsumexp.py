@@ -19,8 +19,8 @@ from hodiff.functions.softmax.softmax import Softmax, third_derivative, weighted
 from hodiff.kernels import fused
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.blockwise import block_of, blocks, broadcast_shape
-from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction
 
 
 class LogSumExp(AnyOrderFunction):
@@ -61,8 +61,11 @@ class LogSumExp(AnyOrderFunction):
         return LogSumExp.call(x.movedim(in_dims[0], 0), dim), 0
 
 
-class LogSumExpGradient(AnyOrderFunction):
+class LogSumExpGradient(SavingFunction):
     """$s p$ for a factor s of size 1 along the dimension. Saves both inputs."""
+
+    saves = 2
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, scale: Tensor, dim: int, bounded: bool) -> Tensor:
@@ -72,33 +75,24 @@ class LogSumExpGradient(AnyOrderFunction):
         return probabilities(x, dim, bounded) * scale
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        x, scale, ctx.dim, ctx.bounded = inputs
-        ctx.save_for_backward(x, scale)
-        ctx.save_for_forward(x, scale)
-        ctx.shapes = x.shape, scale.shape
-        ctx.shape = output.shape
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> Any:
         """Return $s J v$ for x and $⟨p, v⟩$ for s."""
         if v is None:
             return None, None, None, None
         x, scale = ctx.saved_tensors
+        dim, bounded = ctx.rest
         x_shape, scale_shape = ctx.shapes
         by_x = by_scale = None
         if not ctx.needs_input_grad[1]:
-            by_x = LogSumExpProduct.call(x, scale, v, ctx.dim, ctx.bounded, None).sum_to_size(x_shape)
+            by_x = LogSumExpProduct.call(x, scale, v, dim, bounded, None).sum_to_size(x_shape)
             return by_x, None, None, None
         # Both need the probabilities and the mean; compute them once.
-        if _suits_rows(ctx.dim, x, scale, v):
-            by_x, by_scale = fused.softmax_product(x, scale, v, bounded=ctx.bounded)
+        if _suits_rows(dim, x, scale, v):
+            by_x, by_scale = fused.softmax_product(x, scale, v, bounded=bounded)
             return by_x, by_scale, None, None
-        p = Softmax.call(bound(x) if ctx.bounded else x, ctx.dim)
+        p = Softmax.call(bound(x) if bounded else x, dim)
         weighted = p * v
-        mean = weighted.sum(ctx.dim, keepdim=True)
+        mean = weighted.sum(dim, keepdim=True)
         if ctx.needs_input_grad[0]:
             by_x = (scale * (weighted - p * mean)).sum_to_size(x_shape)
         by_scale = mean.sum_to_size(scale_shape)
@@ -109,21 +103,20 @@ class LogSumExpGradient(AnyOrderFunction):
     def jvp(ctx: Any, x_t: Tensor | None, scale_t: Tensor | None, *_: None) -> Tensor:
         """Apply the product rule."""
         x, scale = ctx.saved_tensors
+        dim, bounded = ctx.rest
         terms = []
         if x_t is not None:
-            terms.append(LogSumExpProduct.call(x, scale, x_t, ctx.dim, ctx.bounded, None))
+            terms.append(LogSumExpProduct.call(x, scale, x_t, dim, bounded, None))
         if scale_t is not None:
-            terms.append(LogSumExpGradient.call(x, scale_t, ctx.dim, ctx.bounded))
+            terms.append(LogSumExpGradient.call(x, scale_t, dim, bounded))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, scale: Tensor, dim: int, bounded: bool) -> Any:
-        """Put the batches in front and let them broadcast."""
-        return LogSumExpGradient.call(*batch_in_front(in_dims, (x, scale, dim, bounded))), 0
 
-
-class LogSumExpProduct(AnyOrderFunction):
+class LogSumExpProduct(SavingFunction):
     r"""$s J v = s\,(p \circ v - p\,\langle p, v \rangle)$ with broadcasting. Saves its three tensors."""
+
+    saves = 3
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, scale: Tensor, v: Tensor, dim: int, bounded: bool, limit: int | None) -> Tensor:
@@ -138,16 +131,6 @@ class LogSumExpProduct(AnyOrderFunction):
             part = [block_of(each, cut, x.dim()) for each in (x, scale, v, y)]
             weighted_product(probabilities(part[0], dim, bounded), part[1], part[2], dim, out=part[3])
         return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        x, scale, v, *ctx.rest = inputs
-        ctx.save_for_backward(x, scale, v)
-        ctx.save_for_forward(x, scale, v)
-        ctx.shapes = x.shape, scale.shape, v.shape
-        ctx.shape = output.shape
-        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, u: Tensor | None) -> Any:
@@ -185,11 +168,6 @@ class LogSumExpProduct(AnyOrderFunction):
         if scale_t is not None:
             terms.append(LogSumExpProduct.call(x, scale_t, v, dim, bounded, limit))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """Put the batches in front and let them broadcast."""
-        return LogSumExpProduct.call(*batch_in_front(in_dims, inputs)), 0
 
 
 def _suits_rows(dim: int, x: Tensor, scale: Tensor, v: Tensor) -> bool:
