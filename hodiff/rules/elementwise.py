@@ -192,10 +192,7 @@ def _make_jvp(cls: type[ElementwiseFunction]) -> Callable[..., Any]:
         inputs = _merged(ctx.saved_tensors, ctx.constant_inputs)
         residuals = cls.residuals(inputs, cls.apply(*inputs) if cls.saves_output else None)
         terms = [cls.scaled_slope(t, index, *residuals) for index, t in enumerate(tangents) if t is not None]
-        tangent = terms[0]
-        for term in terms[1:]:
-            tangent = tangent + term
-        return tangent.expand(ctx.shape)
+        return sum(terms[1:], terms[0]).expand(ctx.shape)
 
     return jvp
 

@@ -1,8 +1,8 @@
-"""Base class of Functions that save their inputs."""
+"""Base class of Functions that save their inputs, and results in the places of the inputs that want them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -54,3 +54,9 @@ def _make_vmap(cls: type[SavingFunction]) -> Callable[..., tuple[Tensor, int]]:
         return cls.call(*batch_in_front(in_dims, inputs)), 0
 
     return vmap
+
+
+def placed(found: Iterable[Tensor], wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    """Put the results of the wanted inputs in their places, and None elsewhere."""
+    remaining = iter(found)
+    return tuple(next(remaining) if each else None for each in wanted)

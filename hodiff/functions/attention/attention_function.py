@@ -17,7 +17,7 @@ from hodiff.kernels.attention.options import Options
 from hodiff.rules.any_order import in_dtype, traced_by_dynamo
 from hodiff.rules.blockwise import RowBlocks, all_batched, blockwise, pushed
 from hodiff.rules.nesting import nestable_jvp
-from hodiff.rules.saving import SavingFunction
+from hodiff.rules.saving import SavingFunction, placed
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.compilers.dynamo import as_one_node, at_trace_time
 
@@ -44,7 +44,7 @@ class Attention(SavingFunction):
             found = _gradient(*ctx.rest, wanted, tensors, cotangent)
         else:
             found = AttentionGradient.call(*tensors, cotangent, *ctx.rest, wanted)
-        return (*_placed(found, wanted), None, None)
+        return (*placed(found, wanted), None, None)
 
     @staticmethod
     @nestable_jvp
@@ -85,7 +85,7 @@ class AttentionGradient(SavingFunction):
         options, wanted = ctx.rest
         if all(each is None for each in cotangents):
             return (None,) * 8
-        directions = _placed(cotangents, wanted)
+        directions = placed(cotangents, wanted)
         needed = tuple(ctx.needs_input_grad[:4])
         by_inputs: list[Tensor] = []
         by_cotangent = None
@@ -95,7 +95,7 @@ class AttentionGradient(SavingFunction):
             )
         elif ctx.needs_input_grad[5]:
             by_cotangent = AttentionTangent.call(*tensors, *directions, options).to(cotangent.dtype)
-        return (*_placed(by_inputs, needed), None, by_cotangent, None, None)
+        return (*placed(by_inputs, needed), None, by_cotangent, None, None)
 
     @staticmethod
     @nestable_jvp
@@ -152,7 +152,7 @@ class AttentionTangent(SavingFunction):
                 pulled = _gradient(options, by_tangents, tensors, cotangent)
             else:
                 pulled = AttentionGradient.call(*tensors, cotangent, options, by_tangents)
-        return (*_placed(moved, by_inputs), None, *_placed(pulled, by_tangents), None)
+        return (*placed(moved, by_inputs), None, *placed(pulled, by_tangents), None)
 
     @staticmethod
     @nestable_jvp
@@ -183,7 +183,7 @@ def apply(*inputs: Any) -> Tensor:
 
 def _call(tensors: list[Tensor], given: tuple[bool, ...], numbers: dict[str, Any]) -> Tensor:
     numbers = {**dict.fromkeys(Options._fields), **numbers, "batch": tuple(numbers["batch"])}
-    return Attention.call(*_placed(tensors, given), Options(**numbers))
+    return Attention.call(*placed(tensors, given), Options(**numbers))
 
 
 _node: Any = None
@@ -226,8 +226,3 @@ def _gradient_tangent(
 def _like_inputs(found: tuple[Tensor, ...], tensors: Any, wanted: tuple[bool, ...]) -> tuple[Tensor, ...]:
     chosen = [each for each, want in zip(tensors[:4], wanted, strict=True) if want]
     return tuple(in_dtype(each, like.dtype) for each, like in zip(found, chosen, strict=True))
-
-
-def _placed(found: Any, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    remaining = iter(found)
-    return tuple(next(remaining) if each else None for each in wanted)

@@ -9,7 +9,7 @@ The target has size 1 along the dimension of classes, and so have losses and cot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hodiff.functions.softmax.logsumexp import LogSumExpProduct
 from hodiff.functions.softmax.softmax import Softmax
-from hodiff.rules.blockwise import allows_in_place, block_of, blocks, broadcast_shape
+from hodiff.rules.blockwise import allows_in_place, block_by_block, broadcast_shape, without
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.rules.saving import SavingFunction
 
@@ -31,14 +31,8 @@ class CrossEntropy(SavingFunction):
     @staticmethod
     def forward(x: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int, limit: int | None) -> Tensor:
         """Compute $ℓ$ from log-probabilities that exist for one block at a time."""
-        cuts = blocks(dim, limit, x, target)
-        if len(cuts) == 1:
-            return _losses(x, target, ignore, smoothing, dim)
-        y = x.new_empty(_without(dim, broadcast_shape(x.shape, target.shape)))
-        for cut in cuts:
-            parts = [block_of(each, cut, x.dim()) for each in (x, target, y)]
-            parts[2].copy_(_losses(parts[0], parts[1], ignore, smoothing, dim))
-        return y
+        losses = partial(_losses, ignore=ignore, smoothing=smoothing, dim=dim)
+        return block_by_block(losses, dim, limit, x, target, reduces=True)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
@@ -77,14 +71,8 @@ class CrossEntropyGradient(SavingFunction):
         x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: float, dim: int, limit: int | None
     ) -> Tensor:
         """Compute the gradient; no other tensor of its size exists."""
-        cuts = blocks(dim, limit, x, target, g)
-        if len(cuts) == 1:
-            return _gradient(x, target, g, ignore, smoothing, dim)
-        y = x.new_empty(broadcast_shape(x.shape, target.shape, g.shape))
-        for cut in cuts:
-            parts = [block_of(each, cut, x.dim()) for each in (x, target, g, y)]
-            parts[3].copy_(_gradient(parts[0], parts[1], parts[2], ignore, smoothing, dim))
-        return y
+        gradient = partial(_gradient, ignore=ignore, smoothing=smoothing, dim=dim)
+        return block_by_block(gradient, dim, limit, x, target, g)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> Any:
@@ -120,14 +108,9 @@ def class_of(target: Tensor, ignore: int) -> Tensor:
     return torch.where(target == ignore, 0, target).long()
 
 
-def _without(dim: int, shape: Sequence[int]) -> list[int]:
-    """Return the shape with size 1 along a dimension."""
-    return [1 if k == dim else size for k, size in enumerate(shape, start=-len(shape))]
-
-
 def _at_target(x: Tensor, target: Tensor, ignore: int, dim: int) -> Tensor:
     shape = broadcast_shape(x.shape, target.shape)
-    return x.expand(shape).gather(dim, class_of(target, ignore).expand(_without(dim, shape)))
+    return x.expand(shape).gather(dim, class_of(target, ignore).expand(without(dim, shape)))
 
 
 def _expected(v: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int) -> Tensor:
@@ -145,7 +128,7 @@ def _losses(x: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int) 
 
 def _gradient(x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: float, dim: int) -> Tensor:
     shape = broadcast_shape(x.shape, target.shape)
-    index = class_of(target, ignore).expand(_without(dim, shape))
+    index = class_of(target, ignore).expand(without(dim, shape))
     hit = torch.full((), smoothing - 1, dtype=x.dtype, device=x.device).expand(index.shape)
     y = torch.softmax(x, dim)
     if list(x.shape) != shape or not allows_in_place(x, target, g):

@@ -5,6 +5,7 @@ The q need not sum to 1; with $Q = \sum_c q_c$, the Hessian with respect to x is
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from hodiff.functions.softmax.logsumexp import LogSumExpProduct
 from hodiff.functions.softmax.softmax import LogSoftmax, Softmax
-from hodiff.rules.blockwise import allows_in_place, block_of, blocks, broadcast_shape
+from hodiff.rules.blockwise import allows_in_place, block_by_block, broadcast_shape
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.rules.saving import SavingFunction
 
@@ -29,16 +30,7 @@ class SoftCrossEntropy(SavingFunction):
     @staticmethod
     def forward(x: Tensor, q: Tensor, dim: int, limit: int | None) -> Tensor:
         """Compute $ℓ$ from log-probabilities that exist for one block at a time."""
-        cuts = blocks(dim, limit, x, q)
-        if len(cuts) == 1:
-            return _losses(x, q, dim)
-        shape = list(broadcast_shape(x.shape, q.shape))
-        shape[dim] = 1
-        y = x.new_empty(shape)
-        for cut in cuts:
-            parts = [block_of(each, cut, x.dim()) for each in (x, q, y)]
-            parts[2].copy_(_losses(parts[0], parts[1], dim))
-        return y
+        return block_by_block(partial(_losses, dim=dim), dim, limit, x, q, reduces=True)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
@@ -79,14 +71,7 @@ class SoftCrossEntropyGradient(SavingFunction):
     @staticmethod
     def forward(x: Tensor, q: Tensor, g: Tensor, dim: int, limit: int | None) -> Tensor:
         """Compute the gradient block by block."""
-        cuts = blocks(dim, limit, x, q, g)
-        if len(cuts) == 1:
-            return _gradient(x, q, g, dim)
-        y = x.new_empty(broadcast_shape(x.shape, q.shape, g.shape))
-        for cut in cuts:
-            parts = [block_of(each, cut, x.dim()) for each in (x, q, g, y)]
-            parts[3].copy_(_gradient(parts[0], parts[1], parts[2], dim))
-        return y
+        return block_by_block(partial(_gradient, dim=dim), dim, limit, x, q, g)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> Any:
@@ -119,10 +104,7 @@ class SoftCrossEntropyGradient(SavingFunction):
             terms.append(SoftCrossEntropyGradient.call(x, q_t, g, dim, limit))
         if g_t is not None:
             terms.append(SoftCrossEntropyGradient.call(x, q, g_t, dim, limit))
-        tangent = terms[0]
-        for term in terms[1:]:
-            tangent = tangent + term
-        return tangent.expand(ctx.shape)
+        return sum(terms[1:], terms[0]).expand(ctx.shape)
 
 
 def _mass(x: Tensor, q: Tensor, dim: int) -> Tensor:
