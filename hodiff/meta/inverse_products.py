@@ -126,10 +126,18 @@ def by_conjugate_gradients(
 ) -> Inverse:
     """Return a solver by conjugate gradients, for a positive definite Hessian."""
     del step, generator
+    return _preconditioned(H, iterations, tolerance, None)
 
+
+def _preconditioned(
+    H: InnerHessian, iterations: int, tolerance: float, precondition: NystromPreconditioner | None
+) -> Inverse:
     def solve(b: Sequence[Tensor]) -> Vector:
         right = H.column(b)
-        found = conjugate_gradients(lambda column, _: H.times(column), right, tolerance * norms_of(right), iterations)
+        targets = tolerance * norms_of(right)
+        found = conjugate_gradients(
+            lambda column, _: H.times(column), right, targets, iterations, precondition=precondition
+        )
         return H.vector(found.solution)
 
     return solve
@@ -170,16 +178,7 @@ def by_nystrom(
         return by_conjugate_gradients(H, CG_STEPS, tolerance, None, None)
     directions, singular, _ = torch.linalg.svd(C @ (vectors[:, kept] / values[kept].sqrt()), full_matrices=False)
     precondition = NystromPreconditioner(singular.square(), directions, H.damping, len(chosen))
-
-    def solve(b: Sequence[Tensor]) -> Vector:
-        right = H.column(b)
-        targets = tolerance * norms_of(right)
-        found = conjugate_gradients(
-            lambda column, _: H.times(column), right, targets, CG_STEPS, precondition=precondition
-        )
-        return H.vector(found.solution)
-
-    return solve
+    return _preconditioned(H, CG_STEPS, tolerance, precondition)
 
 
 def norm(v: Sequence[Tensor]) -> float:
