@@ -83,8 +83,8 @@ BROKEN = [
     ),
     (
         "softmax: tangent of logsumexp",
-        "return (LogSumExpGradient.call(x, live, ctx.dim, True) * tangent)",
-        "return (LogSumExpGradient.call(x, live, ctx.dim, True) * 2 * tangent)",
+        "return (LogSumExpGradient.call(x, live, dim, True) * tangent)",
+        "return (LogSumExpGradient.call(x, live, dim, True) * 2 * tangent)",
         (FUNCTIONS, "-k", "logsumexp"),
     ),
     (

@@ -14,34 +14,38 @@ from hodiff.rules.elementwise import batch_in_front
 class SavingFunction(AnyOrderFunction):
     """Function that saves its first inputs, which are tensors or None, and keeps the others, which are constants.
 
-    Its rules find the constants in `ctx.rest`, the shapes of the tensors in `ctx.shapes`, and the shape of the output,
-    if it is one tensor, in `ctx.shape`.
+    Its rules find the constants in `ctx.rest`, and the shape of the output, if it is one tensor, in `ctx.shape`.
 
     Attributes:
         saves: Number of inputs to save.
+        reads_inputs: Whether backward reads the saved inputs; forward mode always does.
+        reads_output: Whether backward reads the output, as the last saved tensor. Forward mode must compute it again.
         broadcasts: Whether the inputs broadcast, with negative dimensions, so that the batching rule puts batches in
             front.
     """
 
-    saves = 0
+    saves = 1
+    reads_inputs = True
+    reads_output = False
     broadcasts = False
 
     def __init_subclass__(cls) -> None:
         """Make the rules of the subclass."""
         # torch.compile traces plain functions only, so make the rules for each class instead of class methods.
         if not cls._is_twin:
-            cls.setup_context = staticmethod(_make_setup_context(cls.saves))  # type: ignore[method-assign]
+            cls.setup_context = staticmethod(_make_setup_context(cls))  # type: ignore[method-assign]
             if cls.broadcasts:
                 cls.vmap = staticmethod(_make_vmap(cls))  # type: ignore[method-assign]
         super().__init_subclass__()
 
 
-def _make_setup_context(saves: int) -> Callable[..., None]:
+def _make_setup_context(cls: type[SavingFunction]) -> Callable[..., None]:
+    saves, reads_inputs, reads_output = cls.saves, cls.reads_inputs, cls.reads_output
+
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         tensors, ctx.rest = inputs[:saves], inputs[saves:]
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*(tensors if reads_inputs else ()), *((output,) if reads_output else ()))
         ctx.save_for_forward(*tensors)
-        ctx.shapes = tuple(None if each is None else each.shape for each in tensors)
         ctx.shape = output.shape if isinstance(output, Tensor) else None
         ctx.set_materialize_grads(False)
 

@@ -108,14 +108,10 @@ def class_of(target: Tensor, ignore: int) -> Tensor:
     return torch.where(target == ignore, 0, target).long()
 
 
-def _at_target(x: Tensor, target: Tensor, ignore: int, dim: int) -> Tensor:
-    shape = broadcast_shape(x.shape, target.shape)
-    return x.expand(shape).gather(dim, class_of(target, ignore).expand(without(dim, shape)))
-
-
 def _expected(v: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int) -> Tensor:
     """Mean of v under the smoothed target."""
-    hit = _at_target(v, target, ignore, dim)
+    shape = broadcast_shape(v.shape, target.shape)
+    hit = v.expand(shape).gather(dim, class_of(target, ignore).expand(without(dim, shape)))
     if not smoothing:
         return hit
     return (1 - smoothing) * hit + smoothing * v.mean(dim, keepdim=True)

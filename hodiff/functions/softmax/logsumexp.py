@@ -17,14 +17,16 @@ from torch import Tensor
 
 from hodiff.functions.softmax.softmax import Softmax, third_derivative, weighted_product
 from hodiff.kernels import fused
-from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.blockwise import block_of, blocks, broadcast_shape
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.rules.saving import SavingFunction
 
 
-class LogSumExp(AnyOrderFunction):
+class LogSumExp(SavingFunction):
     """The Function behind `logsumexp`; the dimension is negative and kept. Saves its input and output."""
+
+    reads_output = True
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
@@ -32,33 +34,22 @@ class LogSumExp(AnyOrderFunction):
         return fused.logsumexp(x) if dim == -1 and fused.takes(x) else torch.logsumexp(x, dim, keepdim=True)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save input and output."""
-        x, ctx.dim = inputs
-        ctx.save_for_backward(x, output)
-        ctx.save_for_forward(x)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
         """Multiply the cotangent by $p$; the result is zero for empty sums."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
         x, y = ctx.saved_tensors
-        return LogSumExpGradient.call(x, torch.where(y.detach().isneginf(), 0, cotangent), ctx.dim, True), None
+        (dim,) = ctx.rest
+        return LogSumExpGradient.call(x, torch.where(y.detach().isneginf(), 0, cotangent), dim, True), None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         """Compute the mean of the tangent under $p$."""
         (x,) = ctx.saved_tensors
-        live = LogSumExp.call(x.detach(), ctx.dim).isneginf().logical_not().to(x.dtype)
-        return (LogSumExpGradient.call(x, live, ctx.dim, True) * tangent).sum(ctx.dim, keepdim=True)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Put the batch in front, which leaves negative dimensions unchanged."""
-        return LogSumExp.call(x.movedim(in_dims[0], 0), dim), 0
+        (dim,) = ctx.rest
+        live = LogSumExp.call(x.detach(), dim).isneginf().logical_not().to(x.dtype)
+        return (LogSumExpGradient.call(x, live, dim, True) * tangent).sum(dim, keepdim=True)
 
 
 class LogSumExpGradient(SavingFunction):
@@ -81,10 +72,9 @@ class LogSumExpGradient(SavingFunction):
             return None, None, None, None
         x, scale = ctx.saved_tensors
         dim, bounded = ctx.rest
-        x_shape, scale_shape = ctx.shapes
         by_x = by_scale = None
         if not ctx.needs_input_grad[1]:
-            by_x = LogSumExpProduct.call(x, scale, v, dim, bounded, None).sum_to_size(x_shape)
+            by_x = LogSumExpProduct.call(x, scale, v, dim, bounded, None).sum_to_size(x.shape)
             return by_x, None, None, None
         # Both need the probabilities and the mean; compute them once.
         if _suits_rows(dim, x, scale, v):
@@ -94,8 +84,8 @@ class LogSumExpGradient(SavingFunction):
         weighted = p * v
         mean = weighted.sum(dim, keepdim=True)
         if ctx.needs_input_grad[0]:
-            by_x = (scale * (weighted - p * mean)).sum_to_size(x_shape)
-        by_scale = mean.sum_to_size(scale_shape)
+            by_x = (scale * (weighted - p * mean)).sum_to_size(x.shape)
+        by_scale = mean.sum_to_size(scale.shape)
         return by_x, by_scale, None, None
 
     @staticmethod
@@ -145,11 +135,11 @@ class LogSumExpProduct(SavingFunction):
             p = Softmax.call(bound(x) if bounded else x, dim)
         if needs[0]:
             inner = third_derivative(p, u, v, dim)
-            by_x = LogSumExpProduct.call(x, scale, inner, dim, bounded, limit).sum_to_size(ctx.shapes[0])
+            by_x = LogSumExpProduct.call(x, scale, inner, dim, bounded, limit).sum_to_size(x.shape)
         if needs[1]:
-            by_scale = (u * p * (v - (p * v).sum(dim, keepdim=True))).sum_to_size(ctx.shapes[1])
+            by_scale = (u * p * (v - (p * v).sum(dim, keepdim=True))).sum_to_size(scale.shape)
         if needs[2]:
-            by_v = LogSumExpProduct.call(x, scale, u, dim, bounded, limit).sum_to_size(ctx.shapes[2])
+            by_v = LogSumExpProduct.call(x, scale, u, dim, bounded, limit).sum_to_size(v.shape)
         return by_x, by_scale, by_v, None, None, None
 
     @staticmethod

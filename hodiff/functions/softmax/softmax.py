@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from hodiff.kernels import fused
-from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.blockwise import allows_in_place
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.rules.saving import SavingFunction
 
 
-class Softmax(AnyOrderFunction):
+class Softmax(SavingFunction):
     """The Function behind `softmax`; the dimension is negative. Saves its output."""
+
+    reads_inputs = False
+    reads_output = True
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
@@ -27,30 +30,17 @@ class Softmax(AnyOrderFunction):
         return fused.softmax(x, None, bounded=False) if dim == -1 and fused.takes(x) else torch.softmax(x, dim)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the output for backward, the input for forward mode."""
-        x, ctx.dim = inputs
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(x)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
         r"""Compute $J \bar p$; the Jacobian is symmetric."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
-        return SoftmaxProduct.call(ctx.saved_tensors[0], cotangent, ctx.dim), None
+        return SoftmaxProduct.call(ctx.saved_tensors[0], cotangent, *ctx.rest), None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         r"""Compute $J \dot x$."""
-        return SoftmaxProduct.call(Softmax.call(ctx.saved_tensors[0], ctx.dim), tangent, ctx.dim)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Put the batch in front, which leaves negative dimensions unchanged."""
-        return Softmax.call(x.movedim(in_dims[0], 0), dim), 0
+        return SoftmaxProduct.call(Softmax.call(ctx.saved_tensors[0], *ctx.rest), tangent, *ctx.rest)
 
 
 class SoftmaxProduct(SavingFunction):
@@ -73,14 +63,13 @@ class SoftmaxProduct(SavingFunction):
             return None, None, None
         p, v = ctx.saved_tensors
         (dim,) = ctx.rest
-        p_shape, v_shape = ctx.shapes
         by_p = by_v = None
         if all(ctx.needs_input_grad[:2]) and dim == -1 and p.shape == v.shape == u.shape and fused.takes(p, v, u):
             return *fused.weighted_pullback(p, v, u), None
         if ctx.needs_input_grad[0]:
-            by_p = third_derivative(p, u, v, dim).sum_to_size(p_shape)
+            by_p = third_derivative(p, u, v, dim).sum_to_size(p.shape)
         if ctx.needs_input_grad[1]:
-            by_v = SoftmaxProduct.call(p, u, dim).sum_to_size(v_shape)
+            by_v = SoftmaxProduct.call(p, u, dim).sum_to_size(v.shape)
         return by_p, by_v, None
 
     @staticmethod
@@ -101,7 +90,6 @@ class SoftmaxProduct(SavingFunction):
 class LogSoftmax(SavingFunction):
     """The Function behind `log_softmax`; the dimension is negative. Saves its input."""
 
-    saves = 1
     broadcasts = True
 
     @staticmethod
