@@ -46,17 +46,8 @@ class Columns:
 def solve_tasks(
     product: Callable[[Vector], Sequence[Tensor]], b: Sequence[Tensor], *, steps: int, tolerance: float
 ) -> tuple[Vector, Tensor]:
-    """Solve a symmetric positive definite system for each task by conjugate gradients.
-
-    Args:
-        product: Multiplies vectors of all tasks, leaves (tasks, *shape), by the tasks' matrices.
-        b: Right-hand sides.
-        steps: Maximum number of products.
-        tolerance: Relative residual at which a system is solved.
-
-    Returns:
-        Solutions, and their relative residuals (tasks,).
-    """
+    """Solve a system for each task by conjugate gradients; return solutions and relative residuals (tasks,)."""
+    # `product` multiplies vectors of all tasks, leaves (tasks, *shape), by the tasks' matrices, at most `steps` times.
     count = len(b[0])
     layout = Columns(b, count)
     right = layout.join(b)

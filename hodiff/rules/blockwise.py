@@ -239,7 +239,7 @@ def pushed(
     return found
 
 
-def all_batched(size: int, in_dims: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+def all_batched(size: int, in_dims: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """Move or expand the batch to the front of every tensor, as unbatched ones would get summed gradients."""
     return tuple(
         each if each is None else each.expand(size, *each.shape) if dim is None else each.movedim(dim, 0)

@@ -60,7 +60,7 @@ def _make_vmap(cls: type[SavingFunction]) -> Callable[..., tuple[Tensor, int]]:
     return vmap
 
 
-def placed(found: Iterable[Tensor], wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
+def placed(found: Iterable[Tensor | None], wanted: Sequence[bool]) -> tuple[Tensor | None, ...]:
     """Put the results of the wanted inputs in their places, and None elsewhere."""
     remaining = iter(found)
     return tuple(next(remaining) if each else None for each in wanted)

@@ -40,10 +40,11 @@ class Attention(SavingFunction):
         if cotangent is None or not any(wanted):
             return (None,) * 6
         tensors = ctx.saved_tensors
+        (options,) = ctx.rest
         if traced_by_dynamo():
-            found = _gradient(*ctx.rest, wanted, tensors, cotangent)
+            found = _gradient(options, wanted, tensors, cotangent)
         else:
-            found = AttentionGradient.call(*tensors, cotangent, *ctx.rest, wanted)
+            found = AttentionGradient.call(*tensors, cotangent, options, wanted)
         return (*placed(found, wanted), None, None)
 
     @staticmethod
