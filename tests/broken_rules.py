@@ -41,8 +41,8 @@ BROKEN = [
     ),
     (
         "convolution: product rule of the input's gradient",
-        "None if weight_t is None else rule(cotangent, weight_t, ctx.geometry),",
-        "None if weight_t is None else -rule(cotangent, weight_t, ctx.geometry),",
+        "None if weight_t is None else rule(cotangent, weight_t, *ctx.rest),",
+        "None if weight_t is None else -rule(cotangent, weight_t, *ctx.rest),",
         (FUNCTIONS, "-k", "conv"),
     ),
     (
@@ -83,8 +83,8 @@ BROKEN = [
     ),
     (
         "softmax: tangent of logsumexp",
-        "return (LogSumExpGradient.call(x, live, ctx.dim, True) * tangent)",
-        "return (LogSumExpGradient.call(x, live, ctx.dim, True) * 2 * tangent)",
+        "return (LogSumExpGradient.call(x, live, dim, True) * tangent)",
+        "return (LogSumExpGradient.call(x, live, dim, True) * 2 * tangent)",
         (FUNCTIONS, "-k", "logsumexp"),
     ),
     (

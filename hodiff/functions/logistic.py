@@ -44,32 +44,24 @@ class Bell(ElementwiseFunction):
     """The derivative of σ, σ(z) σ(-z). Saves its input."""
 
     kernel = "bell"
+    derivative = BellSlope
 
     @staticmethod
     def forward(z: Tensor) -> Tensor:
         """Compute $b(z)$; not as σ - σ², which loses all digits for large z."""
         return torch.sigmoid(z) * torch.sigmoid(-z)
 
-    @staticmethod
-    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """Multiply by the derivative."""
-        return BellSlope.scaled(vector, *residuals)
-
 
 class Logistic(ElementwiseFunction):
     """σ(z), whose derivatives keep all digits in both tails. Saves its input."""
 
     kernel = "sigmoid"
+    derivative = Bell
 
     @staticmethod
     def forward(z: Tensor) -> Tensor:
         """Compute $σ(z)$."""
         return torch.sigmoid(z)
-
-    @staticmethod
-    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """Multiply by the derivative."""
-        return Bell.scaled(vector, *residuals)
 
 
 class HalfTanh(ElementwiseFunction):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.blockwise import all_batched
 from hodiff.rules.nesting import nestable_jvp
 
 # Gauss-Legendre points and weights on the interval from 0 to 1.
@@ -85,12 +86,8 @@ class SpectralDerivative(AnyOrderFunction):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], A: Tensor, f: Any, *factors: Tensor) -> tuple[Tensor, int]:
         """Put the batch in front."""
-
-        def in_front(x: Tensor, dim: int | None) -> Tensor:
-            return x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)
-
-        moved = [in_front(each, dim) for each, dim in zip(factors, in_dims[2:], strict=True)]
-        return SpectralDerivative.call(in_front(A, in_dims[0]), f, *moved), 0
+        A, *moved = all_batched(info.batch_size, (in_dims[0], *in_dims[2:]), (A, *factors))
+        return SpectralDerivative.call(A, f, *moved), 0
 
 
 def spectral_function(A: Tensor, f: Callable[[Tensor], Tensor]) -> Tensor:

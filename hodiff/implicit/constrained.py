@@ -13,11 +13,10 @@ from hodiff.common.keyword_options import require_options
 from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.errors import InputError
-from hodiff.implicit.argmin import gradient
-from hodiff.implicit.fixed_point import fixed_point
 from hodiff.implicit.implicit_solution import require_positive
 from hodiff.implicit.iteration import anderson, newton
-from hodiff.implicit.root import root
+from hodiff.implicit.solutions import fixed_point, root
+from hodiff.implicit.sparse_matrices import Gradient
 
 
 def equality_argmin(
@@ -69,7 +68,7 @@ def equality_argmin(
     def conditions(point: tuple[PyTree, PyTree], *params: Any) -> tuple[PyTree, PyTree]:
         x, y = point
         held, pullback = torch.func.vjp(lambda x: equality(x, *params), x)[:2]
-        slope = gradient("equality_argmin", objective)(x, *params)
+        slope = Gradient("equality_argmin", objective)(x, *params)
         return pytree.tree_map(torch.add, slope, pullback(y)[0]), held
 
     solution = root(conditions, newton(symmetric=True) if solver is None else solver, symmetric=True, **options)
@@ -126,7 +125,7 @@ def proximal_argmin(
     require_options(proximal_argmin, fixed_point, options)
     require_callable("proximal_argmin", objective=objective, proximal=proximal, solver=solver or anderson)
     require_positive("proximal_argmin", step_size=step_size)
-    slope = gradient("proximal_argmin", objective)
+    slope = Gradient("proximal_argmin", objective)
 
     def step(x: PyTree, *params: Any) -> PyTree:
         return proximal(

@@ -20,6 +20,7 @@ from hodiff.implicit.linear_methods import DENSE_UP_TO, METHODS, SquareSystem, d
 from hodiff.implicit.solver_call import Job, Ravel, Tensors
 from hodiff.implicit.sparse_matrices import matrix_in_words_of
 from hodiff.operators.linear.linear_product import multiply
+from hodiff.rules.blockwise import all_batched
 from hodiff.torch_internals.autograd.grad_mode import set_tangents
 from hodiff.torch_internals.autograd.transforms import in_transform, outside_transforms
 
@@ -83,10 +84,7 @@ class LinearJob:
         """Batch right-hand sides with one matrix; batched matrices are solved separately."""
         if any(dim is not None for dim in in_dims[self.sides :]):
             return None
-        wide = [
-            each.expand(size, *each.shape) if dim is None else each.movedim(dim, 0)
-            for each, dim in zip(leaves[: self.sides], in_dims, strict=False)
-        ]
+        wide = all_batched(size, in_dims[: self.sides], leaves[: self.sides])
         return replace(self, batch=self.batch + 1), [*wide, *leaves[self.sides :]]
 
     def run(self, leaves: Tensors) -> tuple[Tensor, ...]:

@@ -46,17 +46,8 @@ class Columns:
 def solve_tasks(
     product: Callable[[Vector], Sequence[Tensor]], b: Sequence[Tensor], *, steps: int, tolerance: float
 ) -> tuple[Vector, Tensor]:
-    """Solve a symmetric positive definite system for each task by conjugate gradients.
-
-    Args:
-        product: Multiplies vectors of all tasks, leaves (tasks, *shape), by the tasks' matrices.
-        b: Right-hand sides.
-        steps: Maximum number of products.
-        tolerance: Relative residual at which a system is solved.
-
-    Returns:
-        Solutions, and their relative residuals (tasks,).
-    """
+    """Solve a system for each task by conjugate gradients; return solutions and relative residuals (tasks,)."""
+    # `product` multiplies vectors of all tasks, leaves (tasks, *shape), by the tasks' matrices, at most `steps` times.
     count = len(b[0])
     layout = Columns(b, count)
     right = layout.join(b)
@@ -126,10 +117,18 @@ def by_conjugate_gradients(
 ) -> Inverse:
     """Return a solver by conjugate gradients, for a positive definite Hessian."""
     del step, generator
+    return _preconditioned(H, iterations, tolerance, None)
 
+
+def _preconditioned(
+    H: InnerHessian, iterations: int, tolerance: float, precondition: NystromPreconditioner | None
+) -> Inverse:
     def solve(b: Sequence[Tensor]) -> Vector:
         right = H.column(b)
-        found = conjugate_gradients(lambda column, _: H.times(column), right, tolerance * norms_of(right), iterations)
+        targets = tolerance * norms_of(right)
+        found = conjugate_gradients(
+            lambda column, _: H.times(column), right, targets, iterations, precondition=precondition
+        )
         return H.vector(found.solution)
 
     return solve
@@ -170,16 +169,7 @@ def by_nystrom(
         return by_conjugate_gradients(H, CG_STEPS, tolerance, None, None)
     directions, singular, _ = torch.linalg.svd(C @ (vectors[:, kept] / values[kept].sqrt()), full_matrices=False)
     precondition = NystromPreconditioner(singular.square(), directions, H.damping, len(chosen))
-
-    def solve(b: Sequence[Tensor]) -> Vector:
-        right = H.column(b)
-        targets = tolerance * norms_of(right)
-        found = conjugate_gradients(
-            lambda column, _: H.times(column), right, targets, CG_STEPS, precondition=precondition
-        )
-        return H.vector(found.solution)
-
-    return solve
+    return _preconditioned(H, CG_STEPS, tolerance, precondition)
 
 
 def norm(v: Sequence[Tensor]) -> float:

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from hodiff.common.options import is_number, require_bool
 from hodiff.common.trees import PyTree, describe, flatten_primals, leaf_names
 from hodiff.errors import InputError
+from hodiff.rules.arguments import broadcasts_to
 
 Setting = (
     Any  # a number, a tensor that broadcasts to each parameter, or a pytree of them with the parameters' structure
@@ -129,7 +130,7 @@ class Optimizer:
         leaves, spec = pytree.tree_flatten(params)
         for rule, leaf, name in zip(self._leafwise(len(leaves), spec, params), leaves, leaf_names(params), strict=True):
             for key, value in rule.settings():
-                if isinstance(value, Tensor) and not _broadcasts(value.shape, leaf.shape):
+                if isinstance(value, Tensor) and not broadcasts_to(value.shape, leaf.shape):
                     raise InputError(
                         f"{type(self).__name__}: {key}: expected a number or a tensor that broadcasts to "
                         f"params{name}, {describe(leaf)}, got {describe(value)}; for rates of each parameter pass a "
@@ -203,11 +204,6 @@ class Optimizer:
 
 def _is_single(value: Any) -> bool:
     return isinstance(value, (int, float, Tensor))
-
-
-def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
-    trailing = zip(reversed(shape), reversed(to), strict=False)
-    return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in trailing)
 
 
 def _require_numbers(name: str, key: str, value: Any, limit: float | None = None) -> None:

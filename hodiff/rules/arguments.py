@@ -24,7 +24,7 @@ def require_floating(function: str, **arguments: Any) -> None:
             )
         if not value.is_floating_point():
             raise InputError(
-                f"{function}: {name}: expected a floating-point tensor, got {_dtype(value)}; "
+                f"{function}: {name}: expected a floating-point tensor, got {dtype_name(value)}; "
                 f"{name}.to(torch.get_default_dtype()) converts it."
             )
 
@@ -40,7 +40,7 @@ def require_dense_floating(function: str, **arguments: Any) -> None:
     for name, value in arguments.items():
         if value.dtype not in _COMPUTED:
             raise InputError(
-                f"{function}: {name}: expected a floating-point tensor of 16 bits or more, got {_dtype(value)}; "
+                f"{function}: {name}: expected a floating-point tensor of 16 bits or more, got {dtype_name(value)}; "
                 f"{name}.to(torch.float32) converts it."
             )
 
@@ -61,6 +61,14 @@ def require_one_device(function: str, **arguments: Any) -> None:
     if any(each != first for each in devices.values()):
         listing = ", ".join(f"{name} on {device}" for name, device in devices.items())
         raise InputError(f"{function}: expected tensors of one device, got {listing}; Tensor.to moves them.")
+
+
+def require_one_dtype(function: str, **arguments: Tensor | None) -> None:
+    """Raise if tensors have several dtypes; None is ignored."""
+    dtypes = {name: dtype_name(each) for name, each in arguments.items() if each is not None}
+    if len(set(dtypes.values())) > 1:
+        listing = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
+        raise InputError(f"{function}: expected one dtype, got {listing}; .to(dtype) converts.")
 
 
 def require_number_or_floating(function: str, **arguments: Any) -> None:
@@ -128,5 +136,6 @@ def require_dims(function: str, x: Tensor, dim: Any) -> tuple[int, ...]:
     return normal
 
 
-def _dtype(value: Tensor) -> str:
+def dtype_name(value: Tensor) -> str:
+    """Return the name of a tensor's dtype, without torch's."""
     return str(value.dtype).removeprefix("torch.")

@@ -31,16 +31,8 @@ LOWERED = frozenset(["conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
 
 
 def cast_by_autocast(name: str, arguments: Any) -> tuple[Any, str] | None:
-    """Cast the arguments of a torch function as `torch.autocast` does, if it is on.
-
-    Args:
-        name: Name of the function, as users write it.
-        arguments: A pytree.
-
-    Returns:
-        The arguments, and the type of the device, or None if nothing is cast. Compute with the arguments under
-        `without_autocast`.
-    """
+    """Cast the arguments of a torch function as autocast would, and return the device type; None if nothing is cast."""
+    # Compute with the arguments under `without_autocast`.
     function = name.rpartition(".")[2]
     for device, in_float32 in IN_FLOAT32.items():
         if torch.is_autocast_enabled(device) and (function in in_float32 or function in LOWERED):

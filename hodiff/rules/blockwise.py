@@ -91,6 +91,27 @@ def block_of(tensor: Tensor, slices: tuple[slice, ...], rank: int) -> Tensor:
     return tensor[(slice(None),) * max(-missing, 0) + tuple(index)]
 
 
+def block_by_block(
+    formula: Callable[..., Tensor], dim: int, limit: int | None, *tensors: Tensor, reduces: bool = False
+) -> Tensor:
+    """Evaluate a formula of broadcasting tensors, which keeps or reduces `dim`, a block of the first at a time."""
+    cuts = blocks(dim, limit, *tensors)
+    if len(cuts) == 1:
+        return formula(*tensors)
+    x = tensors[0]
+    shape = broadcast_shape(*(each.shape for each in tensors))
+    y = x.new_empty(without(dim, shape) if reduces else shape)
+    for cut in cuts:
+        *parts, part = [block_of(each, cut, x.dim()) for each in (*tensors, y)]
+        part.copy_(formula(*parts))
+    return y
+
+
+def without(dim: int, shape: Sequence[int]) -> list[int]:
+    """Return the shape with size 1 along a dimension, counted from the end."""
+    return [1 if k == dim else size for k, size in enumerate(shape, start=-len(shape))]
+
+
 Formula = Callable[..., tuple[Tensor, ...]]
 
 # Elements of the widest intermediate in one block, 8 MiB in float32; for smaller blocks, sums over blocks cost more.
@@ -218,7 +239,7 @@ def pushed(
     return found
 
 
-def all_batched(size: int, in_dims: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
+def all_batched(size: int, in_dims: Sequence[Any], tensors: Sequence[Tensor | None]) -> tuple[Any, ...]:
     """Move or expand the batch to the front of every tensor, as unbatched ones would get summed gradients."""
     return tuple(
         each if each is None else each.expand(size, *each.shape) if dim is None else each.movedim(dim, 0)

@@ -32,9 +32,9 @@ def clip(x: Tensor, low: Any, high: Any) -> Tensor:
 class ElementwiseFunction(AnyOrderFunction):
     r"""$y = f(x_1, \dots, x_m)$ elementwise, with broadcasting, from a formula and its partial derivatives.
 
-    A subclass defines `forward(*inputs)` and `slope(index, *residuals)`, or `scaled_slope` if the product with a
-    tangent or cotangent has a Function of its own; backward, jvp and the batching rule follow. Inputs are tensors or
-    Python constants, which get no gradient.
+    A subclass defines `forward(*inputs)` and `slope(index, *residuals)`, or `scaled_slope`, the product with a tangent
+    or cotangent, or `derivative`; backward, jvp and the batching rule follow. Inputs are tensors or Python constants,
+    which get no gradient.
 
     $$ \bar x_i = \sum_{\text{broadcast}} \bar y \, \frac{\partial f}{\partial x_i}, \qquad
        \dot y = \sum_i \frac{\partial f}{\partial x_i} \, \dot x_i $$
@@ -44,10 +44,12 @@ class ElementwiseFunction(AnyOrderFunction):
             again, as a saved output is not yet part of an outer graph.
         kernel: Name in `hodiff.kernels.fused` of a function of one tensor that has a kernel. The kernel computes
             `forward`, and `scaled` without an intermediate tensor.
+        derivative: The derivative of a function of one tensor, if it is such a class.
     """
 
     saves_output = False
     kernel = ""
+    derivative: type[ElementwiseFunction] | None = None
 
     @staticmethod
     def slope(index: int, *residuals: Any) -> Tensor | float:
@@ -101,7 +103,10 @@ def _with_kernel(name: str, formula: Callable[..., Tensor]) -> Callable[..., Ten
 
 
 def _make_scaled_slope(cls: type[ElementwiseFunction]) -> Callable[..., Tensor]:
-    return lambda vector, index, *residuals: _times(vector, cls.slope(index, *residuals))
+    if cls.derivative is None:
+        return lambda vector, index, *residuals: _times(vector, cls.slope(index, *residuals))
+    times = cls.derivative.scaled
+    return lambda vector, index, x: times(vector, x)
 
 
 def _make_pull(cls: type[ElementwiseFunction]) -> Callable[..., list[Tensor | None]]:
@@ -187,10 +192,7 @@ def _make_jvp(cls: type[ElementwiseFunction]) -> Callable[..., Any]:
         inputs = _merged(ctx.saved_tensors, ctx.constant_inputs)
         residuals = cls.residuals(inputs, cls.apply(*inputs) if cls.saves_output else None)
         terms = [cls.scaled_slope(t, index, *residuals) for index, t in enumerate(tangents) if t is not None]
-        tangent = terms[0]
-        for term in terms[1:]:
-            tangent = tangent + term
-        return tangent.expand(ctx.shape)
+        return sum(terms[1:], terms[0]).expand(ctx.shape)
 
     return jvp
 

@@ -119,22 +119,19 @@ class SiLU(ElementwiseFunction):
     """The Function behind `silu`. Saves its input, because the output does not determine it."""
 
     kernel = "silu"
+    derivative = SiLUSlope
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """Compute $x σ(x)$."""
         return F.silu(x.clamp(min=-SATURATED))
 
-    @staticmethod
-    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """Multiply by the derivative."""
-        return SiLUSlope.scaled(vector, *residuals)
-
 
 class GELU(ElementwiseFunction):
     """The Function behind `gelu`. Saves its input."""
 
     kernel = "gelu"
+    derivative = GELUSlope
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -142,16 +139,12 @@ class GELU(ElementwiseFunction):
         x = x.clamp(min=-FLAT)
         return x * (0.5 * torch.erfc(x * -math.sqrt(0.5)))
 
-    @staticmethod
-    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """Multiply by the derivative."""
-        return GELUSlope.scaled(vector, *residuals)
-
 
 class GELUTanh(ElementwiseFunction):
     """The Function behind `gelu` with `approximate="tanh"`. Saves its input."""
 
     kernel = "gelu_tanh"
+    derivative = GELUTanhSlope
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -159,26 +152,17 @@ class GELUTanh(ElementwiseFunction):
         x = x.clamp(min=-FLAT)
         return x * torch.sigmoid(cubic(x.clamp(max=FLAT))[0])
 
-    @staticmethod
-    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """Multiply by the derivative."""
-        return GELUTanhSlope.scaled(vector, *residuals)
-
 
 class Mish(ElementwiseFunction):
     """The Function behind `mish`. Saves its input."""
 
     kernel = "mish"
+    derivative = MishSlope
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """Compute $x tanh(log(1 + e^x))$."""
         return F.mish(x.clamp(min=-SATURATED))
-
-    @staticmethod
-    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """Multiply by the derivative."""
-        return MishSlope.scaled(vector, *residuals)
 
 
 @overridable

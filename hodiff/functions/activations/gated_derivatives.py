@@ -6,7 +6,6 @@ A Hessian-vector product thus costs few operators and saves only the argument.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,17 +46,13 @@ class SiLUSlope(ElementwiseFunction):
     """The derivative of `silu`. Saves its input."""
 
     kernel = "silu_slope"
+    derivative = SiLUCurvature
 
     @staticmethod
     def forward(z: Tensor) -> Tensor:
         """Compute $σ(z) (1 + z σ(-z))$, whose second term is silu(-z)."""
         z = z.clamp(-SATURATED, SATURATED)
         return torch.sigmoid(z) * (1 - F.silu(-z))
-
-    @staticmethod
-    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """Multiply by the derivative."""
-        return SiLUCurvature.scaled(vector, *residuals)
 
 
 class NormalDensity(ElementwiseFunction):
@@ -100,17 +95,13 @@ class GELUSlope(ElementwiseFunction):
     """The derivative of `gelu`. Saves its input."""
 
     kernel = "gelu_slope"
+    derivative = GELUCurvature
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """Compute $Φ(x) + x φ(x)$."""
         x = x.clamp(-FLAT, FLAT)
         return 0.5 * torch.erfc(x * -math.sqrt(0.5)) + x * _normal_density(x)
-
-    @staticmethod
-    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """Multiply by the derivative."""
-        return GELUCurvature.scaled(vector, *residuals)
 
 
 class GELUTanhCurvature(ElementwiseFunction):
@@ -135,6 +126,7 @@ class GELUTanhSlope(ElementwiseFunction):
     """The derivative of `gelu` with `approximate="tanh"`. Saves its input."""
 
     kernel = "gelu_tanh_slope"
+    derivative = GELUTanhCurvature
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -142,11 +134,6 @@ class GELUTanhSlope(ElementwiseFunction):
         x = x.clamp(-FLAT, FLAT)
         v, first, _ = cubic(x)
         return _gated_slope(x, v, first)
-
-    @staticmethod
-    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """Multiply by the derivative."""
-        return GELUTanhCurvature.scaled(vector, *residuals)
 
 
 def cubic(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -181,6 +168,7 @@ class MishSlope(ElementwiseFunction):
     """The derivative of `mish`. Saves its input."""
 
     kernel = "mish_slope"
+    derivative = MishCurvature
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
@@ -190,11 +178,6 @@ class MishSlope(ElementwiseFunction):
             return torch.ops.aten.mish_backward(torch.ones_like(x), x)
         shifted = x - math.log(2)
         return _gated_slope(x, x - F.logsigmoid(-shifted), 1 + torch.sigmoid(shifted))
-
-    @staticmethod
-    def scaled_slope(vector: Tensor, index: int, *residuals: Any) -> Tensor:
-        """Multiply by the derivative."""
-        return MishCurvature.scaled(vector, *residuals)
 
 
 def _gated_slope(x: Tensor, v: Tensor, first: Tensor) -> Tensor:

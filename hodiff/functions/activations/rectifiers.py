@@ -19,26 +19,23 @@ from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction
 
 
-class ReLU(AnyOrderFunction):
+class ReLU(SavingFunction):
     """The Function behind `relu`. Saves its output, which the next layer saves anyway.
 
     The output is detached before it masks the cotangent, so the zero second derivative costs nothing. Torch's own fills
     a tensor with zeros and adds it.
     """
 
+    reads_inputs = False
+    reads_output = True
+
     @staticmethod
     def forward(x: Tensor) -> Tensor:
         """Compute $max(x, 0)$."""
         return torch.relu(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the output."""
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(*inputs)
-        ctx.set_materialize_grads(False)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Tensor | None:
@@ -118,8 +115,11 @@ class MaskedReLU(AnyOrderFunction):
         return MaskedReLU.call(x), (in_dims[0], in_dims[0])
 
 
-class ClippedReLU(AnyOrderFunction):
+class ClippedReLU(SavingFunction):
     """The Function behind `clipped_relu`. Saves its output, which is detached in backward as in `ReLU`."""
+
+    reads_inputs = False
+    reads_output = True
 
     @staticmethod
     def forward(x: Tensor, maximum: float) -> Tensor:
@@ -127,25 +127,17 @@ class ClippedReLU(AnyOrderFunction):
         return x.clamp(0.0, maximum)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the output."""
-        x, ctx.maximum = inputs
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(x)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
         """Keep the cotangent where the output is between the bounds."""
         if cotangent is None:
             return None, None
-        return _where_between(cotangent, ctx.saved_tensors[0], ctx.maximum), None
+        return _where_between(cotangent, ctx.saved_tensors[0], *ctx.rest), None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         """Keep the tangent where the clipped input is between the bounds."""
-        return _where_between(tangent, ctx.saved_tensors[0].clamp(0, ctx.maximum), ctx.maximum)
+        return _where_between(tangent, ctx.saved_tensors[0].clamp(0, *ctx.rest), *ctx.rest)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, maximum: float) -> tuple[Tensor, int]:

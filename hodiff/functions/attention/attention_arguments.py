@@ -76,17 +76,7 @@ def divides(shared: int, heads: int) -> bool:
 
 
 def require_inputs(q: Tensor, k: Tensor, v: Tensor, mask: Any) -> None:
-    """Raise if the tensors do not fit together.
-
-    Args:
-        q: Queries.
-        k: Keys.
-        v: Values.
-        mask: The `mask` argument.
-
-    Raises:
-        InputError: If they do not.
-    """
+    """Raise if the tensors and the `mask` argument do not fit together."""
     require_dense_floating("attention", q=q, k=k, v=v)
     shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
     if min(q.dim(), k.dim(), v.dim()) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:

@@ -14,15 +14,18 @@ from torch import Tensor
 from hodiff.functions.attention import evaluation
 from hodiff.functions.attention.attention_arguments import gradient_plan, rows_plan
 from hodiff.kernels.attention.options import Options
-from hodiff.rules.any_order import AnyOrderFunction, in_dtype, traced_by_dynamo
+from hodiff.rules.any_order import in_dtype, traced_by_dynamo
 from hodiff.rules.blockwise import RowBlocks, all_batched, blockwise, pushed
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction, placed
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.compilers.dynamo import as_one_node, at_trace_time
 
 
-class Attention(AnyOrderFunction):
+class Attention(SavingFunction):
     """$O = P V$. Saves q, k, v, the mask and the seed of dropout."""
+
+    saves = 5
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, seed: Tensor | None, options: Options) -> Tensor:
@@ -31,32 +34,24 @@ class Attention(AnyOrderFunction):
         return in_dtype(blockwise(evaluation.value(options), rows_plan(inputs, (True,)), *inputs)[0], v.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        del output
-        *tensors, ctx.options = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """Compute the wanted gradients."""
         wanted = tuple(ctx.needs_input_grad[:4])
         if cotangent is None or not any(wanted):
             return (None,) * 6
         tensors = ctx.saved_tensors
+        (options,) = ctx.rest
         if traced_by_dynamo():
-            found = _gradient(ctx.options, wanted, tensors, cotangent)
+            found = _gradient(options, wanted, tensors, cotangent)
         else:
-            found = AttentionGradient.call(*tensors, cotangent, ctx.options, wanted)
-        return (*_placed(found, wanted), None, None)
+            found = AttentionGradient.call(*tensors, cotangent, options, wanted)
+        return (*placed(found, wanted), None, None)
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         """Compute the tangent by blocks."""
-        return AttentionTangent.call(*ctx.saved_tensors, *tangents[:4], ctx.options)
+        return AttentionTangent.call(*ctx.saved_tensors, *tangents[:4], *ctx.rest)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
@@ -65,8 +60,10 @@ class Attention(AnyOrderFunction):
         return Attention.call(*all_batched(info.batch_size, in_dims[:5], tensors), options), 0
 
 
-class AttentionGradient(AnyOrderFunction):
+class AttentionGradient(SavingFunction):
     """The wanted gradients of q, k, v and the mask. Saves the inputs of attention and the cotangent."""
+
+    saves = 6
 
     @staticmethod
     def forward(
@@ -83,38 +80,31 @@ class AttentionGradient(AnyOrderFunction):
         return _gradient(options, wanted, (q, k, v, mask, seed), cotangent)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        """Save the inputs."""
-        del output
-        *tensors, ctx.options, ctx.wanted = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> Any:
         r"""Use the cotangents as tangents: $\dot O$ for the cotangent, the gradient's tangent for the inputs."""
         *tensors, cotangent = ctx.saved_tensors
+        options, wanted = ctx.rest
         if all(each is None for each in cotangents):
             return (None,) * 8
-        directions = _placed(cotangents, ctx.wanted)
+        directions = placed(cotangents, wanted)
         needed = tuple(ctx.needs_input_grad[:4])
         by_inputs: list[Tensor] = []
         by_cotangent = None
         if any(needed):
             *by_inputs, by_cotangent = _gradient_tangent(
-                ctx.options, needed, tensors, cotangent, directions, None, with_output=ctx.needs_input_grad[5]
+                options, needed, tensors, cotangent, directions, None, with_output=ctx.needs_input_grad[5]
             )
         elif ctx.needs_input_grad[5]:
-            by_cotangent = AttentionTangent.call(*tensors, *directions, ctx.options).to(cotangent.dtype)
-        return (*_placed(by_inputs, needed), None, by_cotangent, None, None)
+            by_cotangent = AttentionTangent.call(*tensors, *directions, options).to(cotangent.dtype)
+        return (*placed(by_inputs, needed), None, by_cotangent, None, None)
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Tensor | None) -> tuple[Tensor, ...]:
         """Compute the tangent of the gradient by blocks."""
         *tensors, cotangent = ctx.saved_tensors
-        return _gradient_tangent(ctx.options, ctx.wanted, tensors, cotangent, tangents[:4], tangents[5])[:-1]
+        options, wanted = ctx.rest
+        return _gradient_tangent(options, wanted, tensors, cotangent, tangents[:4], tangents[5])[:-1]
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> Any:
@@ -124,8 +114,10 @@ class AttentionGradient(AnyOrderFunction):
         return found, (0,) * len(found)
 
 
-class AttentionTangent(AnyOrderFunction):
+class AttentionTangent(SavingFunction):
     r"""$\dot O$ for tangents of q, k, v and the mask; None is zero. Saves the inputs and the tangents."""
+
+    saves = 9
 
     @staticmethod
     def forward(
@@ -145,38 +137,31 @@ class AttentionTangent(AnyOrderFunction):
         return in_dtype(blockwise(evaluation.tangent(options), rows_plan(tensors, (True,)), *tensors)[0], v.dtype)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        del output
-        *tensors, ctx.options = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """Return the gradient's tangent for the inputs, and the gradient for the tangents."""
         tensors, tangents = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
         by_inputs, by_tangents = tuple(ctx.needs_input_grad[:4]), tuple(ctx.needs_input_grad[5:9])
+        (options,) = ctx.rest
         moved: Any = ()
         pulled: Any = ()
         if cotangent is None:
             return (None,) * 10
         if any(by_inputs):
-            moved = _gradient_tangent(ctx.options, by_inputs, tensors, cotangent, tangents, None)[:-1]
+            moved = _gradient_tangent(options, by_inputs, tensors, cotangent, tangents, None)[:-1]
         if any(by_tangents):
             if traced_by_dynamo():
-                pulled = _gradient(ctx.options, by_tangents, tensors, cotangent)
+                pulled = _gradient(options, by_tangents, tensors, cotangent)
             else:
-                pulled = AttentionGradient.call(*tensors, cotangent, ctx.options, by_tangents)
-        return (*_placed(moved, by_inputs), None, *_placed(pulled, by_tangents), None)
+                pulled = AttentionGradient.call(*tensors, cotangent, options, by_tangents)
+        return (*placed(moved, by_inputs), None, *placed(pulled, by_tangents), None)
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         """Compute the tangent of the formula by blocks."""
         tensors = ctx.saved_tensors
-        found = pushed(evaluation.tangent(ctx.options), rows_plan(tensors, (True,)), tensors, tangents[:9])
+        (options,) = ctx.rest
+        found = pushed(evaluation.tangent(options), rows_plan(tensors, (True,)), tensors, tangents[:9])
         return found[0].to(tensors[2].dtype)
 
     @staticmethod
@@ -199,7 +184,7 @@ def apply(*inputs: Any) -> Tensor:
 
 def _call(tensors: list[Tensor], given: tuple[bool, ...], numbers: dict[str, Any]) -> Tensor:
     numbers = {**dict.fromkeys(Options._fields), **numbers, "batch": tuple(numbers["batch"])}
-    return Attention.call(*_placed(tensors, given), Options(**numbers))
+    return Attention.call(*placed(tensors, given), Options(**numbers))
 
 
 _node: Any = None
@@ -242,8 +227,3 @@ def _gradient_tangent(
 def _like_inputs(found: tuple[Tensor, ...], tensors: Any, wanted: tuple[bool, ...]) -> tuple[Tensor, ...]:
     chosen = [each for each, want in zip(tensors[:4], wanted, strict=True) if want]
     return tuple(in_dtype(each, like.dtype) for each, like in zip(found, chosen, strict=True))
-
-
-def _placed(found: Any, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    remaining = iter(found)
-    return tuple(next(remaining) if each else None for each in wanted)

@@ -21,23 +21,7 @@ def is_distributed(tensor: Any) -> bool:
 def by_shards(
     attend: Callable[..., Tensor], q: Any, k: Any, v: Any, mask: Any, dropout_p: float, *, enable_gqa: bool
 ) -> Tensor:
-    """Attend within the shards of each rank; dimensions other than batches and heads are gathered first.
-
-    Args:
-        attend: Function that computes attention of the local q, k, v and mask.
-        q: Queries.
-        k: Keys.
-        v: Values.
-        mask: A mask, or None.
-        dropout_p: Must be 0.
-        enable_gqa: Whether heads of k and v are shared.
-
-    Returns:
-        A DTensor, sharded like q along batch dimensions and heads.
-
-    Raises:
-        InputError: If only some tensors are DTensors, if their meshes differ, or with dropout.
-    """
+    """Attend within the shards of each rank; dimensions other than batches and heads are gathered first."""
     from torch.distributed.tensor import DTensor, Replicate
 
     mesh = next(each.device_mesh for each in (q, k, v, mask) if is_distributed(each))

@@ -12,7 +12,7 @@ from hodiff.common.options import is_int
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.convolution.maps import Convolution, Geometry
-from hodiff.rules.arguments import require_floating
+from hodiff.rules.arguments import require_floating, require_one_dtype
 from hodiff.rules.autocast import autocast_like_torch
 
 Sizes = int | Sequence[int]
@@ -158,7 +158,7 @@ def _convolve(
         padding = _each(name, "padding", padding, rank, 0)
     _require_room(name, x, padding, dilation, kernel)
     x, weight, bias = autocast_like_torch(x, weight, bias)
-    _require_same_dtype(name, x, weight, bias)
+    require_one_dtype(name, input=x, weight=weight, bias=bias)
     geometry = Geometry(stride, padding, dilation, groups, tuple(x.shape[-rank:]), kernel)
     if x.dim() == rank + 1:
         return Convolution.call(x.unsqueeze(0), weight, bias, geometry).squeeze(0)
@@ -227,10 +227,3 @@ def _require_room(
             f"{name}: input: expected spatial sizes that hold the kernel {kernel} with dilation {dilation}, "
             f"got {size} with padding {padding}; more padding makes room."
         )
-
-
-def _require_same_dtype(name: str, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    dtypes = {"input": x.dtype, "weight": weight.dtype, **({} if bias is None else {"bias": bias.dtype})}
-    if len(set(dtypes.values())) > 1:
-        listing = ", ".join(f"{argument} {str(dtype).removeprefix('torch.')}" for argument, dtype in dtypes.items())
-        raise InputError(f"{name}: expected one dtype, got {listing}; .to(dtype) converts.")

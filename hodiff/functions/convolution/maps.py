@@ -17,6 +17,7 @@ from torch import Tensor
 from hodiff.functions.convolution.folded_batches import fold, fold_axis, unfold
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,10 @@ class Convolution(AnyOrderFunction):
         return y + _along_channels(bias, len(geometry.size) + 2), y_dim
 
 
-class ConvolutionInputGradient(AnyOrderFunction):
+class ConvolutionInputGradient(SavingFunction):
     r"""$\bar x$ of $\langle g,\, x * w \rangle$: the transposed convolution. Saves cotangent and weight."""
+
+    saves = 2
 
     @staticmethod
     def forward(cotangent: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
@@ -165,15 +168,6 @@ class ConvolutionInputGradient(AnyOrderFunction):
         return _gradient_kernel(cotangent, x, weight, None, geometry, [True, False, False])[0]
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the two factors."""
-        del output
-        cotangent, weight, ctx.geometry = inputs
-        ctx.save_for_backward(cotangent, weight)
-        ctx.save_for_forward(cotangent, weight)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, x_bar: Tensor | None) -> Any:
         """Return the convolution for the cotangent, the weight gradient for the weight."""
         if x_bar is None:
@@ -181,8 +175,8 @@ class ConvolutionInputGradient(AnyOrderFunction):
         cotangent, weight = ctx.saved_tensors
         needs_cotangent, needs_weight, _ = ctx.needs_input_grad
         return (
-            Convolution.call(x_bar, weight, None, ctx.geometry) if needs_cotangent else None,
-            ConvolutionWeightGradient.call(x_bar, cotangent, ctx.geometry, False) if needs_weight else None,
+            Convolution.call(x_bar, weight, None, *ctx.rest) if needs_cotangent else None,
+            ConvolutionWeightGradient.call(x_bar, cotangent, *ctx.rest, False) if needs_weight else None,
             None,
         )
 
@@ -193,8 +187,8 @@ class ConvolutionInputGradient(AnyOrderFunction):
         cotangent, weight = ctx.saved_tensors
         rule = ConvolutionInputGradient.call
         return _sum(
-            None if cotangent_t is None else rule(cotangent_t, weight, ctx.geometry),
-            None if weight_t is None else rule(cotangent, weight_t, ctx.geometry),
+            None if cotangent_t is None else rule(cotangent_t, weight, *ctx.rest),
+            None if weight_t is None else rule(cotangent, weight_t, *ctx.rest),
         )
 
     @staticmethod
@@ -213,8 +207,10 @@ class ConvolutionInputGradient(AnyOrderFunction):
         return unfold(x_bar, "x", axis, groups, info.batch_size), 0
 
 
-class ConvolutionWeightGradient(AnyOrderFunction):
+class ConvolutionWeightGradient(SavingFunction):
     r"""$\bar w$ of $\langle g,\, x * w + b \rangle$, and $\bar b$ if wanted. Saves input and cotangent."""
+
+    saves = 2
 
     @staticmethod
     def forward(x: Tensor, cotangent: Tensor, geometry: Geometry, with_bias: bool) -> Any:
@@ -228,27 +224,18 @@ class ConvolutionWeightGradient(AnyOrderFunction):
         return (by_weight, by_bias) if with_bias else by_weight
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        """Save the two factors."""
-        del output
-        x, cotangent, ctx.geometry, ctx.with_bias = inputs
-        ctx.save_for_backward(x, cotangent)
-        ctx.save_for_forward(x, cotangent)
-        ctx.shape = cotangent.shape
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, weight_bar: Tensor | None, bias_bar: Tensor | None = None) -> Any:
         """Return the input gradient for the input, the convolution for the cotangent."""
         x, cotangent = ctx.saved_tensors
+        geometry, _ = ctx.rest
         needs_x, needs_cotangent, *_ = ctx.needs_input_grad
         by_x = by_cotangent = None
         if needs_x and weight_bar is not None:
-            by_x = ConvolutionInputGradient.call(cotangent, weight_bar, ctx.geometry)
+            by_x = ConvolutionInputGradient.call(cotangent, weight_bar, geometry)
         if needs_cotangent and weight_bar is not None:
-            by_cotangent = Convolution.call(x, weight_bar, bias_bar, ctx.geometry)
+            by_cotangent = Convolution.call(x, weight_bar, bias_bar, geometry)
         elif needs_cotangent and bias_bar is not None:
-            by_cotangent = _along_channels(bias_bar, len(ctx.shape)).expand(ctx.shape)
+            by_cotangent = _along_channels(bias_bar, cotangent.dim()).expand(cotangent.shape)
         return by_x, by_cotangent, None, None
 
     @staticmethod
@@ -256,14 +243,15 @@ class ConvolutionWeightGradient(AnyOrderFunction):
     def jvp(ctx: Any, x_t: Tensor | None, cotangent_t: Tensor | None, *_: None) -> Any:
         """Apply the product rule; the bias gradient does not depend on the input."""
         x, cotangent = ctx.saved_tensors
+        geometry, with_bias = ctx.rest
         rule = ConvolutionWeightGradient.call
         by_weight = by_bias = None
         if cotangent_t is not None:
-            both = rule(x, cotangent_t, ctx.geometry, ctx.with_bias)
-            by_weight, by_bias = both if ctx.with_bias else (both, None)
+            both = rule(x, cotangent_t, geometry, with_bias)
+            by_weight, by_bias = both if with_bias else (both, None)
         if x_t is not None:
-            by_weight = _sum(by_weight, rule(x_t, cotangent, ctx.geometry, False))
-        if not ctx.with_bias:
+            by_weight = _sum(by_weight, rule(x_t, cotangent, geometry, False))
+        if not with_bias:
             return by_weight
         return by_weight, cotangent.new_zeros(cotangent.shape[1]) if by_bias is None else by_bias
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
+from hodiff.functions.gradients.reverse_only import Changed
 from hodiff.functions.gradients.reverse_only import ClipGradient as ClipGradient
 from hodiff.functions.gradients.reverse_only import NoiseGradient as NoiseGradient
 from hodiff.functions.gradients.reverse_only import clip_gradient as clip_gradient
@@ -178,7 +179,13 @@ class LogGradient(AnyOrderFunction):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """Pass the gradient to the callback."""
-        return None if cotangent is None else _Shown.apply(cotangent, ctx.record), None
+        record = ctx.record
+
+        def shown(x: Tensor) -> Tensor:
+            record(x.clone())
+            return x.clone()
+
+        return None if cotangent is None else Changed.apply(cotangent, shown), None
 
     @staticmethod
     @nestable_jvp
@@ -192,35 +199,6 @@ class LogGradient(AnyOrderFunction):
         """Log the whole batch at once."""
         del info
         return LogGradient.call(x.movedim(in_dims[0], 0), record), 0
-
-
-class _Shown(AnyOrderFunction):
-    """Passes a gradient with its batch dimensions to the callback, as a plain tensor below all transforms."""
-
-    @staticmethod
-    def forward(x: Tensor, record: Callable[[Tensor], Any]) -> Tensor:
-        record(x.clone())
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> Any:
-        del ctx
-        return cotangent, None
-
-    @staticmethod
-    @nestable_jvp
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        del ctx
-        return tangent
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, record: Any) -> tuple[Tensor, int]:
-        del info
-        return _Shown.apply(x.movedim(in_dims[0], 0), record), 0
 
 
 @overridable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -138,7 +138,12 @@ class NoiseGradient(AnyOrderFunction):
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """Add noise to the gradient."""
-        return None if cotangent is None else _AddNoise.apply(cotangent, ctx.std, ctx.generator), None, None
+        std, generator = ctx.std, ctx.generator
+
+        def noisy(x: Tensor) -> Tensor:
+            return x + std * torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+
+        return None if cotangent is None else Changed.apply(cotangent, noisy), None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -147,33 +152,36 @@ class NoiseGradient(AnyOrderFunction):
         raise RouteError(_no_forward_mode("noise_gradient", "a gradient plus noise is not linear in the gradient"))
 
 
-class _AddNoise(AnyOrderFunction):
-    """Adds noise; its derivative is the identity."""
+class Changed(AnyOrderFunction):
+    """A tensor that a function computes from a plain tensor below all transforms; its derivative is the identity."""
 
     @staticmethod
-    def forward(x: Tensor, std: float, generator: torch.Generator) -> Tensor:
-        return x + std * torch.randn(x.shape, dtype=x.dtype, device=x.device, generator=generator)
+    def forward(x: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
+        """Apply the function."""
+        return change(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
+        """Save nothing."""
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor) -> Any:
+        """Return the cotangent."""
         del ctx
-        return cotangent, None, None
+        return cotangent, None
 
     @staticmethod
     @nestable_jvp
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        """Return the tangent."""
         del ctx
         return tangent
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, std: float, generator: Any) -> tuple[Tensor, int]:
-        # One draw for the whole batch gives each example its own noise.
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, change: Any) -> tuple[Tensor, int]:
+        """Apply the function to the whole batch at once; noise is then drawn for each example."""
         del info
-        return _AddNoise.apply(x.movedim(in_dims[0], 0), std, generator), 0
+        return Changed.apply(x.movedim(in_dims[0], 0), change), 0
 
 
 @overridable

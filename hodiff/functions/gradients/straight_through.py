@@ -11,6 +11,7 @@ from torch import Tensor
 from hodiff.common.overriding import stands_for_tensor
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
+from hodiff.rules.blockwise import all_batched
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.interception import apply_in_transform
 
@@ -48,11 +49,7 @@ class StraightThrough(AnyOrderFunction):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], surrogate: Tensor, value: Tensor) -> tuple[Tensor, int]:
         """Put both batch dimensions in front."""
-        pair = [
-            each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
-            for each, dim in zip((surrogate, value), in_dims, strict=True)
-        ]
-        return StraightThrough.call(*pair), 0
+        return StraightThrough.call(*all_batched(info.batch_size, in_dims, (surrogate, value))), 0
 
 
 def straight_through(

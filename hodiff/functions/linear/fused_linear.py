@@ -14,9 +14,11 @@ from hodiff.errors import InputError
 from hodiff.functions.linear.activations import FUSED_ACTIVATIONS
 from hodiff.recompute.intermediates import can_forget, forget_between
 from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.arguments import require_floating
+from hodiff.rules.arguments import require_floating, require_one_dtype
 from hodiff.rules.autocast import autocast_like_torch
+from hodiff.rules.blockwise import all_batched
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction
 
 
 class FusedLinear(AnyOrderFunction):
@@ -71,9 +73,7 @@ class FusedLinear(AnyOrderFunction):
             terms.append(_affine(x, weight_t, None))
         if bias_t is not None:
             terms.append((bias_t if bias_t.dim() == 1 else bias_t.unsqueeze(-2)).expand(z.shape))
-        tangent = terms[0]
-        for term in terms[1:]:
-            tangent = tangent + term
+        tangent = sum(terms[1:], terms[0])
         return activation.scaled(tangent, activation.value(z) if activation.from_output else z)
 
     @staticmethod
@@ -93,12 +93,14 @@ class FusedLinear(AnyOrderFunction):
         return y.reshape(info.batch_size, *x.shape[1:-1], y.shape[-1]), 0
 
 
-class ClippedGradientLinear(AnyOrderFunction):
+class ClippedGradientLinear(SavingFunction):
     """$y = x w^T$ with clamped gradients with respect to $x$ and $w$. Saves both.
 
     It takes stacks like `FusedLinear`, but of equal shapes: unbatched inputs are expanded outside, because the gradient
     of each example is clamped before the sum.
     """
+
+    saves = 2
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bound: float) -> Tensor:
@@ -107,24 +109,16 @@ class ClippedGradientLinear(AnyOrderFunction):
         return _affine(x, weight, None)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the factors."""
-        del output
-        x, weight, ctx.bound = inputs
-        ctx.save_for_backward(x, weight)
-        ctx.save_for_forward(x, weight)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
         """Compute the exact gradients, and clamp them elementwise."""
         if cotangent is None:
             return None, None, None
         x, weight = ctx.saved_tensors
+        (bound,) = ctx.rest
         needs_x, needs_weight, _ = ctx.needs_input_grad
         return (
-            (cotangent @ weight).clamp(-ctx.bound, ctx.bound) if needs_x else None,
-            _weight_gradient(cotangent, x, weight).clamp(-ctx.bound, ctx.bound) if needs_weight else None,
+            (cotangent @ weight).clamp(-bound, bound) if needs_x else None,
+            _weight_gradient(cotangent, x, weight).clamp(-bound, bound) if needs_weight else None,
             None,
         )
 
@@ -141,10 +135,7 @@ class ClippedGradientLinear(AnyOrderFunction):
     def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, weight: Tensor, bound: float) -> tuple[Tensor, int]:
         """Turn the batch into a stack."""
         stacked = weight.dim() - (in_dims[1] is not None) > 2
-        x, weight = (
-            each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
-            for each, dim in zip((x, weight), in_dims[:2], strict=True)
-        )
+        x, weight = all_batched(info.batch_size, in_dims[:2], (x, weight))
         if stacked:
             return ClippedGradientLinear.call(x, weight, bound), 0
         y = ClippedGradientLinear.call(_rows(x), weight, bound)
@@ -183,7 +174,7 @@ def fused_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, activati
     _require_product("fused_linear", x, weight, bias)
     require_choice("fused_linear", "activation", activation, tuple(FUSED_ACTIVATIONS))
     x, weight, bias = autocast_like_torch(x, weight, bias)
-    _require_same_dtype("fused_linear", x=x, weight=weight, bias=bias)
+    require_one_dtype("fused_linear", x=x, weight=weight, bias=bias)
     found = FUSED_ACTIVATIONS[activation]
     if found.alone is not None and can_forget():
         if found.from_output:
@@ -228,7 +219,7 @@ def clipped_gradient_linear(x: Tensor, weight: Tensor, bound: float) -> Tensor:
     _require_product("clipped_gradient_linear", x, weight, None)
     require_number("clipped_gradient_linear", "bound", bound, nonnegative=True)
     x, weight = autocast_like_torch(x, weight)
-    _require_same_dtype("clipped_gradient_linear", x=x, weight=weight)
+    require_one_dtype("clipped_gradient_linear", x=x, weight=weight)
     return ClippedGradientLinear.call(x, weight, bound)
 
 
@@ -273,10 +264,3 @@ def _require_product(function: str, x: Tensor, weight: Tensor, bias: Tensor | No
         )
     if bias is not None and bias.shape != weight.shape[:1]:
         raise InputError(f"{function}: bias: expected shape ({weight.shape[0]},), got {tuple(bias.shape)}.")
-
-
-def _require_same_dtype(function: str, **arguments: Tensor | None) -> None:
-    dtypes = {name: str(each.dtype).removeprefix("torch.") for name, each in arguments.items() if each is not None}
-    if len(set(dtypes.values())) > 1:
-        listing = ", ".join(f"{name} {dtype}" for name, dtype in dtypes.items())
-        raise InputError(f"{function}: expected one dtype, got {listing}; .to(dtype) converts.")

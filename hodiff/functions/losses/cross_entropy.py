@@ -9,7 +9,7 @@ The target has size 1 along the dimension of classes, and so have losses and cot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,35 +17,22 @@ from torch import Tensor
 
 from hodiff.functions.softmax.logsumexp import LogSumExpProduct
 from hodiff.functions.softmax.softmax import Softmax
-from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.blockwise import allows_in_place, block_of, blocks, broadcast_shape
-from hodiff.rules.elementwise import batch_in_front
+from hodiff.rules.blockwise import allows_in_place, block_by_block, broadcast_shape, without
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction
 
 
-class CrossEntropy(AnyOrderFunction):
+class CrossEntropy(SavingFunction):
     """The loss of each sample, with class indices. Saves logits and target, and no copy of either."""
+
+    saves = 2
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int, limit: int | None) -> Tensor:
         """Compute $ℓ$ from log-probabilities that exist for one block at a time."""
-        cuts = blocks(dim, limit, x, target)
-        if len(cuts) == 1:
-            return _losses(x, target, ignore, smoothing, dim)
-        y = x.new_empty(_without(dim, broadcast_shape(x.shape, target.shape)))
-        for cut in cuts:
-            parts = [block_of(each, cut, x.dim()) for each in (x, target, y)]
-            parts[2].copy_(_losses(parts[0], parts[1], ignore, smoothing, dim))
-        return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save logits and target."""
-        x, target, *ctx.rest = inputs
-        ctx.save_for_backward(x, target)
-        ctx.save_for_forward(x, target)
-        ctx.shape = output.shape
-        ctx.set_materialize_grads(False)
+        losses = partial(_losses, ignore=ignore, smoothing=smoothing, dim=dim)
+        return block_by_block(losses, dim, limit, x, target, reduces=True)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
@@ -68,41 +55,24 @@ class CrossEntropy(AnyOrderFunction):
         )
         return torch.where(target == ignore, 0, mean).expand(ctx.shape)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """Put the batches in front and let them broadcast."""
-        return CrossEntropy.call(*batch_in_front(in_dims, inputs)), 0
 
-
-class CrossEntropyGradient(AnyOrderFunction):
+class CrossEntropyGradient(SavingFunction):
     r"""$g\,(p - (1 - \varepsilon)\,e_t - \varepsilon / C)$ with broadcasting. Saves logits, target and g.
 
     Its derivative with respect to the logits costs three passes over the result; the derivative with respect to $g$ is
     computed on demand only.
     """
 
+    saves = 3
+    broadcasts = True
+
     @staticmethod
     def forward(
         x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: float, dim: int, limit: int | None
     ) -> Tensor:
         """Compute the gradient; no other tensor of its size exists."""
-        cuts = blocks(dim, limit, x, target, g)
-        if len(cuts) == 1:
-            return _gradient(x, target, g, ignore, smoothing, dim)
-        y = x.new_empty(broadcast_shape(x.shape, target.shape, g.shape))
-        for cut in cuts:
-            parts = [block_of(each, cut, x.dim()) for each in (x, target, g, y)]
-            parts[3].copy_(_gradient(parts[0], parts[1], parts[2], ignore, smoothing, dim))
-        return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        x, target, g, *ctx.rest = inputs
-        ctx.save_for_backward(x, target, g)
-        ctx.save_for_forward(x, target, g)
-        ctx.shape = output.shape
-        ctx.set_materialize_grads(False)
+        gradient = partial(_gradient, ignore=ignore, smoothing=smoothing, dim=dim)
+        return block_by_block(gradient, dim, limit, x, target, g)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> Any:
@@ -132,30 +102,16 @@ class CrossEntropyGradient(AnyOrderFunction):
             terms.append(CrossEntropyGradient.call(x, target, g_t, *ctx.rest))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """Put the batches in front and let them broadcast."""
-        return CrossEntropyGradient.call(*batch_in_front(in_dims, inputs)), 0
-
 
 def class_of(target: Tensor, ignore: int) -> Tensor:
     """Return the target as int64 indices, with class 0 for ignored samples."""
     return torch.where(target == ignore, 0, target).long()
 
 
-def _without(dim: int, shape: Sequence[int]) -> list[int]:
-    """Return the shape with size 1 along a dimension."""
-    return [1 if k == dim else size for k, size in enumerate(shape, start=-len(shape))]
-
-
-def _at_target(x: Tensor, target: Tensor, ignore: int, dim: int) -> Tensor:
-    shape = broadcast_shape(x.shape, target.shape)
-    return x.expand(shape).gather(dim, class_of(target, ignore).expand(_without(dim, shape)))
-
-
 def _expected(v: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int) -> Tensor:
     """Mean of v under the smoothed target."""
-    hit = _at_target(v, target, ignore, dim)
+    shape = broadcast_shape(v.shape, target.shape)
+    hit = v.expand(shape).gather(dim, class_of(target, ignore).expand(without(dim, shape)))
     if not smoothing:
         return hit
     return (1 - smoothing) * hit + smoothing * v.mean(dim, keepdim=True)
@@ -168,7 +124,7 @@ def _losses(x: Tensor, target: Tensor, ignore: int, smoothing: float, dim: int) 
 
 def _gradient(x: Tensor, target: Tensor, g: Tensor, ignore: int, smoothing: float, dim: int) -> Tensor:
     shape = broadcast_shape(x.shape, target.shape)
-    index = class_of(target, ignore).expand(_without(dim, shape))
+    index = class_of(target, ignore).expand(without(dim, shape))
     hit = torch.full((), smoothing - 1, dtype=x.dtype, device=x.device).expand(index.shape)
     y = torch.softmax(x, dim)
     if list(x.shape) != shape or not allows_in_place(x, target, g):

@@ -14,7 +14,7 @@ from hodiff.functions.losses.cross_entropy import class_of
 from hodiff.functions.losses.linear_terms.term_formulas import Options
 from hodiff.functions.losses.linear_terms.terms import LinearCrossEntropy
 from hodiff.functions.losses.losses import REDUCTIONS
-from hodiff.rules.arguments import require_dense_floating, require_one_device
+from hodiff.rules.arguments import dtype_name, require_dense_floating, require_one_device
 from hodiff.rules.autocast import autocast_dtype, autocast_like_torch
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 
@@ -130,7 +130,7 @@ def _require(
         raise InputError(f"{_NAME}: target: expected a tensor, got {type(target).__name__}.")
     if target.dtype != torch.int64:
         remedy = "cross_entropy takes probabilities" if target.is_floating_point() else "target.long() converts them"
-        raise InputError(f"{_NAME}: target: expected int64 class indices, got {_dtype(target)}; {remedy}.")
+        raise InputError(f"{_NAME}: target: expected int64 class indices, got {dtype_name(target)}; {remedy}.")
     if tuple(target.shape) != tuple(input.shape[:-1]):
         raise InputError(
             f"{_NAME}: target: expected the shape {tuple(input.shape[:-1])} of input without its last dimension, got "
@@ -157,13 +157,9 @@ def _require(
 
 
 def _require_one_dtype(*tensors: Tensor | None) -> None:
-    dtypes = [_dtype(each) for each in tensors if each is not None]
+    dtypes = [dtype_name(each) for each in tensors if each is not None]
     if len(set(dtypes)) > 1:
         raise InputError(
             f"{_NAME}: expected input, linear_weight and linear_bias of one dtype, got {', '.join(dtypes)}; Tensor.to "
             "converts."
         )
-
-
-def _dtype(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")

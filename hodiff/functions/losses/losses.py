@@ -12,7 +12,7 @@ from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.losses.cross_entropy import CrossEntropy, class_of
 from hodiff.functions.losses.soft_cross_entropy import SoftCrossEntropy
-from hodiff.rules.arguments import broadcasts_to, require_floating, require_number_or_floating
+from hodiff.rules.arguments import broadcasts_to, dtype_name, require_floating, require_number_or_floating
 from hodiff.rules.blockwise import block_size
 from hodiff.rules.elementwise import ElementwiseFunction, clip
 
@@ -189,7 +189,7 @@ def hinge(input: Tensor, target: Tensor, margin: Tensor | float = 1.0, reduction
     """
     require_floating("hinge", input=input)
     if not isinstance(target, Tensor) or target.dtype == torch.bool or target.is_complex():
-        kind = str(target.dtype).removeprefix("torch.") if isinstance(target, Tensor) else type(target).__name__
+        kind = dtype_name(target) if isinstance(target, Tensor) else type(target).__name__
         raise InputError(f"hinge: target: expected a tensor of labels -1 and 1, got {kind}; 2 * target - 1 makes them.")
     _require_same_shape("hinge", input, target)
     require_number_or_floating("hinge", margin=margin)
@@ -220,13 +220,13 @@ def _require_classification(
         expected, kind = shape, "probabilities"
         if target.dtype != input.dtype:
             raise InputError(
-                f"{name}: target: expected probabilities in {_dtype(input)} as input, got {_dtype(target)}; "
+                f"{name}: target: expected probabilities in {dtype_name(input)} as input, got {dtype_name(target)}; "
                 "target.to(input.dtype) converts them."
             )
     else:
         expected, kind = shape[:axis] + shape[axis + 1 :], "class indices"
         if target.dtype == torch.bool or target.is_complex():
-            raise InputError(f"{name}: target: expected integers or floating-point numbers, got {_dtype(target)}.")
+            raise InputError(f"{name}: target: expected integers or floating-point numbers, got {dtype_name(target)}.")
     if tuple(target.shape) != expected:
         raise InputError(
             f"{name}: target: expected {kind} of shape {expected} for input {shape}, got {tuple(target.shape)}."
@@ -257,7 +257,3 @@ def _require_broadcasts_to(name: str, argument: str, value: Any, input: Tensor) 
         raise InputError(
             f"{name}: {argument}: expected a shape that broadcasts to {tuple(input.shape)}, got {tuple(value.shape)}."
         )
-
-
-def _dtype(value: Tensor) -> str:
-    return str(value.dtype).removeprefix("torch.")

@@ -5,6 +5,7 @@ The q need not sum to 1; with $Q = \sum_c q_c$, the Hessian with respect to x is
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,40 +13,24 @@ from torch import Tensor
 
 from hodiff.functions.softmax.logsumexp import LogSumExpProduct
 from hodiff.functions.softmax.softmax import LogSoftmax, Softmax
-from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.blockwise import allows_in_place, block_of, blocks, broadcast_shape
-from hodiff.rules.elementwise import batch_in_front
+from hodiff.rules.blockwise import allows_in_place, block_by_block, broadcast_shape
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction
 
 
-class SoftCrossEntropy(AnyOrderFunction):
+class SoftCrossEntropy(SavingFunction):
     """The loss of each sample, of size 1 along the dimension, with probabilities. Saves logits and probabilities.
 
     A term with probability 0 is 0, whatever the logit.
     """
 
+    saves = 2
+    broadcasts = True
+
     @staticmethod
     def forward(x: Tensor, q: Tensor, dim: int, limit: int | None) -> Tensor:
         """Compute $ℓ$ from log-probabilities that exist for one block at a time."""
-        cuts = blocks(dim, limit, x, q)
-        if len(cuts) == 1:
-            return _losses(x, q, dim)
-        shape = list(broadcast_shape(x.shape, q.shape))
-        shape[dim] = 1
-        y = x.new_empty(shape)
-        for cut in cuts:
-            parts = [block_of(each, cut, x.dim()) for each in (x, q, y)]
-            parts[2].copy_(_losses(parts[0], parts[1], dim))
-        return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save logits and probabilities."""
-        x, q, *ctx.rest = inputs
-        ctx.save_for_backward(x, q)
-        ctx.save_for_forward(x, q)
-        ctx.shape = output.shape
-        ctx.set_materialize_grads(False)
+        return block_by_block(partial(_losses, dim=dim), dim, limit, x, q, reduces=True)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
@@ -76,35 +61,17 @@ class SoftCrossEntropy(AnyOrderFunction):
             terms.append(-(q_t * LogSoftmax.call(x, dim)).sum(dim, keepdim=True))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """Put the batches in front and let them broadcast."""
-        return SoftCrossEntropy.call(*batch_in_front(in_dims, inputs)), 0
 
-
-class SoftCrossEntropyGradient(AnyOrderFunction):
+class SoftCrossEntropyGradient(SavingFunction):
     r"""$g\,(Q p - q)$ with broadcasting. Saves its three tensors."""
+
+    saves = 3
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, q: Tensor, g: Tensor, dim: int, limit: int | None) -> Tensor:
         """Compute the gradient block by block."""
-        cuts = blocks(dim, limit, x, q, g)
-        if len(cuts) == 1:
-            return _gradient(x, q, g, dim)
-        y = x.new_empty(broadcast_shape(x.shape, q.shape, g.shape))
-        for cut in cuts:
-            parts = [block_of(each, cut, x.dim()) for each in (x, q, g, y)]
-            parts[3].copy_(_gradient(parts[0], parts[1], parts[2], dim))
-        return y
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        x, q, g, *ctx.rest = inputs
-        ctx.save_for_backward(x, q, g)
-        ctx.save_for_forward(x, q, g)
-        ctx.shape = output.shape
-        ctx.set_materialize_grads(False)
+        return block_by_block(partial(_gradient, dim=dim), dim, limit, x, q, g)
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> Any:
@@ -137,15 +104,7 @@ class SoftCrossEntropyGradient(AnyOrderFunction):
             terms.append(SoftCrossEntropyGradient.call(x, q_t, g, dim, limit))
         if g_t is not None:
             terms.append(SoftCrossEntropyGradient.call(x, q, g_t, dim, limit))
-        tangent = terms[0]
-        for term in terms[1:]:
-            tangent = tangent + term
-        return tangent.expand(ctx.shape)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """Put the batches in front and let them broadcast."""
-        return SoftCrossEntropyGradient.call(*batch_in_front(in_dims, inputs)), 0
+        return sum(terms[1:], terms[0]).expand(ctx.shape)
 
 
 def _mass(x: Tensor, q: Tensor, dim: int) -> Tensor:

@@ -22,17 +22,7 @@ def require_channels(function: str, x: Tensor, weight: Tensor | None, bias: Tens
 
 
 def require_parameters(function: str, x: Tensor, shape: tuple[int, ...], *parameters: Tensor | None) -> None:
-    """Raise if a weight or bias has another shape, or a dtype that does not fit x.
-
-    Args:
-        function: Name of the public function, for the message.
-        x: The input.
-        shape: Shape of the parameters.
-        *parameters: Weight and bias.
-
-    Raises:
-        InputError: If a parameter does not fit.
-    """
+    """Raise if the weight or the bias has another shape than the given one, or a dtype that does not fit x."""
     dtypes = {x.dtype, torch.float32} if x.dtype in {torch.float16, torch.bfloat16} else {x.dtype}
     given = {name: each for name, each in zip(("weight", "bias"), parameters, strict=True) if each is not None}
     require_floating(function, **given)

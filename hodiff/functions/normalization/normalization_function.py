@@ -29,6 +29,7 @@ from hodiff.functions.normalization.standardization import (
 )
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import placed
 
 
 class Normalization(AnyOrderFunction):
@@ -65,7 +66,7 @@ class Normalization(AnyOrderFunction):
             found = formulas.gradient(cotangent, x, weight, ctx.layout, wanted)
         else:
             found = NormalizationGradient.call(cotangent, x, weight, ctx.layout, wanted, *statistics)
-        return (*_placed(found, wanted), None)
+        return (*placed(found, wanted), None)
 
     @staticmethod
     @nestable_jvp
@@ -134,7 +135,7 @@ class NormalizationGradient(AnyOrderFunction):
         r"""Return $w D u + a \hat x + c$, $\partial_x \langle u, D p \rangle + D (a g)$, $\sum g D u$ for g, x, w."""
         cotangent, x, weight = ctx.saved_tensors
         layout = ctx.layout
-        u, a, c = _placed(cotangents, ctx.wanted)
+        u, a, c = placed(cotangents, ctx.wanted)
         needs_g, needs_x, needs_weight = ctx.needs_input_grad[:3]
         found = None if u is None else curvature_kernel(cotangent, x, weight, u, a, c, layout)
         if found is not None:
@@ -221,11 +222,6 @@ class NormalizationGradient(AnyOrderFunction):
             cotangent = cotangent.expand(info.batch_size, *cotangent.shape)
         found = formulas.gradient(cotangent, x, weight, layout, wanted)
         return found, (0,) * len(found)
-
-
-def _placed(found: Any, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    remaining = iter(found)
-    return tuple(next(remaining) if each else None for each in wanted)
 
 
 def _in_front(in_dims: tuple[Any, ...], *tensors: Tensor | None) -> tuple[Any, ...]:

@@ -40,17 +40,8 @@ class StatisticsLayout(NamedTuple):
 def normalized(x: Tensor, weight: Tensor | None, bias: Tensor | None, layout: StatisticsLayout) -> Tensor:
     r"""Compute $y = \hat x w + b$."""
     standardized, _ = standardize(x, layout)
-    return in_dtype(affine(merge(standardized, layout), weight, bias, layout), x.dtype)
-
-
-def affine(standardized: Tensor, weight: Tensor | None, bias: Tensor | None, layout: StatisticsLayout) -> Tensor:
-    """Multiply by the weight and add the bias, aligned with their dimensions."""
-    y = standardized
-    if weight is not None:
-        y = y * aligned(weight, layout)
-    if bias is not None:
-        y = y + aligned(bias, layout)
-    return y
+    y = weighted(merge(standardized, layout), weight, layout)
+    return in_dtype(y if bias is None else y + aligned(bias, layout), x.dtype)
 
 
 def gradient(

@@ -142,12 +142,16 @@ class Node:
 
     several = False
 
-    def __init__(self, convert: Convert, policy: DifferencePolicy):
-        self.convert, self.policy = convert, policy
+    def __init__(self, convert: Convert, policy: DifferencePolicy, f: Callable[..., Any] | None = None):
+        self.convert, self.policy, self.f = convert, policy, f
 
     def evaluate(self, *arrays: Array) -> list[Any]:
-        """Compute a list with one result per output."""
-        raise NotImplementedError
+        """Call the code, and return a list with one result per output."""
+        if self.f is None:
+            raise NotImplementedError
+        result = self.f(*arrays)
+        self.several = isinstance(result, (tuple, list))
+        return list(result) if self.several else [result]
 
     def jacobian(self, inputs: Sequence[Tensor], likes: Sequence[Any], output: int, index: int) -> Tensor:
         """Derivative of an output with respect to an input, (*output, *input), as a differentiable tensor."""
@@ -193,14 +197,8 @@ class CallNode(Node):
         depth: int = 0,
         measured: Measured | None = None,
     ):
-        super().__init__(convert, policy)
-        self.f, self.depth, self.measured = f, depth, measured
-
-    def evaluate(self, *arrays: Array) -> list[Any]:
-        """Call the code."""
-        result = self.f(*arrays)
-        self.several = isinstance(result, (tuple, list))
-        return list(result) if self.several else [result]
+        super().__init__(convert, policy, f)
+        self.depth, self.measured = depth, measured
 
     def jacobian(self, inputs: Sequence[Tensor], likes: Sequence[Any], output: int, index: int) -> Tensor:
         """Compute the Jacobian by differences."""

@@ -27,14 +27,8 @@ class RuleNode(Node):
         convert: Convert,
         policy: DifferencePolicy,
     ):
-        super().__init__(convert, policy)
-        self.f, self.vjp, self.jvp = f, vjp, jvp
-
-    def evaluate(self, *arrays: Array) -> list[Any]:
-        """Call the code."""
-        result = self.f(*arrays)
-        self.several = isinstance(result, (tuple, list))
-        return list(result) if self.several else [result]
+        super().__init__(convert, policy, f)
+        self.vjp, self.jvp = vjp, jvp
 
     def differentiated(self, inputs: Sequence[Tensor]) -> tuple[Node, float]:
         """Return an exact node; the rule's own `derivative_error` estimates errors of further orders."""

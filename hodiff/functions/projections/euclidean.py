@@ -229,22 +229,7 @@ def _batched(info: Any, in_dims: tuple[int | None, ...], x: Tensor, radius: Any)
 
 
 def require_groups(function: str, x: Tensor, name: str, level: Any, dim: Any, *, zero: bool) -> tuple[int, ...]:
-    """Raise if a level is not one number per group; return the dimensions of a group.
-
-    Args:
-        function: Name of the public function, for the message.
-        x: The grouped tensor.
-        name: Name of the level.
-        level: The level.
-        dim: The dimension or dimensions that a group spans.
-        zero: Whether the level may be zero.
-
-    Returns:
-        The dimensions, counted from the end.
-
-    Raises:
-        InputError: If an argument is invalid.
-    """
+    """Raise if a level is not one number per group; return the dimensions of a group, counted from the end."""
     require_floating(function, x=x)
     if x.dim() == 0:
         raise InputError(f"{function}: x: expected at least one dimension, got a number; x.unsqueeze(0) adds one.")

@@ -11,6 +11,7 @@ from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.arguments import require_dims, require_floating, require_number_or_floating
+from hodiff.rules.blockwise import all_batched
 from hodiff.rules.nesting import nestable_jvp
 
 
@@ -96,11 +97,7 @@ class PermutahedronProjection(AnyOrderFunction):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
         """Put every batch dimension in front."""
-        batched = [
-            each.expand(info.batch_size, *each.shape) if dim is None else each.movedim(dim, 0)
-            for each, dim in zip(inputs, in_dims, strict=True)
-        ]
-        return PermutahedronProjection.call(*batched), 0
+        return PermutahedronProjection.call(*all_batched(info.batch_size, in_dims, inputs)), 0
 
 
 @overridable

@@ -17,14 +17,16 @@ from torch import Tensor
 
 from hodiff.functions.softmax.softmax import Softmax, third_derivative, weighted_product
 from hodiff.kernels import fused
-from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.blockwise import block_of, blocks, broadcast_shape
-from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction
 
 
-class LogSumExp(AnyOrderFunction):
+class LogSumExp(SavingFunction):
     """The Function behind `logsumexp`; the dimension is negative and kept. Saves its input and output."""
+
+    reads_output = True
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
@@ -32,37 +34,29 @@ class LogSumExp(AnyOrderFunction):
         return fused.logsumexp(x) if dim == -1 and fused.takes(x) else torch.logsumexp(x, dim, keepdim=True)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save input and output."""
-        x, ctx.dim = inputs
-        ctx.save_for_backward(x, output)
-        ctx.save_for_forward(x)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
         """Multiply the cotangent by $p$; the result is zero for empty sums."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
         x, y = ctx.saved_tensors
-        return LogSumExpGradient.call(x, torch.where(y.detach().isneginf(), 0, cotangent), ctx.dim, True), None
+        (dim,) = ctx.rest
+        return LogSumExpGradient.call(x, torch.where(y.detach().isneginf(), 0, cotangent), dim, True), None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         """Compute the mean of the tangent under $p$."""
         (x,) = ctx.saved_tensors
-        live = LogSumExp.call(x.detach(), ctx.dim).isneginf().logical_not().to(x.dtype)
-        return (LogSumExpGradient.call(x, live, ctx.dim, True) * tangent).sum(ctx.dim, keepdim=True)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Put the batch in front, which leaves negative dimensions unchanged."""
-        return LogSumExp.call(x.movedim(in_dims[0], 0), dim), 0
+        (dim,) = ctx.rest
+        live = LogSumExp.call(x.detach(), dim).isneginf().logical_not().to(x.dtype)
+        return (LogSumExpGradient.call(x, live, dim, True) * tangent).sum(dim, keepdim=True)
 
 
-class LogSumExpGradient(AnyOrderFunction):
+class LogSumExpGradient(SavingFunction):
     """$s p$ for a factor s of size 1 along the dimension. Saves both inputs."""
+
+    saves = 2
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, scale: Tensor, dim: int, bounded: bool) -> Tensor:
@@ -72,36 +66,26 @@ class LogSumExpGradient(AnyOrderFunction):
         return probabilities(x, dim, bounded) * scale
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        x, scale, ctx.dim, ctx.bounded = inputs
-        ctx.save_for_backward(x, scale)
-        ctx.save_for_forward(x, scale)
-        ctx.shapes = x.shape, scale.shape
-        ctx.shape = output.shape
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> Any:
         """Return $s J v$ for x and $⟨p, v⟩$ for s."""
         if v is None:
             return None, None, None, None
         x, scale = ctx.saved_tensors
-        x_shape, scale_shape = ctx.shapes
+        dim, bounded = ctx.rest
         by_x = by_scale = None
         if not ctx.needs_input_grad[1]:
-            by_x = LogSumExpProduct.call(x, scale, v, ctx.dim, ctx.bounded, None).sum_to_size(x_shape)
+            by_x = LogSumExpProduct.call(x, scale, v, dim, bounded, None).sum_to_size(x.shape)
             return by_x, None, None, None
         # Both need the probabilities and the mean; compute them once.
-        if _suits_rows(ctx.dim, x, scale, v):
-            by_x, by_scale = fused.softmax_product(x, scale, v, bounded=ctx.bounded)
+        if _suits_rows(dim, x, scale, v):
+            by_x, by_scale = fused.softmax_product(x, scale, v, bounded=bounded)
             return by_x, by_scale, None, None
-        p = Softmax.call(bound(x) if ctx.bounded else x, ctx.dim)
+        p = Softmax.call(bound(x) if bounded else x, dim)
         weighted = p * v
-        mean = weighted.sum(ctx.dim, keepdim=True)
+        mean = weighted.sum(dim, keepdim=True)
         if ctx.needs_input_grad[0]:
-            by_x = (scale * (weighted - p * mean)).sum_to_size(x_shape)
-        by_scale = mean.sum_to_size(scale_shape)
+            by_x = (scale * (weighted - p * mean)).sum_to_size(x.shape)
+        by_scale = mean.sum_to_size(scale.shape)
         return by_x, by_scale, None, None
 
     @staticmethod
@@ -109,21 +93,20 @@ class LogSumExpGradient(AnyOrderFunction):
     def jvp(ctx: Any, x_t: Tensor | None, scale_t: Tensor | None, *_: None) -> Tensor:
         """Apply the product rule."""
         x, scale = ctx.saved_tensors
+        dim, bounded = ctx.rest
         terms = []
         if x_t is not None:
-            terms.append(LogSumExpProduct.call(x, scale, x_t, ctx.dim, ctx.bounded, None))
+            terms.append(LogSumExpProduct.call(x, scale, x_t, dim, bounded, None))
         if scale_t is not None:
-            terms.append(LogSumExpGradient.call(x, scale_t, ctx.dim, ctx.bounded))
+            terms.append(LogSumExpGradient.call(x, scale_t, dim, bounded))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, scale: Tensor, dim: int, bounded: bool) -> Any:
-        """Put the batches in front and let them broadcast."""
-        return LogSumExpGradient.call(*batch_in_front(in_dims, (x, scale, dim, bounded))), 0
 
-
-class LogSumExpProduct(AnyOrderFunction):
+class LogSumExpProduct(SavingFunction):
     r"""$s J v = s\,(p \circ v - p\,\langle p, v \rangle)$ with broadcasting. Saves its three tensors."""
+
+    saves = 3
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, scale: Tensor, v: Tensor, dim: int, bounded: bool, limit: int | None) -> Tensor:
@@ -140,16 +123,6 @@ class LogSumExpProduct(AnyOrderFunction):
         return y
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        x, scale, v, *ctx.rest = inputs
-        ctx.save_for_backward(x, scale, v)
-        ctx.save_for_forward(x, scale, v)
-        ctx.shapes = x.shape, scale.shape, v.shape
-        ctx.shape = output.shape
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, u: Tensor | None) -> Any:
         """Return the product with u for v, and with the inner part of the third derivative for x."""
         if u is None:
@@ -162,11 +135,11 @@ class LogSumExpProduct(AnyOrderFunction):
             p = Softmax.call(bound(x) if bounded else x, dim)
         if needs[0]:
             inner = third_derivative(p, u, v, dim)
-            by_x = LogSumExpProduct.call(x, scale, inner, dim, bounded, limit).sum_to_size(ctx.shapes[0])
+            by_x = LogSumExpProduct.call(x, scale, inner, dim, bounded, limit).sum_to_size(x.shape)
         if needs[1]:
-            by_scale = (u * p * (v - (p * v).sum(dim, keepdim=True))).sum_to_size(ctx.shapes[1])
+            by_scale = (u * p * (v - (p * v).sum(dim, keepdim=True))).sum_to_size(scale.shape)
         if needs[2]:
-            by_v = LogSumExpProduct.call(x, scale, u, dim, bounded, limit).sum_to_size(ctx.shapes[2])
+            by_v = LogSumExpProduct.call(x, scale, u, dim, bounded, limit).sum_to_size(v.shape)
         return by_x, by_scale, by_v, None, None, None
 
     @staticmethod
@@ -185,11 +158,6 @@ class LogSumExpProduct(AnyOrderFunction):
         if scale_t is not None:
             terms.append(LogSumExpProduct.call(x, scale_t, v, dim, bounded, limit))
         return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
-        """Put the batches in front and let them broadcast."""
-        return LogSumExpProduct.call(*batch_in_front(in_dims, inputs)), 0
 
 
 def _suits_rows(dim: int, x: Tensor, scale: Tensor, v: Tensor) -> bool:

@@ -13,10 +13,10 @@ from hodiff.errors import InputError
 from hodiff.functions.logistic import Bell
 from hodiff.functions.softmax.logsumexp import LogSumExp
 from hodiff.functions.softmax.softmax import LogSoftmax, Softmax
-from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.arguments import require_dims, require_floating
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction
 
 Dims = int | tuple[int, ...]
 
@@ -53,11 +53,14 @@ class Tanh(ElementwiseFunction):
         return 4 * Bell.call(2 * x)
 
 
-class AMax(AnyOrderFunction):
+class AMax(SavingFunction):
     """The Function behind `amax`; the dimension is negative and kept. Saves its input and output.
 
     Both are detached before they are compared, so the zero second derivative costs nothing.
     """
+
+    reads_output = True
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
@@ -65,20 +68,13 @@ class AMax(AnyOrderFunction):
         return x.amax(dim, keepdim=True)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save input and output."""
-        x, ctx.dim = inputs
-        ctx.save_for_backward(x, output)
-        ctx.save_for_forward(x)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
         """Share the cotangent equally among the maximal elements."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
         x, y = ctx.saved_tensors
-        largest, count = _ties(x.detach(), y.detach(), ctx.dim)
+        (dim,) = ctx.rest
+        largest, count = _ties(x.detach(), y.detach(), dim)
         return torch.where(largest, cotangent / count, 0), None
 
     @staticmethod
@@ -86,13 +82,9 @@ class AMax(AnyOrderFunction):
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         """Compute the mean of the tangent over the maximal elements."""
         x = ctx.saved_tensors[0].detach()
-        largest, count = _ties(x, x.amax(ctx.dim, keepdim=True), ctx.dim)
-        return torch.where(largest, tangent, 0).sum(ctx.dim, keepdim=True) / count
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Put the batch in front, which leaves negative dimensions unchanged."""
-        return AMax.call(x.movedim(in_dims[0], 0), dim), 0
+        (dim,) = ctx.rest
+        largest, count = _ties(x, x.amax(dim, keepdim=True), dim)
+        return torch.where(largest, tangent, 0).sum(dim, keepdim=True) / count
 
 
 def _ties(x: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -12,14 +12,17 @@ import torch
 from torch import Tensor
 
 from hodiff.kernels import fused
-from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.blockwise import allows_in_place, broadcast_shape
-from hodiff.rules.elementwise import batch_in_front
+from hodiff.rules.blockwise import allows_in_place
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import SavingFunction
 
 
-class Softmax(AnyOrderFunction):
+class Softmax(SavingFunction):
     """The Function behind `softmax`; the dimension is negative. Saves its output."""
+
+    reads_inputs = False
+    reads_output = True
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
@@ -27,34 +30,24 @@ class Softmax(AnyOrderFunction):
         return fused.softmax(x, None, bounded=False) if dim == -1 and fused.takes(x) else torch.softmax(x, dim)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the output for backward, the input for forward mode."""
-        x, ctx.dim = inputs
-        ctx.save_for_backward(output)
-        ctx.save_for_forward(x)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
         r"""Compute $J \bar p$; the Jacobian is symmetric."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
-        return SoftmaxProduct.call(ctx.saved_tensors[0], cotangent, ctx.dim), None
+        return SoftmaxProduct.call(ctx.saved_tensors[0], cotangent, *ctx.rest), None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         r"""Compute $J \dot x$."""
-        return SoftmaxProduct.call(Softmax.call(ctx.saved_tensors[0], ctx.dim), tangent, ctx.dim)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Put the batch in front, which leaves negative dimensions unchanged."""
-        return Softmax.call(x.movedim(in_dims[0], 0), dim), 0
+        return SoftmaxProduct.call(Softmax.call(ctx.saved_tensors[0], *ctx.rest), tangent, *ctx.rest)
 
 
-class SoftmaxProduct(AnyOrderFunction):
+class SoftmaxProduct(SavingFunction):
     r"""$p \circ v - p\,\langle p, v \rangle$ with broadcasting, for probabilities p. Saves both inputs."""
+
+    saves = 2
+    broadcasts = True
 
     @staticmethod
     def forward(p: Tensor, v: Tensor, dim: int) -> Tensor:
@@ -64,28 +57,19 @@ class SoftmaxProduct(AnyOrderFunction):
         return weighted_product(p, None, v, dim)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the two factors."""
-        p, v, ctx.dim = inputs
-        ctx.save_for_backward(p, v)
-        ctx.save_for_forward(p, v)
-        ctx.shapes = p.shape, v.shape
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, u: Tensor | None) -> tuple[Tensor | None, Tensor | None, None]:
         """Return $u v - ⟨p,v⟩ u - ⟨p,u⟩ v$ for p, and the product with u for v."""
         if u is None:
             return None, None, None
         p, v = ctx.saved_tensors
-        p_shape, v_shape = ctx.shapes
+        (dim,) = ctx.rest
         by_p = by_v = None
-        if all(ctx.needs_input_grad[:2]) and ctx.dim == -1 and p.shape == v.shape == u.shape and fused.takes(p, v, u):
+        if all(ctx.needs_input_grad[:2]) and dim == -1 and p.shape == v.shape == u.shape and fused.takes(p, v, u):
             return *fused.weighted_pullback(p, v, u), None
         if ctx.needs_input_grad[0]:
-            by_p = third_derivative(p, u, v, ctx.dim).sum_to_size(p_shape)
+            by_p = third_derivative(p, u, v, dim).sum_to_size(p.shape)
         if ctx.needs_input_grad[1]:
-            by_v = SoftmaxProduct.call(p, u, ctx.dim).sum_to_size(v_shape)
+            by_v = SoftmaxProduct.call(p, u, dim).sum_to_size(v.shape)
         return by_p, by_v, None
 
     @staticmethod
@@ -93,22 +77,20 @@ class SoftmaxProduct(AnyOrderFunction):
     def jvp(ctx: Any, p_t: Tensor | None, v_t: Tensor | None, _: None) -> Tensor:
         """Apply the product rule."""
         p, v = ctx.saved_tensors
+        (dim,) = ctx.rest
         terms = []
         if p_t is not None:
-            inner = (p * v).sum(ctx.dim, keepdim=True)
-            terms.append(p_t * (v - inner) - p * (p_t * v).sum(ctx.dim, keepdim=True))
+            inner = (p * v).sum(dim, keepdim=True)
+            terms.append(p_t * (v - inner) - p * (p_t * v).sum(dim, keepdim=True))
         if v_t is not None:
-            terms.append(SoftmaxProduct.call(p, v_t, ctx.dim))
-        return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(broadcast_shape(*ctx.shapes))
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], p: Tensor, v: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Put the batches in front and let them broadcast."""
-        return SoftmaxProduct.call(*batch_in_front(in_dims, (p, v, dim))), 0
+            terms.append(SoftmaxProduct.call(p, v_t, dim))
+        return (terms[0] if len(terms) == 1 else terms[0] + terms[1]).expand(ctx.shape)
 
 
-class LogSoftmax(AnyOrderFunction):
+class LogSoftmax(SavingFunction):
     """The Function behind `log_softmax`; the dimension is negative. Saves its input."""
+
+    broadcasts = True
 
     @staticmethod
     def forward(x: Tensor, dim: int) -> Tensor:
@@ -116,32 +98,21 @@ class LogSoftmax(AnyOrderFunction):
         return torch.log_softmax(x, dim)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the input."""
-        x, ctx.dim = inputs
-        ctx.save_for_backward(x)
-        ctx.save_for_forward(x)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> tuple[Tensor | None, None]:
         """Compute the cotangent minus $p$ times its sum."""
         if cotangent is None or not ctx.needs_input_grad[0]:
             return None, None
-        p = Softmax.call(ctx.saved_tensors[0], ctx.dim)
-        return cotangent - p * cotangent.sum(ctx.dim, keepdim=True), None
+        (dim,) = ctx.rest
+        p = Softmax.call(ctx.saved_tensors[0], dim)
+        return cotangent - p * cotangent.sum(dim, keepdim=True), None
 
     @staticmethod
     @nestable_jvp
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         """Compute the tangent minus its mean under $p$."""
-        p = Softmax.call(ctx.saved_tensors[0], ctx.dim)
-        return tangent - (p * tangent).sum(ctx.dim, keepdim=True)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int, None], x: Tensor, dim: int) -> tuple[Tensor, int]:
-        """Put the batch in front, which leaves negative dimensions unchanged."""
-        return LogSoftmax.call(x.movedim(in_dims[0], 0), dim), 0
+        (dim,) = ctx.rest
+        p = Softmax.call(ctx.saved_tensors[0], dim)
+        return tangent - (p * tangent).sum(dim, keepdim=True)
 
 
 def weighted_product(p: Tensor, scale: Tensor | None, v: Tensor, dim: int, out: Tensor | None = None) -> Tensor:

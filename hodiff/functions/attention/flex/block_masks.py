@@ -100,22 +100,9 @@ class Blocks:
 def blocks_of(
     masked: tuple[Tensor, Tensor], whole: tuple[Any, Any], size: tuple[int, int], length: int, keys: int
 ) -> Blocks | None:
-    """Read the blocks of a `BlockMask`.
-
-    Args:
-        masked: Number of blocks of keys that the mask function decides for each block of queries, and their indices,
-            which come first in a list.
-        whole: Number and indices of the blocks that are seen whole; or None and None.
-        size: Numbers of queries and keys in a block.
-        length: Number of queries.
-        keys: Number of keys.
-
-    Returns:
-        The blocks, or None if the mask has no blocks.
-
-    Raises:
-        InputError: If there are too few blocks.
-    """
+    """Read the blocks of a `BlockMask`; None if it has no blocks."""
+    # `masked` and `whole` are the numbers of blocks of keys for each block of queries, and the indices of these blocks,
+    # which come first in a list; the mask function decides inside masked blocks, and whole blocks are seen.
     rows, columns = size
     if rows >= _NO_BLOCKS and columns >= _NO_BLOCKS:
         return None

@@ -48,21 +48,8 @@ def attend_rows(
     k: Tensor,
     v: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Compute the output of a block and, if wanted, log-sum-exps and greatest scores of its rows.
-
-    Args:
-        score_mod: The function of the scores, if any.
-        mask_mods: The mask function inside blocks, and the mask function everywhere, if any.
-        how: Settings that all blocks share.
-        start: The first row.
-        keys: The keys that the block may see, and where the first mask function decides.
-        q: Queries (B, H, rows, E).
-        k: All keys (B, H', S, E).
-        v: All values (B, H', S, F).
-
-    Returns:
-        Tensors (B, H, rows, F), and (B, H, rows) twice.
-    """
+    """Compute the output of a block and, if wanted, log-sum-exps and greatest scores of its rows."""
+    # q is (B, H, rows, E), k (B, H', S, E) and v (B, H', S, F). The first mask is for blocks, the second for all.
     columns = keys.positions(q.device)
     if keys.columns is None:
         k, v = (each.narrow(-2, keys.first, keys.total) for each in (k, v))

@@ -90,7 +90,4 @@ def _from_gradient(
             through_w_t = mean + besides(w_t)
             terms.append((only_counted(options, target, wide(x)) * mean).sum(-1, keepdim=True))
         terms += [g[..., :1] * each for each in found]
-    total = terms[0]
-    for each in terms[1:]:
-        total = total + each
-    return total, through_w_t
+    return sum(terms[1:], terms[0]), through_w_t

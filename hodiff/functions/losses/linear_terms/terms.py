@@ -25,6 +25,7 @@ from hodiff.functions.losses.linear_terms.term_rules import DIRECTIONS, OWN, Rul
 from hodiff.rules.any_order import AnyOrderFunction, in_dtype
 from hodiff.rules.blockwise import Plan, RowBlocks
 from hodiff.rules.nesting import nestable_jvp
+from hodiff.rules.saving import placed
 
 
 class LinearCrossEntropy(AnyOrderFunction):
@@ -54,7 +55,7 @@ class LinearCrossEntropy(AnyOrderFunction):
             found = _gradient(ctx.options, wanted, inputs)
         else:
             found = LinearCrossEntropyGradient.call(*inputs, ctx.options, wanted)
-        return (*_placed(found, wanted), None, None, None)
+        return (*placed(found, wanted), None, None, None)
 
     @staticmethod
     @nestable_jvp
@@ -108,7 +109,7 @@ class LinearCrossEntropyGradient(AnyOrderFunction):
         """Use the cotangents as tangents: of the terms for the cotangent, of the gradient for the inputs."""
         if all(each is None for each in cotangents):
             return (None,) * 9
-        directions = _placed(cotangents, ctx.wanted)
+        directions = placed(cotangents, ctx.wanted)
         needed, by_cotangent = tuple(ctx.needs_input_grad[:3]), None
         found: tuple[Any, ...] = ()
         if any(needed):
@@ -118,7 +119,7 @@ class LinearCrossEntropyGradient(AnyOrderFunction):
             found, by_cotangent = (found[:-1], found[-1]) if with_terms else (found, None)
         elif ctx.needs_input_grad[6]:
             by_cotangent = _tangent(ctx.options, (*ctx.saved_tensors[:6], *directions))
-        return (*_placed(found, needed), None, None, None, by_cotangent, None, None)
+        return (*placed(found, needed), None, None, None, by_cotangent, None, None)
 
     @staticmethod
     @nestable_jvp
@@ -174,7 +175,7 @@ class LinearCrossEntropyTangent(TiledBlocks):
             first = _gradient_tangent(options, by_inputs, False, (*own, cotangent), directions, None)
         if any(by_tangents):
             second = LinearCrossEntropyGradient.call(*own, cotangent, options, by_tangents)
-        return (None, None, *_placed(first, by_inputs), None, None, None, *_placed(second, by_tangents))
+        return (None, None, *placed(first, by_inputs), None, None, None, *placed(second, by_tangents))
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], rule: Any, plan: Plan, *tensors: Tensor | None) -> Any:
@@ -241,8 +242,3 @@ def _with_gradient(saved: Sequence[Tensor | None]) -> tuple[Sequence[Tensor | No
     """Return the inputs and the detached gradient of x, which speeds up derivatives."""
     *tensors, by_x = saved
     return tensors, None if by_x is None else by_x.detach()
-
-
-def _placed(found: Any, wanted: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    remaining = iter(found)
-    return tuple(next(remaining) if each else None for each in wanted)
