@@ -203,7 +203,7 @@ def _in_front(size: int, in_dims: tuple[Any, ...], tensors: tuple[Tensor, ...]) 
 
 
 # Compute modes of torch.cdist for Euclidean distances, with the numbers that its kernel takes.
-_COMPUTE_MODES = {
+COMPUTE_MODES = {
     "use_mm_for_euclid_dist_if_necessary": None,
     "use_mm_for_euclid_dist": 1,
     "donot_use_mm_for_euclid_dist": 2,
@@ -246,13 +246,13 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
         or x1.dtype != x2.dtype
         or not isinstance(p, (int, float))
         or p < 0
-        or compute_mode not in _COMPUTE_MODES
+        or compute_mode not in COMPUTE_MODES
     ):
         return INVALID
     if p == 2 and not torch.compiler.is_compiling():
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
         x1, x2 = (each.expand(*batch, *each.shape[-2:]) for each in (x1, x2))
-        mode = _COMPUTE_MODES[compute_mode]
+        mode = COMPUTE_MODES[compute_mode]
         lengths = EuclideanDistances.call(x1, x2, mode)
         return remembered(lengths, lambda: SquaredDistances.call(x1, x2, mode), held=(x1, x2))
     return _length(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, UNNEEDED
+from hodiff.corrections.declining import INVALID, UNNEEDED, in_place
 from hodiff.corrections.elementwise.tails import sigmoid
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
@@ -152,9 +152,7 @@ def _rrelu(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: 
     return UNNEEDED if training else F.leaky_relu(input, (lower + upper) / 2)
 
 
-@_batched(torch.rrelu_)
-def _rrelu_(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
-    return UNNEEDED if training else input.copy_(F.leaky_relu(input.clone(), (lower + upper) / 2))
+_rrelu_ = _batched(torch.rrelu_)(in_place(_rrelu))
 
 
 @_batched(F.rrelu, name="torch.nn.functional.rrelu")

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
+from hodiff.corrections.declining import INVALID, UNNEEDED, in_place
 from hodiff.corrections.operators.operator_rules import calls, rule_of
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import numbers_of
@@ -216,7 +216,4 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Any:
     return torch.where(mask, source.flatten()[places], input)
 
 
-@_by_mask(Tensor.masked_scatter_)
-def _masked_scatter_(input: Tensor, mask: Tensor, source: Tensor) -> Any:
-    result = _masked_scatter(input.clone(), mask, source)
-    return result if isinstance(result, Declined) else input.copy_(result)
+_by_mask(Tensor.masked_scatter_)(in_place(_masked_scatter))
