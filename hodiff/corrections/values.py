@@ -70,6 +70,14 @@ def numbers_of(x: Tensor) -> Tensor | None:
     return plain.detach() if type(plain) in _PLAIN and plain.device.type != "meta" and plain.numel() else None
 
 
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Save the inputs, all of them tensors: `setup_context` of a Function."""
+    del output
+    ctx.save_for_backward(*inputs)
+    ctx.save_for_forward(*inputs)
+    ctx.set_materialize_grads(False)
+
+
 def result_dtype(a: Any, b: Any) -> torch.dtype:
     """Return `torch.result_type`, also while dynamo traces, which does not support it."""
     if not torch.compiler.is_compiling():

@@ -141,4 +141,4 @@ def _hypot(input: Tensor, other: Tensor) -> Any:
     return remembered(Hypot.call(x, y), lambda: squared(x) + squared(y), (x, y))
 
 
-_hypot_loses_digits(Tensor.hypot_, name="torch.Tensor.hypot_")(in_place(_hypot))
+_hypot_loses_digits(Tensor.hypot_)(in_place(_hypot))

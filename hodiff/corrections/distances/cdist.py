@@ -23,6 +23,7 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID
 from hodiff.corrections.distances.squares import remembered, rows_norm
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import save_inputs
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.elementwise import ElementwiseFunction
@@ -129,13 +130,7 @@ class WeightedDifferences(AnyOrderFunction):
         weights, x, y = weights.contiguous(), x.contiguous(), y.contiguous()
         return distances_gradient(weights, x, y, 2.0, torch.ones_like(weights))
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        del output
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-        ctx.set_materialize_grads(False)
+    setup_context = staticmethod(save_inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
@@ -258,7 +253,7 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
     return _length(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 
 
-@_missing(torch.pdist, F.pdist, name="torch.nn.functional.pdist")
+@_missing(torch.pdist, F.pdist)
 def _pdist(input: Tensor, p: float = 2.0) -> Any:
     if not _are_taken(input) or input.dim() != 2 or not isinstance(p, (int, float)) or p < 0:
         return INVALID

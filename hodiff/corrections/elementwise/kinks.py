@@ -45,8 +45,8 @@ def _clamp_max(input: Tensor, max: Any) -> Any:
 
 
 _clamped(torch.clamp_, torch.clip_, Tensor.clamp_, Tensor.clip_, name="torch.Tensor.clamp_")(in_place(_clamp))
-_clamped(torch.clamp_min_, Tensor.clamp_min_, name="torch.Tensor.clamp_min_")(in_place(_clamp_min))
-_clamped(torch.clamp_max_, Tensor.clamp_max_, name="torch.Tensor.clamp_max_")(in_place(_clamp_max))
+_clamped(torch.clamp_min_, Tensor.clamp_min_)(in_place(_clamp_min))
+_clamped(torch.clamp_max_, Tensor.clamp_max_)(in_place(_clamp_max))
 
 
 @register(

@@ -195,9 +195,9 @@ def _grid_sample(
     return _sampled(input, grid, mode, padding_mode, bool(align_corners))
 
 
-@_no_forward(torch.grid_sampler, name="torch.grid_sampler")
-@_no_forward(torch.grid_sampler_2d, name="torch.grid_sampler_2d")
-@_no_forward(torch.grid_sampler_3d, name="torch.grid_sampler_3d")
+@_no_forward(torch.grid_sampler)
+@_no_forward(torch.grid_sampler_2d)
+@_no_forward(torch.grid_sampler_3d)
 def _grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
     if not (0 <= interpolation_mode < len(MODES) and 0 <= padding_mode < len(PADDINGS)):
         return INVALID
