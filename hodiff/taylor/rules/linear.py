@@ -14,6 +14,7 @@ from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.jets_in_arguments import along_directions, call, moves, part_of, value_of
 from hodiff.taylor.registry import MOVING, POINTWISE, Rule, analytic_rule, enter, rule
 from hodiff.taylor.series import Frame
+from hodiff.taylor.views import MOVING_VIEWS
 
 
 @rule("as_strided")
@@ -30,11 +31,9 @@ def as_strided(frame: Frame, func: Any, x: Any, size: Any, stride: Any, storage_
 # this is `input!`. A last parameter with `*` takes all further arguments. Constants in linear parameters affect only
 # the value.
 _ELEMENTWISE = "pos neg clone contiguous to float double half bfloat16 type type_as"
-_MOVING = """
-    view reshape expand permute transpose t adjoint movedim swapaxes squeeze unsqueeze
-    flatten unflatten narrow select diagonal unfold split chunk unbind
-    tensor_split hsplit vsplit dsplit split_with_sizes getitem ravel
-    broadcast_to unsafe_split unsafe_chunk unsafe_split_with_sizes linalg.diagonal diagonal_copy alias
+_MOVING = f"""
+    {MOVING_VIEWS} reshape flatten getitem ravel
+    unsafe_split unsafe_chunk unsafe_split_with_sizes linalg.diagonal diagonal_copy alias
     flip fliplr flipud roll rot90 diag diag_embed diagflat tril triu
     index_select gather take take_along_dim masked_select repeat tile repeat_interleave atleast_1d atleast_2d atleast_3d
     nn.pixel_shuffle nn.pixel_unshuffle nn.unfold nn.channel_shuffle
