@@ -157,21 +157,7 @@ class Corrections(RuleMode):
             return as_constants(self.__torch_function__(func, types, args, kwargs), (args, kwargs))
 
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run torch's own function for a call that its rule declined, unless torch's derivative is wrong.
-
-        Args:
-            correction: The entry of the rule.
-            why: The reason; `torch_is_right` says whether torch's derivatives of this call are right.
-            func: The torch function.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-
-        Returns:
-            The value of the call.
-
-        Raises:
-            RouteError: If a derivative passes through the call, and torch's is known to be wrong.
-        """
+        """Run torch's own function for a declined call; raise if it is known to be wrong for a derivative taken."""
         result = func(*args, **kwargs)
         # torch itself raises for a missing derivative.
         is_wrong = correction.kind == "wrong" or _is_mended(correction, args, kwargs)

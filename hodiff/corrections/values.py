@@ -40,17 +40,8 @@ class WithValue(ElementwiseFunction):
 
 
 def with_value_of(y: Tensor, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """Return a tensor with the derivatives of y and the value of a torch function at constants.
-
-    Args:
-        y: The tensor with the derivatives, of the same shape and dtype as the value.
-        function: The torch function; under `vmap`, for which it may have no rule, the value stays that of y.
-        *args: Its arguments.
-        **kwargs: Its keyword arguments.
-
-    Returns:
-        The tensor.
-    """
+    """Return a tensor with the derivatives of y and the value of a torch function at constants."""
+    # Under `vmap`, for which the function may have no rule, the value stays that of y.
     if torch.compiler.is_compiling() or in_func_vmap():
         return y
     return with_value(y, function(*(each.detach() if isinstance(each, Tensor) else each for each in args), **kwargs))

@@ -29,17 +29,8 @@ REFERENCE = "a gather of the values that stay"
 
 
 def overwrite(target: Tensor, values: Tensor, write: Callable[[Tensor, Tensor], Any], in_place: bool = False) -> Tensor:
-    """Compute a write as a gather: each place takes the value that the same write leaves there.
-
-    Args:
-        target: The tensor to write to.
-        values: The values, of any shape that the write accepts.
-        write: Writes values into a tensor, and returns the result unless it is in place.
-        in_place: Whether the write changes the tensor.
-
-    Returns:
-        The result, which is the target where the write is in place.
-    """
+    """Compute a write as a gather: each place takes the value that the same write leaves there."""
+    # `write` writes values, of any shape that it accepts, into a tensor, and returns the result unless it is in place.
     kept = torch.full_like(target, -1, dtype=torch.long)
     written = write(kept, torch.arange(values.numel(), device=values.device).view(values.shape))
     kept = kept if in_place else written
