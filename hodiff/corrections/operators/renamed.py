@@ -22,7 +22,7 @@ calls(F.dropout, "dropout")(rule_of(F.dropout))
 
 
 # Losses, and the names of their operators' arguments after input and target.
-_LOSSES = {
+_LOSSES: dict[Callable[..., Any], tuple[str, ...]] = {
     F.mse_loss: ("reduction",),
     F.binary_cross_entropy_with_logits: ("weight", "pos_weight", "reduction"),
     F.huber_loss: ("reduction", "delta"),
