@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -145,30 +146,17 @@ def _is_new(*_: Any, out: Any = None, **__: Any) -> bool:
     return out is None
 
 
-@register(
-    torch.igamma,
-    Tensor.igamma,
-    torch.special.gammainc,
-    kind="missing",
-    routes=ROUTES[1:],
-    reason="no forward rule; in reverse NaN at 0",
-    reference="Abramowitz & Stegun, 6.5.1",
-    covers=_is_new,
+_incomplete_is_missing = partial(
+    register, kind="missing", routes=ROUTES[1:], reason="no forward rule; in reverse NaN at 0", covers=_is_new
 )
+
+
+@_incomplete_is_missing(torch.igamma, Tensor.igamma, torch.special.gammainc, reference="Abramowitz & Stegun, 6.5.1")
 def _lower(input: Tensor, other: Tensor) -> Any:
     return _incomplete("gammainc", input, other)
 
 
-@register(
-    torch.igammac,
-    Tensor.igammac,
-    torch.special.gammaincc,
-    kind="missing",
-    routes=ROUTES[1:],
-    reason="no forward rule; in reverse NaN at 0",
-    reference="Abramowitz & Stegun, 6.5.3",
-    covers=_is_new,
-)
+@_incomplete_is_missing(torch.igammac, Tensor.igammac, torch.special.gammaincc, reference="Abramowitz & Stegun, 6.5.3")
 def _upper(input: Tensor, other: Tensor) -> Any:
     return _incomplete("gammaincc", input, other)
 
