@@ -60,18 +60,8 @@ class Parameters:
         }
 
     def with_numbers(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-        """Convert tensors and NumPy scalars to Python numbers where the rule takes numbers; None if nothing changes.
-
-        Args:
-            args: The positional arguments.
-            kwargs: The keyword arguments.
-
-        Returns:
-            The converted arguments, or None.
-
-        Raises:
-            TypeError: If the arguments do not fit the signature of the rule.
-        """
+        """Convert tensors and NumPy scalars to Python numbers where the rule takes them; None if nothing changes."""
+        # Raises TypeError if the arguments do not fit the signature of the rule.
         bound = self.signature.bind(*args, **kwargs)
         changed = False
         for name, value in bound.arguments.items():

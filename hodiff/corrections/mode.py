@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, overload
 
@@ -12,6 +12,7 @@ from torch.compiler import is_compiling
 from torch.nn import Parameter
 
 from hodiff.corrections.declining import UNNEEDED, Declined, Redirected, unable
+from hodiff.corrections.distances.length_calls import tensors_in
 from hodiff.corrections.distances.smooth_functions import of_lengths
 from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.numbers import as_constants, makes_constants, moving_number, refused
@@ -156,25 +157,11 @@ class Corrections(RuleMode):
             return as_constants(self.__torch_function__(func, types, args, kwargs), (args, kwargs))
 
     def declined(self, correction: Correction, why: Declined, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run torch's own function for a call that its rule declined, unless torch's derivative is wrong.
-
-        Args:
-            correction: The entry of the rule.
-            why: The reason; `torch_is_right` says whether torch's derivatives of this call are right.
-            func: The torch function.
-            args: Its arguments.
-            kwargs: Its keyword arguments.
-
-        Returns:
-            The value of the call.
-
-        Raises:
-            RouteError: If a derivative passes through the call, and torch's is known to be wrong.
-        """
+        """Run torch's own function for a declined call; raise if it is known to be wrong for a derivative taken."""
         result = func(*args, **kwargs)
         # torch itself raises for a missing derivative.
         is_wrong = correction.kind == "wrong" or _is_mended(correction, args, kwargs)
-        if why.torch_is_right or not is_wrong or not carry_derivatives(_tensors(args, kwargs)):
+        if why.torch_is_right or not is_wrong or not carry_derivatives(tensors_in(args, kwargs)):
             return result
         raise RouteError(
             f"{correction.name}: hodiff's rule does not take this call, because {why.because}; and torch's own "
@@ -278,16 +265,6 @@ def _by_formula(operator: Any, args: Any, kwargs: Any) -> Any:
 def _is_mended(correction: Correction, args: Any, kwargs: Any) -> bool:
     """Whether torch's derivatives of a call are wrong, although its rule is mostly just faster."""
     return correction.mends is not None and correction.mends(*args, **kwargs)
-
-
-def _tensors(*arguments: Any) -> Iterator[Tensor]:
-    for each in arguments:
-        if isinstance(each, Tensor):
-            yield each
-        elif isinstance(each, (tuple, list)):
-            yield from _tensors(*each)
-        elif isinstance(each, dict):
-            yield from _tensors(*each.values())
 
 
 def _without_value(correction: Correction, func: Any) -> HodiffError:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from hodiff.common.trees import tensors_in
 from hodiff.corrections.registry import Correction
 from hodiff.routes import FORWARD_INSIDE
 from hodiff.torch_internals.autograd.grad_mode import in_dual_level, in_forward_mode
@@ -25,13 +24,9 @@ def is_wrong(correction: Correction, arguments: Any, *, reads_others: bool = Fal
     return not set(routes).isdisjoint(correction.routes) and (
         # Something else differentiates as well, or may do so later by a graph.
         differentiating_count() + in_dual_level() > 1
-        or (torch.is_grad_enabled() and (reads_others or any(map(_requires_grad, _tensors(arguments)))))
+        or (torch.is_grad_enabled() and (reads_others or any(map(_requires_grad, tensors_in(arguments)))))
     )
 
 
 def _requires_grad(tensor: Tensor) -> bool:
     return below_transforms(tensor).requires_grad
-
-
-def _tensors(arguments: Any) -> Iterable[Tensor]:
-    return (each for each in pytree.tree_leaves(arguments) if isinstance(each, Tensor))

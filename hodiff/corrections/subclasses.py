@@ -18,14 +18,14 @@ from hodiff.errors import RouteError
 R = TypeVar("R", bound=Callable[..., Any])
 
 # Rules for functions called with torch's own subclasses, which would compute them where no rule applies.
-_RULES: dict[Any, list[Callable[..., Any]]] = {}
+_RULES: dict[Any, Callable[..., Any]] = {}
 
 
 def for_subclasses(function: Any) -> Callable[[R], R]:
     """Register a rule for a function's eager calls with subclasses; it may return NotImplemented."""
 
     def entered(rule: R) -> R:
-        _RULES.setdefault(function, []).append(rule)
+        _RULES[function] = rule
         return rule
 
     return entered
@@ -50,10 +50,9 @@ def ask_subclasses(
     if any(not issubclass(each, Tensor) or getattr(each, "is_stand_in", False) for each in types):
         return func(*args, **kwargs)  # a stand-in for a tensor, such as what torch.fx traces by, or a jet
     if func in _RULES and not torch.compiler.is_compiling():
-        for rule in _RULES[func]:
-            result = rule(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
+        result = _RULES[func](*args, **kwargs)
+        if result is not NotImplemented:
+            return result
     at_stake = correction is not None and is_wrong(correction, (args, kwargs))
     for each in types:
         with mode, _Seen() as seen:

@@ -40,17 +40,8 @@ class WithValue(ElementwiseFunction):
 
 
 def with_value_of(y: Tensor, function: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-    """Return a tensor with the derivatives of y and the value of a torch function at constants.
-
-    Args:
-        y: The tensor with the derivatives, of the same shape and dtype as the value.
-        function: The torch function; under `vmap`, for which it may have no rule, the value stays that of y.
-        *args: Its arguments.
-        **kwargs: Its keyword arguments.
-
-    Returns:
-        The tensor.
-    """
+    """Return a tensor with the derivatives of y and the value of a torch function at constants."""
+    # Under `vmap`, for which the function may have no rule, the value stays that of y.
     if torch.compiler.is_compiling() or in_func_vmap():
         return y
     return with_value(y, function(*(each.detach() if isinstance(each, Tensor) else each for each in args), **kwargs))
@@ -68,6 +59,14 @@ def numbers_of(x: Tensor) -> Tensor | None:
         return None
     plain = below_transforms(x)
     return plain.detach() if type(plain) in _PLAIN and plain.device.type != "meta" and plain.numel() else None
+
+
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Save the inputs, all of them tensors: `setup_context` of a Function."""
+    del output
+    ctx.save_for_backward(*inputs)
+    ctx.save_for_forward(*inputs)
+    ctx.set_materialize_grads(False)
 
 
 def result_dtype(a: Any, b: Any) -> torch.dtype:

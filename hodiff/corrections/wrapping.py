@@ -54,20 +54,8 @@ Context = AbstractContextManager[Any]
 
 
 def within(context: Context, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a function so that its body runs within a context, which can be entered many times.
-
-    A generator or a coroutine leaves the context while it waits, so that nothing else runs in it.
-
-    Args:
-        context: The context.
-        function: A function, a generator function, or an asynchronous one.
-
-    Returns:
-        A function of the same kind.
-
-    Raises:
-        InputError: If the function is a class, or not callable.
-    """
+    """Wrap a function so that its body runs within a context, which can be entered many times."""
+    # A generator or a coroutine leaves the context while it waits, so that nothing else runs in it.
     if not torch.compiler.is_compiling():
         _require_function(function)
         for is_such, wrap in _KINDS.items():

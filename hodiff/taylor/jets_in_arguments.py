@@ -78,6 +78,11 @@ def value_of(frame: Frame, tree: Any) -> Any:
     return tree
 
 
+def coefficients_of(frame: Frame, x: Any) -> list[Any]:
+    """Coefficients of a jet of this frame, or of a constant."""
+    return list(x.coefficients) if isinstance(x, Jet) and x.frame is frame else [x, *[None] * frame.order]
+
+
 def part_of(frame: Frame, tree: Any, k: int) -> Any:
     """Replace the jets in a linear argument by their coefficients k, and constants by zero."""
     if isinstance(tree, Jet) and tree.frame is frame:

@@ -76,19 +76,8 @@ def compare(
     found: tuple[Sequence[Any], Any],
     state: RandomState,
 ) -> None:
-    """Raise an error if a pass gives another value than plain tensors.
-
-    Args:
-        key: Key from `comparison_due`.
-        frame: The pass.
-        f: The function.
-        args: Its arguments, with jets.
-        found: The values of the pass, and their structure.
-        state: Random state before the pass.
-
-    Raises:
-        RouteError: If the values differ by more than rounding.
-    """
+    """Raise an error if a pass gives another value than plain tensors, by more than rounding."""
+    # `found` has the values of the pass and their structure, `state` is the random state before it.
     values, spec = found
     after = RandomState(_tensors(values), foreign=True)
 

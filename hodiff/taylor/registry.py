@@ -109,9 +109,15 @@ ALIASES = {
 }
 _IN_PLACE_OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
 
+# Names of the rules of elementwise functions, and of functions that move elements.
+POINTWISE: set[str] = set()
+MOVING: set[str] = set()
 
-def enter(name: str, rule: Rule, *, analytic: bool = False) -> None:
-    """Enter a rule for a torch function, its methods, aliases and in-place variants."""
+
+def enter(name: str, rule: Rule, *, analytic: bool = False, among: set[str] | None = None) -> None:
+    """Enter a rule for a torch function, its methods, aliases and in-place variants, among the names of its kind."""
+    if among is not None:
+        among.add(name)
     parameters = _parameters(rule)
     for each in (name, *ALIASES.get(name, "").split()):
         out_of_place = list(functions_named(each))
@@ -138,18 +144,19 @@ def _place_of_switch(function: Any) -> int | None:
     return names.index("inplace") if "inplace" in names else None
 
 
-def rule(*names: str, analytic: bool = False) -> Callable[[Rule], Rule]:
+def rule(*names: str, analytic: bool = False, among: set[str] | None = None) -> Callable[[Rule], Rule]:
     """Decorator that enters a rule under names, such as "sin", "linalg.inv" or "nn.softplus"."""
 
     def entered(function: Rule) -> Rule:
         for name in names:
-            enter(name, function, analytic=analytic)
+            enter(name, function, analytic=analytic, among=among)
         return function
 
     return entered
 
 
 analytic_rule = partial(rule, analytic=True)
+pointwise_rule = partial(rule, among=POINTWISE)
 
 
 def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:

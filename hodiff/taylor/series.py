@@ -179,16 +179,7 @@ def quotient(frame: Frame, a: Coefficients, b: Coefficients) -> list[Coefficient
 
 
 def composition(frame: Frame, u: Coefficients, taylor: Coefficients) -> list[Coefficient]:
-    r"""The series of $\varphi(u)$ by the Taylor coefficients of φ at $u_0$: $\sum_m \varphi_m (u - u_0)^m$.
-
-    Args:
-        frame: Frame of the series.
-        u: Coefficients of u.
-        taylor: Taylor coefficients of φ, in the shape of its value.
-
-    Returns:
-        The coefficients.
-    """
+    r"""The series of $\varphi(u)$ by the Taylor coefficients of φ at $u_0$: $\sum_m \varphi_m (u - u_0)^m$."""
     if frame.collapsed and frame.order == 2:
         found = _fused_composition(frame, u, taylor)
         if found is not None:

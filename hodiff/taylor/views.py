@@ -61,38 +61,14 @@ def shows_memory(name: str, part: Jet, base: Jet, args: Sequence[Any]) -> bool:
     return value.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
+# Functions that move elements and always show the memory of their argument, and all that do.
+MOVING_VIEWS = """
+    view expand permute transpose t adjoint movedim swapaxes squeeze unsqueeze unflatten narrow select diagonal unfold
+    split chunk unbind tensor_split hsplit vsplit dsplit split_with_sizes broadcast_to
+"""
 _VIEWS = frozenset([
-    "view",
-    "view_as",
-    "expand",
-    "expand_as",
-    "permute",
-    "transpose",
-    "t",
-    "adjoint",
-    "movedim",
-    "swapaxes",
-    "squeeze",
-    "unsqueeze",
-    "unflatten",
-    "narrow",
-    "select",
-    "diagonal",
-    "unfold",
-    "real",
-    "imag",
-    "view_as_real",
-    "view_as_complex",
-    "split",
-    "chunk",
-    "unbind",
-    "tensor_split",
-    "hsplit",
-    "vsplit",
-    "dsplit",
-    "split_with_sizes",
-    "conj",
-    "broadcast_to",
+    *MOVING_VIEWS.split(),
+    *("view_as", "expand_as", "real", "imag", "view_as_real", "view_as_complex", "conj"),
 ])
 _MAY_COPY = frozenset({"reshape", "reshape_as", "flatten", "ravel"})
 # Views of complex numbers whose elements differ from the numbers in memory.

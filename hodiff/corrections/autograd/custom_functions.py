@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.utils import _pytree as pytree
 
+from hodiff.common.trees import tensors_in
 from hodiff.corrections.declining import UNNEEDED, Redirected
 from hodiff.corrections.mode import Corrections
 from hodiff.corrections.registry import register
@@ -136,7 +136,7 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         function.setup_context(ctx, inputs, output)
-        ctx.hodiff_outside = [] if torch.compiler.is_compiling() else _numbers_outside(_tensors(inputs))
+        ctx.hodiff_outside = [] if torch.compiler.is_compiling() else _numbers_outside(tensors_in(inputs))
 
     # The mode is off while it handles the call of the Function, so each rule enters it again. The rules close over the
     # Function, so that code that has only a graph node finds it.
@@ -146,7 +146,7 @@ def _nestable(function: Any, operands: Sequence[Any]) -> type[Function]:
             if torch.compiler.is_compiling():
                 return pulled
             # Otherwise nothing differentiates the returned gradients.
-            if carry_derivatives(ctx.hodiff_outside) or carry_derivatives(_outside(_tensors(cotangents))):
+            if carry_derivatives(ctx.hodiff_outside) or carry_derivatives(_outside(tensors_in(cotangents))):
                 pull, seeded = partial(function.backward, ctx), partial(_depending_on, ctx.hodiff_outside)
                 _require_recorded(function, "backward", pull, pulled, seeded, cotangents)
                 form = "transforms", *form_of(ctx)
@@ -207,10 +207,10 @@ def _require_recorded(
     if not any(map(_is_nonzero, _unrecorded(found))):
         return
     given = seeded(given)
-    if not carry_derivatives(_tensors(given)):
+    if not carry_derivatives(tensors_in(given)):
         return
     found = rule(*given)
-    if carry_derivatives(_tensors(found)) or not any(map(_is_nonzero, _unrecorded(found))):
+    if carry_derivatives(tensors_in(found)) or not any(map(_is_nonzero, _unrecorded(found))):
         return
     if kind == "backward" and is_once_differentiable(function):
         raise RouteError(f"{function.__name__}.backward is marked once_differentiable; {_REMEDY}")
@@ -270,13 +270,9 @@ def _seeded(operands: Sequence[Any], level: int, tangents: Sequence[Any]) -> lis
 
 
 def _unrecorded(tree: Any) -> list[Tensor]:
-    return [each for each in _tensors(tree) if not carry_derivatives([each])]
+    return [each for each in tensors_in(tree) if not carry_derivatives([each])]
 
 
 def _is_nonzero(tensor: Tensor) -> bool:
     with outside_transforms():
         return bool(below_transforms(tensor).detach().any())
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [each for each in pytree.tree_leaves(tree) if isinstance(each, Tensor)]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.declining import UNNEEDED, Declined
+from hodiff.corrections.declining import UNNEEDED, in_place
 from hodiff.corrections.distances.squares import remembered, squared
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
@@ -141,7 +141,4 @@ def _hypot(input: Tensor, other: Tensor) -> Any:
     return remembered(Hypot.call(x, y), lambda: squared(x) + squared(y), (x, y))
 
 
-@_hypot_loses_digits(Tensor.hypot_, name="torch.Tensor.hypot_")
-def _hypot_(input: Tensor, other: Tensor) -> Any:
-    result = _hypot(input.clone(), other)
-    return result if isinstance(result, Declined) else input.copy_(result)
+_hypot_loses_digits(Tensor.hypot_)(in_place(_hypot))

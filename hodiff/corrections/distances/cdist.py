@@ -23,6 +23,7 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID
 from hodiff.corrections.distances.squares import remembered, rows_norm
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import save_inputs
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.elementwise import ElementwiseFunction
@@ -129,13 +130,7 @@ class WeightedDifferences(AnyOrderFunction):
         weights, x, y = weights.contiguous(), x.contiguous(), y.contiguous()
         return distances_gradient(weights, x, y, 2.0, torch.ones_like(weights))
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        del output
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-        ctx.set_materialize_grads(False)
+    setup_context = staticmethod(save_inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Any:
@@ -203,7 +198,7 @@ def _in_front(size: int, in_dims: tuple[Any, ...], tensors: tuple[Tensor, ...]) 
 
 
 # Compute modes of torch.cdist for Euclidean distances, with the numbers that its kernel takes.
-_COMPUTE_MODES = {
+COMPUTE_MODES = {
     "use_mm_for_euclid_dist_if_necessary": None,
     "use_mm_for_euclid_dist": 1,
     "donot_use_mm_for_euclid_dist": 2,
@@ -246,19 +241,19 @@ def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str = "use_mm_f
         or x1.dtype != x2.dtype
         or not isinstance(p, (int, float))
         or p < 0
-        or compute_mode not in _COMPUTE_MODES
+        or compute_mode not in COMPUTE_MODES
     ):
         return INVALID
     if p == 2 and not torch.compiler.is_compiling():
         batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
         x1, x2 = (each.expand(*batch, *each.shape[-2:]) for each in (x1, x2))
-        mode = _COMPUTE_MODES[compute_mode]
+        mode = COMPUTE_MODES[compute_mode]
         lengths = EuclideanDistances.call(x1, x2, mode)
         return remembered(lengths, lambda: SquaredDistances.call(x1, x2, mode), held=(x1, x2))
     return _length(x1.unsqueeze(-2) - x2.unsqueeze(-3), p)
 
 
-@_missing(torch.pdist, F.pdist, name="torch.nn.functional.pdist")
+@_missing(torch.pdist, F.pdist)
 def _pdist(input: Tensor, p: float = 2.0) -> Any:
     if not _are_taken(input) or input.dim() != 2 or not isinstance(p, (int, float)) or p < 0:
         return INVALID

@@ -107,19 +107,9 @@ def elementwise_parts(
     square: Tensor,
     zero: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    r"""Parts of φ(E + O n), by its series in $O^2 s$ where s is 0: $E' = \sum_k \varphi_{2k} O^{2k} s^k$, and so on.
-
-    Args:
-        name: Name of the function in torch.
-        function: φ.
-        numbers: Further arguments of the function, such as an exponent.
-        parts: E and O.
-        square: s at its zeros, and the constant 0 elsewhere.
-        zero: Mask of the zeros of s.
-
-    Returns:
-        The even part, and the odd part without its factor n.
-    """
+    r"""Parts of φ(E + O n), by its series in $O^2 s$ at s = 0: $E' = \sum_k \varphi_{2k} O^{2k} s^k$, and so on."""
+    # `square` is s at its zeros, of which `zero` is the mask, and the constant 0 elsewhere. The odd part that is
+    # returned is without its factor n.
     even, odd = parts
     f0, f1, f2, f3, f4 = _coefficients(name, function, even, numbers)
     step = odd * odd * square

@@ -51,15 +51,7 @@ def tensors_in(*arguments: Any) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class Call:
-    """Call of a torch function with remembered tensors among its arguments.
-
-    Attributes:
-        func: The function.
-        args: Its arguments.
-        kwargs: Its arguments by keyword.
-        found: Parity of the remembered tensors, by their id.
-        mode: The mode that applies hodiff's rules.
-    """
+    """Call of a torch function with remembered tensors among its arguments, whose parity is `found` by their id."""
 
     func: Any
     args: tuple[Any, ...]

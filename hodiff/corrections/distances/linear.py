@@ -22,17 +22,10 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
 def linear(call: Call, function: Callable[..., Any] | None = None, *, elementwise: bool = False) -> Any:
-    """Apply a function that is linear in its remembered tensors together, or selects their elements.
-
-    Args:
-        call: The call.
-        function: The function to apply in place of the called one, which writes in place.
-        elementwise: Whether the function is a sum or a product of elements at equal places. There, nonlinear functions
-            of two different lengths that are 0 have NaN as second derivatives.
-
-    Returns:
-        The value, remembered where it depends on one length that is 0; None if torch's own function is right.
-    """
+    """Apply a function that is linear in its remembered tensors together, or selects their elements."""
+    # `function` stands for a called one that writes in place. The call is `elementwise` if it is a sum or a product of
+    # elements at equal places: there, nonlinear functions of two different lengths that are 0 have NaN as second
+    # derivatives. Return None if torch's own function is right.
     function = function or call.func
     moving = {}
     for x in tensors_in(call.args, call.kwargs):

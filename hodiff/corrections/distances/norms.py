@@ -166,12 +166,12 @@ def _dist(input: Tensor, other: Tensor, p: float = 2.0) -> Any:
     return _vector_norm(input - other, p)
 
 
-@_not_finite(torch.pairwise_distance, F.pairwise_distance, name="torch.nn.functional.pairwise_distance")
+@_not_finite(torch.pairwise_distance, F.pairwise_distance)
 def _pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Any:
     return _vector_norm(x1 - x2 + eps, p, -1, keepdim)
 
 
-@_not_finite(torch.cosine_similarity, F.cosine_similarity, name="torch.nn.functional.cosine_similarity")
+@_not_finite(torch.cosine_similarity, F.cosine_similarity)
 def _cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Any:
     dtype = torch.promote_types(x1.dtype, x2.dtype)
     if not dtype.is_floating_point:

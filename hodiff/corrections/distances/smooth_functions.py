@@ -21,17 +21,7 @@ from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is
 
 
 def of_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
-    """Compute a function of remembered tensors by hodiff's rules; None where torch's own function is right.
-
-    Args:
-        func: A torch function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        mode: The mode that applies hodiff's rules.
-
-    Returns:
-        The value, or None.
-    """
+    """Compute a function of remembered tensors by hodiff's rules; None where torch's own function is right."""
     if not NOTICE.on:
         return None
     found = {id(each): graded for each in tensors_in(args, kwargs) if (graded := find(each)) is not None}

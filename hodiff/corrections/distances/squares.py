@@ -118,19 +118,9 @@ def remembered(
     how: Any = None,
     kind: str = "length",
 ) -> Tensor:
-    """Remember the square of a length where derivatives pass through it, and return the length.
-
-    Args:
-        length: The length.
-        square: Returns the square of the length.
-        held: Tensors from which the square is computed.
-        of: The tensor whose length it is.
-        how: Other options of the length: lengths of one tensor with equal options are equal.
-        kind: "length", "absolute" or "root"; see `Root`.
-
-    Returns:
-        The length.
-    """
+    """Remember the square of a length where derivatives pass through it, and return the length."""
+    # The square is computed from the tensors in `held`. Lengths `of` one tensor with equal options `how` are equal. For
+    # the kinds see `Root`.
     if torch.compiler.is_compiling():
         return length
     key = () if of is None else (id(of), _version(of), how)
@@ -155,16 +145,7 @@ def remember(tensor: Any, root: Root, even: Any, odd: Any, length: Any, held: tu
 
 
 def carry(x: Tensor, result: Any, move: Callable[[Tensor], Tensor]) -> Any:
-    """Remember what `torch.func.vmap` makes of a remembered tensor where it enters or leaves.
-
-    Args:
-        x: The tensor.
-        result: What `move` returns for it.
-        move: Makes the same of tensors of the same shape.
-
-    Returns:
-        The result.
-    """
+    """Remember what `torch.func.vmap` makes of a remembered tensor where it enters or leaves: the result of `move`."""
     graded = find(x) if LENGTHS else None
     if graded is None:
         return result
@@ -222,17 +203,7 @@ def root(square: Tensor, dtype: torch.dtype | None = None, *, of: Tensor | None 
 
 
 def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tensor:
-    """Return the p-norm of some dimensions, for 1 < p < ∞.
-
-    Args:
-        x: Numbers, perhaps complex.
-        p: The order.
-        dims: The dimensions of the vectors; None for all.
-        keepdim: Whether the reduced dimensions remain, of size 1.
-
-    Returns:
-        The norms.
-    """
+    """Return the p-norm of some dimensions, or of all, of real or complex numbers, for 1 < p < ∞."""
     dtype = x.real.dtype if x.is_complex() else x.dtype
     of, how = x, (p, None if dims is None else tuple(dims), keepdim)
     if x.dim() == 0:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, UNNEEDED
+from hodiff.corrections.declining import INVALID, UNNEEDED, in_place
 from hodiff.corrections.elementwise.tails import sigmoid
 from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
@@ -21,7 +21,6 @@ from hodiff.torch_internals.operators import glu, hardsigmoid
     torch.relu,
     Tensor.relu,
     F.relu,
-    name="torch.nn.functional.relu",
     kind="slow",
     reason="the second derivative is zero, yet computed and added",
 )
@@ -45,7 +44,7 @@ _shrinks_nothing = partial(
 )
 
 
-@_shrinks_nothing(F.softshrink, name="torch.nn.functional.softshrink")
+@_shrinks_nothing(F.softshrink)
 @_shrinks_nothing(torch.hardshrink, Tensor.hardshrink, name="torch.nn.functional.hardshrink")
 def _shrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     del lambd
@@ -123,7 +122,6 @@ def _glu(input: Tensor, dim: int = -1) -> Any:
     torch.prelu,
     Tensor.prelu,
     F.prelu,
-    name="torch.nn.functional.prelu",
     routes=ROUTES[1:],
     reason="forward mode has another slope at 0 than reverse mode",
     reference="He et al. (2015), eq. 1",
@@ -147,17 +145,15 @@ _batched = partial(
 )
 
 
-@_batched(torch.rrelu, name="torch.rrelu")
+@_batched(torch.rrelu)
 def _rrelu(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
     return UNNEEDED if training else F.leaky_relu(input, (lower + upper) / 2)
 
 
-@_batched(torch.rrelu_)
-def _rrelu_(input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False) -> Any:
-    return UNNEEDED if training else input.copy_(F.leaky_relu(input.clone(), (lower + upper) / 2))
+_rrelu_ = _batched(torch.rrelu_)(in_place(_rrelu))
 
 
-@_batched(F.rrelu, name="torch.nn.functional.rrelu")
+@_batched(F.rrelu)
 def _functional_rrelu(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
+from hodiff.corrections.declining import INVALID, UNNEEDED, in_place
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 
@@ -44,20 +44,9 @@ def _clamp_max(input: Tensor, max: Any) -> Any:
     return _clamp(input, max=max)
 
 
-@_clamped(torch.clamp_, torch.clip_, Tensor.clamp_, Tensor.clip_, name="torch.Tensor.clamp_")
-def _clamp_(input: Tensor, min: Any = None, max: Any = None) -> Any:
-    result = _clamp(input.clone(), min, max)
-    return result if isinstance(result, Declined) else input.copy_(result)
-
-
-@_clamped(torch.clamp_min_, Tensor.clamp_min_, name="torch.Tensor.clamp_min_")
-def _clamp_min_(input: Tensor, min: Any) -> Any:
-    return _clamp_(input, min=min)
-
-
-@_clamped(torch.clamp_max_, Tensor.clamp_max_, name="torch.Tensor.clamp_max_")
-def _clamp_max_(input: Tensor, max: Any) -> Any:
-    return _clamp_(input, max=max)
+_clamped(torch.clamp_, torch.clip_, Tensor.clamp_, Tensor.clip_, name="torch.Tensor.clamp_")(in_place(_clamp))
+_clamped(torch.clamp_min_, Tensor.clamp_min_)(in_place(_clamp_min))
+_clamped(torch.clamp_max_, Tensor.clamp_max_)(in_place(_clamp_max))
 
 
 @register(
@@ -73,14 +62,15 @@ def _fmax(input: Tensor, other: Tensor) -> Tensor:
     return torch.where((input >= other) | (other != other), input, other)
 
 
-@register(
-    torch.copysign,
-    Tensor.copysign,
-    name="torch.copysign",
+_copysign_is_wrong = partial(
+    register,
     routes=ROUTES,
     reason="second derivatives at 0 are not finite, and forward mode loses the tensor that has the sign",
     reference="|x| and a constant sign",
 )
+
+
+@_copysign_is_wrong(torch.copysign, Tensor.copysign, name="torch.copysign")
 def _copysign(input: Tensor, other: Any) -> Any:
     if not input.is_floating_point():
         return UNNEEDED
@@ -90,12 +80,4 @@ def _copysign(input: Tensor, other: Any) -> Any:
     return input.abs() * sign
 
 
-@register(
-    Tensor.copysign_,
-    routes=ROUTES,
-    reason="second derivatives at 0 are not finite, and forward mode loses the tensor that has the sign",
-    reference="|x| and a constant sign",
-)
-def _copysign_(input: Tensor, other: Any) -> Any:
-    result = _copysign(input.clone(), other)
-    return result if isinstance(result, Declined) else input.copy_(result)
+_copysign_is_wrong(Tensor.copysign_)(in_place(_copysign))

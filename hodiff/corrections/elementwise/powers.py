@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
+from hodiff.corrections.declining import INVALID, UNNEEDED, in_place
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import in_complex_dtype, mixes_complex_number, result_dtype, with_value
 from hodiff.errors import RouteError
@@ -104,10 +104,7 @@ def _ldexp(input: Tensor, other: Tensor) -> Any:
     return PowerOfTwoTimes.call(input, other) if input.is_floating_point() else UNNEEDED
 
 
-@_ldexp_is_wrong(Tensor.ldexp_)
-def _ldexp_(input: Tensor, other: Tensor) -> Any:
-    result = _ldexp(input.clone(), other)
-    return result if isinstance(result, Declined) else input.copy_(result)
+_ldexp_is_wrong(Tensor.ldexp_)(in_place(_ldexp))
 
 
 class PowerTimesLogarithms(ElementwiseFunction):
@@ -208,10 +205,10 @@ def _float_power_(input: Tensor, exponent: Any) -> Any:
 
 @_with_tensors(Tensor.pow_)
 def _pow_(input: Tensor, exponent: Any) -> Any:
-    if not isinstance(exponent, Tensor):
-        return UNNEEDED
-    result = _pow(input.clone(), exponent)
-    return result if isinstance(result, Declined) else input.copy_(result)
+    return _write_power(input, exponent) if isinstance(exponent, Tensor) else UNNEEDED
+
+
+_write_power = in_place(_pow)
 
 
 def _sum_of_complex(function: Callable[..., Tensor], input: Tensor, other: Any, alpha: Any = 1) -> Tensor:

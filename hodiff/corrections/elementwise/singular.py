@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import UNNEEDED, Declined
+from hodiff.corrections.declining import UNNEEDED, in_place
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value
 from hodiff.functions.logarithms import Logit
@@ -84,10 +84,7 @@ def _atan2(input: Tensor, other: Tensor) -> Any:
     return with_value(torch.atan2(y / size, x / size).to(value.dtype), value)
 
 
-@_atan2_is_wrong(Tensor.atan2_, Tensor.arctan2_, name="torch.Tensor.atan2_")
-def _atan2_(input: Tensor, other: Tensor) -> Any:
-    result = _atan2(input.clone(), other)
-    return result if isinstance(result, Declined) else input.copy_(result)
+_atan2_is_wrong(Tensor.atan2_, Tensor.arctan2_, name="torch.Tensor.atan2_")(in_place(_atan2))
 
 
 class SincDerivative(ElementwiseFunction):

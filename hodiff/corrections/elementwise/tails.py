@@ -143,7 +143,6 @@ def _mish(input: Tensor, inplace: bool = False) -> Any:
 
 @loses_tails(
     F.gelu,
-    name="torch.nn.functional.gelu",
     lean=recorded_gelu,
     least_elements=LEAST_ELEMENTS,
     reference="$x \\Phi(x)$ by erfc; the tanh form as $x \\sigma(v(x))$",

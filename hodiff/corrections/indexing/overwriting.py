@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
+from hodiff.corrections.declining import INVALID, UNNEEDED, in_place
 from hodiff.corrections.operators.operator_rules import calls, rule_of
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import numbers_of
@@ -29,17 +29,8 @@ REFERENCE = "a gather of the values that stay"
 
 
 def overwrite(target: Tensor, values: Tensor, write: Callable[[Tensor, Tensor], Any], in_place: bool = False) -> Tensor:
-    """Compute a write as a gather: each place takes the value that the same write leaves there.
-
-    Args:
-        target: The tensor to write to.
-        values: The values, of any shape that the write accepts.
-        write: Writes values into a tensor, and returns the result unless it is in place.
-        in_place: Whether the write changes the tensor.
-
-    Returns:
-        The result, which is the target where the write is in place.
-    """
+    """Compute a write as a gather: each place takes the value that the same write leaves there."""
+    # `write` writes values, of any shape that it accepts, into a tensor, and returns the result unless it is in place.
     kept = torch.full_like(target, -1, dtype=torch.long)
     written = write(kept, torch.arange(values.numel(), device=values.device).view(values.shape))
     kept = kept if in_place else written
@@ -216,7 +207,4 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Any:
     return torch.where(mask, source.flatten()[places], input)
 
 
-@_by_mask(Tensor.masked_scatter_)
-def _masked_scatter_(input: Tensor, mask: Tensor, source: Tensor) -> Any:
-    result = _masked_scatter(input.clone(), mask, source)
-    return result if isinstance(result, Declined) else input.copy_(result)
+_by_mask(Tensor.masked_scatter_)(in_place(_masked_scatter))

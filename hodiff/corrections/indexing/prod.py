@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
+from hodiff.corrections.declining import INVALID, UNNEEDED, in_place
 from hodiff.corrections.linalg.factored_solves import DTYPES
 from hodiff.corrections.registry import register
 from hodiff.corrections.values import numbers_of, with_value, with_value_of
@@ -142,8 +142,10 @@ def _cumprod_(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> A
         return UNNEEDED
     if dtype not in {None, input.dtype}:
         return INVALID
-    result = _cumprod(input.clone(), dim)
-    return result if isinstance(result, Declined) else input.copy_(result)
+    return _write_products(input, dim)
+
+
+_write_products = in_place(_cumprod)
 
 
 @register(

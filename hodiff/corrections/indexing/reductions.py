@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.declining import INVALID, UNNEEDED, Declined
+from hodiff.corrections.declining import INVALID, UNNEEDED, Declined, in_place
 from hodiff.corrections.indexing.overwriting import within
 from hodiff.corrections.indexing.prod import products_by_index
 from hodiff.corrections.registry import register
@@ -72,24 +72,18 @@ def _fits(input: Tensor, dim: int, index: Tensor, src: Tensor) -> bool:
     )
 
 
-@_scattered(torch.Tensor.scatter_reduce_)
-def _scatter_reduce_(
-    input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
-) -> Any:
-    result = _scatter_reduce(input.clone(), dim, index, src, reduce, include_self=include_self)
-    return result if isinstance(result, Declined) else input.copy_(result)
-
-
-@register(
-    torch.index_reduce,
-    torch.Tensor.index_reduce,
-    name="torch.index_reduce",
+_scattered(torch.Tensor.scatter_reduce_)(in_place(_scatter_reduce))
+_indexed = partial(
+    register,
     kind="missing",
     routes=ROUTES[1:],
     reason="there is no forward rule",
     reference="torch.scatter_reduce",
     covers=_floating,
 )
+
+
+@_indexed(torch.index_reduce, torch.Tensor.index_reduce, name="torch.index_reduce")
 def _index_reduce(
     input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
@@ -110,21 +104,7 @@ def _index_reduce(
     return _reduced_by_index(input, axis, places, source, reduce, include_self)
 
 
-@register(
-    torch.Tensor.index_reduce_,
-    kind="missing",
-    routes=ROUTES[1:],
-    reason="there is no forward rule",
-    reference="torch.scatter_reduce",
-    covers=_floating,
-)
-def _index_reduce_(
-    input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
-) -> Any:
-    result = _index_reduce(input.clone(), dim, index, source, reduce, include_self=include_self)
-    return result if isinstance(result, Declined) else input.copy_(result)
-
-
+_indexed(torch.Tensor.index_reduce_)(in_place(_index_reduce))
 _INDEX_REDUCTIONS = ("prod", "mean", "amax", "amin")
 
 

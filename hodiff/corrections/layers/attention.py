@@ -24,25 +24,6 @@ from hodiff.torch_internals.autograd.differentiation import may_be_differentiate
 from hodiff.torch_internals.operators import safe_softmax
 
 
-@for_subclasses(F.scaled_dot_product_attention)
-def _sharded_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    given = (query, key, value, attn_mask)
-    if not any(map(is_distributed, given)) or not may_be_differentiated(given):
-        return NotImplemented
-    if is_causal and attn_mask is not None:
-        return NotImplemented
-    return attend(query, key, value, attn_mask, scale, Band(is_causal), dropout_p, None, enable_gqa)
-
-
 class _Jagged(Function):
     """Conversion of packed values to a nested tensor; torch's own view has no second derivative."""
 
@@ -62,7 +43,7 @@ class _Jagged(Function):
 
 
 @for_subclasses(F.scaled_dot_product_attention)
-def _jagged_attention(
+def _attention_of_subclasses(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -72,8 +53,12 @@ def _jagged_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Attention of jagged tensors (B, H, j, E), which are `transpose(1, 2)` of jagged tensors (B, j, H, E)."""
+    """Attention of sharded tensors, or of jagged ones, (B, H, j, E) by `transpose(1, 2)` of jagged (B, j, H, E)."""
     given = (query, key, value)
+    if any(map(is_distributed, (*given, attn_mask))):
+        if not may_be_differentiated((*given, attn_mask)) or (is_causal and attn_mask is not None):
+            return NotImplemented
+        return attend(query, key, value, attn_mask, scale, Band(is_causal), dropout_p, None, enable_gqa)
     if attn_mask is not None or dropout_p or not may_be_differentiated(given):
         return NotImplemented
     if not all(isinstance(each, Tensor) and each.layout is torch.jagged and each.dim() == 4 for each in given):
@@ -103,7 +88,6 @@ def strided_attention(
 
 @register(
     F.scaled_dot_product_attention,
-    name="torch.nn.functional.scaled_dot_product_attention",
     kind="missing",
     routes=ROUTES,
     reason="the gradients of the fused kernels have no derivative",

@@ -34,8 +34,8 @@ _lean = partial(
     least_elements=2**16,
 )
 
-_lean(F.conv1d, name="torch.nn.functional.conv1d")(functions.conv1d)
-_lean(F.conv2d, name="torch.nn.functional.conv2d")(functions.conv2d)
+_lean(F.conv1d)(functions.conv1d)
+_lean(F.conv2d)(functions.conv2d)
 
 
 def _extends_its_output(*args: Any, output_padding: Any = 0, **_: Any) -> bool:

@@ -132,7 +132,6 @@ def _has_lean_rule(input: Any, normalized_shape: Any, weight: Any = None, eps: A
 @register(
     torch.rms_norm,
     F.rms_norm,
-    name="torch.nn.functional.rms_norm",
     kind="slow",
     reason="the double backward is that of its parts, some thirty passes where one does",
     covers=_has_lean_rule,
@@ -217,7 +216,6 @@ def _counts(self: Any, other: Any, *_: Any, **__: Any) -> bool:
 
 @register(
     Tensor.add_,
-    name="torch.Tensor.add_",
     kind="missing",
     routes=ROUTES,
     reason="torch.func refuses to change a captured tensor, even the count of batches, which has no derivative",

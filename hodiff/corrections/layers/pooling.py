@@ -33,7 +33,6 @@ def _gains(input: Any, *arguments: Any, return_indices: bool = False, **_: Any) 
 @register(
     torch.max_pool2d,
     F.max_pool2d,
-    name="torch.nn.functional.max_pool2d",
     kind="slow",
     reason="torch's kernel is not vectorised unless channels are the innermost dimension",
     covers=_gains,

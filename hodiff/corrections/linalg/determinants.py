@@ -11,7 +11,7 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED
 from hodiff.corrections.linalg.factored_solves import FactoredSolve, factors, for_lapack, in_front, named
 from hodiff.corrections.registry import register
-from hodiff.corrections.values import with_value_of
+from hodiff.corrections.values import save_inputs, with_value_of
 from hodiff.routes import FORWARD_INSIDE
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
@@ -122,13 +122,7 @@ class LogDeterminant(AnyOrderFunction):
             return size
         return torch.complex(size, diagonal.angle().sum(-1) + torch.pi * (_parity(pivots) < 0).to(size.dtype))
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        del output
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-        ctx.set_materialize_grads(False)
+    setup_context = staticmethod(save_inputs)
 
     @staticmethod
     def backward(ctx: Any, y_bar: Tensor | None) -> Any:
@@ -162,13 +156,7 @@ class Determinant(AnyOrderFunction):
         del matrix
         return pair.diagonal(dim1=-2, dim2=-1).prod(-1) * _parity(pivots)
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the inputs."""
-        del output
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-        ctx.set_materialize_grads(False)
+    setup_context = staticmethod(save_inputs)
 
     @staticmethod
     def backward(ctx: Any, y_bar: Tensor | None) -> Any:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hodiff.corrections.linalg.factored_solves import for_lapack
 from hodiff.corrections.registry import register
+from hodiff.corrections.values import save_inputs
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
@@ -31,13 +32,7 @@ class MatrixExponential(AnyOrderFunction):
         """Compute the exponential by torch's scaling and squaring."""
         return torch.linalg.matrix_exp(matrix.contiguous())  # torch calls `view`, which other layouts do not allow
 
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        """Save the matrix."""
-        del output
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-        ctx.set_materialize_grads(False)
+    setup_context = staticmethod(save_inputs)
 
     @staticmethod
     def backward(ctx: Any, cotangent: Tensor | None) -> Tensor | None:
@@ -79,7 +74,6 @@ def _along(matrix: Tensor, direction: Tensor) -> Tensor:
     torch.matrix_exp,
     torch.Tensor.matrix_exp,
     torch.linalg.matrix_exp,
-    name="torch.linalg.matrix_exp",
     routes=ROUTES,
     reason="derivatives are not linear: they lose their digits with the size of gradients and tangents",
     reference="N. J. Higham, Functions of matrices (2008), equation 3.16, of a direction of size one",

@@ -118,14 +118,6 @@ class FactoredSolve(AnyOrderFunction):
 
 
 def solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """Solve A X = B with one factorization for all derivatives; a singular A gives non-finite numbers.
-
-    Args:
-        matrix: A, (..., n, n).
-        right: B, (..., n, k).
-
-    Returns:
-        The solution, (..., n, k).
-    """
+    """Solve A X = B with one factorization for all derivatives; a singular A gives non-finite numbers."""
     pair, pivots, _ = factors(matrix)
     return FactoredSolve.call(matrix, right, pair, pivots, False)

@@ -92,15 +92,7 @@ def are_differentiated_again(tensor: Tensor) -> bool:
 
 
 def refuse_phases(eigenvectors: Tensor, vectors_bar: Tensor) -> None:
-    """Raise if a loss depends on the phases of complex eigenvectors, in the cases in which torch raises.
-
-    Args:
-        eigenvectors: V.
-        vectors_bar: Cotangent of V.
-
-    Raises:
-        RouteError: If the cotangent turns eigenvectors by a phase.
-    """
+    """Raise if a loss depends on the phases of complex eigenvectors, in the cases in which torch raises."""
     if (
         not eigenvectors.is_complex()
         or torch.compiler.is_compiling()

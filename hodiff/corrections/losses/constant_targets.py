@@ -54,7 +54,8 @@ def _mse_loss(
     declined = _declined(input, target, size_average, reduce, reduction)
     if declined is not None:
         return declined
-    return REDUCE[reduction]((input - _floating(target, input)).square())
+    target = target if target.is_floating_point() else target.to(input.dtype)
+    return REDUCE[reduction]((input - target).square())
 
 
 @register(
@@ -75,11 +76,6 @@ def _smooth_l1_loss(
     if target.is_floating_point() or not input.is_floating_point():
         return UNNEEDED
     return F.smooth_l1_loss(input, target.to(input.dtype), size_average, reduce, reduction, beta)
-
-
-def _floating(target: Tensor, input: Tensor) -> Tensor:
-    """Convert a target of integers to the input's dtype."""
-    return target if target.is_floating_point() else target.to(input.dtype)
 
 
 @register(

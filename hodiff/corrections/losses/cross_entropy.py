@@ -70,7 +70,6 @@ _MANY = 2**17
 
 @register(
     F.cross_entropy,
-    name="torch.nn.functional.cross_entropy",
     kind="slow",
     reason="double backward takes nine passes over the logits where three do; weights are constants to forward mode; "
     "derivatives are made of a probability that rounds to 1",

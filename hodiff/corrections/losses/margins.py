@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import INVALID, Declined, unable
+from hodiff.corrections.losses.reduction import DEPRECATED, REDUCE
 from hodiff.corrections.registry import register
 from hodiff.functions.logarithms import LogSigmoid
 from hodiff.functions.losses.losses import REDUCTIONS, Huber
@@ -22,13 +23,6 @@ _first_order = partial(
 _no_forward = partial(
     register, kind="missing", routes=ROUTES[1::2], reason="the derivative of its backward has no forward rule"
 )
-
-
-_DEPRECATED = unable("size_average and reduce are deprecated, and only torch remembers what they mean")
-
-
-def _reduced(losses: Tensor, reduction: str) -> Tensor:
-    return {"mean": Tensor.mean, "sum": Tensor.sum}[reduction](losses) if reduction != "none" else losses
 
 
 def _declined(input: Tensor, target: Tensor, reduction: str) -> Declined | None:
@@ -57,7 +51,7 @@ def _huber_loss(
         F.huber_loss(input.detach(), target.detach())  # torch's warning, or error
     x, t = _common(input, target)
     losses = Huber.call(x - t, delta).to(input.dtype)
-    return _reduced(losses if weight is None else losses * weight, reduction)
+    return REDUCE[reduction](losses if weight is None else losses * weight)
 
 
 @_no_forward(F.soft_margin_loss, reference="$-\\log \\sigma(t x)$")
@@ -71,7 +65,7 @@ def _soft_margin_loss(
     if size_average is not None or reduce is not None:
         # Only torch knows what these mean. Its backward negates the target, even one of unsigned integers, so pass t.
         return F.soft_margin_loss(input, t, size_average, reduce, reduction)
-    return _reduced(-LogSigmoid.call(t * x).to(input.dtype), reduction)
+    return REDUCE[reduction](-LogSigmoid.call(t * x).to(input.dtype))
 
 
 @_first_order(F.multi_margin_loss, reference="Crammer & Singer (2001), eq. 2")
@@ -97,7 +91,7 @@ def _multi_margin_loss(
     ):
         return INVALID
     if size_average is not None or reduce is not None:
-        return _DEPRECATED
+        return unable(DEPRECATED)
     input = input if input.dim() else input.reshape(1)
     classes = input.shape[-1]
     own = target.reshape(*input.shape[:-1], 1)
@@ -110,7 +104,7 @@ def _multi_margin_loss(
         excess = torch.where(counted, excess * weight.take(own), 0)
     losses = excess.sum(-1) / classes
     # Dynamo fails on a view that changes nothing.
-    return _reduced(losses if losses.shape == target.shape else losses.reshape(target.shape), reduction)
+    return REDUCE[reduction](losses if losses.shape == target.shape else losses.reshape(target.shape))
 
 
 @_first_order(F.multilabel_margin_loss, reference="the definition in torch's manual")
@@ -127,7 +121,7 @@ def _multilabel_margin_loss(
     ):
         return INVALID
     if size_average is not None or reduce is not None:
-        return _DEPRECATED
+        return unable(DEPRECATED)
     input, target = (each if each.dim() else each.reshape(1) for each in (input, target))
     classes = input.shape[-1]
     listed = (target < 0).cumsum(-1) == 0  # a negative label ends the list
@@ -136,4 +130,4 @@ def _multilabel_margin_loss(
     excess = 1 - input.gather(-1, labels).unsqueeze(-1) + input.unsqueeze(-2)
     # A difference that is NaN does not count, as in torch.
     counted = listed.unsqueeze(-1) & ~is_label.unsqueeze(-2) & (excess > 0)
-    return _reduced(torch.where(counted, excess, 0).sum((-2, -1)) / classes, reduction)
+    return REDUCE[reduction](torch.where(counted, excess, 0).sum((-2, -1)) / classes)

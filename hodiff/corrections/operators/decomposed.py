@@ -5,7 +5,7 @@ In torch, the further results of functions in parts are constants to a derivativ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED, Declined
 from hodiff.corrections.operators.operator_rules import calls, rule_of, with_others
-from hodiff.corrections.operators.renamed import REDUCTIONS
+from hodiff.functions.losses.losses import REDUCTIONS
 from hodiff.functions.normalization import standardization as formulas
 from hodiff.functions.normalization.standardization import StatisticsLayout, wide
 from hodiff.torch_internals.operators import batch_norm_with_update, operator_named
@@ -153,35 +153,22 @@ def _linalg_eigh(A: Tensor, UPLO: str = "L", compute_v: bool = True) -> Any:
     return pair if isinstance(pair, Declined) else tuple(pair)
 
 
-@calls(torch.native_batch_norm, "_native_batch_norm_legit_functional")
-def _native_batch_norm_legit_functional(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> Any:
-    running = running_mean.clone(), running_var.clone()  # the rule changes them
-    found = rule_of(torch.native_batch_norm)(input, weight, bias, *running, training, momentum, eps)
-    return found if isinstance(found, Declined) else (*found, *running)
+def _functional(function: Any) -> Callable[..., Any]:
+    """Return the rule of an operator that returns the running statistics which the function's rule changes."""
+    rule = rule_of(function)
+
+    def functional(
+        input: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor, running_var: Tensor, *rest: Any
+    ) -> Any:
+        running = running_mean.clone(), running_var.clone()
+        found = rule(input, weight, bias, *running, *rest)
+        return found if isinstance(found, Declined) else (*found, *running)
+
+    return functional
 
 
-@calls(batch_norm_with_update, "_batch_norm_with_update_functional")
-def _batch_norm_with_update_functional(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
-) -> Any:
-    running = running_mean.clone(), running_var.clone()
-    found = rule_of(batch_norm_with_update)(input, weight, bias, *running, momentum, eps)
-    return found if isinstance(found, Declined) else (*found, *running)
+calls(torch.native_batch_norm, "_native_batch_norm_legit_functional")(_functional(torch.native_batch_norm))
+calls(batch_norm_with_update, "_batch_norm_with_update_functional")(_functional(batch_norm_with_update))
 
 
 @calls(torch.batch_norm, "_batch_norm_impl_index")

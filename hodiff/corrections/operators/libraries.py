@@ -11,10 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from torch import Tensor
-from torch.utils import _pytree as pytree
-
 from hodiff.authoring.from_custom_op import function_of
+from hodiff.common.trees import tensors_in
 from hodiff.errors import HodiffWarning, levels_to_the_caller
 from hodiff.torch_internals.autograd.differentiation import (
     are_differentiated,
@@ -40,11 +38,14 @@ _function_of = cache(function_of)  # keyed by the formula, too, which a user may
 def rule_for_call(operator: Any, args: Sequence[Any], kwargs: Any) -> Callable[[], Any] | None:
     """Return the call of a library's operator by its formula; None if it has none, or torch needs no help."""
     operator = operator_in(operator)
-    if operator is None or not (in_transform() or in_forward_mode()) or not are_differentiated(_tensors(args, kwargs)):
+    if operator is None or not (in_transform() or in_forward_mode()):
+        return None
+    tensors = tensors_in((args, kwargs))
+    if not are_differentiated(tensors):
         return None
     formula = formula_of(operator)
     if formula is None:
-        if is_defined_in_python(operator) and in_transform() and carry_derivatives(_tensors(args, kwargs)):
+        if is_defined_in_python(operator) and in_transform() and carry_derivatives(tensors):
             raise _missing(operator, "transforms")  # torch's error would name an internal Function
         return None
     placed = placed_arguments(operator, args, kwargs)
@@ -53,8 +54,8 @@ def rule_for_call(operator: Any, args: Sequence[Any], kwargs: Any) -> Callable[[
 
 def require_derivatives(operator: Any, arguments: Any, result: Any) -> None:
     """Raise if a transform silently treated a library's operator without a rule as a constant."""
-    operator, tensors = operator_in(operator), _tensors(arguments)
-    outputs = [each for each in _tensors(result) if each.is_floating_point()]
+    operator, tensors = operator_in(operator), tensors_in(arguments)
+    outputs = [each for each in tensors_in(result) if each.is_floating_point()]
     if operator is None or not outputs:
         return
     lost = any(map(has_tangent_anywhere, tensors)) and not all(map(has_tangent_anywhere, outputs))
@@ -72,10 +73,10 @@ def require_no_writes(operator: Any, args: Sequence[Any], kwargs: Any) -> None:
         return
     if has_autograd_kernel(operator) and not is_defined_in_python(operator):
         return
-    if not may_be_differentiated(_tensors(args, kwargs)):
+    if not may_be_differentiated(tensors_in((args, kwargs))):
         return
     arguments, names = arguments_of(operator, args, kwargs)
-    written = {name: _tensors(arguments[name]) for name in names}
+    written = {name: tensors_in(arguments[name]) for name in names}
     remedy = (
         "torch has no derivative of that. Register the operator with mutates_args=() and let it return new tensors, or "
         "put it into a function with hodiff.custom_vjp"
@@ -98,7 +99,3 @@ def _missing(operator: Any, where: str) -> NotImplementedError:
         "it one by torch.library.custom_op and register_autograd, with tensors by position, or put it into a function "
         "with hodiff.custom_vjp"
     )
-
-
-def _tensors(*arguments: Any) -> list[Tensor]:
-    return [each for each in pytree.tree_leaves(arguments) if isinstance(each, Tensor)]

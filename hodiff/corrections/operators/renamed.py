@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -9,73 +10,51 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hodiff.corrections.declining import UNNEEDED
+from hodiff.corrections.distances.cdist import COMPUTE_MODES
 from hodiff.corrections.operators.operator_rules import calls, rule_of
+from hodiff.functions.losses.losses import REDUCTIONS
 
-# Names in the order of the operators' numbers.
-REDUCTIONS = ("none", "mean", "sum")
-_COMPUTE_MODES = (
-    "use_mm_for_euclid_dist_if_necessary",
-    "use_mm_for_euclid_dist",
-    "donot_use_mm_for_euclid_dist",
-)
-_MEAN = REDUCTIONS.index("mean")
+# In the order of the operators' numbers.
+_MODES = tuple(COMPUTE_MODES)
 
 calls(F.affine_grid, "affine_grid_generator")(rule_of(F.affine_grid))
 calls(F.dropout, "dropout")(rule_of(F.dropout))
 
 
-@calls(F.mse_loss, "mse_loss")
-def _mse_loss(input: Tensor, target: Tensor, reduction: int = _MEAN) -> Any:
-    return rule_of(F.mse_loss)(input, target, reduction=REDUCTIONS[reduction])
+# Losses, and the names of their operators' arguments after input and target.
+_LOSSES: dict[Callable[..., Any], tuple[str, ...]] = {
+    F.mse_loss: ("reduction",),
+    F.binary_cross_entropy_with_logits: ("weight", "pos_weight", "reduction"),
+    F.huber_loss: ("reduction", "delta"),
+    F.soft_margin_loss: ("reduction",),
+    F.multi_margin_loss: ("p", "margin", "weight", "reduction"),
+    F.multilabel_margin_loss: ("reduction",),
+}
 
 
-@calls(F.binary_cross_entropy_with_logits, "binary_cross_entropy_with_logits")
-def _binary_cross_entropy_with_logits(
-    input: Tensor,
-    target: Tensor,
-    weight: Tensor | None = None,
-    pos_weight: Tensor | None = None,
-    reduction: int = _MEAN,
-) -> Any:
-    rule = rule_of(F.binary_cross_entropy_with_logits)
-    return rule(input, target, weight, reduction=REDUCTIONS[reduction], pos_weight=pos_weight)
+def _by_number(function: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+    """Return the rule of an operator that takes the reduction by its number."""
+    rule, mean = rule_of(function), REDUCTIONS.index("mean")
+
+    def loss(input: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Any:
+        options = {"reduction": mean, **dict(zip(names, args, strict=False)), **kwargs}
+        return rule(input, target, **options | {"reduction": REDUCTIONS[options["reduction"]]})
+
+    return loss
 
 
-@calls(F.huber_loss, "huber_loss")
-def _huber_loss(input: Tensor, target: Tensor, reduction: int = _MEAN, delta: float = 1.0) -> Any:
-    return rule_of(F.huber_loss)(input, target, REDUCTIONS[reduction], delta)
-
-
-@calls(F.soft_margin_loss, "soft_margin_loss")
-def _soft_margin_loss(input: Tensor, target: Tensor, reduction: int = _MEAN) -> Any:
-    return rule_of(F.soft_margin_loss)(input, target, reduction=REDUCTIONS[reduction])
-
-
-@calls(F.multi_margin_loss, "multi_margin_loss")
-def _multi_margin_loss(
-    input: Tensor,
-    target: Tensor,
-    p: int = 1,
-    margin: float = 1,
-    weight: Tensor | None = None,
-    reduction: int = _MEAN,
-) -> Any:
-    return rule_of(F.multi_margin_loss)(input, target, p, margin, weight, reduction=REDUCTIONS[reduction])
-
-
-@calls(F.multilabel_margin_loss, "multilabel_margin_loss")
-def _multilabel_margin_loss(input: Tensor, target: Tensor, reduction: int = _MEAN) -> Any:
-    return rule_of(F.multilabel_margin_loss)(input, target, reduction=REDUCTIONS[reduction])
+for _function, _names in _LOSSES.items():
+    calls(_function, _function.__name__)(_by_number(_function, _names))
 
 
 @calls(torch.cdist, "cdist", "_cdist_forward")
 def _cdist(x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: int | None = None) -> Any:
-    return rule_of(torch.cdist)(x1, x2, p, _COMPUTE_MODES[compute_mode or 0])
+    return rule_of(torch.cdist)(x1, x2, p, _MODES[compute_mode or 0])
 
 
 @calls(torch.cdist, "_euclidean_dist")
 def _euclidean_dist(x1: Tensor, x2: Tensor) -> Any:
-    return rule_of(torch.cdist)(x1, x2, 2.0, _COMPUTE_MODES[1])
+    return rule_of(torch.cdist)(x1, x2, 2.0, _MODES[1])
 
 
 @calls(F.embedding, "embedding")

@@ -94,17 +94,9 @@ class Stack:
     def run(
         self, sequence: Tensor, sizes: list[int] | None, state: State, parameters: Sequence[Tensor]
     ) -> tuple[Tensor, State]:
-        """Return the outputs of the last layer and the final states of all layers.
-
-        Args:
-            sequence: Tensor (steps, batch, features), or (rows, features) of a packed sequence.
-            sizes: Number of sequences at each step of a packed sequence, or None.
-            state: Initial states (layers * directions, batch, size).
-            parameters: Parameters in torch's order.
-
-        Returns:
-            The outputs, like the sequence, and the final states, like the initial ones.
-        """
+        """Return the outputs of the last layer and the final states of all layers, like the initial ones."""
+        # The sequence is (steps, batch, features), or (rows, features) if it is packed, with the number of sequences at
+        # each step in `sizes`. Initial states are (layers * directions, batch, size).
         layers = self.unpack(parameters)
         initial = list(zip(*(each.unbind(0) for each in state), strict=True))
         final: list[State] = []

@@ -84,12 +84,12 @@ _in_place = partial(
 )
 
 
-@_in_place(torch.alpha_dropout, F.alpha_dropout, name="torch.nn.functional.alpha_dropout")
+@_in_place(torch.alpha_dropout, F.alpha_dropout)
 def _alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
     return unable("the result is written into the input") if inplace else _alpha_dropped(input, p, training, None)
 
 
-@_in_place(torch.feature_alpha_dropout, F.feature_alpha_dropout, name="torch.nn.functional.feature_alpha_dropout")
+@_in_place(torch.feature_alpha_dropout, F.feature_alpha_dropout)
 def _feature_alpha_dropout(input: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
     if inplace:
         return unable("the result is written into the input")

@@ -32,18 +32,9 @@ _FAR = 2.0**30
 
 
 def sample(input: Tensor, grid: Tensor, mode: str, padding: str, align_corners: bool) -> Tensor:
-    r"""Interpolate at the points of a grid, $y = \sum_k \prod_d w_{kd} \, x_k$ over the taps k near each point.
-
-    Args:
-        input: (N, C, H, W) or (N, C, D, H, W).
-        grid: Points (N, ..., d) in [-1, 1], the innermost axis of `input` first.
-        mode: One of MODES.
-        padding: One of PADDINGS.
-        align_corners: Whether -1 and 1 are the centres of the outer points, or their outer edges.
-
-    Returns:
-        (N, C, ...).
-    """
+    r"""Interpolate at the points of a grid, $y = \sum_k \prod_d w_{kd} \, x_k$ over the taps k near each point."""
+    # The input is (N, C, H, W) or (N, C, D, H, W), the grid (N, ..., d) in [-1, 1], with the innermost axis of the
+    # input first. With `align_corners`, -1 and 1 are the centres of the outer points, else their outer edges.
     sizes = input.shape[2:]
     points = grid.float() if grid.dtype in (torch.float16, torch.bfloat16) else grid
     axes = [
@@ -195,9 +186,9 @@ def _grid_sample(
     return _sampled(input, grid, mode, padding_mode, bool(align_corners))
 
 
-@_no_forward(torch.grid_sampler, name="torch.grid_sampler")
-@_no_forward(torch.grid_sampler_2d, name="torch.grid_sampler_2d")
-@_no_forward(torch.grid_sampler_3d, name="torch.grid_sampler_3d")
+@_no_forward(torch.grid_sampler)
+@_no_forward(torch.grid_sampler_2d)
+@_no_forward(torch.grid_sampler_3d)
 def _grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Any:
     if not (0 <= interpolation_mode < len(MODES) and 0 <= padding_mode < len(PADDINGS)):
         return INVALID

@@ -14,11 +14,15 @@ from hodiff.rules.any_order import AnyOrderFunction
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
-def _refuse_forward_mode() -> NoReturn:
-    raise NotImplementedError("torch has no forward mode for sparse tensors")
+class _WithoutForwardMode(AnyOrderFunction):
+    """Base of functions of sparse tensors, for which torch has no forward rules."""
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> NoReturn:
+        raise NotImplementedError("torch has no forward mode for sparse tensors")
 
 
-class FromValues(AnyOrderFunction):
+class FromValues(_WithoutForwardMode):
     """A sparse tensor with given values at given indices, where repeated indices add up: linear in the values."""
 
     @staticmethod
@@ -38,13 +42,8 @@ class FromValues(AnyOrderFunction):
         (indices,) = ctx.saved_tensors
         return None if cotangent is None else values_at(cotangent, indices), None, None, None
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        """Raise: torch has no forward rules for functions of sparse tensors."""
-        _refuse_forward_mode()
 
-
-class _ValuesAt(AnyOrderFunction):
+class _ValuesAt(_WithoutForwardMode):
     """Values of a sparse tensor at indices of any order; zero where it has none."""
 
     @staticmethod
@@ -74,12 +73,8 @@ class _ValuesAt(AnyOrderFunction):
         (indices,) = ctx.saved_tensors
         return None if cotangent is None else made_of(cotangent, indices, ctx.form), None
 
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        _refuse_forward_mode()
 
-
-class _Linear(AnyOrderFunction):
+class _Linear(_WithoutForwardMode):
     """Base of functions that read the values of one sparse tensor: the gradient has values in the same places."""
 
     @staticmethod
@@ -88,10 +83,6 @@ class _Linear(AnyOrderFunction):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(indices_of(sparse))
         ctx.form = form_of(sparse)
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        _refuse_forward_mode()
 
 
 class Values(_Linear):

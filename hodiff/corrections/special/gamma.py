@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,53 +109,35 @@ class GammaDensity(ElementwiseFunction):
         return torch.where(x == 0, 0, here * (torch.log(torch.where(x == 0, 1, x)) - torch.digamma(a)))
 
 
-class LowerGamma(ElementwiseFunction):
-    """P(a, x), the lower incomplete gamma function over Γ(a). Saves its inputs."""
+class OfArgument(ElementwiseFunction):
+    """A function in `_SLOPES` of an order and an argument. Saves its inputs."""
 
     @staticmethod
-    def forward(a: Tensor, x: Tensor) -> Tensor:
+    def forward(order: Any, x: Tensor, name: str) -> Tensor:
         """Compute the value by torch's kernel."""
-        return torch.special.gammainc(a, x)
+        value: Tensor = getattr(torch.special, name)(order, x)
+        return value
 
     @staticmethod
-    def slope(index: int, a: Tensor, x: Tensor) -> Tensor | float:
-        """The density by x; `_with_refusal` raises for the derivative by a."""
-        return GammaDensity.call(a, x) if index else 0.0
+    def slope(index: int, order: Any, x: Tensor, name: str) -> Tensor | float:
+        """Return the derivative by the argument; `_of_argument` raises for the derivative by the order."""
+        return _SLOPES[name](order, x) if index else 0.0
 
 
-class UpperGamma(ElementwiseFunction):
-    """1 - P(a, x). Saves its inputs."""
-
-    @staticmethod
-    def forward(a: Tensor, x: Tensor) -> Tensor:
-        """Compute the value by torch's kernel."""
-        return torch.special.gammaincc(a, x)
-
-    @staticmethod
-    def slope(index: int, a: Tensor, x: Tensor) -> Tensor | float:
-        """Minus the density by x; `_with_refusal` raises for the derivative by a."""
-        return -GammaDensity.call(a, x) if index else 0.0
+# The derivatives by the argument, by the names in `torch.special`.
+_SLOPES: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "gammainc": lambda a, x: GammaDensity.call(a, x),
+    "gammaincc": lambda a, x: -GammaDensity.call(a, x),
+    "zeta": lambda s, x: -s * _of_argument("zeta", s + 1, x),
+}
 
 
-class HurwitzZeta(ElementwiseFunction):
-    """ζ(s, x). Saves its inputs."""
-
-    @staticmethod
-    def forward(s: Any, x: Tensor) -> Tensor:
-        """Compute the value by torch's kernel."""
-        return torch.special.zeta(s, x)
-
-    @staticmethod
-    def slope(index: int, s: Any, x: Tensor) -> Tensor | float:
-        r"""$-s\,ζ(s+1, x)$ by x; `_with_refusal` raises for the derivative by s."""
-        return -s * _hurwitz(s + 1, x) if index else 0.0
-
-
-def _with_refusal(value: Tensor, kernel: Callable[..., Tensor], order: Any, x: Tensor) -> Tensor:
-    """Add a zero whose derivative by the order raises torch's error."""
+def _of_argument(name: str, order: Any, x: Tensor) -> Tensor:
+    """Compute a function in `_SLOPES`, plus a zero whose derivative by the order raises torch's error."""
+    value: Tensor = OfArgument.call(order, x, name)
     if not isinstance(order, Tensor) or not may_be_differentiated((order,)):
         return value
-    refused = kernel(order, x.detach())
+    refused = getattr(torch.special, name)(order, x.detach())
     return value + torch.nan_to_num(refused - refused.detach())
 
 
@@ -163,40 +146,23 @@ def _is_new(*_: Any, out: Any = None, **__: Any) -> bool:
     return out is None
 
 
-@register(
-    torch.igamma,
-    Tensor.igamma,
-    torch.special.gammainc,
-    name="torch.special.gammainc",
-    kind="missing",
-    routes=ROUTES[1:],
-    reason="no forward rule; in reverse NaN at 0",
-    reference="Abramowitz & Stegun, 6.5.1",
-    covers=_is_new,
+_incomplete_is_missing = partial(
+    register, kind="missing", routes=ROUTES[1:], reason="no forward rule; in reverse NaN at 0", covers=_is_new
 )
+
+
+@_incomplete_is_missing(torch.igamma, Tensor.igamma, torch.special.gammainc, reference="Abramowitz & Stegun, 6.5.1")
 def _lower(input: Tensor, other: Tensor) -> Any:
-    return _incomplete(LowerGamma, torch.special.gammainc, input, other)
+    return _incomplete("gammainc", input, other)
 
 
-@register(
-    torch.igammac,
-    Tensor.igammac,
-    torch.special.gammaincc,
-    name="torch.special.gammaincc",
-    kind="missing",
-    routes=ROUTES[1:],
-    reason="no forward rule; in reverse NaN at 0",
-    reference="Abramowitz & Stegun, 6.5.3",
-    covers=_is_new,
-)
+@_incomplete_is_missing(torch.igammac, Tensor.igammac, torch.special.gammaincc, reference="Abramowitz & Stegun, 6.5.3")
 def _upper(input: Tensor, other: Tensor) -> Any:
-    return _incomplete(UpperGamma, torch.special.gammaincc, input, other)
+    return _incomplete("gammaincc", input, other)
 
 
-def _incomplete(function: Any, kernel: Callable[..., Tensor], a: Tensor, x: Tensor) -> Any:
-    if not (a.is_floating_point() and x.is_floating_point()):
-        return UNNEEDED
-    return _with_refusal(function.call(a, x), kernel, a, x)
+def _incomplete(name: str, a: Tensor, x: Tensor) -> Any:
+    return _of_argument(name, a, x) if a.is_floating_point() and x.is_floating_point() else UNNEEDED
 
 
 @register(
@@ -212,11 +178,7 @@ def _zeta(input: Any = None, other: Any = None, **numbers: Any) -> Any:
     order = numbers.pop("self", input)
     if numbers or order is None or not isinstance(other, Tensor) or not other.is_floating_point():
         return UNNEEDED
-    return _hurwitz(order, other)
-
-
-def _hurwitz(s: Any, x: Tensor) -> Tensor:
-    return _with_refusal(HurwitzZeta.call(s, x), torch.special.zeta, s, x)
+    return _of_argument("zeta", order, other)
 
 
 def _log_gamma(x: Tensor, m: int) -> Tensor:

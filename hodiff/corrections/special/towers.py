@@ -55,16 +55,9 @@ def enter(
     reference: str,
     constant: bool = False,
 ) -> None:
-    """Register the rule of `torch.special.name`.
-
-    Args:
-        name: Name of the function.
-        derivative: Computes its derivative of an order from 1 on, for float64.
-        *others: Its other names in torch.
-        reason: What is wrong with torch's derivatives.
-        reference: Source of the formula.
-        constant: Whether torch treats its kernel as a constant, so that compiled transforms have to be refused.
-    """
+    """Register the rule of `torch.special.name`, under its other names in torch as well."""
+    # `derivative` computes the derivative of an order from 1 on, for float64. Where torch treats its kernel as a
+    # constant, compiled transforms have to be refused.
     kernel = getattr(torch.special, name)
     TOWERS[name] = Tower(kernel, derivative, constant)
 

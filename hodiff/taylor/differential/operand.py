@@ -22,7 +22,7 @@ from hodiff.recompute.reachable import modules_in
 from hodiff.taylor.jets import Jet, new_jet, tensor_of
 from hodiff.taylor.passes import framed, primal_leaves, through
 from hodiff.taylor.plain_tensors import comparison_due, note_compared
-from hodiff.taylor.series import Coefficient, Frame
+from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.taylor.sparsity import support
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds
 
@@ -106,18 +106,18 @@ class Operand:
     def pass_in_slots(self, *, slopes: bool) -> Pass:
         """Collapsed series of order 2 along unit directions, stored where it may be nonzero."""
         with framed(2, self.size, collapsed=True, correct=self.correct, sparse=True) as frame:
-            given = list(self.args)
-            given[self.argnums] = unflatten(list(self._in_own_directions(frame)), self.spec)
-            parts, structure = through(frame, self.f, given, slots=not slopes)
+            parts, structure = self.through(frame, list(self._in_own_directions(frame)), slots=not slopes)
             outputs = [
-                [
-                    part[0],
-                    _dense(frame.shape(1, part[0].shape), part, 1) if slopes else None,
-                    _dense(part[0].shape, part, 2),
-                ]
+                [part[0], filled(frame, part, 1, part[0]) if slopes else None, filled(frame, part, 2, part[0])]
                 for part in parts
             ]
         return Pass(outputs, structure)
+
+    def through(self, frame: Frame, jets: list[Jet], *, slots: bool = False) -> tuple[list[list[Coefficient]], Any]:
+        """Run the function on jets for the leaves."""
+        given = list(self.args)
+        given[self.argnums] = unflatten(jets, self.spec)
+        return through(frame, self.f, given, slots=slots)
 
     def _in_own_directions(self, frame: Frame) -> Iterator[Jet]:
         """Yield a jet for each leaf; each coordinate moves in its own direction, with one slot of ones."""
@@ -144,10 +144,8 @@ class Operand:
                     new_jet(frame, [leaf, each, *[None] * (order - 1)])
                     for leaf, each in zip(self.leaves, group, strict=True)
                 ]
-                given = list(self.args)
-                given[self.argnums] = unflatten(jets, self.spec)
-                parts, structure = through(frame, self.f, given)
-                dense = [[_dense(frame.shape(k, part[0].shape), part, k) for k in range(order + 1)] for part in parts]
+                parts, structure = self.through(frame, jets)
+                dense = [[filled(frame, part, k, part[0]) for k in range(order + 1)] for part in parts]
                 if not torch.compiler.is_compiling():
                     values = numbers_in([own[0] for own in dense])
                     if i:
@@ -214,9 +212,7 @@ def _require_apart(operand: Operand) -> None:
     moved[-1] = False
     with framed(1, correct=operand.correct) as frame, untouched(modules_in(operand.f)):
         jets = [new_jet(frame, [leaf, _some_points(leaf, moved)]) for leaf in operand.leaves]
-        given = list(operand.args)
-        given[operand.argnums] = unflatten(jets, operand.spec)
-        parts, _ = through(frame, operand.f, given)
+        parts, _ = operand.through(frame, jets)
     state.rewind()
     for part in parts:
         if part[1] is None:
@@ -262,8 +258,3 @@ def grouped(directions: Directions, chunk_size: int | None) -> Iterator[list[Any
 
 def _together(parts: tuple[Any, ...]) -> Any:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-def _dense(shape: tuple[int, ...], coefficients: Sequence[Coefficient], k: int) -> Any:
-    found = coefficients[k]
-    return torch.zeros_like(coefficients[0]).expand(shape) if found is None else found

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_callable, require_int
+from hodiff.common.options import require_callable
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree, describe, leaf_names, unflatten
 from hodiff.errors import InputError
@@ -107,11 +107,6 @@ def time_like(t: Any, leaves: Sequence[Any]) -> Any:
     if not isinstance(t, (Tensor, Jet)):
         t = torch.as_tensor(t, device="cpu")
     return t.to(device=state.device, dtype=state.dtype.to_real())
-
-
-def require_order(caller: str, order: Any, least: int, *, optional: bool = False) -> None:
-    """Raise an error unless the order is an int of at least `least`, or None if `optional`."""
-    require_int(caller, "order", order, least, optional=optional)
 
 
 def _apart(coefficient: Any) -> Any:

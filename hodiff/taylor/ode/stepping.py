@@ -17,18 +17,7 @@ from hodiff.taylor.ode.step_size import Tolerance, norm, proposed, shortened
 
 
 class Integration:
-    """A running integration. Places are distances from the first time, in either direction.
-
-    Args:
-        field: The right-hand side.
-        times: Times at which the state is requested, a tensor.
-        places: Signed distances of the times from the first, as numbers.
-        tolerance: Allowed error of a step.
-        order: Order of all series, or None to choose it by the tolerance.
-        step_size: Size of all steps, or None for adaptive steps.
-        max_steps: Maximum number of steps that are tried.
-        dense: Whether to keep the series of all steps.
-    """
+    """A running integration; places are the signed distances of times from the first, `dense` keeps all series."""
 
     def __init__(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,11 @@ import torch
 from hodiff.taylor.elementwise import Derivatives, Power, System
 from hodiff.taylor.jets import new_jet
 from hodiff.taylor.jets_in_arguments import moves, value_of
-from hodiff.taylor.registry import analytic_rule, enter
+from hodiff.taylor.registry import POINTWISE, enter, pointwise_rule
 from hodiff.taylor.rules.elementary import ELEMENTARY, LOGIT, power
 from hodiff.taylor.series import Coefficient, Frame, plus, product, quotient, times
+
+_rule = partial(pointwise_rule, analytic=True)
 
 
 def series_of(frame: Frame, x: Any, rank: int) -> list[Coefficient]:
@@ -62,7 +65,7 @@ def with_value(frame: Frame, value: Any, x: Any) -> Any:
     return widened(frame, [value, *x.coefficients[1:]])
 
 
-@analytic_rule("add")
+@_rule("add")
 def add(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = None) -> Any:
     """Sum, coefficient by coefficient."""
     u, v = aligned(frame, a, b)
@@ -74,26 +77,26 @@ def add(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = 
     return widened(frame, found)
 
 
-@analytic_rule("sub")
+@_rule("sub")
 def sub(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = None) -> Any:
     """Difference a - alpha b."""
     return add(frame, func, a, b, alpha=-alpha)
 
 
-@analytic_rule("rsub")
+@_rule("rsub")
 def rsub(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1) -> Any:
     """Difference b - alpha a."""
     return add(frame, func, b, a, alpha=-alpha)
 
 
-@analytic_rule("mul")
+@_rule("mul")
 def mul(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Cauchy product."""
     u, v = aligned(frame, a, b)
     return widened(frame, product(frame, u, u if a is b else v))
 
 
-@analytic_rule("div")
+@_rule("div")
 def div(frame: Frame, func: Any, a: Any, b: Any, *, rounding_mode: str | None = None, out: None = None) -> Any:
     """Quotient of two series; a rounded quotient is constant between its jumps."""
     if rounding_mode is not None:
@@ -102,13 +105,13 @@ def div(frame: Frame, func: Any, a: Any, b: Any, *, rounding_mode: str | None = 
     return widened(frame, quotient(frame, u, v))
 
 
-@analytic_rule("rdiv")
+@_rule("rdiv")
 def rdiv(frame: Frame, func: Any, a: Any, b: Any) -> Any:
     """Quotient b / a."""
     return div(frame, func, b, a)
 
 
-@analytic_rule("pow")
+@_rule("pow")
 def pow(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Binomial series for a constant exponent; exp(b log a) if it moves or is a complex number."""
     if not hasattr(b, "ndim") or isinstance(b, np.generic):
@@ -138,7 +141,7 @@ def _moving_power(frame: Frame, a: Any, b: Any) -> Any:
     return with_value(frame, value, found)
 
 
-@analytic_rule("float_power")
+@_rule("float_power")
 def float_power(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Power in double precision."""
     return torch.pow(*(each.double() if hasattr(each, "double") else each for each in (a, b)))
@@ -157,7 +160,7 @@ def _falling(x: Any, exponent: Any, m: int) -> Any:
     return factor * torch.where(factor == 0, 1, torch.pow(x, torch.where(factor == 0, 1, exponent - m)))
 
 
-@analytic_rule("rpow")
+@_rule("rpow")
 def rpow(frame: Frame, func: Any, a: Any, b: Any) -> Any:
     """Power b ** a."""
     return pow(frame, func, b, a)
@@ -173,10 +176,13 @@ ANALYTIC = frozenset(("exp", "log", "sqrt", "rsqrt", "square", "reciprocal", "si
 
 
 def _enter(name: str, function: System | Power | Derivatives) -> None:
-    enter(name, lambda frame, func, u, *, out=None: of_one(frame, u, function), analytic=name in ANALYTIC)
+    def rule(frame: Frame, func: Any, u: Any, *, out: None = None) -> Any:
+        return of_one(frame, u, function)
+
+    enter(name, rule, analytic=name in ANALYTIC, among=POINTWISE)
 
 
-@analytic_rule("logit")
+@_rule("logit")
 def logit(frame: Frame, func: Any, x: Any, eps: float | None = None, *, out: None = None) -> Any:
     """log(x / (1 - x)), with x clamped to [eps, 1 - eps]."""
     return of_one(frame, x if eps is None else torch.clamp(x, eps, 1 - eps), LOGIT)

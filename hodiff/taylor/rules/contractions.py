@@ -13,7 +13,7 @@ from torch.nn import functional
 from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import is_plain_tensor, new_jet
-from hodiff.taylor.jets_in_arguments import Batched, along_directions, moves, value_of
+from hodiff.taylor.jets_in_arguments import Batched, along_directions, coefficients_of, moves, value_of
 from hodiff.taylor.registry import analytic_rule, enter, name_of, rule
 from hodiff.taylor.series import Coefficient, Frame, plus
 
@@ -65,8 +65,7 @@ def cumprod(frame: Frame, func: Any, x: Any, dim: int, *, dtype: Any = None, out
 
 def bilinear(frame: Frame, func: Any, a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
     r"""$v_k = \sum_{i+j=k} B(a_i, b_j)$."""
-    u = a.coefficients if moves(frame, a) else (a, *[None] * frame.order)
-    v = b.coefficients if moves(frame, b) else (b, *[None] * frame.order)
+    u, v = coefficients_of(frame, a), coefficients_of(frame, b)
     parts = frame.recalled(bilinear, (u, v), (func, args, kwargs))
     for k in range(len(parts), frame.order + 1):
         ends: Coefficient = None

@@ -12,7 +12,7 @@ import torch
 
 from hodiff.errors import InputError
 from hodiff.taylor.jets import Jet, new_jet
-from hodiff.taylor.jets_in_arguments import moves
+from hodiff.taylor.jets_in_arguments import coefficients_of, moves
 from hodiff.taylor.registry import RULES, Entry, analytic_rule
 from hodiff.taylor.series import Frame, filled
 
@@ -33,11 +33,8 @@ def _leaf(x: Any) -> Any:
 
 def _series_of_both(frame: Frame, y: Any, weight: Any) -> tuple[Any, Any]:
     """Return the coefficients of an output and of its weight."""
-    zeros = [None] * frame.order
-    ys = y.coefficients if moves(frame, y) else (y, *zeros)
-    if weight is None:
-        return ys, (torch.ones_like(ys[0]), *zeros)
-    return ys, weight.coefficients if moves(frame, weight) else (weight, *zeros)
+    ys = coefficients_of(frame, y)
+    return ys, coefficients_of(frame, torch.ones_like(ys[0]) if weight is None else weight)
 
 
 def _requires_grad(x: Any) -> bool:

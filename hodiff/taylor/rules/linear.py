@@ -12,8 +12,9 @@ from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.jets_in_arguments import along_directions, call, moves, part_of, value_of
-from hodiff.taylor.registry import Rule, analytic_rule, enter, rule
+from hodiff.taylor.registry import MOVING, POINTWISE, Rule, analytic_rule, enter, rule
 from hodiff.taylor.series import Frame
+from hodiff.taylor.views import MOVING_VIEWS
 
 
 @rule("as_strided")
@@ -29,41 +30,39 @@ def as_strided(frame: Frame, func: Any, x: Any, size: Any, stride: Any, storage_
 # Functions and their parameters in order. `!` marks parameters in which a function is jointly linear; without a list,
 # this is `input!`. A last parameter with `*` takes all further arguments. Constants in linear parameters affect only
 # the value.
-LINEAR = """
-    view reshape expand permute transpose t adjoint movedim swapaxes squeeze unsqueeze
-    flatten unflatten narrow select diagonal unfold real imag view_as_real view_as_complex split chunk unbind
-    tensor_split hsplit vsplit dsplit split_with_sizes getitem conj resolve_conj pos contiguous to ravel
-    broadcast_to unsafe_split unsafe_chunk unsafe_split_with_sizes linalg.diagonal diagonal_copy cpu alias
-    neg clone sum mean cumsum flip fliplr flipud roll rot90 diag diag_embed diagflat tril triu trace
-    index_select gather take take_along_dim masked_select repeat tile repeat_interleave
-    float double half bfloat16 cfloat cdouble chalf type type_as to_dense sum_to_size atleast_1d atleast_2d atleast_3d
+_ELEMENTWISE = "pos neg clone contiguous to float double half bfloat16 type type_as"
+_MOVING = f"""
+    {MOVING_VIEWS} reshape flatten getitem ravel
+    unsafe_split unsafe_chunk unsafe_split_with_sizes linalg.diagonal diagonal_copy alias
+    flip fliplr flipud roll rot90 diag diag_embed diagflat tril triu
+    index_select gather take take_along_dim masked_select repeat tile repeat_interleave atleast_1d atleast_2d atleast_3d
+    nn.pixel_shuffle nn.pixel_unshuffle nn.unfold nn.channel_shuffle
+"""
+_LINEAR = """
+    real imag view_as_real view_as_complex conj resolve_conj cpu sum mean cumsum trace
+    cfloat cdouble chalf to_dense sum_to_size
     fft.fft fft.ifft fft.rfft fft.irfft fft.hfft fft.ihfft fft.fft2 fft.ifft2 fft.rfft2 fft.irfft2 fft.fftn fft.ifftn
     fft.rfftn fft.irfftn fft.fftshift fft.ifftshift
     nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d
-    nn.pixel_shuffle nn.pixel_unshuffle nn.fold nn.unfold nn.interpolate nn.upsample nn.channel_shuffle
-    resolve_neg nn.affine_grid gradient
+    nn.fold nn.interpolate nn.upsample resolve_neg nn.affine_grid gradient
     expand_copy alias_copy view_copy narrow_copy permute_copy transpose_copy t_copy squeeze_copy unsqueeze_copy
     unfold_copy unbind_copy split_copy split_with_sizes_copy slice_copy select_copy
 """
-JOINT = """
+_JOINTLY_ELEMENTWISE = """
+    where condition input! other!
+    masked_fill input! mask value!
+"""
+_JOINTLY_MOVING = """
     cat tensors!
     stack tensors!
     hstack tensors!
     vstack tensors!
     dstack tensors!
     column_stack tensors!
-    where condition input! other!
-    diff input! n dim prepend! append!
     nn.pad input! pad mode value!
-    constant_pad_nd input! pad value!
-    masked_fill input! mask value!
     masked_scatter input! mask source!
-    index_add input! dim index source!
     index_copy input! dim index source!
     index_fill input! dim index value!
-    index_put input! indices values!
-    scatter input! dim index src!
-    scatter_add input! dim index src!
     select_scatter input! src!
     slice_scatter input! src!
     diagonal_scatter input! src!
@@ -71,6 +70,14 @@ JOINT = """
     broadcast_tensors tensors!*
     atleast_1d tensors!*
     meshgrid tensors!*
+"""
+_JOINTLY_LINEAR = """
+    diff input! n dim prepend! append!
+    constant_pad_nd input! pad value!
+    index_add input! dim index source!
+    index_put input! indices values!
+    scatter input! dim index src!
+    scatter_add input! dim index src!
 """
 
 
@@ -141,11 +148,16 @@ def assembled(frame: Frame, parts: Sequence[Any]) -> Any:
     return new_jet(frame, [each if each is None or each.dtype == dtype else each.to(dtype) for each in parts])
 
 
-for _name in LINEAR.split():
-    enter(_name, linear_rule(["input!"]), analytic=True)
-for _row in JOINT.strip().splitlines():
-    _name, *_parameters = _row.split()
-    enter(_name, linear_rule(_parameters), analytic=True)
+for _of_one, _of_several, _kind in (
+    (_ELEMENTWISE, _JOINTLY_ELEMENTWISE, POINTWISE),
+    (_MOVING, _JOINTLY_MOVING, MOVING),
+    (_LINEAR, _JOINTLY_LINEAR, None),
+):
+    for _name in _of_one.split():
+        enter(_name, linear_rule(["input!"]), analytic=True, among=_kind)
+    for _row in _of_several.strip().splitlines():
+        _name, *_parameters = _row.split()
+        enter(_name, linear_rule(_parameters), analytic=True, among=_kind)
 
 
 @analytic_rule("conj_physical")
@@ -154,19 +166,19 @@ def conj_physical(frame: Frame, func: Any, x: Any, *, out: None = None) -> Any:
     return torch.resolve_conj(torch.conj(x))
 
 
-@analytic_rule("expand_as")
+@rule("expand_as", analytic=True, among=MOVING)
 def expand_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
     """Expand to the shape of `other`."""
     return x.expand(other.shape)
 
 
-@analytic_rule("view_as")
+@rule("view_as", analytic=True, among=MOVING)
 def view_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
     """View in the shape of `other`."""
     return x.view(other.shape)
 
 
-@analytic_rule("reshape_as")
+@rule("reshape_as", analytic=True, among=MOVING)
 def reshape_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
     """Reshape to the shape of `other`."""
     return x.reshape(other.shape)

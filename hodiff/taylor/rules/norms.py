@@ -85,18 +85,8 @@ def std_mean(frame: Frame, func: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def at_zeros(frame: Frame, length: Any, still: Any, x: Any, inner: Callable[[Any, Any], Any]) -> Any:
-    """Series of a length where it is 0: |x(t)| = t |x_1 + x_2 t + ...|; `Frame.kink` has the sign of t.
-
-    Args:
-        frame: The frame.
-        length: The length, whose series is 0 there.
-        still: Mask of lengths that are 0.
-        x: The vectors.
-        inner: The inner product, along one direction, whose root is the length.
-
-    Returns:
-        The length.
-    """
+    """Series of a length where it is 0: |x(t)| = t |x_1 + x_2 t + ...|; `Frame.kink` has the sign of t."""
+    # `still` is the mask of lengths that are 0, and the length is the root of the inner product along one direction.
     # The highest coefficient of a collapsed series is no direction's; of a length that is 0 odd powers alone have it.
     orders = [k for k in range(1, frame.order + 1) if frame.has_axis(k) or frame.directions is None]
     if not orders or torch.compiler.is_compiling() or not moves(frame, x) or not _any(still):

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hodiff.taylor.jets import Jet
-from hodiff.taylor.registry import Entry
+from hodiff.taylor.registry import MOVING, POINTWISE, Entry
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity.contractions import matmul, slogdet
-from hodiff.taylor.sparsity.moving import MOVING, moving
-from hodiff.taylor.sparsity.pointwise import POINTWISE, added, multiplied, pointwise
+from hodiff.taylor.sparsity.moving import moving
+from hodiff.taylor.sparsity.pointwise import added, multiplied, pointwise
 from hodiff.taylor.sparsity.quotients import quotient
 from hodiff.taylor.sparsity.reductions import cumulative, linear, total
 from hodiff.taylor.sparsity.slots import Call
@@ -25,11 +25,9 @@ def divided(call: Call) -> Any:
 # Other rules call functions of jets, which are dispatched here in turn. Rules that read coefficients get all
 # directions.
 HANDLERS: dict[str, Callable[[Call], Any]] = {
-    **dict.fromkeys(POINTWISE, pointwise),
     "add": added,
     "mul": multiplied,
     "div": divided,
-    **dict.fromkeys(MOVING, moving),
     **dict.fromkeys(("sum", "mean"), total),
     **dict.fromkeys(("matmul", "rmatmul", "mm", "bmm"), matmul),
     "nn.linear": linear,
@@ -40,10 +38,14 @@ HANDLERS: dict[str, Callable[[Call], Any]] = {
 
 def by_slots(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function on jets in slots; NotImplemented if its rule takes the jets as they are."""
-    handler = HANDLERS.get(entry.name)
+    handler = HANDLERS.get(entry.name) or _handler_of_kind(entry.name)
     if handler is None or not (_in_slots(args) or _in_slots(kwargs.values())):
         return NotImplemented
     return handler(Call(frame, entry, func, args, kwargs))
+
+
+def _handler_of_kind(name: str) -> Callable[[Call], Any] | None:
+    return pointwise if name in POINTWISE else moving if name in MOVING else None
 
 
 def _in_slots(tree: Iterable[Any]) -> bool:

@@ -183,15 +183,7 @@ def united(supports: tuple[Support, ...], rank: int) -> tuple[Support, tuple[Pla
 
 @remembered
 def levelled(given: Support, dims: tuple[int, ...]) -> tuple[Support, Places] | None:
-    """Support with equal directions along some dimensions, and the places of the slots; None if it is dense.
-
-    Args:
-        given: The support.
-        dims: Dimensions of the value, from 0.
-
-    Returns:
-        The support and the places of the given support's slots.
-    """
+    """Support with equal directions along some dimensions, and the places of the slots; None if it is dense."""
     rows, places = level_rows(given, dims)
     rest = rows.shape[1:]
     merged = merged_rows(rows.reshape(len(rows), -1), _limit(given.directions))
@@ -231,15 +223,8 @@ def _limit(directions: int) -> int:
 
 
 def merged_rows(rows: Indices, limit: int) -> tuple[Indices, Indices] | None:
-    """Merge rows of directions that agree, so that no direction occurs twice at a place.
-
-    Args:
-        rows: Directions by row and place, (n, P).
-        limit: Maximum number of rows of the result.
-
-    Returns:
-        The result, and the row of it that each row goes to, by place, (n, P); None beyond the limit.
-    """
+    """Merge rows (n, P) of directions that agree, so that no direction occurs twice at a place."""
+    # Return the result, and the row of it that each row goes to, by place, (n, P); None beyond the limit.
     distinct, first, goes = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     # Keep the order of first occurrence.
     order = np.argsort(first)

@@ -19,16 +19,9 @@ from hodiff.torch_internals.autograd.transforms import at_level, in_transform
 
 
 class Quotient(TensorJet):
-    """A jet in slots over a broadcast jet with all directions, divided when its coefficients are needed.
+    """A jet in slots over a broadcast jet with all directions, divided when its coefficients are needed."""
 
-    Args:
-        frame: Frame of the division.
-        value: Coefficient 0 of the quotient alone.
-        call: The division.
-        numerator: The jet that is divided.
-        denominator: The jet that it is divided by.
-    """
-
+    # `value` holds coefficient 0 alone.
     def __init__(self, frame: Frame, value: Sequence[Coefficient], call: Call, numerator: Jet, denominator: Jet):
         super().__init__(frame, value)
         self.call = call

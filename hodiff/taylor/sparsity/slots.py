@@ -17,15 +17,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Call:
-    """A call of a function with jets, some of them in slots.
-
-    Args:
-        frame: Frame of the jets.
-        entry: Entry of the function in the table of rules.
-        func: The function.
-        args: Positional arguments.
-        kwargs: Keyword arguments.
-    """
+    """A call of a function, of an entry in the table of rules, with jets of a frame, some of them in slots."""
 
     def __init__(self, frame: Frame, entry: Entry, func: Any, args: Sequence[Any], kwargs: dict[str, Any]):
         self.frame = frame

@@ -16,9 +16,10 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.randomness import RandomState
 from hodiff.taylor.jets import Jet, new_jet
+from hodiff.taylor.jets_in_arguments import coefficients_of
 from hodiff.taylor.running import at_the_moment
 from hodiff.taylor.series import Coefficient, Frame, filled
-from hodiff.taylor.transforms.pushforwards import coefficients, flat_outputs
+from hodiff.taylor.transforms.pushforwards import flat_outputs
 from hodiff.torch_internals.autograd.func_calls import replaced, sliced, vjp_of
 
 # Maps cotangents of outputs to cotangents of inputs, which are tensors or jets.
@@ -105,7 +106,7 @@ def _through(function: Any, leaves: list[Any], frames: list[Frame]) -> tuple[lis
     width = frame.order + 1
     parts = []
     for leaf in leaves:
-        own = coefficients(frame, leaf)
+        own = coefficients_of(frame, leaf)
         # All elements of an expanded zero would share one gradient.
         parts += [own[0], *(filled(frame, own, k, own[0]).contiguous() for k in range(1, width))]
     noted: list[Any] = []
@@ -171,13 +172,13 @@ def _pulled(
     frame: Frame, outputs: Sequence[Any], places: Any, pull: Pullback, cotangents: Sequence[Any], options: Any
 ) -> list[Any]:
     order, width = frame.order, frame.order + 1
-    weights = [coefficients(frame, each) for each in cotangents]
+    weights = [coefficients_of(frame, each) for each in cotangents]
 
     def seeds(direction: int | None = None) -> list[Any]:
         """Cotangents of all coefficients, or their parts for a single direction."""
         found: list[Any] = []
         for output, own, weight in zip(outputs, places, weights, strict=True):
-            terms = coefficients(frame, output)
+            terms = coefficients_of(frame, output)
             for i, place in enumerate(own):
                 if place is None:
                     continue

@@ -10,9 +10,9 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.trees import dense
 from hodiff.taylor.jets import Jet
-from hodiff.taylor.jets_in_arguments import Shape, gathered, spread
+from hodiff.taylor.jets_in_arguments import Shape, coefficients_of, gathered, spread
 from hodiff.taylor.running import at_the_moment
-from hodiff.taylor.series import Frame, filled
+from hodiff.taylor.series import filled
 from hodiff.torch_internals.autograd.func_calls import jvp_of, replaced, sliced
 
 
@@ -58,7 +58,7 @@ def paired(x: Any, v: Any, points: list[Any], moves: list[Any]) -> Shape:
         points.append(dense(x) if isinstance(x, Tensor) else x)
         moves.append(dense(v) if isinstance(v, Tensor) else v)
         return ("tensor", 0, ())
-    xs, vs = coefficients(frame, x), coefficients(frame, v)
+    xs, vs = coefficients_of(frame, x), coefficients_of(frame, v)
     parts: list[Any] = []
     for k, (a, b) in enumerate(zip(xs, vs, strict=True)):
         if a is None and b is None:
@@ -66,11 +66,6 @@ def paired(x: Any, v: Any, points: list[Any], moves: list[Any]) -> Shape:
             continue
         parts.append(paired(filled(frame, xs, k, xs[0]), filled(frame, vs, k, vs[0]), points, moves))
     return ("jet", frame, tuple(parts))
-
-
-def coefficients(frame: Frame, x: Any) -> list[Any]:
-    """Coefficients of a series, or of a constant."""
-    return list(x.coefficients) if isinstance(x, Jet) and x.frame is frame else [x, *[None] * frame.order]
 
 
 def flat_outputs(result: Any, noted: dict[str, Any], *, has_aux: bool) -> tuple[Any, Any]:

@@ -11,15 +11,10 @@ from typing import Any
 import torch
 
 from hodiff.taylor.jets import new_jet
-from hodiff.taylor.jets_in_arguments import Batched, along_directions, moves
+from hodiff.taylor.jets_in_arguments import Batched, along_directions, coefficients_of
 from hodiff.taylor.registry import rule
 from hodiff.taylor.series import Coefficient, Frame, minus, plus
 from hodiff.torch_internals.autograd.transforms import in_transform
-
-
-def series_of(frame: Frame, x: Any) -> Sequence[Coefficient]:
-    """The coefficients of a jet, or of a constant."""
-    return x.coefficients if moves(frame, x) else (x, *[None] * frame.order)
 
 
 def between(
@@ -62,7 +57,7 @@ def solve(frame: Frame, func: Any, A: Any, B: Any, *, left: bool = True, out: No
     r"""$X_k = A_0^{-1} (B_k - \sum_{j=1}^k A_j X_{k-j})$, by one factorization."""
     if not left:
         return torch.linalg.solve(A.mT, B.mT).mT
-    a, b = series_of(frame, A), series_of(frame, B)
+    a, b = coefficients_of(frame, A), coefficients_of(frame, B)
     vector = b[0].ndim == 1 or (b[0].ndim == a[0].ndim - 1 and tuple(b[0].shape) == tuple(a[0].shape[:-1]))
     factors, pivots = torch.linalg.lu_factor(a[0])
 
@@ -103,7 +98,7 @@ def solve_triangular(
     out: None = None,
 ) -> Any:
     """Solve a triangular system; elements outside of the triangle are ignored."""
-    a, b = series_of(frame, A), series_of(frame, B)
+    a, b = coefficients_of(frame, A), coefficients_of(frame, B)
     triangle = torch.triu if upper else torch.tril
     inside = 1 if unitriangular else 0
 
