@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from drawing import draw
 from threads import in_threads
 
 import hodiff
@@ -21,10 +22,6 @@ def objective(x, scale, inputs):
 def gradient_by_hand(x, scale, inputs):
     slope = 3 * scale * (inputs @ x["w"] + x["b"]) ** 2
     return {"w": inputs.T @ slope, "b": slope.sum(0)}
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
 POINT = {"w": draw(3, 2), "b": draw(2, seed=1)}
