@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawing import draw
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.utils import _pytree as pytree
@@ -62,10 +63,6 @@ def each(rows: Iterable[Row]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "row", [pytest.param(row, id=row.id, marks=[pytest.mark.slow] if row.slow else []) for row in rows]
     )
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def assert_second_order(row: Row) -> None:

@@ -1,7 +1,8 @@
 """Functions made from one rule, by gradgradcheck and SciPy's Hessian."""
 
 import torch
-from second_order import Row, assert_listed, assert_second_order, draw, each, public
+from drawing import draw
+from second_order import Row, assert_listed, assert_second_order, each, public
 
 from hodiff import authoring
 

@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn.functional as F
+from drawing import normals
 from torch import nn
 from torch.overrides import resolve_name
 
@@ -26,10 +27,7 @@ D = torch.float64
 GENERATOR = torch.Generator().manual_seed(0)
 AFTER = torch.__version__ >= "2.14"
 
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(GENERATOR)
 
 X, Y, VECTOR = randn(3, 4), randn(3, 4), randn(4)
 SQUARE = randn(3, 3) + 3 * torch.eye(3, dtype=D)

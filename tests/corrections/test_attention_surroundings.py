@@ -3,19 +3,15 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import draw
 from plain_attention import plain_attention
 from torch.utils.checkpoint import checkpoint
 
 import hodiff
 from hodiff.functions import attention
 
-D = torch.float64
 HEADS, SIZE, LENGTH = 2, 4, 6
 WIDTH = HEADS * SIZE
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
 
 
 def heads_of(x, weights):
@@ -27,8 +23,8 @@ def block(attend, x, weights):
     return x + attend(*heads_of(x, weights), is_causal=True).transpose(-3, -2).flatten(-2)
 
 
-X = drawn(2, LENGTH, WIDTH)
-WEIGHTS, DIRECTION = drawn(3, WIDTH, WIDTH, seed=1) / WIDTH**0.5, drawn(3, WIDTH, WIDTH, seed=2)
+X = draw(2, LENGTH, WIDTH)
+WEIGHTS, DIRECTION = draw(3, WIDTH, WIDTH, seed=1) / WIDTH**0.5, draw(3, WIDTH, WIDTH, seed=2)
 
 
 def slope_and_product(loss, weights=WEIGHTS, direction=DIRECTION):
@@ -116,7 +112,7 @@ def gradient_by_primitives(loss):
 
 
 # State, noise and times for the training of a consistency model
-STATE, NOISE, TIMES = drawn(2, LENGTH, WIDTH, seed=4), drawn(2, LENGTH, WIDTH, seed=5), drawn(2, 1, 1, seed=6).sigmoid()
+STATE, NOISE, TIMES = draw(2, LENGTH, WIDTH, seed=4), draw(2, LENGTH, WIDTH, seed=5), draw(2, 1, 1, seed=6).sigmoid()
 
 
 def continuous_consistency(attend, weights):

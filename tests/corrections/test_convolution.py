@@ -3,18 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from corrections.against_torch import assert_every_route, same_error, same_value
+from drawing import normals, seeded
 
 import hodiff
-from hodiff.checks.comparisons.order_by_order import against_differences, climb
-from hodiff.checks.comparisons.scalarize import scalarize
 
-D = torch.float64
-GENERATOR = torch.Generator().manual_seed(0)
-
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(seeded())
 
 CASES = {
     "1d": (lambda x, w, b: F.conv_transpose1d(x, w, b, 2, 1, 1), (randn(1, 2, 3), randn(2, 1, 2), randn(1))),
@@ -38,18 +32,13 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_every_route(name):
     f, inputs = CASES[name]
-    generator = torch.Generator().manual_seed(0)
-    problem = scalarize(hodiff.corrected()(f), inputs, generator)
-    entries = against_differences(climb(problem, problem.curved_loss, 3, generator), 3)
-    assert [entry.status for entry in entries] == ["ok"] * 14
+    assert_every_route(f, inputs)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_values_are_those_of_torch(name):
     f, inputs = CASES[name]
-    expected = f(*inputs)
-    with hodiff.corrected():
-        torch.testing.assert_close(f(*inputs), expected)
+    same_value(lambda: f(*inputs))
 
 
 def test_torch_fails_here():
@@ -65,11 +54,7 @@ def test_torch_fails_here():
 
 def test_errors_are_those_of_torch():
     x, w = randn(1, 1, 3), randn(1, 1, 2)
-    with pytest.raises(RuntimeError) as by_torch:
-        F.conv_transpose1d(x, w, output_padding=1)
-    with pytest.raises(RuntimeError) as ours, hodiff.corrected():
-        F.conv_transpose1d(x, w, output_padding=1)
-    assert str(ours.value) == str(by_torch.value)
+    same_error(lambda: F.conv_transpose1d(x, w, output_padding=1))
 
 
 @pytest.mark.parametrize("dims", [2, 3])

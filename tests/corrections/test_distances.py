@@ -6,16 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from at_once import backend_of
+from corrections.against_torch import same_error, same_value
+from drawing import draw
 
 import hodiff
 
 D = torch.float64
 corrected = hodiff.corrected()
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
-
 
 NORMS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, math.inf)
 
@@ -71,9 +68,7 @@ def test_values_and_gradients_are_those_of_torch(p, mode):
         distances = torch.cdist(x, y, p=p, compute_mode=mode)
         return distances, *torch.autograd.grad(distances.sin().sum(), (x, y))
 
-    expected = results()
-    with corrected:
-        torch.testing.assert_close(results(), expected, rtol=1e-9, atol=1e-9)
+    same_value(results, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("p", NORMS)
@@ -86,9 +81,7 @@ def test_at_equal_points_and_ties_first_derivatives_are_those_of_torch(p):
         (two,) = torch.autograd.grad((F.pdist(x, p) * weights.flatten()[:6]).sum(), x)
         return one, two
 
-    expected = gradients()
-    with corrected:
-        torch.testing.assert_close(gradients(), expected, rtol=1e-10, atol=1e-12)
+    same_value(gradients, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -156,11 +149,4 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_errors_are_those_of_torch(name):
-    def error():
-        with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
-            WRONG[name](draw(3, 2))
-        return caught.type, str(caught.value)
-
-    expected = error()
-    with corrected:
-        assert error() == expected
+    same_error(WRONG[name], draw(3, 2))

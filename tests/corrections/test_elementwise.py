@@ -6,17 +6,15 @@ import mpmath
 import pytest
 import torch
 from at_once import backend_of, some_at_once
+from corrections.against_torch import assert_every_route, judged, same_value
+from drawing import normals
 
 import hodiff
-from hodiff.checks.comparisons.order_by_order import against_differences, climb
-from hodiff.checks.comparisons.scalarize import scalarize
 
 D = torch.float64
 GENERATOR = torch.Generator().manual_seed(0)
 
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
+randn = normals(GENERATOR)
 
 
 def tensor(*numbers):
@@ -99,18 +97,11 @@ WRONG = (
 )
 
 
-def judged(f, inputs, order):
-    """Compare with differences, and return the status of each route: 2 of first order, 4 of second, 8 of third."""
-    generator = torch.Generator().manual_seed(0)
-    problem = scalarize(f, inputs, generator)
-    return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
-
-
 @pytest.mark.one_in(15)
 @pytest.mark.parametrize("name", some_at_once(CASES, list(CASES)[::2]))
 def test_every_route(name):
     f, inputs = CASES[name]
-    assert judged(hodiff.corrected()(f), inputs, 3) == ["ok"] * 14
+    assert_every_route(f, inputs)
 
 
 @pytest.mark.slow
@@ -202,10 +193,7 @@ def test_values_and_dtypes_are_those_of_torch(dtype):
         lambda: torch.sinc(x),
         lambda: torch.pow(x, small.clamp(min=0), out=torch.empty_like(x)),
     ):
-        expected = f()
-        with hodiff.corrected():
-            got = f()
-        torch.testing.assert_close(got, expected, equal_nan=True)
+        same_value(f, equal_nan=True)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from drawing import draw
 from torch.nn.attention import flex_attention as room
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
@@ -19,16 +20,12 @@ pytestmark = pytest.mark.filterwarnings(
 LENGTH, KEYS = 5, 7
 
 
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
-
-
 def drawn(heads=2, shared=2, batch=2, dtype=torch.float64):
     shapes = (batch, heads, LENGTH, 2), (batch, shared, KEYS, 2), (batch, shared, KEYS, 1)
-    return [normal(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes)]
+    return [draw(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes)]
 
 
-TABLE = normal(4, LENGTH + KEYS, seed=5)
+TABLE = draw(4, LENGTH + KEYS, seed=5)
 
 
 def biased(score, b, h, i, j):
@@ -155,8 +152,8 @@ def test_narrow_keys_and_values():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"key": normal(2, 2, KEYS, 3)}, r"hodiff's rule does not take the call: flex_attention: expected q \(B, H"),
-        ({"query": normal(2, LENGTH, 2).requires_grad_()}, r"expected q \(B, H, L, E\)"),
+        ({"key": draw(2, 2, KEYS, 3)}, r"hodiff's rule does not take the call: flex_attention: expected q \(B, H"),
+        ({"query": draw(2, LENGTH, 2).requires_grad_()}, r"expected q \(B, H, L, E\)"),
         ({"block_mask": create_block_mask(causal, None, None, 9, 9, device="cpu")}, "5 queries and 7 keys, got"),
         ({"score_mod": lambda s, b, h, i, j: 1.0}, "score_mod: expected it to return"),
         ({"scale": torch.tensor(0.3, requires_grad=True)}, "scale: expected a number"),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import draw
 
 import hodiff
 
@@ -11,20 +12,16 @@ ENDS = torch.tensor([2, 2, 5], dtype=torch.int32)
 GROUP = torch.tensor([0, 0, 2, 2, 2])
 
 
-def randn(*shape, seed=0):
-    return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
-
-
 def masks(dtype=D):
     return F.one_hot(GROUP, 3).to(dtype)
 
 
 # The operands, and the product as a masked sum over all groups
 CASES = {
-    "rows": (randn(5, 4), randn(3, 4, 2, seed=1), lambda a, b: torch.einsum("mg,mk,gkn->mn", masks(a.dtype), a, b)),
-    "columns": (randn(3, 2, 4), randn(4, 5, seed=1), lambda a, b: torch.einsum("ng,gmk,kn->mn", masks(a.dtype), a, b)),
-    "inside": (randn(4, 5), randn(5, 2, seed=1), lambda a, b: torch.einsum("kg,mk,kn->gmn", masks(a.dtype), a, b)),
-    "batches": (randn(3, 2, 4), randn(3, 4, 2, seed=1), lambda a, b: torch.einsum("gmk,gkn->gmn", a, b)),
+    "rows": (draw(5, 4), draw(3, 4, 2, seed=1), lambda a, b: torch.einsum("mg,mk,gkn->mn", masks(a.dtype), a, b)),
+    "columns": (draw(3, 2, 4), draw(4, 5, seed=1), lambda a, b: torch.einsum("ng,gmk,kn->mn", masks(a.dtype), a, b)),
+    "inside": (draw(4, 5), draw(5, 2, seed=1), lambda a, b: torch.einsum("kg,mk,kn->gmn", masks(a.dtype), a, b)),
+    "batches": (draw(3, 2, 4), draw(3, 4, 2, seed=1), lambda a, b: torch.einsum("gmk,gkn->gmn", a, b)),
 }
 
 
@@ -47,7 +44,7 @@ def curved(function):
 @pytest.mark.parametrize("name", CASES)
 def test_products(name, route):
     a, b, reference = CASES[name]
-    v = (randn(*a.shape, seed=2), randn(*b.shape, seed=3))
+    v = (draw(*a.shape, seed=2), draw(*b.shape, seed=3))
     got = hodiff.hvp(curved(grouped), (a, b), v, route=route)
     expected = hodiff.hvp(curved(reference), (a, b), v)
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
@@ -61,13 +58,13 @@ def test_every_route_to_third_order():
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_float32(route):
-    a, b = randn(8, 4).float(), randn(3, 4, 4, seed=1).float()
+    a, b = draw(8, 4).float(), draw(3, 4, 4, seed=1).float()
     ends = torch.tensor([4, 4, 8], dtype=torch.int32)
 
     def f(x):
         return (F.grouped_mm(x[0].sin(), x[1], offs=ends) ** 2).sum()
 
-    v = (randn(8, 4, seed=2).float(), randn(3, 4, 4, seed=3).float())
+    v = (draw(8, 4, seed=2).float(), draw(3, 4, 4, seed=3).float())
     double = tuple(x.double() for x in (a, b)), tuple(x.double() for x in v)
     torch.testing.assert_close(
         hodiff.hvp(f, (a, b), v, route=route), tuple(x.float() for x in hodiff.hvp(f, *double)), rtol=2e-4, atol=2e-4
@@ -86,7 +83,7 @@ def test_torch_fails_here():
     """The tests above would prove nothing if torch alone were right."""
     with pytest.raises(RuntimeError, match="Float32"):
         grouped(*CASES["rows"][:2])
-    a, b = randn(8, 4).float(), randn(3, 4, 4).float()
+    a, b = draw(8, 4).float(), draw(3, 4, 4).float()
     ends = torch.tensor([4, 4, 8], dtype=torch.int32)
     with pytest.raises(NotImplementedError, match="forward AD"):
         torch.func.jvp(lambda a: F.grouped_mm(a, b, offs=ends), (a,), (a,))

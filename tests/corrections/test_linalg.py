@@ -5,11 +5,11 @@ import warnings
 import pytest
 import torch
 from at_once import backend_of, some_at_once
+from corrections.against_torch import FAILURES, assert_every_route, judged, same_error, same_value
+from drawing import normals
 from torch.linalg import eigh
 
 import hodiff
-from hodiff.checks.comparisons.order_by_order import against_differences, climb
-from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.corrections import table
 from hodiff.corrections.linalg.factored_solves import FactoredSolve
 
@@ -23,9 +23,7 @@ GENERATOR = torch.Generator().manual_seed(0)
 LINALG = torch.linalg
 HAS_CHOLESKY = torch.__version__ < "2.14"
 
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
+randn = normals(GENERATOR)
 
 
 def regular(*shape):
@@ -123,13 +121,6 @@ EAGER_CASES = {
 }
 
 
-def judged(f, inputs, order):
-    """Compare with differences, and return the status of each route: 2 of first order, 4 of second, 8 of third."""
-    generator = torch.Generator().manual_seed(0)
-    problem = scalarize(f, inputs, generator)
-    return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
-
-
 ALL = CASES | EAGER_CASES
 
 
@@ -157,7 +148,7 @@ WRONG = (
 @pytest.mark.parametrize("name", some_at_once(ALL, WRONG[::2]))
 def test_every_route(name):
     f, inputs = ALL[name]
-    assert judged(hodiff.corrected()(f), inputs, 3) == ["ok"] * 14
+    assert_every_route(f, inputs)
 
 
 @pytest.mark.slow
@@ -179,7 +170,7 @@ RIGHT_SINCE = dict.fromkeys(("solve", "solve_ex", "tensorsolve", "det", "slogdet
 def test_torch_fails_here(name):
     """Torch alone fails exactly in those versions in which the rule is needed."""
     f, inputs = ALL[name]
-    fails = bool({"wrong", "raises", "non-finite"} & set(judged(f, inputs, 2)))
+    fails = bool(FAILURES & set(judged(f, inputs, 2)))
     assert fails == (name not in RIGHT_SINCE or torch.__version__ < RIGHT_SINCE[name])
 
 
@@ -256,15 +247,6 @@ def test_derivatives_of_exponentials_at_every_scale(route, single):
         assert error < 20 * eps, (scale, size)
 
 
-def same_value(f, **tolerance):
-    """Check that corrections keep torch's value and its type."""
-    expected = f()
-    with hodiff.corrected():
-        got = f()
-    assert type(got) is type(expected)
-    torch.testing.assert_close(got, expected, equal_nan=True, **tolerance)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, D, torch.complex64, torch.complex128])
 def test_values_and_types(dtype):
     a, b = (
@@ -304,7 +286,7 @@ def test_values_and_types(dtype):
         lambda: torch.matrix_exp(input=a),
         lambda: LINALG.eig(a),
     ):
-        same_value(f, **tolerance)
+        same_value(f, **tolerance, equal_nan=True)
     assert LINALG.solve_ex(a, b).info.dtype == torch.int32
 
 
@@ -391,11 +373,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_errors_are_those_of_torch(name):
-    with pytest.raises((RuntimeError, IndexError)) as by_torch:
-        BAD[name](A)
-    with pytest.raises(type(by_torch.value)) as ours, hodiff.corrected():
-        BAD[name](A)
-    assert str(ours.value) == str(by_torch.value)
+    same_error(BAD[name], A)
 
 
 def test_the_table_says_so():

@@ -3,23 +3,19 @@
 import pytest
 import torch
 from at_once import some_at_once
+from drawing import draw
 
 import hodiff
 
 D = torch.float64
 INF = float("inf")
 
-
-def randn(*shape, seed=0):
-    return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
-
-
 FUNCTIONS = {
-    "logaddexp": (torch.logaddexp, (randn(2, 3), randn(3, seed=1))),
-    "method": (lambda a, b: a.logaddexp(b), (randn(2), randn(2, seed=1))),
-    "logcumsumexp": (lambda x: torch.logcumsumexp(x, 1), (randn(2, 5, 2),)),
-    "of one": (lambda x: x.logcumsumexp(-1), (randn(2, 1),)),
-    "of a number": (lambda x: torch.logcumsumexp(x, 0), (randn(),)),
+    "logaddexp": (torch.logaddexp, (draw(2, 3), draw(3, seed=1))),
+    "method": (lambda a, b: a.logaddexp(b), (draw(2), draw(2, seed=1))),
+    "logcumsumexp": (lambda x: torch.logcumsumexp(x, 1), (draw(2, 5, 2),)),
+    "of one": (lambda x: x.logcumsumexp(-1), (draw(2, 1),)),
+    "of a number": (lambda x: torch.logcumsumexp(x, 0), (draw(),)),
 }
 
 
@@ -60,7 +56,7 @@ def test_two_infinities_share_the_gradient():
 
 
 def test_logcumsumexp_of_many():
-    x = randn(100)
+    x = draw(100)
     got = hodiff.hvp(lambda x: torch.logcumsumexp(x, 0).square().sum(), x, torch.ones_like(x))
     mask = torch.ones(100, 100, dtype=torch.bool).tril()
     by_hand = lambda x: torch.logsumexp(x.expand(100, 100).masked_fill(~mask, -INF), 1).square().sum()  # noqa: E731
@@ -68,7 +64,7 @@ def test_logcumsumexp_of_many():
 
 
 def test_masked_sums():
-    x, y = randn(5), randn(5, seed=1)
+    x, y = draw(5), draw(5, seed=1)
     mask, other = torch.tensor([1, 1, 0, 0, 1]).bool(), torch.tensor([1, 0, 1, 0, 1]).bool()
 
     def f(x):
@@ -94,8 +90,8 @@ def as_complex(f):
 @pytest.mark.parametrize("name", some_at_once(["logaddexp", "logcumsumexp"], ["logaddexp"]))
 def test_complex_numbers(name):
     f, inputs = {
-        "logaddexp": (torch.logaddexp, (randn(3, 2), randn(3, 2, seed=1))),
-        "logcumsumexp": (lambda x: torch.logcumsumexp(x, 0), (randn(5, 2),)),
+        "logaddexp": (torch.logaddexp, (draw(3, 2), draw(3, 2, seed=1))),
+        "logcumsumexp": (lambda x: torch.logcumsumexp(x, 0), (draw(5, 2),)),
     }[name]
     hodiff.assert_differentiable(hodiff.corrected()(as_complex(f)), inputs, order=3, scipy=False, vmap=False)
     pairs = [torch.view_as_complex(each) for each in inputs]

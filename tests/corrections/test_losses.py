@@ -7,16 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from at_once import backend_of, some_at_once
+from corrections.against_torch import same_error, same_value
+from drawing import draw
 
 import hodiff
 
 D = torch.float64
 corrected = hodiff.corrected()
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
-
 
 Y = torch.tensor([0, 2])
 LABELS = torch.tensor([[2, 0, -1], [1, -1, 0]])
@@ -141,9 +138,7 @@ def test_values_and_gradients_are_those_of_torch(name, dtype):
             return (value,)
         return value, *torch.autograd.grad(value.sum(), leaves)
 
-    expected = results()
-    with corrected:
-        torch.testing.assert_close(results(), expected)
+    same_value(results)
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="new in torch 2.13")
@@ -352,14 +347,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_errors_are_those_of_torch(name):
-    def error():
-        with pytest.raises((RuntimeError, ValueError, TypeError, IndexError)) as caught:
-            WRONG[name](draw(2, 3))
-        return caught.type, str(caught.value)
-
-    expected = error()
-    with corrected:
-        assert error() == expected
+    same_error(WRONG[name], draw(2, 3))
 
 
 def test_a_loss_that_broadcasts_warns_as_torch_does():

@@ -9,20 +9,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from at_once import backend_of, some_at_once
+from corrections.against_torch import assert_every_route, judged, same_error
+from drawing import normals, seeded
 
 import hodiff
-from hodiff.checks.comparisons.order_by_order import against_differences, climb
-from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.corrections.distances.squares import LENGTHS
 
 D = torch.float64
 corrected = hodiff.corrected()
-GENERATOR = torch.Generator().manual_seed(0)
 
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(seeded())
 
 X, Y = randn(3, 4), randn(3, 4)
 NORMS = {
@@ -57,17 +53,10 @@ OTHERS = {
 }
 
 
-def judged(f, inputs, order):
-    """Compare with differences, and return the status of each route: 2 of first order, 4 of second, 8 of third."""
-    generator = torch.Generator().manual_seed(0)
-    problem = scalarize(f, inputs, generator)
-    return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
-
-
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", some_at_once(NORMS | OTHERS, list(NORMS | OTHERS)[::2]))
 def test_every_route(name):
-    assert judged(corrected((NORMS | OTHERS)[name]), (X,), 3) == ["ok"] * 14
+    assert_every_route((NORMS | OTHERS)[name], (X,))
 
 
 @pytest.mark.slow
@@ -265,11 +254,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_errors_are_those_of_torch(name):
-    with pytest.raises((RuntimeError, IndexError, TypeError)) as by_torch:
-        BAD[name](X)
-    with pytest.raises(type(by_torch.value)) as ours, corrected:
-        BAD[name](X)
-    assert str(ours.value) == str(by_torch.value)
+    same_error(BAD[name], X)
 
 
 def matern_5_2(n):

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import normals, seeded
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
@@ -24,12 +25,8 @@ pytestmark = [
 D = torch.float64
 LINALG = torch.linalg
 ATEN = torch.ops.aten
-GENERATOR = torch.Generator().manual_seed(0)
 
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(seeded())
 
 ROWS, OTHER, IMAGE, QUERY = randn(4, 3), randn(4, 3), randn(1, 2, 4, 4), randn(1, 2, 4, 3)
 MATRIX = randn(3, 3) / 2 + 2 * torch.eye(3, dtype=D)

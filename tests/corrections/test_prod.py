@@ -5,10 +5,9 @@ import math
 import pytest
 import torch
 from at_once import backend_of
+from corrections.against_torch import FAILURES, assert_every_route, judged, same_error, same_value
 
 import hodiff
-from hodiff.checks.comparisons.order_by_order import against_differences, climb
-from hodiff.checks.comparisons.scalarize import scalarize
 
 D = torch.float64
 
@@ -37,18 +36,11 @@ NOT_COMPILED = {"prod of complex numbers", "vander", "vander increasing"}
 WRONG = ("prod", "prod of rows", "linalg.vander", "vander")
 
 
-def judged(f, inputs, order):
-    """Compare with differences, and return the status of each route: 2 of first order, 4 of second, 8 of third."""
-    generator = torch.Generator().manual_seed(0)
-    problem = scalarize(f, inputs, generator)
-    return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
-
-
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", CASES)
 def test_every_route(name):
     f, inputs = CASES[name]
-    assert judged(hodiff.corrected()(f), inputs, 3) == ["ok"] * 14
+    assert_every_route(f, inputs)
 
 
 @pytest.mark.slow
@@ -63,7 +55,7 @@ def test_every_route_batched_and_compiled(name):
 def test_torch_fails_here(name):
     """The tests above would prove nothing if torch alone were right."""
     f, inputs = CASES[name]
-    assert {"wrong", "non-finite", "raises"} & set(judged(f, inputs, 3 if "prod" in name else 2))
+    assert FAILURES & set(judged(f, inputs, 3 if "prod" in name else 2))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
@@ -121,9 +113,7 @@ def test_values_are_those_of_torch(dtype):
         lambda: torch.vander(x[0], 0),
         *([lambda: torch.linalg.vander(x), lambda: torch.linalg.vander(x, N=2)] if dtype != torch.bfloat16 else []),
     ):
-        expected = f()
-        with hodiff.corrected():
-            torch.testing.assert_close(f(), expected)
+        same_value(f)
 
 
 BAD = {
@@ -137,8 +127,4 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_errors_are_those_of_torch(name):
-    with pytest.raises((RuntimeError, IndexError)) as by_torch:
-        BAD[name](torch.zeros(2, 2))
-    with pytest.raises(type(by_torch.value)) as ours, hodiff.corrected():
-        BAD[name](torch.zeros(2, 2))
-    assert str(ours.value) == str(by_torch.value)
+    same_error(BAD[name], torch.zeros(2, 2))

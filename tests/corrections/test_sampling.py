@@ -7,16 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from at_once import backend_of, some_at_once
+from corrections.against_torch import same_error, same_value
+from drawing import draw
 
 import hodiff
 
 D = torch.float64
 corrected = hodiff.corrected()
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
-
 
 MODES = ("bilinear", "nearest", "bicubic")
 PADDINGS = ("zeros", "border", "reflection")
@@ -91,9 +88,7 @@ def test_values_and_derivatives_are_those_of_torch(dimensions, mode, padding, al
         first = torch.autograd.grad(y.sin().sum(), (x, grid), create_graph=True)
         return y, *first, *torch.autograd.grad([(each**2).sum() for each in first], (x, grid))
 
-    expected = results()
-    with corrected:
-        torch.testing.assert_close(results(), expected, rtol=1e-10, atol=1e-10)
+    same_value(results, rtol=1e-10, atol=1e-10)
 
 
 def test_bilinear_weights_by_hand():
@@ -224,14 +219,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_errors_are_those_of_torch(name):
-    def error():
-        with pytest.raises((RuntimeError, ValueError, TypeError)) as caught:
-            WRONG[name](*inputs(2))
-        return caught.type, str(caught.value)
-
-    expected = error()
-    with corrected:
-        assert error() == expected
+    same_error(WRONG[name], *inputs(2))
 
 
 def test_dropout_draws_torchs_numbers():

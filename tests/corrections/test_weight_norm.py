@@ -5,6 +5,7 @@ import warnings
 import pytest
 import torch
 from at_once import some_at_once
+from drawing import draw
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations
@@ -14,23 +15,18 @@ from hodiff.checks.torch_warnings import silence_torch_warnings
 
 D = torch.float64
 
-
-def randn(*shape, seed=0):
-    return torch.randn(shape, dtype=D, generator=torch.Generator().manual_seed(seed))
-
-
 FUNCTIONS = {
-    "rows": (lambda v, g: torch._weight_norm(v, g, 0), (randn(3, 4), randn(3, 1, seed=1))),
-    "columns": (lambda v, g: torch._weight_norm(v, g, 1), (randn(3, 4), randn(1, 4, seed=1))),
-    "all": (lambda v, g: torch._weight_norm(v, g, -1), (randn(3, 4), randn(seed=1))),
-    "last of three": (lambda v, g: torch._weight_norm(v, g, dim=2), (randn(2, 3, 2), randn(1, 1, 2, seed=1))),
-    "second of three": (lambda v, g: torch._weight_norm(v, g, 1), (randn(2, 3, 2), randn(1, 3, 1, seed=1))),
-    "by keyword": (lambda v, g: torch._weight_norm(v=v, g=g), (randn(3, 2), randn(3, 1, seed=1))),
-    "numbers in a row": (lambda v, g: torch._weight_norm(v, g), (randn(3, 2), randn(3, seed=1))),
-    "strided": (lambda v, g: torch._weight_norm(v.mT, g), (randn(2, 3), randn(3, 1, seed=1))),
-    "kernel": (lambda v, g: torch._weight_norm_interface(v, g, 0)[0], (randn(3, 4), randn(3, 1, seed=1))),
-    "kernel's norms": (lambda v, g: torch._weight_norm_interface(v, g, 1)[1] + g, (randn(3, 2), randn(1, 2, seed=1))),
-    "norm of all": (lambda v: torch.norm_except_dim(v, 2, -1), (randn(3, 4),)),
+    "rows": (lambda v, g: torch._weight_norm(v, g, 0), (draw(3, 4), draw(3, 1, seed=1))),
+    "columns": (lambda v, g: torch._weight_norm(v, g, 1), (draw(3, 4), draw(1, 4, seed=1))),
+    "all": (lambda v, g: torch._weight_norm(v, g, -1), (draw(3, 4), draw(seed=1))),
+    "last of three": (lambda v, g: torch._weight_norm(v, g, dim=2), (draw(2, 3, 2), draw(1, 1, 2, seed=1))),
+    "second of three": (lambda v, g: torch._weight_norm(v, g, 1), (draw(2, 3, 2), draw(1, 3, 1, seed=1))),
+    "by keyword": (lambda v, g: torch._weight_norm(v=v, g=g), (draw(3, 2), draw(3, 1, seed=1))),
+    "numbers in a row": (lambda v, g: torch._weight_norm(v, g), (draw(3, 2), draw(3, seed=1))),
+    "strided": (lambda v, g: torch._weight_norm(v.mT, g), (draw(2, 3), draw(3, 1, seed=1))),
+    "kernel": (lambda v, g: torch._weight_norm_interface(v, g, 0)[0], (draw(3, 4), draw(3, 1, seed=1))),
+    "kernel's norms": (lambda v, g: torch._weight_norm_interface(v, g, 1)[1] + g, (draw(3, 2), draw(1, 2, seed=1))),
+    "norm of all": (lambda v: torch.norm_except_dim(v, 2, -1), (draw(3, 4),)),
 }
 
 
@@ -54,28 +50,28 @@ def test_values_are_those_of_torch(name, dtype):
 @pytest.mark.parametrize("shape", [(2,), (), (4, 1)])
 def test_too_few_or_too_many_norms_are_not_read_past_their_end(shape):
     with hodiff.corrected(), pytest.raises(hodiff.HodiffError, match="weight_norm: g: expected one number for each"):
-        torch._weight_norm(randn(3, 4), randn(*shape))
+        torch._weight_norm(draw(3, 4), draw(*shape))
 
 
 def test_of_numbers_one_by_one_it_is_their_sign():
-    v, g = randn(3), randn(3, seed=1)
+    v, g = draw(3), draw(3, seed=1)
     got = hodiff.hvp(lambda x: torch._weight_norm(*x).pow(3).sum(), (v, g), (v, g))
     torch.testing.assert_close(got, (torch.zeros_like(v), 6 * g * g * v.sign()))
 
 
 def test_empty_ones_do_not_end_the_process():
     with hodiff.corrected():
-        assert torch._weight_norm(randn(3, 0), randn(3, 1)).shape == (3, 0)
-        assert torch._weight_norm(randn(0, 3), randn(0, 1)).shape == (0, 3)
+        assert torch._weight_norm(draw(3, 0), draw(3, 1)).shape == (3, 0)
+        assert torch._weight_norm(draw(0, 3), draw(0, 1)).shape == (0, 3)
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: torch._weight_norm(randn(3, 4), torch.ones(3, 1), 0),
-        lambda: torch._weight_norm(randn(3, 4), 2.0, 0),
-        lambda: torch._weight_norm(randn(3, 4), randn(3, 1), 2),
-        lambda: torch._weight_norm_interface(randn(2, 3, 4), randn(1, 3, 1), 1),
+        lambda: torch._weight_norm(draw(3, 4), torch.ones(3, 1), 0),
+        lambda: torch._weight_norm(draw(3, 4), 2.0, 0),
+        lambda: torch._weight_norm(draw(3, 4), draw(3, 1), 2),
+        lambda: torch._weight_norm_interface(draw(2, 3, 4), draw(1, 3, 1), 1),
     ],
 )
 def test_what_torch_refuses(call):

@@ -4,7 +4,9 @@ import functools
 
 import pytest
 import torch
+from drawing import draw
 from threads import in_threads
+from uncompiled import keep_graphs
 
 import hodiff
 from hodiff.checks.torch_warnings import silence_torch_warnings
@@ -23,24 +25,13 @@ def gradient_by_hand(x, scale, inputs):
     return {"w": inputs.T @ slope, "b": slope.sum(0)}
 
 
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
-
-
 POINT = {"w": draw(3, 2), "b": draw(2, seed=1)}
 
 
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Run traced graphs without compiling them, and return the list of graphs."""
-    graphs = []
-
-    def keep(graph, inputs, **_):
-        graphs.append(graph)
-        return graph
-
-    monkeypatch.setattr(compiled_calls, "compile_graph", keep)
-    return graphs
+    return keep_graphs(monkeypatch, compiled_calls)
 
 
 def close(found, expected):

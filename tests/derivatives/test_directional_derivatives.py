@@ -9,13 +9,10 @@ import torch
 from cases import CASES, Case, ravel, unravel
 from cases import case as named
 from derivatives.oracles import assert_same_structure, flat_function, reference, second_differences
+from drawing import draw
 from torch import Tensor
 
 from hodiff import RouteError, directional_derivatives
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("order", range(7))

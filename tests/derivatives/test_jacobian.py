@@ -9,6 +9,7 @@ import torch
 from cases import CASES, Case, ravel
 from cases import case as named
 from derivatives.oracles import assert_same_structure, flat_function, reference
+from drawing import draw
 from torch import Tensor
 from torch.func import grad, jacrev
 
@@ -19,10 +20,6 @@ from hodiff.derivatives.jacobian import _Linearized
 
 MODES = ("auto", "forward", "reverse")
 CHUNK_SIZES = ("auto", None, 1, 2, 1000)
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 @pytest.mark.parametrize("mode", MODES)

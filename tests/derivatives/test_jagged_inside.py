@@ -3,16 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import draw
 
 import hodiff
 from hodiff.errors import HodiffError
-
-D = torch.float64
-
-
-def draw(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=D)
-
 
 PARTS = [draw(3, 4), draw(5, 4, seed=1)]
 W = draw(4, 4, seed=2) / 2

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from cases import ravel, unravel
 from derivatives.oracles import assert_same_structure, difference_hessian
+from drawing import draw
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -19,10 +20,6 @@ from hodiff import ROUTES, HodiffError, RouteError, hessian, hessian_diagonal, h
 
 EVERY_ROUTE = pytest.mark.parametrize("route", ["auto", *ROUTES])
 OTHER_ROUTES = pytest.mark.parametrize("route", ROUTES[1:])
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def classifier(**inner: nn.Module) -> nn.Module:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import draw
 from scipy.differentiate import jacobian as scipy_jacobian
-from second_order import Row, assert_listed, assert_second_order, draw, each, public
+from second_order import Row, assert_listed, assert_second_order, each, public
 from torch import Tensor
 
 import hodiff

@@ -12,6 +12,7 @@ import torch
 from cases import CASES, Case, ravel
 from cases import case as named
 from derivatives.oracles import flat_function, third_differences
+from drawing import draw
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.func import grad, jacfwd, jacrev, jvp, vmap
@@ -19,11 +20,6 @@ from torch.func import grad, jacfwd, jacrev, jvp, vmap
 from hodiff import ROUTES, RouteError, hessian, hessian_diagonal, hessian_matrix, hvp
 
 EVERY_ROUTE = pytest.mark.parametrize("route", ["auto", *ROUTES])
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
 
 X, W, V, U, T = (draw(4, seed=seed) for seed in range(5))
 

@@ -8,7 +8,8 @@ import torch
 from cases import CASES, Case, ravel
 from cases import case as named
 from derivatives.oracles import assert_same_structure, extrapolate, flat_function, reference, route_table
-from derivatives.test_transforms import EVERY_ROUTE, U, V, W, X, curvature_gradients, draw, product, wave
+from derivatives.test_transforms import EVERY_ROUTE, U, V, W, X, curvature_gradients, product, wave
+from drawing import draw
 from scipy import optimize
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap

@@ -32,10 +32,6 @@ def expected(A, k, which):
     return torch.from_numpy(np.sort(values[np.argsort(key)[:k]]))
 
 
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
-
-
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("spectrum", SPECTRA)

@@ -5,7 +5,8 @@ Inside transforms they raise (`test_transforms.py`).
 
 import pytest
 import torch
-from second_order import assert_listed, draw, public
+from drawing import draw
+from second_order import assert_listed, public
 
 from hodiff import HessianOperator, estimators
 from hodiff.checks import scipy_hessian

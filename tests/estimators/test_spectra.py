@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from drawing import seeded
 from estimators.matrices import Wrapped, decaying, spread, symmetric
 from scipy.integrate import trapezoid
 
@@ -18,10 +19,6 @@ from hodiff.estimators.view import view_of
 N = 300
 EIGENVALUES = spread(N, -0.5, 1.5)
 A = symmetric(EIGENVALUES)
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.mark.parametrize("probes", ["rademacher", "gaussian", "sphere"])

@@ -2,16 +2,13 @@
 
 import pytest
 import torch
+from drawing import seeded
 from estimators.matrices import Wrapped, decaying, spread, symmetric
 
 from hodiff import InputError
 from hodiff.estimators import diagonal, frobenius_norm, trace
 
 N = 150
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def errors_of(A, repetitions, **options):

@@ -98,3 +98,47 @@ def normal(shape: Any, dtype: torch.dtype, generator: torch.Generator) -> Tensor
 def uniform(low: float, high: float, shape: Any, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """Draw uniform numbers in float64, then cast, so that every dtype gets the same numbers."""
     return (low + (high - low) * torch.rand(shape, generator=generator, dtype=torch.float64)).to(dtype)
+
+
+def drawn(*shapes: Any) -> Callable[[torch.dtype, torch.Generator], Inputs]:
+    """Return a function that draws normal numbers of these shapes."""
+    return lambda dtype, generator: tuple(normal(shape, dtype, generator) for shape in shapes)
+
+
+def total_bytes(*tensors: Tensor) -> int:
+    return sum(each.nbytes for each in tensors)
+
+
+NUMBERS = drawn((2, 3))
+
+
+def elementwise(**fields: Any) -> FunctionCase:
+    """Return a case of a function of numbers, which draws six, saves its input and accepts no numbers at all."""
+    usual = {
+        "inputs": NUMBERS,
+        "saved_bytes": total_bytes,
+        "saved": "input",
+        "empty": lambda dtype: (torch.ones(0, 3, dtype=dtype),),
+    }
+    return FunctionCase(**usual | fields)
+
+
+def of_one_number(
+    name: str,
+    Function: Any,
+    formula: str,
+    reference: Callable[..., Any],
+    exact: Callable[..., Any] | None = None,
+    inputs: Callable[[torch.dtype, torch.Generator], Inputs] = NUMBERS,
+    **extremes: Any,
+) -> FunctionCase:
+    """Return a case of a Function that is called alone; `extremes` are the attributes of `Extremes`."""
+    return elementwise(
+        name=name,
+        function=Function.call,
+        Function=Function,
+        inputs=inputs,
+        formula=formula,
+        reference=reference,
+        extremes=[Extremes(exact, **extremes)] if exact else [],
+    )

@@ -2,13 +2,10 @@
 
 import pytest
 import torch
+from drawing import seeded
 
 from hodiff.errors import InputError
 from hodiff.functions.sampling import gumbel_softmax, perturbed_softmax, sample_gumbel
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def test_classes_have_the_probabilities_of_the_softmax():

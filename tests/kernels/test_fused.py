@@ -6,6 +6,7 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from drawing import draw
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -16,10 +17,6 @@ from hodiff.kernels import fused, fused_library
 from hodiff.kernels.turning import turned
 
 needs_kernels = pytest.mark.skipif(not fused.available(), reason="hodiff was installed without a C++ compiler")
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def sigmoid(z):
@@ -99,18 +96,18 @@ def test_products_and_pullbacks(name, n):
 
 @pytest.mark.slow
 def test_the_cotangents_of_swish_by_every_route():
-    assert_differentiable(GatePullback, tuple(normal(2, 1, seed=k) for k in range(3)), order=2)
+    assert_differentiable(GatePullback, tuple(draw(2, 1, seed=k) for k in range(3)), order=2)
 
 
 @pytest.mark.slow
 def test_the_cotangents_of_swish_by_every_route_to_third_order():
-    assert_differentiable(GatePullback, tuple(normal(2, 2, seed=k) for k in range(3)), order=3)
+    assert_differentiable(GatePullback, tuple(draw(2, 2, seed=k) for k in range(3)), order=3)
 
 
 @needs_kernels
 def test_the_cotangents_of_swish_in_one_pass():
-    inputs = [normal(3, 5, seed=k).float().requires_grad_() for k in range(3)]
-    cotangents = [normal(3, 5, seed=k).float() for k in (3, 4)]
+    inputs = [draw(3, 5, seed=k).float().requires_grad_() for k in range(3)]
+    cotangents = [draw(3, 5, seed=k).float() for k in (3, 4)]
     exact = [x.detach().double().requires_grad_() for x in inputs]
     found = torch.autograd.grad(GatePullback.call(*inputs), inputs, cotangents)
     expected = torch.autograd.grad(GatePullback.call(*exact), exact, [c.double() for c in cotangents])
@@ -121,8 +118,8 @@ def test_the_cotangents_of_swish_in_one_pass():
 @needs_kernels
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 1000), (64, 513), (0, 3), (2, 0)])
 def test_rows_of_softmax(shape):
-    x, v, u = (3 * normal(*shape, seed=k).float() for k in range(3))
-    scale = normal(shape[0], 1, seed=4).float()
+    x, v, u = (3 * draw(*shape, seed=k).float() for k in range(3))
+    scale = draw(shape[0], 1, seed=4).float()
     p = x.double().softmax(-1)
     torch.testing.assert_close(fused.softmax(x, scale, bounded=True), (scale * p).float())
     product, mean = fused.softmax_product(x, scale, v, bounded=True)
@@ -141,7 +138,7 @@ def test_rows_of_softmax(shape):
 @needs_kernels
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 1000), (64, 513), (0, 3), (2, 0)])
 def test_the_curvature_of_softmax_in_one_pass(shape):
-    scores, s_t, p_bar, p_bar_t = (normal(*shape, seed=k) for k in range(4))
+    scores, s_t, p_bar, p_bar_t = (draw(*shape, seed=k) for k in range(4))
 
     def cotangent_of_scores(scores, p_bar):
         p = scores.softmax(-1)
@@ -162,8 +159,8 @@ def test_the_curvature_of_normalizations_in_one_pass(norm, shape, weighted, monk
     calls = []
     kernel = fused.normalization_curvature
     monkeypatch.setattr(fused, "normalization_curvature", lambda *a, **k: calls.append(1) or kernel(*a, **k))
-    x, g, u = (normal(*shape, seed=k) + k for k in range(3))
-    w, a, b, c = (normal(shape[-1], seed=k) for k in range(3, 7))
+    x, g, u = (draw(*shape, seed=k) + k for k in range(3))
+    w, a, b, c = (draw(shape[-1], seed=k) for k in range(3, 7))
     affine = {"weight": (w, a), "bias": (b, c)} if weighted else {}
     if norm == "rms_norm":
         affine.pop("bias", None)
@@ -195,11 +192,9 @@ def test_the_curvature_of_normalizations_in_one_pass(norm, shape, weighted, monk
 
 @needs_kernels
 def test_the_curvature_of_a_normalization_adds_the_biases_part_and_stands_aside_for_third_derivatives():
-    x, g, w, b = (
-        normal(*shape, seed=k).float().requires_grad_() for k, shape in enumerate([(4, 6), (4, 6), (6,), (6,)])
-    )
+    x, g, w, b = (draw(*shape, seed=k).float().requires_grad_() for k, shape in enumerate([(4, 6), (4, 6), (6,), (6,)]))
     first = torch.autograd.grad(hf.layer_norm(x, (6,), w, b), (x, w, b), g, create_graph=True)
-    cotangents = [normal(*each.shape, seed=9).float() for each in first]
+    cotangents = [draw(*each.shape, seed=9).float() for each in first]
     recorded = torch.autograd.grad(first, (x, g, w), cotangents, create_graph=True)  # by formulas, without kernels
     assert all(each.requires_grad for each in recorded)
     for one, other in zip(torch.autograd.grad(first, (x, g, w), cotangents), recorded, strict=True):
@@ -294,7 +289,7 @@ def test_with_and_without_kernels(function, shapes, built, monkeypatch):
         monkeypatch.setattr(fused_library, "library", lambda: None)
 
     def tower(dtype):
-        inputs = [normal(*shape, seed=k).to(dtype).requires_grad_() for k, shape in enumerate(shapes)]
+        inputs = [draw(*shape, seed=k).to(dtype).requires_grad_() for k, shape in enumerate(shapes)]
         found = [function(*inputs)]
         scalar = 0.5 * found[0].square().sum()
         for _ in range(3):

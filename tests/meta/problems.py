@@ -4,14 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from drawing import draw
 from torch import Tensor, nn
 from torch.func import functional_call
 
 Tree = dict[str, Tensor]
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def mse(prediction: Tensor, target: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from at_once import some_at_once
-from meta.problems import Tree, batch, draw, flat, module_loss, network, quartic
+from drawing import draw
+from meta.problems import Tree, batch, flat, module_loss, network, quartic
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call

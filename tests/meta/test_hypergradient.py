@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from meta.problems import draw
+from drawing import draw
 from torch import Tensor
 
 from hodiff import HodiffWarning, InputError, RouteError

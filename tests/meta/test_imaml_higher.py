@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from meta.problems import draw, mse
+from drawing import draw
+from meta.problems import mse
 from meta.test_learners import tasks
 from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacfwd, jacrev

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from meta.problems import Tree, batch, draw, mse, network
+from drawing import draw
+from meta.problems import Tree, batch, mse, network
 from torch import Tensor, nn
 from torch.func import functional_call
 

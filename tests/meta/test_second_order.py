@@ -4,8 +4,9 @@ import inspect
 
 import pytest
 import torch
+from drawing import draw
 from meta.problems import batch, mse, quartic
-from second_order import Row, assert_listed, assert_second_order, draw, each, public
+from second_order import Row, assert_listed, assert_second_order, each, public
 from torch import Tensor, nn
 from torch.func import functional_call
 

@@ -197,16 +197,23 @@ def test_buffers_stay(compilations: list[Any]) -> None:
         assert torch.equal(buffer, before[name])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("clearly", "widths"), [(0.0, [8]), (math.inf, [8, *[1] * 8])])
+@pytest.mark.parametrize(
+    ("clearly", "columns", "widths"),
+    [
+        pytest.param(0.0, 8, [8], marks=pytest.mark.slow),
+        pytest.param(math.inf, 8, [8, *[1] * 8], marks=pytest.mark.slow),
+        # Vectors one by one are no more than there are.
+        (math.inf, 3, [8, 1, 1, 1]),
+    ],
+)
 def test_blocks_run_in_the_faster_way(
-    clearly: float, widths: list[int], compilations: list[Any], monkeypatch: pytest.MonkeyPatch
+    clearly: float, columns: int, widths: list[int], compilations: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compiled_graphs, "GAIN", math.inf)
     monkeypatch.setattr(compiled_graphs, "CLEARLY", clearly)
     p = problem("mlp")
     A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True)
-    V = torch.randn(A.shape[0], 8).double()
+    V = torch.randn(A.shape[0], columns).double()
     close(A @ V, p.hessian() @ V)  # compiles, compares, chooses
     seen: list[int] = []
     run = compiled_graphs.Graphs.run
@@ -218,27 +225,6 @@ def test_blocks_run_in_the_faster_way(
     monkeypatch.setattr(compiled_graphs.Graphs, "run", counted)
     close(A @ V, p.hessian() @ V)
     assert seen == widths
-
-
-def test_vectors_one_by_one_are_no_more_than_there_are(
-    compilations: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled_graphs, "GAIN", math.inf)
-    monkeypatch.setattr(compiled_graphs, "CLEARLY", math.inf)
-    p = problem("mlp")
-    A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True)
-    V = torch.randn(A.shape[0], 3).double()
-    close(A @ V, p.hessian() @ V)
-    seen: list[int] = []
-    run = compiled_graphs.Graphs.run
-
-    def counted(self: Any, residuals: Any, group: Any, width: int) -> Any:
-        seen.append(width)
-        return run(self, residuals, group, width)
-
-    monkeypatch.setattr(compiled_graphs.Graphs, "run", counted)
-    close(A @ V, p.hessian() @ V)
-    assert seen == [8, 1, 1, 1]
 
 
 def test_disagreement_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from uncompiled import keep_graphs
 
 import hodiff
 from hodiff.checks.torch_warnings import silence_torch_warnings
@@ -30,13 +31,7 @@ POINTS = (X, -X, 0.7 * X, X.flip(0), X.abs(), -X.abs(), X)
 @pytest.fixture(autouse=True)
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fx.GraphModule]]:
     """Run the graphs uncompiled, and raise if capture fails."""
-    graphs: list[fx.GraphModule] = []
-
-    def keep(graph: fx.GraphModule, inputs: Any, **_: Any) -> fx.GraphModule:
-        graphs.append(graph)
-        return graph
-
-    monkeypatch.setattr(compiled_graphs, "compile_graph", keep)
+    graphs = keep_graphs(monkeypatch, compiled_graphs)
     with silence_torch_warnings(), warnings.catch_warnings():
         warnings.simplefilter("error", hodiff.HodiffWarning)
         yield graphs

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.func import functional_call
+from uncompiled import keep_graphs
 
 import hodiff
 from hodiff.checks.torch_warnings import silence_torch_warnings
@@ -46,13 +47,7 @@ KINDS = {
 @pytest.fixture(autouse=True)
 def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fx.GraphModule]]:
     """Run the graphs uncompiled, and raise if capture fails."""
-    graphs: list[fx.GraphModule] = []
-
-    def keep(graph: fx.GraphModule, inputs: Any, **_: Any) -> fx.GraphModule:
-        graphs.append(graph)
-        return graph
-
-    monkeypatch.setattr(compiled_graphs, "compile_graph", keep)
+    graphs = keep_graphs(monkeypatch, compiled_graphs)
     with silence_torch_warnings(), warnings.catch_warnings():
         warnings.simplefilter("error", hodiff.HodiffWarning)
         yield graphs

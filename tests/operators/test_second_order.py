@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from drawing import draw
 from scipy.differentiate import jacobian as scipy_jacobian
-from second_order import Row, assert_listed, assert_second_order, draw, each, public
+from second_order import Row, assert_listed, assert_second_order, each, public
 from torch import Tensor
 from torch.nn.functional import mse_loss
 

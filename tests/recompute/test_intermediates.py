@@ -5,13 +5,10 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import draw
 
 from hodiff.functions import GELU, bias_act, fused_linear
 from hodiff.recompute.intermediates import forget_between
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 def layer(calls):
@@ -23,7 +20,7 @@ def layer(calls):
 
 
 def test_the_intermediate_result_dies_and_comes_back():
-    x, w = normal(4, 3).requires_grad_(), normal(3, 2).requires_grad_()
+    x, w = draw(4, 3).requires_grad_(), draw(3, 2).requires_grad_()
     calls = []
     y = forget_between(layer(calls), (x, w), GELU.call)
     first = weakref.ref(calls.pop().untyped_storage())
@@ -34,7 +31,7 @@ def test_the_intermediate_result_dies_and_comes_back():
 
 
 def test_a_recorded_backward_computes_it_once():
-    x, w = normal(4, 3).requires_grad_(), normal(3, 2).requires_grad_()
+    x, w = draw(4, 3).requires_grad_(), draw(3, 2).requires_grad_()
     calls = []
 
     def penalty(z):
@@ -49,7 +46,7 @@ def test_a_recorded_backward_computes_it_once():
 
 @pytest.mark.parametrize("changed", ["x", "w"])
 def test_changed_inputs_are_refused(changed):
-    x, w = normal(4, 3).requires_grad_(), normal(2, 3).requires_grad_()
+    x, w = draw(4, 3).requires_grad_(), draw(2, 3).requires_grad_()
     y = fused_linear(x.clone() if changed == "w" else (inner := x.clone()), w, activation="gelu")
     with torch.no_grad():
         (w if changed == "w" else inner).mul_(2)
@@ -58,7 +55,7 @@ def test_changed_inputs_are_refused(changed):
 
 
 def test_hooks_of_the_caller_hold_the_inputs():
-    x, b = normal(4, 3).requires_grad_(), normal(3).requires_grad_()
+    x, b = draw(4, 3).requires_grad_(), draw(3).requires_grad_()
     moved = []
 
     def pack(tensor):

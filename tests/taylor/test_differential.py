@@ -3,6 +3,7 @@
 import mpmath
 import pytest
 import torch
+from drawing import normals, seeded
 from mpmath_series import D
 from torch.nn import functional
 
@@ -11,12 +12,7 @@ from hodiff.taylor import derivative_tensor, divergence, hessian_diagonal
 from hodiff.taylor.differential.bilaplacian import fourth_powers
 from hodiff.taylor.jets import Jet
 
-GENERATOR = torch.Generator().manual_seed(0)
-
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(seeded())
 
 W1, W2 = randn(6, 3) / 2, randn(2, 6) / 2
 

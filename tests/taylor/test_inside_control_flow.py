@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawing import normals, seeded
 from mpmath_series import D
 from taylor.nested import assert_all
 from torch import nn
@@ -10,12 +11,8 @@ import hodiff
 from hodiff.taylor import jet
 
 operators = torch._higher_order_ops
-GENERATOR = torch.Generator().manual_seed(0)
 
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(seeded())
 
 X, V, W = randn(4), randn(4), randn(4, 4)
 TERMS = [V, randn(4), randn(4)]

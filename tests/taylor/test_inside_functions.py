@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from drawing import normals, seeded
 from functions.catalogue import CASES
 from mpmath_series import D
 from taylor.nested import along_a_curve, assert_all
@@ -17,11 +18,7 @@ from hodiff.taylor import explain, jet
 from hodiff.taylor.jets import new_jet
 from hodiff.taylor.passes import framed, through
 
-GENERATOR = torch.Generator().manual_seed(0)
-
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
+randn = normals(seeded())
 
 
 def numbers(tree):

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from mpmath_series import D
+from drawing import normals, seeded
 from taylor.nested import along_a_curve, laplacian
 from torch import nn
 from torch.nn import functional
@@ -13,12 +13,7 @@ from torch.nn.utils import parametrizations, rnn
 import hodiff
 from hodiff.taylor import jet
 
-GENERATOR = torch.Generator().manual_seed(0)
-
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(seeded())
 
 torch.manual_seed(0)
 X, V, C = randn(4), randn(4), randn(4)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from drawing import normals, seeded
 from mpmath_series import D
 from taylor.nested import assert_all
 from torch import nn
@@ -17,12 +18,7 @@ from hodiff.meta import SGD, Adam, adapt
 from hodiff.operators import MatrixOperator
 from hodiff.taylor import jet
 
-GENERATOR = torch.Generator().manual_seed(0)
-
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(seeded())
 
 X, ONES = 0.4 * randn(3), torch.ones(3, dtype=D)
 TERMS = [randn(3), randn(3), randn(3)]

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawing import normals, seeded
 from mpmath_series import D
 from taylor.nested import along_a_curve, assert_all, laplacian
 from torch import nn
@@ -9,12 +10,7 @@ from torch import nn
 import hodiff
 from hodiff.taylor import jet
 
-GENERATOR = torch.Generator().manual_seed(0)
-
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(seeded())
 
 W, X, V, Y = randn(4, 4), randn(4), randn(4), randn(4)
 ONES = torch.ones(4, dtype=D)

@@ -4,18 +4,14 @@ import itertools
 
 import pytest
 import torch
+from drawing import normals, seeded
 from mpmath_series import D
 from torch.nn import functional
 
 import hodiff
 from hodiff.taylor import value_grad_laplacian
 
-GENERATOR = torch.Generator().manual_seed(0)
-
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(seeded())
 
 W1, W2 = randn(7, 4) / 2, randn(3, 7) / 2
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawing import normals, seeded
 from mpmath_series import D
 from torch import nn
 from torch.nn import functional
@@ -9,11 +10,7 @@ from torch.nn import functional
 import hodiff
 from hodiff.taylor import jet, value_grad_laplacian
 
-GENERATOR = torch.Generator().manual_seed(2)
-
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
+randn = normals(seeded(2))
 
 
 class Block(nn.Module):

@@ -4,6 +4,7 @@ import resource
 
 import pytest
 import torch
+from drawing import normals
 from mpmath_series import D
 
 import hodiff
@@ -11,10 +12,7 @@ from hodiff.taylor import RandomisedEstimate, divergence
 
 GENERATOR = torch.Generator().manual_seed(0)
 
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(GENERATOR)
 
 N = 5
 K, A, X = randn(N) / 2, randn(N, N), randn(N)

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from drawing import normals, seeded
 from mpmath_series import D, derivatives, number
 from torch.autograd import Function
 from torch.nn import functional
@@ -12,12 +13,7 @@ import hodiff
 from hodiff.taylor import explain, jet, register
 from hodiff.taylor.registry import RULES
 
-GENERATOR = torch.Generator().manual_seed(0)
-
-
-def randn(*shape):
-    return torch.randn(shape, generator=GENERATOR, dtype=D)
-
+randn = normals(seeded())
 
 X, V = randn(3), randn(3)
 ZERO = torch.zeros(3, dtype=D)

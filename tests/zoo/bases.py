@@ -39,6 +39,16 @@ class SavesForForward(Function):
         ctx.save_for_forward(*inputs)
 
 
+class SavesNothing(Function):
+    """For rules that read nothing."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+
 class Cube(SavesInputs):
     """x³."""
 
@@ -228,19 +238,12 @@ class Power(Function):
         return ctx.n * x ** (ctx.n - 1) * t
 
 
-class Masked(Function):
+class Masked(SavesInputs):
     """x² where a mask is set, else 0; the mask is an input."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x, mask):
         return x * x * mask
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx, g):
@@ -307,9 +310,11 @@ class Sinh(Function):
 
 
 def batched_like_input(function):
-    """A batching rule for an elementwise Function of one tensor."""
+    """Give an elementwise Function of one tensor a batching rule of its own."""
 
     def vmap(info, in_dims, x):
         return function.apply(x), in_dims[0]
 
-    return staticmethod(vmap)
+    function.generate_vmap_rule = False
+    function.vmap = staticmethod(vmap)
+    return function

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+from drawing import draw
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from hodiff.functions import flex_attention
@@ -13,10 +14,6 @@ from hodiff.functions import flex_attention
 BATCH, HEADS, LENGTH, KEYS, SIZE = 2, 2, 5, 7, 2
 DOCUMENTS = torch.tensor([[0, 0, 0, 1, 1, 1, 2], [0, 1, 1, 1, 2, 2, 2]])
 PREFIXES = torch.tensor([3, 1])
-
-
-def normal(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def alibi(slopes):
@@ -106,7 +103,7 @@ class Problem:
     def inputs(self) -> tuple[torch.Tensor, ...]:
         """Return queries, keys, values and the tensor that is closed over."""
         keys = (BATCH, self.heads_of_keys, KEYS)
-        found = normal(BATCH, HEADS, LENGTH, SIZE), normal(*keys, SIZE, seed=1), normal(*keys, 1, seed=2)
+        found = draw(BATCH, HEADS, LENGTH, SIZE), draw(*keys, SIZE, seed=1), draw(*keys, 1, seed=2)
         return found if self.closed_over is None else (*found, self.closed_over)
 
     def ours(self, q, k, v, *closed_over):
@@ -131,19 +128,19 @@ class Problem:
 
 
 LISTED, LISTED_SEEN = listed_blocks()
-TABLE = normal(HEADS, LENGTH + KEYS, seed=3)
+TABLE = draw(HEADS, LENGTH + KEYS, seed=3)
 PROBLEMS = {
     "no functions": Problem(options={"scale": 0.3}),
-    "alibi": Problem(alibi, normal(HEADS, seed=3)),
+    "alibi": Problem(alibi, draw(HEADS, seed=3)),
     "relative bias": Problem(relative, TABLE),
     "relative bias, shared heads": Problem(relative, TABLE, heads_of_keys=1),
     "relative bias, causal blocks": Problem(relative, TABLE, block_mask=mask_of(causal), seen=causal),
-    "score hides": Problem(hides_by_score, normal(BATCH, KEYS, seed=3)),
-    "soft-cap": Problem(capped, normal(HEADS, seed=3).exp()),
+    "score hides": Problem(hides_by_score, draw(BATCH, KEYS, seed=3)),
+    "soft-cap": Problem(capped, draw(HEADS, seed=3).exp()),
     "soft-cap, shared heads, causal blocks": Problem(
-        capped, normal(HEADS, seed=3).exp(), block_mask=mask_of(causal), seen=causal, heads_of_keys=1
+        capped, draw(HEADS, seed=3).exp(), block_mask=mask_of(causal), seen=causal, heads_of_keys=1
     ),
-    "not finite where hidden": Problem(singular, normal(HEADS, seed=3), apart),
+    "not finite where hidden": Problem(singular, draw(HEADS, seed=3), apart),
     "documents": Problem(mask_mod=one_document),
     "documents, blocks of each batch": Problem(block_mask=mask_of(one_document, batch=BATCH), seen=one_document),
     "window": Problem(mask_mod=window),
@@ -153,12 +150,12 @@ PROBLEMS = {
     "blocks larger than everything": Problem(block_mask=mask_of(causal, 128, 128), seen=causal),
     "blocks of each head, blind rows": Problem(block_mask=mask_of(blind, heads=HEADS), seen=blind),
     "blind rows, bias": Problem(relative, TABLE, mask_mod=blind),
-    "blind rows, soft-cap": Problem(capped, normal(HEADS, seed=3).exp(), mask_mod=blind),
+    "blind rows, soft-cap": Problem(capped, draw(HEADS, seed=3).exp(), mask_mod=blind),
     "blocks with holes": Problem(block_mask=mask_of(holes), seen=holes),
     "blocks and a mask": Problem(
         mask_mod=window, block_mask=mask_of(causal), seen=lambda b, h, i, j: (i >= j) & (i - j <= 1)
     ),
     "listed blocks": Problem(relative, TABLE, block_mask=LISTED, seen=LISTED_SEEN),
     "exponents": Problem(relative, TABLE, causal, options={"return_lse": True}),
-    "exponents of a soft-cap": Problem(capped, normal(HEADS, seed=3).exp(), options={"return_lse": True}),
+    "exponents of a soft-cap": Problem(capped, draw(HEADS, seed=3).exp(), options={"return_lse": True}),
 }

@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import seeded
 from functions.cases.attention import by_primitives
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -20,10 +21,6 @@ from hodiff.rules import blockwise
 def drawn(*shapes, dtype=torch.float64, seed=0):
     generator = torch.Generator().manual_seed(seed)
     return tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 import torch
+from drawing import draw
 from functions.attention.flex_problems import (
     PROBLEMS,
     alibi,
@@ -13,7 +14,6 @@ from functions.attention.flex_problems import (
     capped,
     causal,
     mask_of,
-    normal,
     relative,
 )
 from functions.attention.test_attention import gradient_step, peak, product_step, reverse_product_step
@@ -156,7 +156,7 @@ def causal_blocks(length):
     return create_block_mask(causal, None, None, length, length, device="cpu")
 
 
-LEARNED = normal(1, 4096, seed=5, dtype=torch.float32).requires_grad_()
+LEARNED = draw(1, 4096, seed=5, dtype=torch.float32).requires_grad_()
 LONG = {
     "alibi": of_one_head(alibi, torch.zeros(1)),
     "learned bias": of_one_head(lambda table: lambda score, b, h, i, j: score + table[h, i - j + 2048], LEARNED),
@@ -295,7 +295,7 @@ def test_one_compiled_graph(name):
 @pytest.mark.parametrize("score_mod", [None, capped(torch.ones(2))])
 def test_no_queries_or_no_keys(sizes, score_mod):
     rows, keys = sizes
-    q, k, v = (normal(1, 2, n, 4).requires_grad_() for n in (rows, keys, keys))
+    q, k, v = (draw(1, 2, n, 4).requires_grad_() for n in (rows, keys, keys))
     y, exponents = flex_attention(q, k, v, score_mod, causal, return_lse=True)
     assert y.shape == (1, 2, rows, 4)
     assert not y.any()
@@ -313,7 +313,7 @@ def test_blind_rows_have_zeros_and_exponents_of_nothing(small_blocks):
 
 
 def test_the_result_can_be_changed_in_place():
-    q = normal(1, 2, 5, 2).requires_grad_()
+    q = draw(1, 2, 5, 2).requires_grad_()
     score_mod = capped(torch.ones(2))
     for results in ((flex_attention(q, q, q, score_mod),), flex_attention(q, q, q, score_mod, return_lse=True)):
         expected = torch.autograd.grad(sum(3 * y.sum() for y in results), q, retain_graph=True)[0]

@@ -5,15 +5,11 @@ import re
 import numpy as np
 import pytest
 import torch
+from drawing import draw
 
 import hodiff
 from hodiff.errors import InputError
 from hodiff.functions import attention, packed_attention
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
 
 LENGTHS, KEY_LENGTHS = [3, 0, 2, 4], [2, 1, 5, 3]
 
@@ -30,7 +26,7 @@ def masked(q, k, v, is_causal=False):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
 def test_value_gradient_and_product(is_causal, kind):
-    inputs = normal(2, 9, 3), normal(2, 11, 3, seed=1), normal(2, 11, 4, seed=2)
+    inputs = draw(2, 9, 3), draw(2, 11, 3, seed=1), draw(2, 11, 4, seed=2)
     lengths = [kind(each) for each in (LENGTHS, KEY_LENGTHS)]
 
     def ours(*x):
@@ -47,7 +43,7 @@ def test_value_gradient_and_product(is_causal, kind):
 
 @pytest.mark.slow
 def test_any_order():
-    inputs = normal(3, 2), normal(3, 2, seed=1), normal(3, 1, seed=2)
+    inputs = draw(3, 2), draw(3, 2, seed=1), draw(3, 1, seed=2)
     hodiff.assert_differentiable(lambda *x: packed_attention(*x, [2, 1]), inputs, scipy=False)
 
 
@@ -57,7 +53,7 @@ def test_no_sequences():
 
 
 def test_options_are_those_of_attention():
-    q, k, v = (normal(5, 3, seed=i) for i in range(3))
+    q, k, v = (draw(5, 3, seed=i) for i in range(3))
     options = {"window": (1, 0), "softcap": 0.5, "scale": 0.3, "causal_corner": "lower-right"}
     torch.testing.assert_close(packed_attention(q, k, v, [5], **options), attention(q, k, v, **options))
 
@@ -74,7 +70,7 @@ def test_options_are_those_of_attention():
     ids=str,
 )
 def test_refusals(lengths, message):
-    x = normal(5, 3)
+    x = draw(5, 3)
     with pytest.raises(InputError, match=re.escape(message)):
         packed_attention(x, x, x, *lengths)
 
@@ -82,14 +78,14 @@ def test_refusals(lengths, message):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("v", normal(3, 3), "v: expected as many rows in dimension -2 as k (5, 3) has, got (3, 3)"),
+        ("v", draw(3, 3), "v: expected as many rows in dimension -2 as k (5, 3) has, got (3, 3)"),
         ("q", [1.0], "q: expected a floating-point tensor"),
         ("k", np.ones((5, 3)), "k: expected a floating-point tensor"),
-        ("k", normal(5, 3).to("meta"), "packed_attention: expected tensors of one device, got q on cpu, k on meta"),
-        ("v", normal(5, 3).to_sparse(), "packed_attention: v: expected a dense tensor"),
+        ("k", draw(5, 3).to("meta"), "packed_attention: expected tensors of one device, got q on cpu, k on meta"),
+        ("v", draw(5, 3).to_sparse(), "packed_attention: v: expected a dense tensor"),
     ],
 )
 def test_refused_tensors(name, value, message):
-    tensors = {each: normal(5, 3) for each in "qkv"} | {name: value}
+    tensors = {each: draw(5, 3) for each in "qkv"} | {name: value}
     with pytest.raises(InputError, match=re.escape(message)):
         packed_attention(**tensors, lengths=[5])

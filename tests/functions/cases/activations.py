@@ -1,7 +1,7 @@
 """Smooth gates."""
 
 import torch
-from functions.case import Extremes, FunctionCase, normal, uniform
+from functions.case import Extremes, FunctionCase, elementwise, normal, uniform
 from mpmath import mp
 
 from hodiff.functions.activations.gated import GELU, GELUTanh, Mish, SiLU, Swish, gelu, mish, silu, swish
@@ -43,56 +43,40 @@ CASES = [
         ],
         empty=lambda dtype: (torch.ones(0, 3, dtype=dtype), torch.ones(3, dtype=dtype)),
     ),
-    FunctionCase(
+    elementwise(
         name="silu",
         function=silu,
         Function=SiLU,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
         formula=r"x\,\sigma(x)",
         reference=lambda x: x * torch.sigmoid(x),
-        saved_bytes=lambda x: x.nbytes,
-        saved="input",
         extremes=[
             Extremes(lambda x: x * logistic(x), limits=ENDS),
         ],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
-    FunctionCase(
+    elementwise(
         name="gelu",
         function=gelu,
         Function=GELU,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
         formula=r"x\,\Phi(x)",
         reference=lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
-        saved_bytes=lambda x: x.nbytes,
-        saved="input",
         extremes=[Extremes(lambda x: x * mp.erfc(-x / mp.sqrt(2)) / 2, limits=ENDS)],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
-    FunctionCase(
+    elementwise(
         name="gelu-tanh",
         function=lambda x: gelu(x, approximate="tanh"),
         Function=GELUTanh,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
         formula=r"\tfrac{x}{2} (1 + \tanh(\sqrt{2/\pi}\,(x + 0.044715\,x^3)))",
         reference=lambda x: 0.5 * x * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (x + 0.044715 * x**3))),
-        saved_bytes=lambda x: x.nbytes,
-        saved="input",
         extremes=[Extremes(gelu_tanh, limits=ENDS)],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
-    FunctionCase(
+    elementwise(
         name="mish",
         function=mish,
         Function=Mish,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
         formula=r"x \tanh(\log(1 + e^x))",
         reference=lambda x: x * torch.tanh(torch.log(1 + torch.exp(x))),
-        saved_bytes=lambda x: x.nbytes,
-        saved="input",
         extremes=[
             Extremes(exact_mish, limits=ENDS),
         ],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
 ]

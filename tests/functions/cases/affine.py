@@ -1,7 +1,7 @@
 """Sums and scalings."""
 
 import torch
-from functions.case import Extremes, FunctionCase, normal, uniform
+from functions.case import Extremes, FunctionCase, drawn, normal, uniform
 
 from hodiff.functions.linear.affine import (
     FusedAddReLU,
@@ -19,7 +19,7 @@ CASES = [
         name="fused_add_relu",
         function=fused_add_relu,
         Function=FusedAddReLU,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g), normal((2, 1), dtype, g)),
+        inputs=drawn((2, 3), (2, 1)),
         formula=r"\max(x + y, 0)",
         reference=lambda x, y: (x + y) * ((x + y) > 0),
         saved_bytes=lambda x, y: torch.broadcast_shapes(x.shape, y.shape).numel(),
@@ -39,12 +39,7 @@ CASES = [
         name="weighted_sum",
         function=lambda ws, *xs: weighted_sum(xs, ws),
         Function=WeightedSum,
-        inputs=lambda dtype, g: (
-            normal((3,), dtype, g),
-            normal((2, 3), dtype, g),
-            normal((2, 1), dtype, g),
-            normal((), dtype, g),
-        ),
+        inputs=drawn((3,), (2, 3), (2, 1), ()),
         formula=r"\sum_i w_i x_i",
         reference=lambda ws, *xs: sum(w * x for w, x in zip(ws.unbind(), xs, strict=True)),
         saved_bytes=lambda ws, *xs: ws.nbytes + sum(x.nbytes for x in xs),

@@ -3,7 +3,7 @@
 import math
 
 import torch
-from functions.case import FunctionCase, normal
+from functions.case import FunctionCase, drawn, total_bytes
 
 from hodiff.functions.attention.attention import attention
 from hodiff.functions.attention.attention_function import Attention
@@ -16,14 +16,6 @@ def by_primitives(q, k, v, mask=None, visible=None):
     scores = scores if mask is None else scores + mask
     scores = scores if visible is None else scores.masked_fill(~visible, -math.inf)
     return torch.softmax(scores, -1) @ v
-
-
-def drawn(*shapes):
-    return lambda dtype, g: tuple(normal(shape, dtype, g) for shape in shapes)
-
-
-def total_bytes(*tensors):
-    return sum(each.nbytes for each in tensors)
 
 
 VISIBLE = torch.tensor([[True, False, True], [False, True, True]])

@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from functions.case import FunctionCase, normal
+from functions.case import FunctionCase, drawn
 
 from hodiff.functions.activations.bias_act import BiasAct, bias_act
 
@@ -27,7 +27,7 @@ def case(act):
         function=partial(bias_act, act=act),
         Function=BiasAct,
         direct=lambda x, b: BiasAct.call(x, b, act),
-        inputs=lambda dtype, g: (normal((2, 3, 2), dtype, g), normal((3, 1), dtype, g)),
+        inputs=drawn((2, 3, 2), (3, 1)),
         formula=r"a(x + b)",
         reference=lambda x, b: REFERENCES[act](x + b),
         saved_bytes=saved_bytes,

@@ -5,13 +5,9 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from functions.case import FunctionCase, normal
+from functions.case import FunctionCase, drawn
 
 from hodiff.functions.convolution.convolve import Convolution, conv1d, conv2d, conv3d
-
-
-def draw(*shapes):
-    return lambda dtype, generator: tuple(normal(shape, dtype, generator) for shape in shapes)
 
 
 def factors(x, weight, bias=None):
@@ -44,7 +40,7 @@ def case(name, function, *shapes, **options):
         name=name,
         function=partial(function, **options) if options else function,
         Function=Convolution,
-        inputs=draw(*shapes),
+        inputs=drawn(*shapes),
         formula=r"b_o + \sum_{i,k} w_{o,i,k}\, x_{n,i,st + dk - p}",
         reference=partial(sum_of_shifts, **options),
         saved_bytes=factors,

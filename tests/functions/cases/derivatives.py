@@ -3,7 +3,7 @@
 import math
 
 import torch
-from functions.case import Extremes, FunctionCase, normal, uniform
+from functions.case import FunctionCase, drawn, of_one_number, total_bytes, uniform
 from functions.cases.convolution import sum_of_shifts
 from mpmath import mp
 
@@ -20,32 +20,6 @@ INF = float("inf")
 
 # Value and three derivatives of a gate's slope at the open end and at the shut end.
 ENDS = {INF: (1, 0, 0, 0), -INF: (0, 0, 0, 0)}
-
-
-def total_bytes(*tensors):
-    return sum(each.nbytes for each in tensors)
-
-
-def drawn(*shapes):
-    return lambda dtype, g: tuple(normal(shape, dtype, g) for shape in shapes)
-
-
-NUMBERS = drawn((2, 3))
-
-
-def of_one_number(name, Function, formula, reference, exact=None, inputs=NUMBERS, **extremes):
-    return FunctionCase(
-        name=name,
-        function=Function.call,
-        Function=Function,
-        inputs=inputs,
-        formula=formula,
-        reference=reference,
-        saved_bytes=total_bytes,
-        saved="input",
-        extremes=[Extremes(exact, **extremes)] if exact else [],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
-    )
 
 
 def exact_logistic(x):

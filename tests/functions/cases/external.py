@@ -3,7 +3,7 @@
 import numpy as np
 import scipy.special
 import torch
-from functions.case import FunctionCase, normal, uniform
+from functions.case import FunctionCase, elementwise, normal, uniform
 
 from hodiff.functions.numpy.nodes import External
 from hodiff.functions.numpy.numpy_function import numpy_function
@@ -39,16 +39,14 @@ def well_conditioned(dtype, generator):
 
 
 CASES = [
-    FunctionCase(
+    elementwise(
         name="numpy_function-elementwise",
         function=bessel,
         Function=External,
         inputs=lambda dtype, g: (uniform(0.5, 6, (2, 3), dtype, g),),
         formula=r"J_0(x)",
         reference=bessel_by_integral,
-        saved_bytes=lambda x: x.nbytes,
         saved="inputs",
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
         compile=False,  # NumPy code breaks the graph
     ),
     FunctionCase(

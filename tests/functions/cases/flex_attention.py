@@ -3,7 +3,7 @@
 import math
 
 import torch
-from functions.case import FunctionCase, normal
+from functions.case import FunctionCase, drawn, normal
 from torch.nn.attention.flex_attention import create_block_mask
 
 from hodiff.functions.attention.flex.flex_attention import flex_attention
@@ -12,10 +12,6 @@ from hodiff.recompute.programs import Checkpoint
 LENGTH, KEYS = 2, 3
 BETWEEN = torch.arange(LENGTH)[:, None] - torch.arange(KEYS) + KEYS - 1
 SEEN = torch.tensor([[True, False, True], [False, True, True]])
-
-
-def drawn(*shapes):
-    return lambda dtype, g: tuple(normal(shape, dtype, g) for shape in shapes)
 
 
 def scores(q, k):

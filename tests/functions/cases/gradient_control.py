@@ -1,7 +1,7 @@
 """Gradient control functions that have a Jacobian."""
 
 import torch
-from functions.case import FunctionCase, normal
+from functions.case import FunctionCase, drawn, elementwise
 
 from hodiff.functions.gradients.control import (
     LogGradient,
@@ -15,17 +15,15 @@ FACTORS = torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64)
 
 
 def control(name, function, Function, surrogate, formula, **more):
-    return FunctionCase(
+    return elementwise(
         name=name,
         function=function,
         Function=Function,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
         formula=formula,
         reference=lambda x: x,
         surrogate=surrogate,
         saved_bytes=lambda x: 0,
         saved="nothing",
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
         **more,
     )
 
@@ -36,7 +34,7 @@ CASES = [
         name="scale_gradient-tensor",
         function=lambda x: scale_gradient(x, FACTORS.to(x.dtype)),
         Function=ScaleGradient,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
+        inputs=drawn((2, 3)),
         formula=r"x,\ \mathrm D c x",
         reference=lambda x: x,
         surrogate=lambda x: FACTORS.to(x.dtype) * x,

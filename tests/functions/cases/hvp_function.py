@@ -1,7 +1,7 @@
 """The Hessian-vector product as a Function."""
 
 import torch
-from functions.case import FunctionCase, normal
+from functions.case import FunctionCase, drawn
 
 import hodiff
 from hodiff import hvp_function
@@ -17,7 +17,7 @@ CASES = [
         name="hvp_function",
         function=hvp_function(energy),
         Function=Checkpoint,
-        inputs=lambda dtype, g: (normal((2,), dtype, g), normal((2,), dtype, g)),
+        inputs=drawn((2,), (2,)),
         formula=r"\nabla^2 f(x)\,v",
         reference=lambda x, v: hodiff.hvp(energy, x, v),
         saved="inputs",

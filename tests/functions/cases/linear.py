@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch
-from functions.case import FunctionCase, normal
+from functions.case import FunctionCase, drawn, normal
 
 from hodiff.functions.linear.fused_linear import (
     ClippedGradientLinear,
@@ -67,7 +67,7 @@ CASES = [
         name="clipped_gradient_linear",
         function=partial(clipped_gradient_linear, bound=1e6),
         Function=ClippedGradientLinear,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g), normal((2, 3), dtype, g)),
+        inputs=drawn((2, 3), (2, 3)),
         formula=r"x w^T",
         reference=lambda x, weight: (x.unsqueeze(-2) * weight).sum(-1),
         saved_bytes=lambda x, weight: x.nbytes + weight.nbytes,

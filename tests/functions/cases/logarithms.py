@@ -1,7 +1,7 @@
 """Logarithms of probabilities."""
 
 import torch
-from functions.case import Extremes, FunctionCase, normal, uniform
+from functions.case import Extremes, FunctionCase, elementwise, normal, uniform
 from mpmath import mp
 
 from hodiff.functions.logarithms import Log1mExp, Logit, LogSigmoid, XLogY, log1mexp, log_sigmoid, logit, xlogy
@@ -19,27 +19,21 @@ def exact_log1mexp(x):
 
 
 CASES = [
-    FunctionCase(
+    elementwise(
         name="log_sigmoid",
         function=log_sigmoid,
         Function=LogSigmoid,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
         formula=r"-\log(1 + e^{-x})",
         reference=lambda x: -torch.log(1 + torch.exp(-x)),
-        saved_bytes=lambda x: x.nbytes,
-        saved="input",
         extremes=[Extremes(exact_log_sigmoid, limits={INF: (0, 0, 0, 0), -INF: (-INF, 1, 0, 0)})],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
-    FunctionCase(
+    elementwise(
         name="log1mexp",
         function=log1mexp,
         Function=Log1mExp,
         inputs=lambda dtype, g: (uniform(0.3, 2, (2, 3), dtype, g),),
         formula=r"\log(1 - e^{-x})",
         reference=lambda x: torch.log(1 - torch.exp(-x)),
-        saved_bytes=lambda x: x.nbytes,
-        saved="input",
         extremes=[
             Extremes(
                 exact_log1mexp,
@@ -48,17 +42,14 @@ CASES = [
                 scale=0.0,
             )
         ],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
-    FunctionCase(
+    elementwise(
         name="logit",
         function=logit,
         Function=Logit,
         inputs=lambda dtype, g: (uniform(0.2, 0.8, (2, 3), dtype, g),),
         formula=r"\log\frac{x}{1 - x}",
         reference=lambda x: torch.log(x) - torch.log(1 - x),
-        saved_bytes=lambda x: x.nbytes,
-        saved="input",
         extremes=[
             Extremes(
                 lambda x: mp.log(x / (1 - x)),
@@ -67,7 +58,6 @@ CASES = [
                 scale=0.0,
             )
         ],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
     FunctionCase(
         name="xlogy",

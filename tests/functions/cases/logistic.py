@@ -1,7 +1,7 @@
 """The logistic function and the Functions in its derivatives."""
 
 import torch
-from functions.case import Extremes, FunctionCase, normal, uniform
+from functions.case import Extremes, FunctionCase, elementwise, normal, of_one_number, uniform
 from functions.cases.activations import INF, logistic
 from mpmath import mp
 
@@ -19,38 +19,18 @@ def exact_entropy(z):
     return mp.log1p(mp.exp(-abs(z))) + abs(z) * logistic(-abs(z))
 
 
-def tower(name, Function, formula, reference, exact, limits):
-    return FunctionCase(
-        name=name,
-        function=Function.call,
-        Function=Function,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
-        formula=formula,
-        reference=reference,
-        saved_bytes=lambda z: z.nbytes,
-        saved="input",
-        extremes=[
-            Extremes(exact, limits=limits),
-        ],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
-    )
-
-
 CASES = [
-    FunctionCase(
+    elementwise(
         name="scaled_sigmoid",
         function=lambda x: scaled_sigmoid(x, 2.5),
         Function=ScaledSigmoid,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
         formula=r"s\,\sigma(x)",
         reference=lambda x: 2.5 / (1 + torch.exp(-x)),
-        saved_bytes=lambda x: x.nbytes,
         saved="output",
         # For large x the output is close to the scale, and the error of the derivatives is relative to the scale.
         extremes=[
             Extremes(lambda x: mp.mpf(2.5) * logistic(x), domain=((-INF, 1.0),), limits={INF: (2.5, 0, 0, 0)}),
         ],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
     FunctionCase(
         name="scaled_sigmoid-learned-scale",
@@ -64,36 +44,36 @@ CASES = [
         extremes=[Extremes(lambda x, s: s * logistic(x), argnum=1, others={0: -3.0}, limits={0.0: (0,)})],
         empty=lambda dtype: (torch.ones(0, 3, dtype=dtype), torch.ones(3, dtype=dtype)),
     ),
-    tower(
+    of_one_number(
         "logistic",
         Logistic,
         r"\sigma(z)",
         lambda z: 1 / (1 + torch.exp(-z)),
         logistic,
-        {INF: (1, 0, 0, 0), -INF: (0, 0, 0, 0)},
+        limits={INF: (1, 0, 0, 0), -INF: (0, 0, 0, 0)},
     ),
-    tower(
+    of_one_number(
         "bell",
         Bell,
         r"\sigma(z)\,\sigma(-z)",
         lambda z: torch.exp(-z) / (1 + torch.exp(-z)) ** 2,
         lambda z: logistic(z) * logistic(-z),
-        {INF: (0, 0, 0, 0), -INF: (0, 0, 0, 0)},
+        limits={INF: (0, 0, 0, 0), -INF: (0, 0, 0, 0)},
     ),
-    tower(
+    of_one_number(
         "half_tanh",
         HalfTanh,
         r"\tanh(z/2)",
         lambda z: (torch.exp(z) - 1) / (torch.exp(z) + 1),
         lambda z: mp.tanh(z / 2),
-        {INF: (1, 0, 0, 0), -INF: (-1, 0, 0, 0)},
+        limits={INF: (1, 0, 0, 0), -INF: (-1, 0, 0, 0)},
     ),
-    tower(
+    of_one_number(
         "bernoulli_entropy",
         BernoulliEntropy,
         r"\log(1 + e^z) - z\,\sigma(z)",
         lambda z: torch.log(1 + torch.exp(z)) - z / (1 + torch.exp(-z)),
         exact_entropy,
-        {INF: (0, 0, 0, 0), -INF: (0, 0, 0, 0)},
+        limits={INF: (0, 0, 0, 0), -INF: (0, 0, 0, 0)},
     ),
 ]

@@ -1,7 +1,7 @@
 """Losses."""
 
 import torch
-from functions.case import Extremes, FunctionCase, normal, uniform
+from functions.case import Extremes, FunctionCase, drawn, normal, uniform
 from mpmath import mp
 
 from hodiff.functions.losses.cross_entropy import CrossEntropy, CrossEntropyGradient
@@ -108,7 +108,7 @@ CASES = [
         name="cross_entropy-gradient",
         function=lambda x, g: CrossEntropyGradient.call(x, classes(1, -1, 3)[:, None], g, -1, 0.1, -1, 4),
         Function=CrossEntropyGradient,
-        inputs=lambda dtype, g: (normal((3, 4), dtype, g), normal((3, 1), dtype, g)),
+        inputs=drawn((3, 4), (3, 1)),
         reference=lambda x, g: (
             g * (torch.exp(log_probabilities(x)) - 0.9 * torch.eye(4, dtype=x.dtype)[classes(1, 0, 3)] - 0.1 / 4)
         ),
@@ -117,14 +117,14 @@ CASES = [
         name="cross_entropy-soft-gradient",
         function=lambda x, q, g: SoftCrossEntropyGradient.call(x, q, g, -1, 3),
         Function=SoftCrossEntropyGradient,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g), normal((2, 3), dtype, g), normal((2, 1), dtype, g)),
+        inputs=drawn((2, 3), (2, 3), (2, 1)),
         reference=lambda x, q, g: g * (q.sum(-1, keepdim=True) * torch.exp(log_probabilities(x)) - q),
     ),
     FunctionCase(
         name="cross_entropy-product",
         function=lambda x, scale, v: LogSumExpProduct.call(x, scale, v, -1, False, 3),
         Function=LogSumExpProduct,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g), normal((2, 1), dtype, g), normal((2, 3), dtype, g)),
+        inputs=drawn((2, 3), (2, 1), (2, 3)),
         formula=r"s\,(p \circ v - p\,\langle p, v \rangle)",
         reference=curvature,
         saved_bytes=lambda x, scale, v: x.nbytes + scale.nbytes + v.nbytes,
@@ -164,12 +164,7 @@ CASES = [
             x, w, b, None, classes(2, -1)[:, None], None, g, Options(-1, None, True), (True, True, True)
         ),
         Function=LinearCrossEntropyGradient,
-        inputs=lambda dtype, g: (
-            normal((2, 2), dtype, g),
-            normal((3, 2), dtype, g),
-            normal((3, 1), dtype, g),
-            normal((2, 3), dtype, g),
-        ),
+        inputs=drawn((2, 2), (3, 2), (3, 1), (2, 3)),
         formula=r"\nabla_{x,W,b} \langle g, (\log \sum_c e^{z_c}, z_t, \sum_c z_c) \rangle",
         reference=linear_gradient_reference,
         # The target and the gradient by x are saved, too.

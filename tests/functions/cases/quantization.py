@@ -1,7 +1,7 @@
 """Straight-through quantizers."""
 
 import torch
-from functions.case import FunctionCase, normal, uniform
+from functions.case import FunctionCase, drawn, normal, uniform
 
 from hodiff.functions.gradients.quantization import (
     QuantizeSTE,
@@ -82,7 +82,7 @@ CASES = [
         name="straight_through",
         function=straight_through(lambda x, y: (x > y).to(x.dtype), lambda x, y: torch.sigmoid(x * y - y)),
         Function=StraightThrough,
-        inputs=lambda dtype, g: (normal((3, 4), dtype, g), normal((4,), dtype, g)),
+        inputs=drawn((3, 4), (4,)),
         formula=r"f(x),\ \mathrm D s(x)",
         reference=lambda x, y: (x > y).to(x.dtype),
         surrogate=lambda x, y: torch.sigmoid(x * y - y),

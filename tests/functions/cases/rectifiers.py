@@ -1,7 +1,7 @@
 """Rectifiers."""
 
 import torch
-from functions.case import Extremes, FunctionCase, normal, uniform
+from functions.case import Extremes, FunctionCase, elementwise, normal, uniform
 from functions.cases.activations import logistic
 from mpmath import mp
 
@@ -18,14 +18,12 @@ def exact_softplus(x, beta):
 
 
 CASES = [
-    FunctionCase(
+    elementwise(
         name="relu",
         function=relu,
         Function=ReLU,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
         formula=r"\max(x, 0)",
         reference=lambda x: 0.5 * (x + x.abs()),
-        saved_bytes=lambda x: x.nbytes,
         saved="output",
         extremes=[
             Extremes(
@@ -35,16 +33,13 @@ CASES = [
                 ulps=(0, 0, 0, 0),
             )
         ],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
-    FunctionCase(
+    elementwise(
         name="clipped_relu",
         function=lambda x: clipped_relu(x, 0.75),
         Function=ClippedReLU,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
         formula=r"\min(\max(x, 0), c)",
         reference=lambda x: 0.5 * (x.abs() - (x - 0.75).abs() + 0.75),
-        saved_bytes=lambda x: x.nbytes,
         saved="output",
         extremes=[
             Extremes(
@@ -54,7 +49,6 @@ CASES = [
                 ulps=(0, 0, 0, 0),
             ),
         ],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
     FunctionCase(
         name="softplus",

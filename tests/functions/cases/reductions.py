@@ -1,7 +1,7 @@
 """Reductions and normalizations along dimensions, and the smooth absolute value."""
 
 import torch
-from functions.case import Extremes, FunctionCase, normal
+from functions.case import Extremes, FunctionCase, drawn, elementwise, total_bytes
 from mpmath import mp
 
 from hodiff.functions.softmax.logsumexp import LogSumExp
@@ -28,7 +28,7 @@ CASES = [
         name="logsumexp",
         function=lambda x: logsumexp(x, -1),
         Function=LogSumExp,
-        inputs=lambda dtype, g: (normal((3, 4), dtype, g),),
+        inputs=drawn((3, 4)),
         formula=r"\log \sum_c e^{x_c}",
         reference=lambda x: torch.log(torch.exp(x).sum(-1)),
         saved_bytes=lambda x: x.nbytes + x.nbytes // 4,
@@ -39,17 +39,17 @@ CASES = [
         name="logsumexp-dims",
         function=lambda x: logsumexp(x, (0, 2), keepdim=True),
         Function=LogSumExp,
-        inputs=lambda dtype, g: (normal((2, 3, 2), dtype, g),),
+        inputs=drawn((2, 3, 2)),
         reference=lambda x: torch.log(torch.exp(x).sum((0, 2), keepdim=True)),
     ),
     FunctionCase(
         name="softmax",
         function=lambda x: softmax(x, 0),
         Function=Softmax,
-        inputs=lambda dtype, g: (normal((4, 3), dtype, g),),
+        inputs=drawn((4, 3)),
         formula=r"e^{x_c} / \sum_k e^{x_k}",
         reference=lambda x: exponentials(x, 0),
-        saved_bytes=lambda x: x.nbytes,
+        saved_bytes=total_bytes,
         saved="output",
         empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
@@ -57,14 +57,14 @@ CASES = [
         name="softmax-dims",
         function=lambda x: softmax(x, (0, 2)),
         Function=Softmax,
-        inputs=lambda dtype, g: (normal((2, 3, 2), dtype, g),),
+        inputs=drawn((2, 3, 2)),
         reference=lambda x: exponentials(x, (0, 2)),
     ),
     FunctionCase(
         name="softmax-product",
         function=lambda p, v: SoftmaxProduct.call(p, v, -1),
         Function=SoftmaxProduct,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g), normal((2, 3), dtype, g)),
+        inputs=drawn((2, 3), (2, 3)),
         formula=r"p \circ v - p\,\langle p, v \rangle",
         reference=lambda p, v: p * v - p * (p * v).sum(-1, keepdim=True),
         saved_bytes=lambda p, v: p.nbytes + v.nbytes,
@@ -74,35 +74,31 @@ CASES = [
         name="log_softmax",
         function=lambda x: log_softmax(x, 1),
         Function=LogSoftmax,
-        inputs=lambda dtype, g: (normal((2, 3, 2), dtype, g),),
+        inputs=drawn((2, 3, 2)),
         formula=r"x_c - \log \sum_k e^{x_k}",
         reference=lambda x: torch.log(exponentials(x, 1)),
         saved_bytes=lambda x: x.nbytes,
         saved="input",
         empty=lambda dtype: (torch.ones(2, 3, 0, dtype=dtype),),
     ),
-    FunctionCase(
+    elementwise(
         name="log_cosh",
         function=log_cosh,
         Function=LogCosh,
-        inputs=lambda dtype, g: (normal((2, 3), dtype, g),),
         formula=r"\log \cosh x",
         reference=lambda x: torch.log(torch.cosh(x)),
-        saved_bytes=lambda x: x.nbytes,
-        saved="input",
         extremes=[
             Extremes(
                 exact_log_cosh,
                 limits={INF: (INF, 1, 0, 0), -INF: (INF, -1, 0, 0), 0.0: (0, 0, 1, 0), NAN: (NAN, NAN, NAN, NAN)},
             )
         ],
-        empty=lambda dtype: (torch.ones(0, 3, dtype=dtype),),
     ),
     FunctionCase(
         name="amax",
         function=lambda x: amax(x, -1),
         Function=AMax,
-        inputs=lambda dtype, g: (normal((3, 4), dtype, g),),
+        inputs=drawn((3, 4)),
         formula=r"\max_c x_c",
         reference=lambda x: x.max(-1).values,
         saved_bytes=lambda x: x.nbytes + x.nbytes // 4,
@@ -113,7 +109,7 @@ CASES = [
         name="amax-dims",
         function=lambda x: amax(x, (0, -1), keepdim=True),
         Function=AMax,
-        inputs=lambda dtype, g: (normal((2, 3, 2), dtype, g),),
+        inputs=drawn((2, 3, 2)),
         reference=lambda x: x.movedim(1, 0).flatten(1).max(1).values.reshape(1, 3, 1),
     ),
 ]

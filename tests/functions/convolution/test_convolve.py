@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import draw
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hodiff
@@ -31,10 +32,6 @@ GEOMETRIES = [
 ]
 
 
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def close(a, b, tolerance=1e-11):
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
@@ -43,8 +40,8 @@ def close(a, b, tolerance=1e-11):
 @pytest.mark.parametrize(("ours", "theirs", "input_shape", "weight_shape", "options"), GEOMETRIES)
 def test_geometries(ours, theirs, input_shape, weight_shape, options, with_bias):
     """Value, gradients and products by every route match torch's double backward."""
-    tensors = (normal(*input_shape), normal(*weight_shape, seed=1), *([normal(weight_shape[0], seed=2)] * with_bias))
-    directions = tuple(normal(*t.shape, seed=k) for k, t in enumerate(tensors, 3))
+    tensors = (draw(*input_shape), draw(*weight_shape, seed=1), *([draw(weight_shape[0], seed=2)] * with_bias))
+    directions = tuple(draw(*t.shape, seed=k) for k, t in enumerate(tensors, 3))
 
     def objective(function):
         return lambda arguments: function(*arguments, **options).sin().sum()
@@ -61,7 +58,7 @@ def test_geometries(ours, theirs, input_shape, weight_shape, options, with_bias)
 @pytest.mark.parametrize("dilation", [1, 3])
 @pytest.mark.parametrize("kernel", [(2, 3), (4, 2), (1, 5)])
 def test_same_padding_puts_the_odd_zero_on_the_right(kernel, dilation):
-    x, weight = normal(2, 1, 7, 8), normal(3, 1, *kernel, seed=1)
+    x, weight = draw(2, 1, 7, 8), draw(3, 1, *kernel, seed=1)
     total = [dilation * (k - 1) for k in kernel]
     padded = F.pad(x, [total[1] // 2, total[1] - total[1] // 2, total[0] // 2, total[0] - total[0] // 2])
     y = conv2d(x, weight, padding="same", dilation=dilation)
@@ -71,9 +68,9 @@ def test_same_padding_puts_the_odd_zero_on_the_right(kernel, dilation):
 
 def test_the_three_maps_are_gradients_of_one_trilinear_form():
     geometry = Geometry((2, 1), (1, 0), (1, 2), 2, (5, 6), (3, 2))
-    x, weight = normal(2, 4, 5, 6), normal(6, 2, 3, 2, seed=1)
+    x, weight = draw(2, 4, 5, 6), draw(6, 2, 3, 2, seed=1)
     y = Convolution.apply(x, weight, None, geometry)
-    g = normal(*y.shape, seed=2)
+    g = draw(*y.shape, seed=2)
     form = (g * y).sum()
     close((x * ConvolutionInputGradient.apply(g, weight, geometry)).sum(), form)
     close((weight * ConvolutionWeightGradient.apply(x, g, geometry, False)).sum(), form)
@@ -97,8 +94,8 @@ class Kernels(TorchDispatchMode):
 
 
 def kernels_of_a_product(data_is_differentiated):
-    x = normal(2, 3, 6, 6).requires_grad_(data_is_differentiated)
-    weights = [normal(4, 3, 3, 3, seed=1).requires_grad_(), normal(2, 4, 3, 3, seed=2).requires_grad_()]
+    x = draw(2, 3, 6, 6).requires_grad_(data_is_differentiated)
+    weights = [draw(4, 3, 3, 3, seed=1).requires_grad_(), draw(2, 4, 3, 3, seed=2).requires_grad_()]
     with Kernels() as kernels:
         loss = conv2d(conv2d(x, weights[0]).tanh(), weights[1]).tanh().sum()
         gradients = torch.autograd.grad(loss, weights, create_graph=True)
@@ -117,7 +114,7 @@ def test_batches_are_folded(batched, groups):
     shapes = [(2, 4, 5, 4), (6, 4 // groups, 3, 2), (6,)]
     # The batch dimension goes where `in_dims` puts it.
     tensors = [
-        normal(*shape, seed=k) if dim is None else normal(3, *shape, seed=k).movedim(0, dim)
+        draw(*shape, seed=k) if dim is None else draw(3, *shape, seed=k).movedim(0, dim)
         for k, (shape, dim) in enumerate(zip(shapes, batched, strict=True))
     ]
 
@@ -135,7 +132,7 @@ def test_batches_are_folded(batched, groups):
 
 
 def test_a_batched_product_convolves_once():
-    x, weight = normal(2, 3, 6, 6), normal(4, 3, 3, 3, seed=1)
+    x, weight = draw(2, 3, 6, 6), draw(4, 3, 3, 3, seed=1)
 
     def product(v):
         return hodiff.hvp(lambda w: conv2d(x, w).sin().sum(), weight, v, route="forward-over-reverse")
@@ -143,12 +140,12 @@ def test_a_batched_product_convolves_once():
     with Kernels() as one:
         product(torch.ones_like(weight))
     with Kernels() as many:
-        torch.func.vmap(product)(normal(5, *weight.shape, seed=2))
+        torch.func.vmap(product)(draw(5, *weight.shape, seed=2))
     assert many.count == one.count
 
 
 def test_channels_last():
-    x, weight = normal(2, 3, 6, 5), normal(4, 3, 3, 3, seed=1)
+    x, weight = draw(2, 3, 6, 5), draw(4, 3, 3, 3, seed=1)
     f = lambda x, w: conv2d(x, w, padding=1).sin().sum()  # noqa: E731
     strided = x.to(memory_format=torch.channels_last)
     for a, b in zip(*(torch.func.grad(f, (0, 1))(each, weight) for each in (x, strided)), strict=True):

@@ -2,13 +2,10 @@
 
 import pytest
 import torch
+from drawing import draw
 
 import hodiff
 from hodiff.functions.linear.affine import fused_add_relu, scale_shift, weighted_sum
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def close(a, b):
@@ -28,7 +25,7 @@ def kept(function, *arguments):
 
 
 def test_add_relu_keeps_one_byte_an_element():
-    x, y = normal(4, 5).requires_grad_(), normal(5, seed=1).requires_grad_()
+    x, y = draw(4, 5).requires_grad_(), draw(5, seed=1).requires_grad_()
     assert kept(fused_add_relu, x, y) == 20
     assert kept(lambda x, y: torch.relu(x + y), x, y) == 160
 
@@ -57,15 +54,15 @@ def test_weights_may_be_numbers(dtypes):
 
 
 def test_weighted_sum_keeps_no_terms_for_constant_weights():
-    terms = [normal(4, 5, seed=k).requires_grad_() for k in range(3)]
-    ws = normal(3)
+    terms = [draw(4, 5, seed=k).requires_grad_() for k in range(3)]
+    ws = draw(3)
     assert kept(lambda *xs: weighted_sum(xs, ws), *terms) == ws.nbytes
     assert kept(lambda *xs: weighted_sum(xs, ws.requires_grad_()), *terms) == ws.nbytes + sum(x.nbytes for x in terms)
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4, 1), (3, 5)])
 def test_weights_that_are_tensors(shape):
-    ws, terms = normal(*shape), [normal(4, 5, seed=1), normal(5, seed=2), normal(4, 1, seed=3)]
+    ws, terms = draw(*shape), [draw(4, 5, seed=1), draw(5, seed=2), draw(4, 1, seed=3)]
     ours = lambda ws, *xs: weighted_sum(xs, ws).sin().sum()  # noqa: E731
     theirs = lambda ws, *xs: (ws[0] * xs[0] + ws[1] * xs[1] + ws[2] * xs[2]).sin().sum()  # noqa: E731
     for a, b in zip(*(torch.func.grad(f, (0, 1, 2, 3))(ws, *terms) for f in (ours, theirs)), strict=True):
@@ -74,7 +71,7 @@ def test_weights_that_are_tensors(shape):
 
 
 def test_weights_of_a_batch():
-    ws, terms = normal(3, 6), [normal(4, 5, seed=1), normal(6, 5, seed=2), normal(4, 1, seed=3)]
+    ws, terms = draw(3, 6), [draw(4, 5, seed=1), draw(6, 5, seed=2), draw(4, 1, seed=3)]
     f = lambda ws, *xs: weighted_sum(xs, ws)  # noqa: E731
     batched = torch.func.vmap(f, in_dims=(1, None, 0, None))(ws, *terms)
     for k in range(6):
@@ -82,7 +79,7 @@ def test_weights_of_a_batch():
 
 
 def test_scale_shift_by_numbers():
-    x = normal(3)
+    x = draw(3)
     close(scale_shift(x, 2, -1.0), 2 * x - 1)
     close(torch.func.grad(lambda x: scale_shift(x, 2, -1.0).sum())(x), torch.full((3,), 2.0, dtype=torch.float64))
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import draw
 
 import hodiff
 from hodiff.functions.linear.fused_linear import FusedLinear, clipped_gradient_linear, fused_linear
@@ -10,10 +11,6 @@ from hodiff.nn import linear as convolutions
 from hodiff.nn.linear import FusedLinear as FusedLinearModule
 
 ACTIVATIONS = {"relu": torch.relu, "tanh": torch.tanh, "silu": F.silu, "gelu": F.gelu}
-
-
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def close(a, b, tolerance=1e-12):
@@ -36,7 +33,7 @@ def kept_bytes(function, *leaves):
 
 @pytest.mark.parametrize(("name", "outputs_kept"), [("relu", 1 / 8), ("tanh", 1), ("silu", 0), ("gelu", 0)])
 def test_memory_beyond_the_arguments(name, outputs_kept):
-    x, w, b = (normal(*shape).requires_grad_() for shape in ((16, 8), (32, 8), (32,)))
+    x, w, b = (draw(*shape).requires_grad_() for shape in ((16, 8), (32, 8), (32,)))
     output = 16 * 32 * 8
     assert kept_bytes(lambda *a: fused_linear(*a, activation=name), x, w, b) == outputs_kept * output
     assert kept_bytes(lambda *a: ACTIVATIONS[name](F.linear(*a)), x, w, b) == output
@@ -45,8 +42,8 @@ def test_memory_beyond_the_arguments(name, outputs_kept):
 @pytest.mark.parametrize("name", ["silu", "gelu"])
 def test_memory_of_three_layers(name):
     """Three layers save half of torch's bytes: their inputs but not their pre-activations."""
-    x = normal(16, 32)
-    weights = [normal(32, 32, seed=k).requires_grad_() for k in range(3)]
+    x = draw(16, 32)
+    weights = [draw(32, 32, seed=k).requires_grad_() for k in range(3)]
 
     def network(layer):
         def f(*weights):
@@ -67,8 +64,8 @@ def test_a_layer_whose_input_needs_no_gradient_returns_none_for_it(monkeypatch):
     returned = []
     original = FusedLinear.backward
     monkeypatch.setattr(FusedLinear, "backward", staticmethod(lambda *a: returned.append(original(*a)) or returned[-1]))
-    w = normal(3, 2).requires_grad_()
-    FusedLinear.call(normal(4, 2), w, normal(3), "relu").sum().backward()
+    w = draw(3, 2).requires_grad_()
+    FusedLinear.call(draw(4, 2), w, draw(3), "relu").sum().backward()
     assert [each is None for each in returned[0]] == [True, False, True, True]
 
 
@@ -78,7 +75,7 @@ def test_batches_of_weights(name, in_dims):
     """Gradients over nested batches, of inputs and of weights, match a loop over torch's own layer."""
     shapes = [(4, 2), (3, 2), (3,)]
     tensors = [
-        normal(*shape, seed=k) if dim is None else normal(5, *shape, seed=k).movedim(0, dim)
+        draw(*shape, seed=k) if dim is None else draw(5, *shape, seed=k).movedim(0, dim)
         for k, (shape, dim) in enumerate(zip(shapes, in_dims, strict=True))
     ]
 
@@ -92,7 +89,7 @@ def test_batches_of_weights(name, in_dims):
         tensors[0], torch.stack([tensors[1], 2 * tensors[1]]), tensors[2]
     )
     thrice = torch.func.vmap(torch.func.vmap(ours, in_dims=(None, 0, None)), in_dims=(0, None, None))(
-        normal(2, *shapes[0], seed=7), normal(3, *shapes[1], seed=8), normal(*shapes[2], seed=9)
+        draw(2, *shapes[0], seed=7), draw(3, *shapes[1], seed=8), draw(*shapes[2], seed=9)
     )
     for k in range(5):
         one = [t if dim is None else t.select(dim, k) for t, dim in zip(tensors, in_dims, strict=True)]
@@ -101,7 +98,7 @@ def test_batches_of_weights(name, in_dims):
             close(c[0, k], b)
         for c, b in zip(nested, theirs(one[0], 2 * one[1], one[2]), strict=True):
             close(c[1, k], b)
-    expected = theirs(normal(2, *shapes[0], seed=7)[1], normal(3, *shapes[1], seed=8)[2], normal(*shapes[2], seed=9))
+    expected = theirs(draw(2, *shapes[0], seed=7)[1], draw(3, *shapes[1], seed=8)[2], draw(*shapes[2], seed=9))
     for a, b in zip(thrice, expected, strict=True):
         close(a[1, 2], b)
 
@@ -133,7 +130,7 @@ def clipped_reference(x, w, cotangent):
 
 
 def test_clipped_gradients_are_clamped():
-    x, w, g = normal(4, 3), normal(2, 3, seed=1), normal(4, 2, seed=2)
+    x, w, g = draw(4, 3), draw(2, 3, seed=1), draw(4, 2, seed=2)
     y, pullback = torch.func.vjp(lambda x, w: clipped_gradient_linear(x, w, BOUND), x, w)
     close(y, x @ w.mT)
     by_x, by_w = pullback(g)
@@ -144,8 +141,8 @@ def test_clipped_gradients_are_clamped():
 
 
 def test_derivative_of_clipped_gradients_is_the_clamps():
-    x, w = normal(4, 3), normal(2, 3, seed=1)
-    v = normal(2, 3, seed=2)
+    x, w = draw(4, 3), draw(2, 3, seed=1)
+    v = draw(2, 3, seed=2)
 
     def gradient(layer):
         return torch.func.grad(lambda w: layer(x, w).square().sum() / 8)
@@ -163,13 +160,13 @@ def test_derivative_of_clipped_gradients_is_the_clamps():
 
 
 def test_forward_mode_of_the_clipped_layer_is_exact():
-    x, w, v = normal(4, 3), normal(2, 3, seed=1), normal(4, 3, seed=2)
+    x, w, v = draw(4, 3), draw(2, 3, seed=1), draw(4, 3, seed=2)
     f = lambda x: clipped_gradient_linear(x, w, 1e-9)  # noqa: E731
     close(torch.func.jvp(f, (x,), (v,))[1], v @ w.mT)
 
 
 def test_a_batch_of_clipped_layers_clamps_each_example():
-    x, w = normal(5, 4, 3), normal(2, 3, seed=1)
+    x, w = draw(5, 4, 3), draw(2, 3, seed=1)
     f = lambda x, w: clipped_gradient_linear(x, w, BOUND).sin().sum()  # noqa: E731
     total = torch.func.grad(lambda w: torch.func.vmap(f, in_dims=(0, None))(x, w).sum())(w)
     close(total, sum(torch.func.grad(f, 1)(each, w) for each in x))
@@ -196,7 +193,7 @@ def test_module(name):
     module = FusedLinearModule(3, 2, activation=name, dtype=torch.float64)
     plain = torch.nn.Linear(3, 2, dtype=torch.float64)
     plain.load_state_dict(module.state_dict())
-    x = normal(4, 3)
+    x = draw(4, 3)
     close(module(x), ACTIVATIONS[name](plain(x)))
 
 
@@ -213,7 +210,7 @@ def test_convolution_modules(kind, options):
     ours = getattr(convolutions, kind)(2, 4, 3, dtype=torch.float64, **options)
     theirs = getattr(torch.nn, kind)(2, 4, 3, dtype=torch.float64, **options)
     theirs.load_state_dict(ours.state_dict())
-    x = normal(1, 2, *[6] * int(kind[4]))
+    x = draw(1, 2, *[6] * int(kind[4]))
     close(ours(x), theirs(x))
 
 

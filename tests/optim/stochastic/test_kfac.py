@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import seeded
 from optim.stochastic.table import TABLE, Problem, same
 from torch import nn
 
@@ -13,10 +14,6 @@ from hodiff.optim.stochastic.kfac.kfac_optimizer import columns_of, find_any
 
 D = torch.float64
 RNG = np.random.default_rng(0)
-
-
-def seeded(number=0):
-    return torch.Generator().manual_seed(number)
 
 
 def step_of(optimizer, model, loss):

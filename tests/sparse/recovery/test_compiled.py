@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import scipy.sparse
 import torch
+from uncompiled import keep_graphs
 
 import hodiff
 from hodiff import InputError
@@ -17,14 +18,7 @@ from tests.sparse.problems import PROBLEMS, D, point, rosenbrock
 @pytest.fixture
 def uncompiled(monkeypatch):
     """Run the graphs as traced, without compiling."""
-    graphs = []
-
-    def keep(graph, inputs, **_):
-        graphs.append(graph)
-        return graph
-
-    monkeypatch.setattr(compiled_calls, "compile_graph", keep)
-    return graphs
+    return keep_graphs(monkeypatch, compiled_calls)
 
 
 @pytest.mark.one_in(4)

@@ -16,6 +16,7 @@ from zoo.bases import (
     Power,
     Product,
     SavesInputs,
+    SavesNothing,
     Scale,
     SineAndCosine,
     Sinh,
@@ -93,18 +94,12 @@ class Sorted(Function):
         return Sorted.apply(x.movedim(in_dims[0], 0)), (0, 0)
 
 
-class FlippedView(Function):
+class FlippedView(SavesNothing):
     """x reversed, as a tensor of its own; nothing is saved."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x):
         return x.flip(-1)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
 
     @staticmethod
     def backward(ctx, g):
@@ -133,18 +128,12 @@ class Identity(FlippedView):
         return t
 
 
-class Sum(Function):
+class Sum(SavesNothing):
     """x + y: both gradients are the incoming one."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x, y):
         return x + y
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
 
     @staticmethod
     def backward(ctx, g):
@@ -156,18 +145,12 @@ class Sum(Function):
         return x_t + y_t
 
 
-class Step(Function):
+class Step(SavesNothing):
     """A step: its gradient is None."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x):
         return (x > 0).to(x.dtype)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
 
     @staticmethod
     def backward(ctx, g):
@@ -252,6 +235,7 @@ def sine_only(x):
     return WithoutMaterializedZeros.apply(x)[0]
 
 
+@batched_like_input
 class NumpyExponential(Function):
     """A NumPy kernel, whose rules call the Function itself."""
 
@@ -274,9 +258,6 @@ class NumpyExponential(Function):
     def jvp(ctx, t):
         (x,) = ctx.saved_tensors
         return NumpyExponential.apply(x) * t
-
-
-NumpyExponential.vmap = batched_like_input(NumpyExponential)
 
 
 class GradOfPullback(SavesInputs):
@@ -333,18 +314,14 @@ class ScratchInPlace(Cube):
         return (x * x).mul_(3) * g
 
 
+@batched_like_input
 class EmptyThenFilled(Cube):
     """Memory that is written before it is read."""
-
-    generate_vmap_rule = False
 
     @staticmethod
     def forward(x):
         out = torch.empty_like(x)
         return torch.mul(x * x, x, out=out)
-
-
-EmptyThenFilled.vmap = batched_like_input(EmptyThenFilled)
 
 
 class ByHandBatching(Product):

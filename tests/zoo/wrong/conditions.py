@@ -16,6 +16,7 @@ from zoo.bases import (
     SumOfSquares,
     X,
     Y,
+    batched_like_input,
     double,
 )
 from zoo.specimen import Wrong
@@ -23,10 +24,9 @@ from zoo.specimen import Wrong
 from hodiff.functions import nestable_jvp
 
 
+@batched_like_input
 class ShortcutForConstants(Cube):
     """One number of an expanded gradient stands for all, and so does one of the slope."""
-
-    generate_vmap_rule = False
 
     @staticmethod
     def backward(ctx, g):
@@ -35,15 +35,10 @@ class ShortcutForConstants(Cube):
             return g * (3 * x**2).mean()
         return 3 * x**2 * g
 
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return ShortcutForConstants.apply(x), in_dims[0]
 
-
+@batched_like_input
 class RawMemoryOfGradient(Cube):
     """Reads the incoming gradient from its first address on, as a kernel does; rows that repeat are not there."""
-
-    generate_vmap_rule = False
 
     @staticmethod
     def backward(ctx, g):
@@ -51,10 +46,6 @@ class RawMemoryOfGradient(Cube):
         if 0 in g.stride():
             g = torch.as_strided(g, g.shape, torch.empty(g.shape).stride())
         return 3 * x**2 * g
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return RawMemoryOfGradient.apply(x), in_dims[0]
 
 
 class FlagOfTheOther(Product):
@@ -114,10 +105,9 @@ class ClampedTangent(Cube):
         return 3 * x**2 * t.clamp(-100, 100)
 
 
+@batched_like_input
 class ChannelsLast(Cube):
     """A kernel for channels-last memory that is off by a factor."""
-
-    generate_vmap_rule = False
 
     @staticmethod
     def backward(ctx, g):
@@ -125,38 +115,24 @@ class ChannelsLast(Cube):
         last = x.dim() == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
         return (2 if last else 3) * x**2 * g
 
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return ChannelsLast.apply(x), in_dims[0]
 
-
+@batched_like_input
 class ChannelsLastGradient(Cube):
-    generate_vmap_rule = False
-
     @staticmethod
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
         last = g.dim() == 4 and not g.is_contiguous() and g.is_contiguous(memory_format=torch.channels_last)
         return (2 if last else 3) * x**2 * g
 
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return ChannelsLastGradient.apply(x), in_dims[0]
 
-
+@batched_like_input
 class EverySecond(Cube):
     """Takes a last stride of 1 for granted."""
-
-    generate_vmap_rule = False
 
     @staticmethod
     def forward(x):
         last = x.stride()[-1] == 2
         return (torch.as_strided(x, x.shape, (*x.stride()[:-1], 1)) if last else x) ** 3
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return EverySecond.apply(x), in_dims[0]
 
 
 class BatchOfOne(Cube):
@@ -217,10 +193,10 @@ class CubeSavedForTangents(SavesForForward):
     jvp = Cube.jvp
 
 
+@batched_like_input
 class CacheOfClass(CubeSavedForTangents):
     """The slope of the last call, whichever that was."""
 
-    generate_vmap_rule = False
     slope = None
 
     @staticmethod
@@ -232,15 +208,11 @@ class CacheOfClass(CubeSavedForTangents):
     def backward(ctx, g):
         return CacheOfClass.slope * g
 
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return CacheOfClass.apply(x), in_dims[0]
 
-
+@batched_like_input
 class CacheOfFirstCall(CubeSavedForTangents):
     """The slope of the first call of a shape, for ever."""
 
-    generate_vmap_rule = False
     slopes: ClassVar[dict] = {}
 
     @staticmethod
@@ -251,10 +223,6 @@ class CacheOfFirstCall(CubeSavedForTangents):
     @staticmethod
     def backward(ctx, g):
         return CacheOfFirstCall.slopes[g.shape] * g
-
-    @staticmethod
-    def vmap(info, in_dims, x):
-        return CacheOfFirstCall.apply(x), in_dims[0]
 
 
 class HardGumbel(Function):

@@ -215,19 +215,12 @@ def normalized(x):
     return IgnoredNorm.apply(x)[0]
 
 
-class CutCosine(Function):
+class CutCosine(SavesInputs):
     """cos(x), whose derivative is right and whose second is cut."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x):
         return x.cos()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx, g):

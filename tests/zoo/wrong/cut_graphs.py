@@ -42,6 +42,7 @@ class NoGradInside(SineAndCosine):
         return cosine * g_sin - sine * g_cos
 
 
+@batched_like_input
 class ItemOfScale(Function):
     """x² for a single number; .item() leaves the graph. The batching rule is written for it."""
 
@@ -66,9 +67,6 @@ class ItemOfScale(Function):
         return 2 * x * t
 
 
-ItemOfScale.vmap = batched_like_input(ItemOfScale)
-
-
 class DetachedSum(SumOfSquares):
     @staticmethod
     def backward(ctx, g):
@@ -83,22 +81,17 @@ class DetachedMatrix(Gram):
         return X.detach() @ (g + g.T)
 
 
+@batched_like_input
 class NumpyBackward(Exponential):
-    generate_vmap_rule = False
-
     @staticmethod
     def backward(ctx, g):
         (x,) = ctx.saved_tensors
         return torch.from_numpy(np.exp(x.detach().numpy())) * g
 
 
-NumpyBackward.vmap = batched_like_input(NumpyBackward)
-
-
+@batched_like_input
 class ListBackward(Cube):
     """Python numbers stand for a kernel that autograd cannot see into."""
-
-    generate_vmap_rule = False
 
     @staticmethod
     def backward(ctx, g):
@@ -106,9 +99,7 @@ class ListBackward(Cube):
         return g.new_tensor([3 * each**2 for each in x.tolist()]) * g
 
 
-ListBackward.vmap = batched_like_input(ListBackward)
-
-
+@batched_like_input
 class NumpySlope(Function):
     """A kernel, with a derivative for nobody."""
 
@@ -127,9 +118,6 @@ class NumpySlope(Function):
     @staticmethod
     def jvp(ctx, t):
         return None
-
-
-NumpySlope.vmap = batched_like_input(NumpySlope)
 
 
 class KernelBackward(Cube):

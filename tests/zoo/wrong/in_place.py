@@ -1,11 +1,11 @@
 """What a rule overwrites: HD301 to HD303."""
 
-from torch.autograd import Function
 from zoo.bases import (
     Cube,
     ExponentialOfOutput,
     Product,
     SavesInputs,
+    SavesNothing,
     SineAndCosine,
     SumOfSquares,
     X,
@@ -79,20 +79,14 @@ def squares_by_copy(x):
     return SavedResidualInPlace.apply(x)[0]
 
 
-class InputOverwritten(Function):
+class InputOverwritten(SavesNothing):
     """2 x, with the input as scratch memory, and nobody is told."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x):
         y = 2 * x
         x.zero_()
         return y
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
 
     @staticmethod
     def backward(ctx, g):
@@ -123,27 +117,12 @@ class ClampedInPlace(SavesInputs):
         return 3 * x**2 * (x.abs() < 5) * t
 
 
-class InputReturnedInPlace(Function):
+class InputReturnedInPlace(InputOverwritten):
     """2 x, written into x."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x):
         return x.mul_(2)
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, g):
-        return 2 * g
-
-    @staticmethod
-    @nestable_jvp
-    def jvp(ctx, t):
-        return 2 * t
 
 
 SPECIMENS = [

@@ -13,6 +13,7 @@ from zoo.bases import (
     Product,
     SavesForForward,
     SavesInputs,
+    SavesNothing,
     SineAndCosine,
     X,
     Y,
@@ -135,18 +136,12 @@ class GumbelSoftmax(SavesForForward):
         return p * (t - (p * t).sum(-1, keepdim=True)) / 0.5
 
 
-class UndeclaredRounding(Function):
+class UndeclaredRounding(SavesNothing):
     """Straight-through in both modes, and nobody says so."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x):
         return x.round()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
 
     @staticmethod
     def backward(ctx, g):

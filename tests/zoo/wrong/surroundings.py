@@ -84,18 +84,14 @@ class DropoutInBackward(Linear):
         return Linear.backward(ctx, 2 * g * (torch.rand_like(g) > 0.5))
 
 
+@batched_like_input
 class FloatBuffer(Cube):
     """The result is collected in a buffer of the default dtype."""
-
-    generate_vmap_rule = False
 
     @staticmethod
     def forward(x):
         out = torch.zeros(x.shape, device=x.device)
         return out.copy_(x**3)
-
-
-FloatBuffer.vmap = batched_like_input(FloatBuffer)
 
 
 class FloatTangent(SumOfSquares):
@@ -120,10 +116,9 @@ def positions(x):
     return torch.sin(x * torch.arange(len(x), dtype=x.dtype))
 
 
+@batched_like_input
 class EmptyInBackward(Cube):
     """Only positive entries are written. The batching rule is that of elementwise functions."""
-
-    generate_vmap_rule = False
 
     @staticmethod
     def forward(x):
@@ -139,9 +134,6 @@ class EmptyInBackward(Cube):
     def jvp(ctx, t):
         (x,) = ctx.saved_tensors
         return 3 * x.clamp_min(0) ** 2 * t
-
-
-EmptyInBackward.vmap = batched_like_input(EmptyInBackward)
 
 
 class EmptyInForward(SavesInputs):

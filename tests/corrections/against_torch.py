@@ -1,0 +1,43 @@
+"""Comparison of corrected functions with torch's own values, errors and differences."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+import hodiff
+from hodiff.checks.comparisons.order_by_order import against_differences, climb
+from hodiff.checks.comparisons.scalarize import scalarize
+
+FAILURES = {"wrong", "raises", "non-finite"}
+
+
+def judged(f, inputs, order):
+    """Compare with differences, and return the status of each route: 2 of first order, 4 of second, 8 of third."""
+    generator = torch.Generator().manual_seed(0)
+    problem = scalarize(f, inputs, generator)
+    return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]
+
+
+def assert_every_route(f, inputs):
+    assert judged(hodiff.corrected()(f), inputs, 3) == ["ok"] * 14
+
+
+def same_value(f, **options):
+    """Check that corrections keep torch's value, its type and its dtype."""
+    expected = f()
+    with hodiff.corrected():
+        got = f()
+    assert type(got) is type(expected)
+    torch.testing.assert_close(got, expected, **options)
+
+
+def same_error(f, *inputs, mode=None):
+    """Check that corrections keep torch's error and its message."""
+
+    def error(mode):
+        with pytest.raises((RuntimeError, ValueError, IndexError, TypeError)) as caught, mode:
+            f(*inputs)
+        return caught.type, str(caught.value)
+
+    assert error(mode or hodiff.corrected()) == error(nullcontext())

@@ -1,0 +1,20 @@
+"""Random numbers of the tests, in float64 unless a test names another dtype."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+
+
+def seeded(seed: int = 0) -> Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def draw(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return the same normal numbers in each call."""
+    return torch.randn(shape, generator=seeded(seed), dtype=dtype)
+
+
+def normals(generator: Generator) -> Callable[..., Tensor]:
+    """Return a function of sizes, which draws other normal numbers in each call."""
+    return lambda *shape: torch.randn(shape, generator=generator, dtype=torch.float64)
