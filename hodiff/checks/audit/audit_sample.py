@@ -78,16 +78,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
 
 
 def audit_function(f: Function, point: tuple[Tensor, ...], seed: int = 0) -> Verdicts:
-    """Judge the derivatives of a deterministic function of float64 tensors at a point.
-
-    Args:
-        f: The function, which returns a tuple of tensors.
-        point: Its arguments.
-        seed: Seed of the cotangent and the directions.
-
-    Returns:
-        A verdict for each route.
-    """
+    """Judge the routes at a point, for a deterministic function from float64 tensors to a tuple of tensors."""
     generator = torch.Generator().manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated operators warn

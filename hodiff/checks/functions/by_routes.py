@@ -42,16 +42,7 @@ _FAILED = {"wrong", "zero", "non-finite", "non-smooth", "fails"}
 
 
 def out_of_range(problem: ScalarProblem, levels: Sequence[Level], entries: Sequence[Entry]) -> list[Cause]:
-    """Return the cause that numbers overflow or vanish inside, if every route is right at smaller inputs.
-
-    Args:
-        problem: The function at its point.
-        levels: Its derivatives.
-        entries: The comparisons.
-
-    Returns:
-        At most one cause.
-    """
+    """Return the cause that numbers overflow or vanish inside, if every route is right at smaller inputs."""
     failed = [entry for entry in entries if entry.failed]
     known = set(map(id, failed))
     if not failed or any(entry.status not in _FAILED for entry in failed) or not _leaves_range(problem, levels):

@@ -46,16 +46,7 @@ class Search:
     def run(
         self, root: ModuleCall, failed: tuple[Entry, ...], loss: Callable[[Any], Tensor] | None
     ) -> Iterator[Guilty]:
-        """Find the calls at fault: first from the outside inwards, then beside that path.
-
-        Args:
-            root: The call of the whole module.
-            failed: Its comparisons that failed.
-            loss: The loss of the output, if any.
-
-        Yields:
-            The smallest calls at fault; the call at fault that is executed first comes first.
-        """
+        """Yield the smallest calls at fault: first from the outside inwards, then beside that path."""
         first, path = self._descend(root, root, failed)
         if first.call is root and loss is not None:
             if not self.failures(root):

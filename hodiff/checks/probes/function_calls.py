@@ -166,16 +166,7 @@ def as_tuple(result: Any) -> tuple[Any, ...]:
 
 
 def function_calls(function: LeavesFunction, leaves: tuple[Tensor, ...], own: Any) -> list[FunctionCall]:
-    """Return one call of each custom Function in a function; Functions of torch and hodiff are skipped.
-
-    Args:
-        function: Function of tensors that returns a tuple of tensors.
-        leaves: The point.
-        own: The checked object; if it is a Function, it is never skipped.
-
-    Returns:
-        The calls, in the order of the graph.
-    """
+    """Return a call of each custom Function inside, without those of torch and hodiff except `own`."""
     found: list[type[Function]] = []
     tracked = [leaf.detach().clone().requires_grad_() for leaf in leaves]
     with torch.enable_grad():

@@ -155,16 +155,7 @@ def _require_boolean(caller: str, is_boolean: bool, got: str) -> None:
 
 
 def require_symmetric(caller: str, method: str, pattern: Pattern) -> None:
-    """Raise an error if an entry of the pattern has no mirror image.
-
-    Args:
-        caller: The function that was called.
-        method: The method that needs symmetry.
-        pattern: The pattern.
-
-    Raises:
-        InputError: If it is not symmetric.
-    """
+    """Raise an error if an entry of the pattern has no mirror image."""
     if pattern.shape[0] != pattern.shape[1]:
         raise InputError(
             f"{caller}: pattern: expected a square matrix for method={method!r}, got the shape {pattern.shape}; "
