@@ -41,19 +41,7 @@ _ROUNDING = 1e-8
 
 
 def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
-    """Judge an operator at a sample.
-
-    The outputs y are contracted to sum(u y + w y² / 2) with random u and w, so that the incoming gradient depends on
-    the input, and the inputs move along two random directions.
-
-    Args:
-        sample: The call of the operator.
-        correct: Whether hodiff's corrections are on.
-        seed: Seed of all random numbers.
-
-    Returns:
-        A verdict for each route.
-    """
+    """Judge an operator's outputs y at a sample, contracted to sum(u y + w y² / 2) with random u and w."""
     f, point = sample.function(correct=correct), sample.point
     with torch.no_grad(), seeded(seed):
         values, *again = (attempt(f, *point) for _ in range(_EVALUATIONS))

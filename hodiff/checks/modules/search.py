@@ -31,12 +31,7 @@ class Guilty:
 
 
 class Search:
-    """Search that checks calls alone; each call is checked once.
-
-    Args:
-        failures: Returns the failed comparisons of a subject.
-        subject_for: Returns a call as a function of the variables to differentiate by.
-    """
+    """Search that checks calls alone; each call is checked once."""
 
     def __init__(self, failures: Callable[[Subject], tuple[Entry, ...]], subject_for: Callable[[ModuleCall], Subject]):
         self._failures = failures

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from hodiff.checks.probes.cause import Explains, by_forward, by_reverse, every_entry
 from hodiff.checks.probes.context import StandInContext
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.autograd.graph_nodes import function_of
@@ -153,6 +154,21 @@ class ForwardRun:
             for a, t in zip(self.call.args, tangents, strict=True)
         ]
         return as_tuple(self.call.function.jvp(context, *given))
+
+
+# Name of a rule, its call with seeded incoming numbers, and the entries that follow from it.
+Rule = tuple[str, Callable[[ForwardRun], tuple[Any, ...]], Explains]
+
+_RULES: tuple[Rule, ...] = (
+    ("forward", lambda ran: ran.outputs, every_entry),
+    ("backward", lambda ran: ran.pull(ran.cotangents(torch.Generator().manual_seed(0))), by_reverse),
+    ("jvp", lambda ran: ran.push(ran.tangents(torch.Generator().manual_seed(0))), by_forward),
+)
+
+
+def rules_of(call: FunctionCall) -> list[Rule]:
+    """Return the rules that a Function has, forward first."""
+    return [rule for rule in _RULES if rule[0] != "jvp" or call.has_jvp]
 
 
 def _has_tangents(argument: Any) -> bool:

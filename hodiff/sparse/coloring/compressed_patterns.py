@@ -72,18 +72,7 @@ class Pattern:
 
 
 def pattern_of(caller: str, given: Any) -> Pattern:
-    """Return the pattern of a sparse or boolean matrix.
-
-    Args:
-        caller: The function that was called.
-        given: A sparse matrix of SciPy or torch, or a dense boolean matrix of NumPy or torch.
-
-    Returns:
-        The pattern.
-
-    Raises:
-        InputError: If `given` is something else, or too large.
-    """
+    """Return the pattern of a sparse matrix of SciPy or torch, or of a dense boolean one of NumPy or torch."""
     if isinstance(given, Pattern):
         return given
     if not (scipy.sparse.issparse(given) or isinstance(given, (np.ndarray, torch.Tensor))):

@@ -13,7 +13,7 @@ from hodiff.sparse.coloring.vertex_orders import ORDERS
 from tests.sparse.coloring import graphs
 
 pytestmark = pytest.mark.skipif(not available(), reason="hodiff was installed without a C++ compiler")
-USERS = ("coloring_problems", "vertex_orders", "gathers", "substitution")
+USERS = ("coloring_problems", "vertex_orders", "entries", "substitution")
 # Some patterns take more colors than a word has bits, so that some vertices use lists and others bit sets.
 LARGE = {
     "many colors": graphs.random_symmetric(150, 0.4),

@@ -21,8 +21,7 @@ from hodiff.operators.kfac.blocks import Layout, Piece
 from hodiff.operators.kfac.columns import Columns, Given, Root, View
 from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, EXPAND, MONTE_CARLO, REDUCE
 from hodiff.optim.stochastic.curvature_optimizer import CurvatureOptimizer
-from hodiff.optim.stochastic.drawn_labels import drawn
-from hodiff.optim.stochastic.found_losses import BITS, FAMILIES, LABELS, SQUARES, FoundLoss, find
+from hodiff.optim.stochastic.found_losses import BITS, FAMILIES, LABELS, SQUARES, FoundLoss, drawn, find
 from hodiff.optim.stochastic.kfac.layer_calls import LayerObserver, wait_for_layers
 from hodiff.optim.stochastic.kfac.seen_layers import SeenLayers, Sums
 from hodiff.optim.stochastic.own_states import precise
