@@ -21,11 +21,7 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
 
 @lru_cache(maxsize=4096)
 def place(filename: str, line: int) -> str:
-    """Name a line as ``"file.py:123"``, relative to the working directory if it is below.
-
-    Returns:
-        The name; empty for a line of torch, of contextlib or functools, or of the checks themselves.
-    """
+    """Name a line as "file.py:123", relative to the working directory; empty for torch, contextlib and the checks."""
     if filename.startswith((_HERE, _TORCH)) or os.path.basename(filename) in {"contextlib.py", "functools.py"}:
         return ""
     path = Path(filename)
@@ -50,11 +46,7 @@ def rule_location(function: Any, *names: str) -> str:
 
 
 def class_location(function: Any) -> str:
-    """Return the line on which a class or function begins.
-
-    Returns:
-        A line such as ``"file.py:123"``; empty if there is no source.
-    """
+    """Return the line, such as "file.py:123", on which a class or function begins; empty without a source."""
     # In custom_jvp and custom_vjp, the rule is what may be wrong.
     if isinstance(function, CustomRule):
         function = getattr(function, "rule", None) or getattr(function, "backward", function)
@@ -67,11 +59,7 @@ def class_location(function: Any) -> str:
 
 
 def mentions(rule: Callable[..., Any], *names: str) -> str:
-    """Return the first line of a rule's source that uses any of the names or attributes.
-
-    Returns:
-        A line such as ``"file.py:123"``; empty if there is no such line, or no source.
-    """
+    """Return the first line of a rule's source that uses any of the names or attributes; empty if there is none."""
     rule = inspect.unwrap(rule)
     code = getattr(rule, "__code__", None)
     try:

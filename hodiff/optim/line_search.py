@@ -11,6 +11,11 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from hodiff.optim.objective import Objective
+
 # Constants of the paper: the relative increase that may be rounding, the relative change below which slopes are
 # more reliable than values, the growth of the bracket, bisection, and the required shrinkage of an interval.
 EPSILON, OMEGA, GROWTH, BISECTION, SHRINKAGE = 1e-6, 1e-3, 5.0, 0.5, 0.66
@@ -87,6 +92,20 @@ def line_search(evaluate: Callable[[float], Trial], wolfe: Wolfe, step: float = 
         except StopIteration:
             break
     return lowest
+
+
+def search_along(objective: Objective, x: Tensor, direction: Tensor, wolfe: Wolfe, step: float = 1.0) -> Trial | None:
+    """Search from x along a direction; the trials hold the points, without their graphs."""
+
+    def evaluate(step: float) -> Trial:
+        point = objective.point(torch.add(x, direction, alpha=step))
+        if not point.finite:
+            return Trial(step, point.value, math.nan)
+        trial = Trial(step, point.value, float(torch.dot(point.slope, direction)), point)
+        point.release()
+        return trial
+
+    return line_search(evaluate, wolfe, step)
 
 
 def _trials(wolfe: Wolfe, step: float) -> Trials:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hodiff.optim.ends import CONVERGED, ITERATIONS, NONFINITE, PRECISION, STOPPED, Course, End, finite
 from hodiff.optim.hessian_factors import Shifted
-from hodiff.optim.line_search import Trial, Wolfe, line_search
+from hodiff.optim.line_search import Trial, Wolfe, search_along
 from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import COUNT, FRACTION, TOLERANCE, require_norm, require_wolfe
 from hodiff.optim.recorded_point import Point
@@ -65,7 +65,8 @@ def _run(objective: Objective, options: NewtonOptions, watch: Callable[[Point], 
         if found is None:
             return NONFINITE
         direction, shift = found
-        trial = _search(objective, options, course, direction)
+        start = Trial(0.0, course.point.value, float(torch.dot(direction, course.slope)))
+        trial = search_along(objective, course.point.x, direction, Wolfe(start, options.c1, options.c2))
         if trial is None:
             return PRECISION
         course.point, course.slope, course.iterations = trial.point, trial.point.slope, course.iterations + 1
@@ -90,18 +91,3 @@ def newton_direction(matrix: Shifted, slope: Tensor, last: float) -> tuple[Tenso
         shift = max(least, last / RAISE, RAISE * shift)
         last = 0.0
     return None
-
-
-def _search(objective: Objective, options: NewtonOptions, course: Course, direction: Tensor) -> Trial | None:
-    x = course.point.x
-
-    def evaluate(step: float) -> Trial:
-        point = objective.point(torch.add(x, direction, alpha=step))
-        if not point.finite:
-            return Trial(step, point.value, math.nan)
-        trial = Trial(step, point.value, float(torch.dot(point.slope, direction)), point)
-        point.release()
-        return trial
-
-    start = Trial(0.0, course.point.value, float(torch.dot(direction, course.slope)))
-    return line_search(evaluate, Wolfe(start, options.c1, options.c2))

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from hodiff.errors import InputError
 from hodiff.optim.ends import CONVERGED, ITERATIONS, NONFINITE, PRECISION, STOPPED, Course, End, finite
-from hodiff.optim.line_search import Trial, Wolfe, line_search
+from hodiff.optim.line_search import Trial, Wolfe, search_along
 from hodiff.optim.objective import Objective
 from hodiff.optim.own_options import (
     COUNT,
@@ -228,18 +228,8 @@ def _begun_anew(iteration: int) -> str:
 def _search(
     objective: Objective, options: QuasiNewtonOptions, course: Course, direction: Tensor, descent: float, fresh: bool
 ) -> Trial | None:
-    x = course.point.x
-
-    def evaluate(step: float) -> Trial:
-        point = objective.point(torch.add(x, direction, alpha=step))
-        if not point.finite:
-            return Trial(step, point.value, math.nan)
-        trial = Trial(step, point.value, float(torch.dot(point.slope, direction)), point)
-        point.release()
-        return trial
-
     wolfe = Wolfe(Trial(0.0, course.point.value, descent), options.c1, options.c2)
-    return line_search(evaluate, wolfe, _first_step(course, descent, fresh))
+    return search_along(objective, course.point.x, direction, wolfe, _first_step(course, descent, fresh))
 
 
 def _first_step(course: Course, descent: float, fresh: bool) -> float:

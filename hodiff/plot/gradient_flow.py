@@ -14,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from hodiff.common.options import name_of
-from hodiff.common.trees import PyTree, flatten_primals, leaf_names
+from hodiff.common.trees import PyTree
 from hodiff.displays import numbers
 from hodiff.graphs import nodes_of
 from hodiff.plot.backward_graph import BackwardGraph, Box
-from hodiff.plot.graph import RAISES, Drawing, require_dependence
+from hodiff.plot.graph import RAISES, Drawing, named_leaves, require_dependence
 from hodiff.plot.shared import one_number
 from hodiff.torch_internals.interception import DispatchMode, run_operator
 
@@ -61,9 +61,7 @@ def gradient_flow(f: Callable[..., Tensor], x: PyTree) -> BackwardGraph:
         >>> picture.boxes["ExpBackward0_0"].lines
         ('ExpBackward0', 'value [1, 2.72]', 'gradient [0, 3.44]')
     """
-    leaves, spec = flatten_primals(x, "gradient_flow", "x")
-    leaves = tuple(leaf.detach().clone().requires_grad_() for leaf in leaves)
-    names = {id(leaf): f"x{name}" for leaf, name in zip(leaves, leaf_names(x), strict=True)}
+    leaves, spec, names = named_leaves("gradient_flow", x)
     with torch.enable_grad():
         y, values = _watched(f, leaves, spec)
         gradients = _gradients(y)

@@ -55,9 +55,7 @@ def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = 
         ['SinBackward0_0', 'CosBackward0_0']
     """
     require_int("graph", "order", order, 1)
-    leaves, spec = flatten_primals(x, "graph", "x")
-    leaves = tuple(leaf.detach().clone().requires_grad_() for leaf in leaves)
-    names = {id(leaf): f"x{name}" for leaf, name in zip(leaves, leaf_names(x), strict=True)}
+    leaves, spec, names = named_leaves("graph", x)
     picture = BackwardGraph(_title(f, order), colours={f"order {k + 1}": _colour(k) for k in range(order)})
     # Nodes have the colour of the order that first reaches them.
     colour = ""
@@ -77,6 +75,13 @@ def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = 
     if any(box.colour == RAISES for box in picture.boxes.values()):
         picture.colours[NO_FURTHER] = RAISES
     return picture
+
+
+def named_leaves(caller: str, x: PyTree) -> tuple[tuple[Tensor, ...], pytree.TreeSpec, dict[int, str]]:
+    """Return copies of the leaves of x that require a gradient, their structure, and their names by id."""
+    leaves, spec = flatten_primals(x, caller, "x")
+    leaves = tuple(leaf.detach().clone().requires_grad_() for leaf in leaves)
+    return leaves, spec, {id(leaf): f"x{name}" for leaf, name in zip(leaves, leaf_names(x), strict=True)}
 
 
 def _roots(

@@ -189,16 +189,7 @@ class ClosedOver:
 
 
 def referenced(value: Any, tensors: list[Tensor], index: dict[int, int]) -> Any:
-    """Replace tensors in a value by references, and collect the tensors; return the value itself if it has none.
-
-    Args:
-        value: The content of a place.
-        tensors: The tensors found so far.
-        index: Their positions by identity; a tensor with a negative position is not replaced.
-
-    Returns:
-        A value for `filled_in`.
-    """
+    """Replace tensors in a value by references, and collect them; those of negative `index` are kept."""
     if isinstance(value, Tensor):
         position = index.setdefault(id(value), len(tensors))
         if position < 0:

@@ -239,16 +239,7 @@ def _leading(nodes: Iterable[Any], operands: Sequence[Tensor]) -> set[Any]:
 
 
 def refuse_cuts_of(output: Tensor, nodes: Sequence[Any], operands: Sequence[Tensor]) -> None:
-    """Compute an additional gradient to find Functions that lose the graph, also for a constant cotangent.
-
-    Args:
-        output: The tensor to differentiate, perhaps inside of a transform.
-        nodes: Nodes of Functions in its graph; where there are none, nothing is computed.
-        operands: The tensors to differentiate with respect to.
-
-    Raises:
-        UnrecordedGradientError: If a backward loses its cotangent.
-    """
+    """Compute a gradient to find Functions among the nodes that lose the graph, also for a constant cotangent."""
     if not nodes or not operands:
         return
     output = output if output.layout is torch.strided else output.to_dense()

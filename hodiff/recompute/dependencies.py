@@ -50,14 +50,7 @@ class Dependencies:
 
     @contextmanager
     def filled(self, tensors: Sequence[Tensor]) -> Iterator[None]:
-        """Replace the tensors within the context, and restore all dependencies afterwards.
-
-        Args:
-            tensors: One tensor for each of `self.tensors`.
-
-        Yields:
-            Nothing.
-        """
+        """Replace the tensors within the context, and restore all dependencies afterwards."""
         held = [slot.get() for slot in self._slots]
         before = list(map(_copied, self._containers))
         try:

@@ -63,15 +63,7 @@ _OPERANDS = "hodiff.operands"
 
 
 def is_due(f: Any, nodes: Iterable[Any]) -> bool:
-    """Whether Functions of some nodes are checked: at the 1st, 2nd, 4th, 8th, ... call of each Function.
-
-    Args:
-        f: The user's function that called them.
-        nodes: The nodes of the Functions.
-
-    Returns:
-        Whether at least one Function is due.
-    """
+    """Whether a Function of the nodes is checked: at its 1st, 2nd, 4th, 8th, ... call by the user's function."""
     return _SCHEDULE.is_due(_code(f), *set(map(_key, nodes))) and not in_fx_trace()
 
 
@@ -133,14 +125,7 @@ def noting_operands(owner: Any) -> Iterator[None]:
 
 
 def refuse_noted_slopes(suspects: Sequence[Suspect]) -> None:
-    """Compare gradients of Functions whose operands `noting_operands` kept with the graph that backward records.
-
-    Args:
-        suspects: Functions that may treat values that depend on the point as constants.
-
-    Raises:
-        UnrecordedGradientError: If a gradient depends smoothly on a value that its backward treats as a constant.
-    """
+    """Compare gradients of Functions whose operands `noting_operands` kept with the graph of backward."""
 
     def begin_again(lost: Suspect) -> None:
         owner, _ = lost.node.metadata[_OPERANDS]

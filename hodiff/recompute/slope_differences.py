@@ -38,17 +38,7 @@ OFFSETS = (0.0, 0.03)
 def loses_recorded(
     function: Any, ctx: Any, cotangents: Sequence[Any], among: Callable[[Tensor], bool] = lambda _: True
 ) -> bool:
-    """Whether backward treats its cotangent, or a tensor that it keeps with a graph, as a constant.
-
-    Args:
-        function: The Function.
-        ctx: Its context, or its node.
-        cotangents: The cotangents that its backward was given.
-        among: Selects the kept tensors to compare.
-
-    Returns:
-        Whether the graph of the gradient lacks a finite difference of it; False if unknown.
-    """
+    """Whether backward treats its cotangent, or a tensor that it keeps with a graph, as a constant."""
     if not can_run_again(function):
         return False
     with torch.enable_grad():
@@ -63,17 +53,7 @@ def loses_recorded(
 
 
 def loses_operands(function: Any, ctx: Any, operands: Sequence[Any], cotangents: Sequence[Any]) -> bool:
-    """Whether backward treats values that depend on the operands, such as a number computed in forward, as constants.
-
-    Args:
-        function: The Function, which is called again.
-        ctx: Its context, or its node.
-        operands: The operands of its call, perhaps inside of transforms.
-        cotangents: The cotangents that its backward was given.
-
-    Returns:
-        Whether the graph of the gradient lacks a finite difference of it; False if unknown.
-    """
+    """Whether backward treats values that depend on the operands, such as a number, as constants."""
     if not can_run_again(function):
         return False
     with torch.enable_grad():
@@ -148,17 +128,7 @@ def _loses(
     cotangents: Sequence[Any],
     precision: float = 0.0,
 ) -> bool:
-    """Compare the graph of a gradient with its differences along the points, and along the cotangents.
-
-    Args:
-        slope_of: The gradient, as a function of points and cotangents.
-        points: The points.
-        cotangents: The cotangents.
-        precision: The relative precision of values that the Function keeps.
-
-    Returns:
-        Whether they differ.
-    """
+    """Whether the graph of a gradient lacks its differences along the points, or along the cotangents."""
     given = list(filter(has_derivatives, cotangents))
     # 16-bit numbers are too coarse for differences.
     if not points or any(each.dtype.itemsize < 4 for each in given):

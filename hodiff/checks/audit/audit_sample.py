@@ -41,19 +41,7 @@ _ROUNDING = 1e-8
 
 
 def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
-    """Judge an operator at a sample.
-
-    The outputs y are contracted to sum(u y + w y² / 2) with random u and w, so that the incoming gradient depends on
-    the input, and the inputs move along two random directions.
-
-    Args:
-        sample: The call of the operator.
-        correct: Whether hodiff's corrections are on.
-        seed: Seed of all random numbers.
-
-    Returns:
-        A verdict for each route.
-    """
+    """Judge an operator's outputs y at a sample, contracted to sum(u y + w y² / 2) with random u and w."""
     f, point = sample.function(correct=correct), sample.point
     with torch.no_grad(), seeded(seed):
         values, *again = (attempt(f, *point) for _ in range(_EVALUATIONS))
@@ -78,16 +66,7 @@ def audit_sample(sample: Sample, *, correct: bool, seed: int) -> Verdicts:
 
 
 def audit_function(f: Function, point: tuple[Tensor, ...], seed: int = 0) -> Verdicts:
-    """Judge the derivatives of a deterministic function of float64 tensors at a point.
-
-    Args:
-        f: The function, which returns a tuple of tensors.
-        point: Its arguments.
-        seed: Seed of the cotangent and the directions.
-
-    Returns:
-        A verdict for each route.
-    """
+    """Judge the routes at a point, for a deterministic function from float64 tensors to a tuple of tensors."""
     generator = torch.Generator().manual_seed(seed)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated operators warn

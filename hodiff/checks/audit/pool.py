@@ -116,15 +116,7 @@ def serve(
     limit: float,
     done: Callable[[Request, Reply | TimedOutError | DiedError], Sequence[Request]],
 ) -> None:
-    """Distribute requests to worker processes.
-
-    Args:
-        first: A process that has started.
-        requests: The requests.
-        jobs: Largest number of processes.
-        limit: Seconds for each request.
-        done: Called with each request and its reply or error, in one thread at a time; returns further requests.
-    """
+    """Distribute requests to processes; `done` takes each reply, one at a time, and returns further requests."""
     waiting: queue.SimpleQueue[Request] = queue.SimpleQueue()
     for request in requests:
         waiting.put(request)

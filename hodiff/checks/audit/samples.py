@@ -56,14 +56,7 @@ FIRST_OUTPUT_ONLY = frozenset({
 
 
 def database() -> dict[str, Any]:
-    """Return torch's operators by name; variants are called "name.variant".
-
-    Returns:
-        The entries, which are `OpInfo` objects of torch.
-
-    Raises:
-        HodiffError: If this build of torch has no database.
-    """
+    """Return the `OpInfo` entries of torch's operators by name; variants are called "name.variant"."""
     try:
         # The database sets the seed within random operators such as dropout; the audit must see that they are random.
         entries = operator_database(_as_it_is, _seed_all)

@@ -41,17 +41,7 @@ def main() -> None:
 
 
 def audit_operator(op: Any, *, correct: bool, count: int, seed: int) -> dict[str, Any]:
-    """Audit one operator of the database.
-
-    Args:
-        op: The entry of the database.
-        correct: Whether hodiff's corrections are on.
-        count: Largest number of samples.
-        seed: Seed of all random numbers.
-
-    Returns:
-        The verdict of each route, and whether any correction concerns the operator.
-    """
+    """Return the verdict on an operator by each route, and whether any correction concerns it."""
     name = name_of(op)
     reason = ILL_POSED.get(name) or _undeclared(op)
     listed = [] if reason else samples(name, op, count)
@@ -68,17 +58,7 @@ def audit_operator(op: Any, *, correct: bool, count: int, seed: int) -> dict[str
 
 
 def audit_invented(op: Any, *, correct: bool, count: int, seed: int) -> dict[str, Any]:
-    """Audit one operator of the database at invented calls.
-
-    Args:
-        op: The entry of the database.
-        correct: Whether hodiff's corrections are on.
-        count: Largest number of calls to judge.
-        seed: Seed of all random numbers.
-
-    Returns:
-        The counts, and some findings.
-    """
+    """Return the counts of an operator's invented calls, and some findings."""
     name = name_of(op)
     if name in ILL_POSED or _undeclared(op):
         return {"judged": 0, "silent": 0, "raising": 0, "findings": []}
@@ -86,17 +66,7 @@ def audit_invented(op: Any, *, correct: bool, count: int, seed: int) -> dict[str
 
 
 def audit_in_taylor_mode(op: Any, *, order: int, count: int, seed: int) -> dict[str, Any]:
-    """Audit one operator of the database in Taylor mode.
-
-    Args:
-        op: The entry of the database.
-        order: The highest order.
-        count: Largest number of samples.
-        seed: Seed of the curves.
-
-    Returns:
-        The verdict.
-    """
+    """Return the verdict on an operator in Taylor mode."""
     reason = ILL_POSED.get(name_of(op)) or _undeclared(op)
     verdict = (
         JetVerdict("not differentiable", reason) if reason else audit_jets(op, order=order, count=count, seed=seed)

@@ -93,17 +93,7 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def run_check(options: argparse.Namespace) -> int:
-    """Run the command.
-
-    Args:
-        options: The options that the parser of `add_check` read.
-
-    Returns:
-        The exit status: 0 without errors, 1 with errors.
-
-    Raises:
-        InputError: If the check could not be run.
-    """
+    """Run the command; return the exit status: 0 without errors, 1 with errors."""
     dtype = dtype_named(options.dtype)
     torch.manual_seed(options.seed)
     function = load_target(options.target)

@@ -37,15 +37,7 @@ _COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
 
 
 class Reader:
-    """Reader of expressions, which share one random generator.
-
-    Args:
-        dtype: Default dtype of floating-point tensors.
-        seed: Seed of the generator of random tensors.
-        generator: The generator itself, instead of a seed.
-        what: Name of the argument in messages.
-        hint: Allowed expressions, for messages.
-    """
+    """Reader of expressions, which share a random generator; `what` and `hint` are for messages."""
 
     def __init__(
         self,

@@ -77,18 +77,7 @@ _SMALL, _LARGE = 1e-3, 1e3
 
 
 def gradchecks(problem: ScalarProblem, order: int, vmap: bool, seed: int, unit: float | None = None) -> Iterator[Entry]:
-    """Run all switches together; if that fails, run them one by one, so that every failure names its switch.
-
-    Args:
-        problem: The function at its point.
-        order: The highest order.
-        vmap: Whether batches are checked.
-        seed: Seed of random numbers.
-        unit: Length over which the function varies, if it is known and short.
-
-    Yields:
-        An entry for each switch.
-    """
+    """Run all switches together; if that fails, run them one by one, so that every failure names its switch."""
     # A function may write into its inputs.
     outputs = problem.function(*(leaf.clone() for leaf in problem.leaves))
     sizes = [float(y.detach().abs().max()) if y.numel() else 0.0 for y in outputs]

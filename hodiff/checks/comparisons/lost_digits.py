@@ -43,17 +43,7 @@ _BY_DIFFERENCES = {"vs differences", "vs SciPy", "curved loss"}
 def lost_digits(
     problem: ScalarProblem, levels: Sequence[Level], entries: Sequence[Entry], codes: Collection[str]
 ) -> list[Cause]:
-    """Return the cause that digits cancel, if it explains all failed comparisons.
-
-    Args:
-        problem: The function at its point.
-        levels: Its derivatives.
-        entries: The comparisons.
-        codes: Codes of the causes that probes found; an unstable formula, HD111, includes cancellation.
-
-    Returns:
-        At most one cause.
-    """
+    """Return the cause that digits cancel, if it explains all failed comparisons."""
     failed = [entry for entry in entries if entry.failed and modes_of(entry)]
     checks = [entry for entry in failed if entry.detail.startswith("GradcheckError")]
     if not failed or not all(entry in checks or entry.status in _FAILED for entry in failed):

@@ -29,20 +29,7 @@ _NEAR = 4.0
 def reference_problem(
     own: ScalarProblem, reference: Callable[..., Any], args: tuple[Any, ...], generator: torch.Generator
 ) -> ScalarProblem:
-    """Return the reference at the point of f, contracted with the cotangents of f.
-
-    Args:
-        own: f, in its own dtype.
-        reference: The same function for float64.
-        args: The arguments of f.
-        generator: Generator of contractions, which are then replaced by those of f.
-
-    Returns:
-        The problem, in float64.
-
-    Raises:
-        InputError: If the reference does not run, or returns other shapes.
-    """
+    """Return the reference in float64, at the point of f and contracted with the cotangents of f."""
     try:
         double = scalarize(reference, tree_map_only(Tensor, _double, args), generator).in_double()
     except InputError as error:

@@ -59,13 +59,7 @@ _LARGE = 1 << 20
 
 
 def vmap_checks(problem: ScalarProblem, order: int, size: float, generator: torch.Generator) -> Iterator[Entry]:
-    """Compare values for each way to batch the inputs, then derivatives for each sample and each direction.
-
-    ``size`` is the largest derivative at the point; a derivative that vanishes is compared at its rounding level.
-
-    Yields:
-        One entry per comparison.
-    """
+    """Compare values for each way to batch the inputs, then derivatives, of which `size` is the largest."""
     noise = [draw_normal((BATCH, *leaf.shape), generator).to(leaf) for leaf in problem.leaves]
     batches = [
         leaf + SPREAD * e * leaf.abs().where(leaf != 0, 1.0) for leaf, e in zip(problem.leaves, noise, strict=True)

@@ -37,19 +37,7 @@ _FEW = 12
 def explore(
     report: Report, f: Any, args: tuple[Any, ...], check: Check, switches: Switches, reference: Any = None
 ) -> Report:
-    """Add findings to a report from conditions that its own inputs do not meet.
-
-    Args:
-        report: The report at the given inputs.
-        f: The function.
-        args: The given inputs.
-        check: The check, called with `f`, arguments and `reference`.
-        switches: The options of the check.
-        reference: The same function for float64, if there is one.
-
-    Returns:
-        The report with a finding for each code that it lacks, and a note of how many inputs were tried.
-    """
+    """Add findings to a function's report from conditions that its own inputs do not meet."""
     leaves, structure = tree_flatten(args)
     places = tuple(i for i, leaf in enumerate(leaves) if is_buffer(leaf) and leaf.numel())
     held = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves)

@@ -39,19 +39,7 @@ def explore_module(
     approximate: bool,
     **options: Any,
 ) -> Report:
-    """Add findings to a module's report from conditions that its own inputs do not meet.
-
-    Args:
-        report: The report at the given inputs.
-        module: The module.
-        inputs: The given inputs.
-        fixed: Positions of inputs that do not change.
-        approximate: Whether the module declares derivatives that are not its own.
-        **options: Further options of `check_module` and `compare_module`.
-
-    Returns:
-        The report with a finding for each code that it lacks, and a note of how many inputs were tried.
-    """
+    """Add findings to a module's report from conditions that its own inputs do not meet."""
     leaves, structure = tree_flatten(inputs)
     owners = [i for i, each in enumerate(inputs) for _ in tree_flatten(each)[0]]
     places = tuple(i for i, leaf in enumerate(leaves) if is_free(leaf) and owners[i] not in fixed and _real(leaf))

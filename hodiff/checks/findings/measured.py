@@ -1,12 +1,34 @@
-"""Descriptions of failed comparisons, in numbers and words."""
+"""Findings about failed comparisons, which are described in numbers and words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hodiff.checks.findings.codes import CODES
 from hodiff.checks.report.data import Entry
+from hodiff.checks.report.report import Finding
 
 _WORDS = {"raises": "raises", "non-finite": "is not finite", "non-smooth": "has no two-sided value"}
+
+
+def finding_of(
+    code: str, failed: Sequence[Entry], cause: str, evidence: Sequence[str], location: str, remedy: str = ""
+) -> Finding:
+    """Return the finding of a code about failed comparisons, with the remedy of the code by default."""
+    defect = CODES[code]
+    return Finding(
+        route=routes_of(failed),
+        order=min(entry.order for entry in failed),
+        kind=failed[0].status,
+        message=measured(failed),
+        remedy=remedy or defect.remedy,
+        code=code,
+        severity=defect.severity,
+        title=defect.title,
+        cause=cause,
+        evidence=tuple(evidence),
+        location=location,
+    )
 
 
 def numbers(failed: Sequence[Entry]) -> tuple[str, ...]:

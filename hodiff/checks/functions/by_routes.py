@@ -42,16 +42,7 @@ _FAILED = {"wrong", "zero", "non-finite", "non-smooth", "fails"}
 
 
 def out_of_range(problem: ScalarProblem, levels: Sequence[Level], entries: Sequence[Entry]) -> list[Cause]:
-    """Return the cause that numbers overflow or vanish inside, if every route is right at smaller inputs.
-
-    Args:
-        problem: The function at its point.
-        levels: Its derivatives.
-        entries: The comparisons.
-
-    Returns:
-        At most one cause.
-    """
+    """Return the cause that numbers overflow or vanish inside, if every route is right at smaller inputs."""
     failed = [entry for entry in entries if entry.failed]
     known = set(map(id, failed))
     if not failed or any(entry.status not in _FAILED for entry in failed) or not _leaves_range(problem, levels):
@@ -129,8 +120,13 @@ def _report(
     levels, entries = [], [*_trouble(trouble), *switches.failed]
     if not switches.failed:
         levels = climb(problem, problem.loss, switches.order, generator)
-        comparisons = _surrogate_entries if surrogate else _entries
-        entries += comparisons(own, problem, levels, switches, generator, in_double=not (trouble or lost))
+        entries += against_differences(levels, switches.order)
+        if surrogate:
+            # Differences do not judge a claimed derivative: its routes are compared with each other.
+            entries += between_claims(problem, switches.order, generator)
+        else:
+            entries += _entries(own, problem, levels, switches, generator, in_double=not (trouble or lost))
+        entries += _transformed(problem, levels, switches, generator)
     calls = calls_within(problem, f)
     causes = probe(
         *(f, args, problem.function, problem.leaves, calls),
@@ -188,7 +184,6 @@ def _entries(
     in_double: bool,
 ) -> Iterator[Entry]:
     order = switches.order
-    yield from against_differences(levels, order)
     yield from between_routes(levels)
     if switches.scipy:
         yield from against_scipy(problem, problem.loss, levels, generator)
@@ -200,22 +195,6 @@ def _entries(
         step = min(level.differences.step for level in levels)
         short = 2.0 ** round(math.log2(step) + 15) if 0 < step < problem.step * FARTHER else None
         yield from gradchecks(problem, order, switches.vmap, switches.seed, short)
-    yield from _transformed(problem, levels, switches, generator)
-
-
-def _surrogate_entries(
-    own: ScalarProblem,
-    problem: ScalarProblem,
-    levels: list[Level],
-    switches: Switches,
-    generator: torch.Generator,
-    *,
-    in_double: bool,
-) -> Iterator[Entry]:
-    """Compare the routes to a claimed derivative with each other; differences do not judge it."""
-    yield from against_differences(levels, switches.order)
-    yield from between_claims(problem, switches.order, generator)
-    yield from _transformed(problem, levels, switches, generator)
 
 
 def _transformed(

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.findings.codes import CODES
-from hodiff.checks.findings.measured import in_words, measured, numbers, routes_of, statuses
+from hodiff.checks.findings.measured import finding_of, in_words, numbers, routes_of, statuses
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.conclusion import Switches
 from hodiff.checks.modules.search import Guilty
@@ -109,28 +109,16 @@ class Inquiry:
             # The function runs a rule of the user, which probes can inspect.
             return self._alone(guilty, culprit.subject, f"{guilty.call.label}, {culprit.name}", culprit.location)
         cut = culprit.function in _CUTS
-        code = CODES["HD104" if cut else "HD112" if statuses(culprit.failed) <= {"non-finite"} else "HD406"]
-        leave_out = f"Remove it. If it is meant, {self.others_left}check the module around it without it."
-        remedy = leave_out if cut else code.remedy
+        code = "HD104" if cut else "HD112" if statuses(culprit.failed) <= {"non-finite"} else "HD406"
+        remedy = f"Remove it. If it is meant, {self.others_left}check the module around it without it." if cut else ""
         if not self.correct and culprit.function in CORRECTIONS:
             remedy = (
                 "Take derivatives within hodiff.corrected(), or by hodiff's own transforms: `with hodiff.corrected():`."
             )
-        finding = Finding(
-            route=routes_of(culprit.failed),
-            order=min(entry.order for entry in culprit.failed),
-            kind=culprit.failed[0].status,
-            message=measured(culprit.failed),
-            remedy=remedy,
-            code=code.code,
-            severity=code.severity,
-            title=code.title,
-            cause=f"in {guilty.call.label}: a derivative of {culprit.name} {in_words(culprit.failed)} "
-            f"by {routes_of(culprit.failed)}.",
-            evidence=(*_evidence(guilty), f"torch function {culprit.name}", *numbers(culprit.failed)),
-            location=culprit.location or guilty.call.location,
-        )
-        return (finding,)
+        cause = f"in {guilty.call.label}: a derivative of {culprit.name} {in_words(culprit.failed)} "
+        cause += f"by {routes_of(culprit.failed)}."
+        evidence = (*_evidence(guilty), f"torch function {culprit.name}", *numbers(culprit.failed))
+        return (finding_of(code, culprit.failed, cause, evidence, culprit.location or guilty.call.location, remedy),)
 
 
 def unsteady_finding(call: ModuleCall, reason: str) -> Finding:
@@ -174,22 +162,11 @@ def _seen(name: str, call: ModuleCall, reason: str, *remarks: str) -> Finding:
 def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
     """Return a finding that names only the routes that disagree."""
     failed = guilty.failed
-    code = CODES[next(code for status, code in _BY_STATUS.items() if status in statuses(failed))]
-    routes = routes_of(failed)
+    code = next(code for status, code in _BY_STATUS.items() if status in statuses(failed))
     classes = custom_classes(guilty.call) if guilty.loss is None else ()
-    return Finding(
-        route=routes,
-        order=min(entry.order for entry in failed),
-        kind=failed[0].status,
-        message=measured(failed),
-        remedy=code.remedy,
-        code=code.code,
-        severity=code.severity,
-        title=code.title,
-        cause=f"in {label}: a derivative {in_words(failed)} by {routes}.",
-        evidence=(*_evidence(guilty), *(f"custom Function {each.__name__}" for each in classes), *numbers(failed)),
-        location=location,
-    )
+    cause = f"in {label}: a derivative {in_words(failed)} by {routes_of(failed)}."
+    evidence = (*_evidence(guilty), *(f"custom Function {each.__name__}" for each in classes), *numbers(failed))
+    return finding_of(code, failed, cause, evidence, location)
 
 
 def _names_custom(guilty: Guilty) -> bool:

@@ -35,19 +35,7 @@ def notes_of(
     aside: Sequence[type],
     failed: Sequence[Entry],
 ) -> tuple[str, ...]:
-    """Return all notes on the check of a module.
-
-    Args:
-        module: The caller's module.
-        called: The first call of its copy.
-        subject: The function that was differentiated.
-        comparison: The comparison of its routes.
-        aside: Custom Functions that the module calls only if no input needs a gradient.
-        failed: The comparisons that failed.
-
-    Returns:
-        The notes, one sentence per note.
-    """
+    """Return all notes on the check of a module; `aside` runs only if no input needs a gradient."""
     return (
         what_moves(called.root.module, subject),
         *standing(comparison.problem),

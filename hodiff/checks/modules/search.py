@@ -31,12 +31,7 @@ class Guilty:
 
 
 class Search:
-    """Search that checks calls alone; each call is checked once.
-
-    Args:
-        failures: Returns the failed comparisons of a subject.
-        subject_for: Returns a call as a function of the variables to differentiate by.
-    """
+    """Search that checks calls alone; each call is checked once."""
 
     def __init__(self, failures: Callable[[Subject], tuple[Entry, ...]], subject_for: Callable[[ModuleCall], Subject]):
         self._failures = failures
@@ -46,16 +41,7 @@ class Search:
     def run(
         self, root: ModuleCall, failed: tuple[Entry, ...], loss: Callable[[Any], Tensor] | None
     ) -> Iterator[Guilty]:
-        """Find the calls at fault: first from the outside inwards, then beside that path.
-
-        Args:
-            root: The call of the whole module.
-            failed: Its comparisons that failed.
-            loss: The loss of the output, if any.
-
-        Yields:
-            The smallest calls at fault; the call at fault that is executed first comes first.
-        """
+        """Yield the smallest calls at fault: first from the outside inwards, then beside that path."""
         first, path = self._descend(root, root, failed)
         if first.call is root and loss is not None:
             if not self.failures(root):

@@ -150,17 +150,7 @@ def _narrowed_everywhere(size: int) -> Change:
 
 
 def cut(sample: Sample, old: int, new: int, *, last: bool = False) -> Sample:
-    """Return the sample with all dimensions of one size cut to another size.
-
-    Args:
-        sample: The call.
-        old: The size of the dimensions to cut.
-        new: The size after the cut.
-        last: Whether to keep the last elements instead of the first.
-
-    Returns:
-        The smaller call, which torch may refuse.
-    """
+    """Return the sample with all dimensions of one size cut to another size, which torch may refuse."""
     kept = slice(old - new, old) if last else slice(new)
     return replace(sample, leaves=tuple(_cut(leaf, old, kept) for leaf in sample.leaves))
 
@@ -283,15 +273,7 @@ CHANGES: dict[str, Change] = {
 
 
 def changed(sample: Sample, seed: int) -> Iterator[tuple[str, Sample]]:
-    """Yield all changes that apply to a sample, in random order, with their names.
-
-    Args:
-        sample: A call of the database.
-        seed: Seed of the order and of random numbers in the changes.
-
-    Yields:
-        The name of a change and the changed sample.
-    """
+    """Yield all changes that apply to a sample of the database, in random order, with their names."""
     draw = random.Random(seed)
     pairs = [(name, place) for name in CHANGES for place in range(len(sample.leaves))]
     for name, place in draw.sample(pairs, len(pairs)):

@@ -23,18 +23,7 @@ _TOWARDS_INFINITY = (1e2, 1e4, 1e8)
 def large_arguments(
     function: LeavesFunction, leaves: tuple[Tensor, ...], location: str, truth: LeavesFunction | None = None
 ) -> list[Cause]:
-    """Compare low precision with float64 at large arguments, where low precision can hold the result.
-
-    Args:
-        function: The function.
-        leaves: The point.
-        location: Line of the function's source.
-        truth: The same function for float64, if `function` does not support float64. Then `function` runs in the
-            dtypes of the point, else in float32.
-
-    Returns:
-        The defects.
-    """
+    """Compare low precision with float64, or `truth`, at large arguments whose result it can hold."""
     low = tuple(leaf.float() if truth is None else leaf for leaf in leaves)
     pair = (function, function if truth is None else truth)
     if any(True for _ in _disagreements(*pair, low)):

@@ -24,20 +24,7 @@ _BATCH = 2
 def empty_tensors(
     f: Callable[..., Any], args: tuple[Any, ...], leaves: tuple[Tensor, ...], location: str, *, vmap: bool = True
 ) -> list[Cause]:
-    """Set one size after the other to 0, in all dimensions that have that size, and run all rules.
-
-    If forward accepts the empty tensors, every rule that works at the point must work for them, too.
-
-    Args:
-        f: The function.
-        args: Its arguments.
-        leaves: The floating arguments, in the dtypes of the check.
-        location: Line of the function's source.
-        vmap: Whether to check batching.
-
-    Returns:
-        The defects.
-    """
+    """Set one size after the other to 0; if forward works, rules that work at the point must work, too."""
     args = _with_leaves(args, leaves)
     for size in _sizes(args):
         none = tree_map_only(Tensor, partial(_without, size), args)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from hodiff.checks.attempts import Failure, attempt, first_line
-from hodiff.checks.probes.cause import Cause, Explains, by_forward, by_reverse, every_entry, no_entry
-from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
+from hodiff.checks.probes.cause import Cause, Explains, no_entry
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall, rules_of
 from hodiff.checks.probes.numbers_inside import cancels, numbers_inside
 from hodiff.checks.probes.torch_calls import TorchCalls, kind_of
 from hodiff.checks.report.data import Entry
@@ -25,23 +26,16 @@ from hodiff.torch_internals.wording import Wording, says
 # Largest error that rounding a factor to float32 causes; a larger error has another cause.
 _LARGEST = 1e-5
 
-_RULES: tuple[tuple[str, Callable[[ForwardRun], Any], Explains], ...] = (
-    ("forward", lambda ran: ran.call.fresh().run(), every_entry),
-    ("backward", lambda ran: ran.pull(ran.cotangents(torch.Generator().manual_seed(0))), by_reverse),
-    ("jvp", lambda ran: ran.push(ran.tangents(torch.Generator().manual_seed(0))), by_forward),
-)
-
 
 def narrow_factors(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Report rules that compute with numbers in less than float64, if derivatives are off by their rounding."""
     if not all(a.dtype == torch.float64 for i, a in enumerate(call.args) if call.moving[i]):
         return []
     causes = []
-    for name, rule, follows in _RULES:
-        if name == "jvp" and not call.has_jvp:
-            continue
+    for name, rule, follows in rules_of(call):
         ran = call.fresh().run()
-        seen = attempt(numbers_inside, lambda rule=rule, ran=ran: rule(ran))
+        again = partial(lambda call: call.fresh().run(), ran.call)
+        seen = attempt(numbers_inside, again if name == "forward" else partial(rule, ran))
         if isinstance(seen, Failure) or not seen.rounded:
             continue
 
@@ -61,15 +55,8 @@ def fixed_dtypes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Report rules that return a lower precision than float64, or ignore small changes of the inputs."""
     if not all(a.dtype == torch.float64 for i, a in enumerate(call.args) if call.moving[i]):
         return []
-    rules: tuple[tuple[str, Callable[[ForwardRun, float], tuple[Any, ...]], Explains], ...] = (
-        ("forward", lambda ran, h: ran.outputs, every_entry),
-        ("backward", lambda ran, h: ran.pull(ran.cotangents(torch.Generator().manual_seed(0))), by_reverse),
-        ("jvp", lambda ran, h: ran.push(ran.tangents(torch.Generator().manual_seed(0))), by_forward),
-    )
     causes = []
-    for name, rule, explains in rules:
-        if name == "jvp" and not call.has_jvp:
-            continue
+    for name, rule, explains in rules_of(call):
         seen: Any = attempt(_fixed, call, rule)
         if isinstance(seen, str) and seen:
             location = rule_location(call.function, name)
@@ -79,11 +66,11 @@ def fixed_dtypes(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     return causes
 
 
-def _fixed(call: FunctionCall, rule: Callable[[ForwardRun, float], tuple[Any, ...]]) -> str:
+def _fixed(call: FunctionCall, rule: Callable[[ForwardRun], tuple[Any, ...]]) -> str:
     def at(h: float) -> list[Tensor]:
         moved = {i: call.args[i] * (1 + h) for i in call.moves()}
         with torch.no_grad():
-            results = rule(call.fresh().at(moved).run(), h)
+            results = rule(call.fresh().at(moved).run())
         return [y for y in results if isinstance(y, Tensor) and y.is_floating_point() and y.numel()]
 
     here, far, near = at(0.0), at(1e-5), at(1e-10)
@@ -114,15 +101,13 @@ def fixed_devices(call: FunctionCall, generator: torch.Generator) -> list[Cause]
     def tangents(ran: ForwardRun) -> tuple[Any, ...]:
         return tuple(torch.ones_like(a) if m else None for a, m in zip(ran.call.args, call.moving, strict=True))
 
-    rules: tuple[tuple[str, Callable[[], tuple[Any, ...]], Explains], ...] = (
-        ("forward", lambda: forward().outputs, every_entry),
-        ("backward", lambda: (ran := forward()).pull(incoming(ran.outputs)), by_reverse),
-        ("jvp", lambda: (ran := forward()).push(tangents(ran)), by_forward),
-    )
-    for name, rule, _ in rules:
-        if name == "jvp" and not call.has_jvp:
-            continue
-        seen, where = fake.look(rule)
+    rules: dict[str, Callable[[], tuple[Any, ...]]] = {
+        "forward": lambda: forward().outputs,
+        "backward": lambda: (ran := forward()).pull(incoming(ran.outputs)),
+        "jvp": lambda: (ran := forward()).push(tangents(ran)),
+    }
+    for name, _, _ in rules_of(call):
+        seen, where = fake.look(rules[name])
         if seen:
             location = where or rule_location(call.function, name)
             return [Cause("HD307", (f"{name} of {call.name} on another device: {seen}",), no_entry, location)]

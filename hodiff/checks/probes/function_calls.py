@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from hodiff.checks.probes.cause import Explains, by_forward, by_reverse, every_entry
 from hodiff.checks.probes.context import StandInContext
 from hodiff.graphs import nodes_of
 from hodiff.torch_internals.autograd.graph_nodes import function_of
@@ -155,6 +156,21 @@ class ForwardRun:
         return as_tuple(self.call.function.jvp(context, *given))
 
 
+# Name of a rule, its call with seeded incoming numbers, and the entries that follow from it.
+Rule = tuple[str, Callable[[ForwardRun], tuple[Any, ...]], Explains]
+
+_RULES: tuple[Rule, ...] = (
+    ("forward", lambda ran: ran.outputs, every_entry),
+    ("backward", lambda ran: ran.pull(ran.cotangents(torch.Generator().manual_seed(0))), by_reverse),
+    ("jvp", lambda ran: ran.push(ran.tangents(torch.Generator().manual_seed(0))), by_forward),
+)
+
+
+def rules_of(call: FunctionCall) -> list[Rule]:
+    """Return the rules that a Function has, forward first."""
+    return [rule for rule in _RULES if rule[0] != "jvp" or call.has_jvp]
+
+
 def _has_tangents(argument: Any) -> bool:
     """Whether torch fills in a missing tangent of the argument with zeros."""
     return isinstance(argument, Tensor) and (argument.is_floating_point() or argument.is_complex())
@@ -166,16 +182,7 @@ def as_tuple(result: Any) -> tuple[Any, ...]:
 
 
 def function_calls(function: LeavesFunction, leaves: tuple[Tensor, ...], own: Any) -> list[FunctionCall]:
-    """Return one call of each custom Function in a function; Functions of torch and hodiff are skipped.
-
-    Args:
-        function: Function of tensors that returns a tuple of tensors.
-        leaves: The point.
-        own: The checked object; if it is a Function, it is never skipped.
-
-    Returns:
-        The calls, in the order of the graph.
-    """
+    """Return a call of each custom Function inside, without those of torch and hodiff except `own`."""
     found: list[type[Function]] = []
     tracked = [leaf.detach().clone().requires_grad_() for leaf in leaves]
     with torch.enable_grad():

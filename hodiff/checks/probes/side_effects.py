@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils import deterministic as _deterministic
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.probes.cause import Cause, by_forward, by_reverse, every_entry, no_entry, of_second_order
-from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
+from hodiff.checks.probes.cause import Cause, Explains, every_entry, no_entry, of_second_order
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall, rules_of
 from hodiff.checks.probes.torch_calls import TorchCalls
 from hodiff.checks.source_lines import mentions, rule_location
 from hodiff.common.complex_numbers import equal_with_nan
@@ -36,20 +36,16 @@ def in_place_writes(call: FunctionCall, generator: torch.Generator) -> list[Caus
             where = _line(trace, [argument]) or rule_location(call.function, "forward")
             evidence = (f"forward of {call.name} changes {call.argument(i)}",)
             causes.append(Cause("HD303", evidence, every_entry, where))
-    for rule, reading, explains in (("backward", "backward", by_reverse), ("jvp", "forward", by_forward)):
-        if rule == "jvp" and not call.has_jvp:
-            continue
-        found = attempt(_written, call, rule, reading, explains, generator)
+    for rule, _, explains in rules_of(call)[1:]:
+        found = attempt(_written, call, rule, explains, generator)
         causes += [] if isinstance(found, Failure) else found
     return causes
 
 
-def _written(
-    call: FunctionCall, rule: str, reading: str, explains: Callable[..., bool], generator: torch.Generator
-) -> list[Cause]:
+def _written(call: FunctionCall, rule: str, explains: Explains, generator: torch.Generator) -> list[Cause]:
     ran = call.fresh().run()
     incoming = ran.cotangents(generator) if rule == "backward" else ran.tangents(generator)
-    ran.context.reading = reading
+    ran.context.reading = "backward" if rule == "backward" else "forward"
     saved = ran.context.tensors()
     copies = {name: (t.clone(), version_of(t)) for name, t in saved.items()}
     given = _copies(incoming)
@@ -88,14 +84,7 @@ def tensors_on_context(call: FunctionCall, generator: torch.Generator) -> list[C
 def uninitialised_memory(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Fill uninitialised memory with NaN, and report the rules that return it."""
     causes = []
-    rules: tuple[tuple[str, Callable[[ForwardRun], tuple[Any, ...]], Callable[..., bool]], ...] = (
-        ("forward", lambda ran: ran.outputs, every_entry),
-        ("backward", lambda ran: ran.pull(ran.cotangents(torch.Generator().manual_seed(0))), by_reverse),
-        ("jvp", lambda ran: ran.push(ran.tangents(torch.Generator().manual_seed(0))), by_forward),
-    )
-    for name, rule, explains in rules:
-        if name == "jvp" and not call.has_jvp:
-            continue
+    for name, rule, explains in rules_of(call):
 
         def run(rule: Callable[[ForwardRun], tuple[Any, ...]] = rule) -> tuple[Any, ...]:
             with torch.no_grad():

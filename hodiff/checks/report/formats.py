@@ -25,16 +25,7 @@ _NAMES = {math.inf: "inf", -math.inf: "-inf"}
 
 
 def report_to_json(report: ReportData, *, indent: int | None = None) -> str:
-    """Write a report as JSON.
-
-    Args:
-        report: The report.
-        indent: Spaces for each level, or None for one line.
-
-    Returns:
-        An object with ``schema``, ``version``, ``title``, ``ok``, ``codes``, ``findings``, ``entries`` and
-        ``notes``. Errors and tolerances are numbers, or the strings "nan", "inf" and "-inf", which JSON lacks.
-    """
+    """Write a report as an object in strict JSON, where "nan", "inf" and "-inf" are strings."""
     content = {
         "schema": SCHEMA,
         "version": VERSION,

@@ -115,19 +115,7 @@ class CallFailed(Exception):  # noqa: N818 (what failed is the user's code)
 
 
 def record_calls(module: nn.Module, args: tuple[Any, ...], precision: InDouble | None = None) -> ModuleCall:
-    """Call a module once and record the calls of its submodules.
-
-    Args:
-        module: The module.
-        args: Its arguments; they are copied.
-        precision: The mode in which it is called, if any.
-
-    Returns:
-        The call of the module.
-
-    Raises:
-        CallFailed: If it raises.
-    """
+    """Call a module once with copies of the arguments, and record the calls of its submodules."""
     stack: list[ModuleCall] = []
     roots: list[ModuleCall] = []
     setting = Setting.of(module, precision)
@@ -175,16 +163,7 @@ def is_repeatable(call: ModuleCall) -> bool:
 def unsteady_call(
     module: nn.Module, args: tuple[Any, ...], precision: InDouble | None = None
 ) -> tuple[ModuleCall, ModuleCall | None, str]:
-    """Find the call that makes outputs for equal inputs differ, by random numbers or a changing state.
-
-    Args:
-        module: The module, a copy: its buffers may change.
-        args: Its arguments.
-        precision: The mode in which it is called, if any.
-
-    Returns:
-        The root call, the innermost call at fault, and the reason; None and an empty reason if nothing differs.
-    """
+    """Return the root call, and the innermost call whose outputs for equal inputs differ, with the reason."""
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     # One fork for both calls: equal seeds would hide random numbers, and the caller's generators must not change.
     with torch.random.fork_rng():
@@ -204,18 +183,7 @@ def unsteady_call(
 def stale_call(
     called: nn.Module, fresh: nn.Module, args: tuple[Any, ...], precision: InDouble | None = None
 ) -> ModuleCall | None:
-    """Find a module that caches results of its parameters or inputs and ignores their changes.
-
-    Args:
-        called: A copy that was called with the arguments. It is restored afterwards.
-        fresh: Another copy, in the state before the first call.
-        args: The arguments.
-        precision: The mode in which they are called, if any.
-
-    Returns:
-        The innermost call whose output differs from the fresh copy's, after the same change of parameters and
-        arguments; None if there is none.
-    """
+    """Return the innermost call whose module caches results of its parameters or inputs and ignores changes."""
     args = tree_map_only(Tensor, _moved, args)
     records: list[ModuleCall] = []
     for module in (called, fresh):

@@ -46,17 +46,7 @@ class Subject:
 def subject_of_call(
     call: ModuleCall, loss: Callable[[Any], Tensor] | None = None, wrt: str = "both", fixed: Collection[int] = ()
 ) -> Subject:
-    """Return a call as a function of the parameters that require grad and of the floating inputs.
-
-    Args:
-        call: The call.
-        loss: Function of the output; by default the output's tensors are differentiated.
-        wrt: One of `WRT`.
-        fixed: Positions of floating arguments to treat as constants.
-
-    Returns:
-        The function and its point.
-    """
+    """Return a call as a function of its free parameters and of the floating inputs that are not fixed."""
     own = dict(call.module.named_parameters())
     moving = own if wrt != "inputs" else {}
     free = {name: each.detach() for name, each in moving.items() if each.requires_grad and is_free(each)}

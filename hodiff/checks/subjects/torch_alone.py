@@ -13,7 +13,7 @@ from hodiff.checks.attempts import attempt
 from hodiff.checks.comparisons.lost_digits import moved_by_rounding
 from hodiff.checks.comparisons.order_by_order import Level, evaluate_route
 from hodiff.checks.findings.codes import CODES
-from hodiff.checks.findings.measured import in_words, measured, numbers, routes_of
+from hodiff.checks.findings.measured import finding_of, in_words, numbers, routes_of
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding
 from hodiff.checks.subjects.subject import Comparison
@@ -48,18 +48,7 @@ def torch_alone(
     seed: int,
     functions: Sequence[type] = (),
 ) -> tuple[Finding, ...]:
-    """Return a warning if torch alone fails where corrections do not.
-
-    Args:
-        prepare: Returns the call that was checked, ready to be made once.
-        comparison: Its comparison within corrections.
-        order: The highest order.
-        seed: The seed.
-        functions: The custom Functions inside, whose forward mode corrections fix.
-
-    Returns:
-        At most one finding.
-    """
+    """Return a warning if torch alone fails at a call where corrections do not."""
     with _Asking() as mode:
         attempt(prepare())
     if not (mode.asked or functions):
@@ -101,20 +90,10 @@ def _is_sure(comparison: Comparison, route: str, level: Level) -> bool:
 
 
 def _finding(failed: tuple[Entry, ...], guilty: list[Culprit], functions: Sequence[type]) -> Finding:
-    code = CODES["HD410"]
     inside = tuple(f"torch function {each.name}: {', '.join(numbers(each.failed))}" for each in guilty) or tuple(
         f"custom Function {each.__name__}" for each in functions
     )
-    return Finding(
-        route=routes_of(failed),
-        order=min(entry.order for entry in failed),
-        kind=failed[0].status,
-        message=measured(failed),
-        remedy=code.remedy,
-        code=code.code,
-        severity=code.severity,
-        title=code.title,
-        cause=f"{code.cause.removesuffix('.')}: by torch alone it {in_words(failed)} by {routes_of(failed)}.",
-        evidence=inside or numbers(failed),
-        location=next((each.location for each in guilty if each.location), ""),
-    )
+    known = CODES["HD410"].cause.removesuffix(".")
+    cause = f"{known}: by torch alone it {in_words(failed)} by {routes_of(failed)}."
+    location = next((each.location for each in guilty if each.location), "")
+    return finding_of("HD410", failed, cause, inside or numbers(failed), location)

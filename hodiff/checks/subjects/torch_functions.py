@@ -92,19 +92,7 @@ def culprits(
     *,
     raising: bool = False,
 ) -> Iterator[Culprit]:
-    """Check every torch function that a call makes, alone, at its recorded arguments.
-
-    Args:
-        prepare: Returns a call that is ready to be made, once.
-        mode: Returns the context in which derivatives are taken.
-        order: The highest order.
-        seed: The seed.
-        suspects: Whether to check a function.
-        raising: Whether to look only for functions whose routes raise.
-
-    Yields:
-        The functions whose routes disagree, without repetition, in the order of their calls.
-    """
+    """Check every torch function that a call makes, alone, at its recorded arguments; yield those that fail."""
     recorder, run = _Recorder(), prepare()
     with torch.enable_grad(), recorder:
         attempt(run)

@@ -72,19 +72,7 @@ class Search(Rows):
             setattr(self, name, chosen(which, getattr(other, name), getattr(self, name)))
 
     def judge(self, value: Tensor, slope: Tensor, expected: Tensor, c1: float, c2: float, eps: float) -> Tensor:
-        """Mark the trials that end their search; the other trials update the brackets.
-
-        Args:
-            value: Values at the trials.
-            slope: Slopes along the lines at the trials.
-            expected: Changes of the values if the functions were linear.
-            c1: Constant of Wolfe's first condition.
-            c2: Constant of Wolfe's second condition.
-            eps: Machine epsilon of the values.
-
-        Returns:
-            Mask (b,) of the searches that end.
-        """
+        """Mark trials that end their search; others update brackets. `expected` are changes of linear functions."""
         finite = torch.isfinite(value) & torch.isfinite(slope)
         lower = value <= self.value + c1 * expected.clamp_max(0)
         noise = 10 * eps * self.value.abs()

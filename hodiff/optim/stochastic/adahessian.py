@@ -12,7 +12,7 @@ from torch import Tensor
 from hodiff.common.options import require_choice
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.diagonal_curvature import HutchinsonOptimizer
-from hodiff.optim.stochastic.own_states import precise, restore
+from hodiff.optim.stochastic.own_states import precise
 from hodiff.optim.stochastic.pending_curvature import Estimates
 from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.training_optimizer import Group, zeros_of_each
@@ -63,6 +63,7 @@ class AdaHessian(HutchinsonOptimizer):
     1, eq. 9 to 11.
     """
 
+    precise_state = True
     whole_state = frozenset({"curvature_sq", "refreshes"})
 
     def __init__(
@@ -83,19 +84,6 @@ class AdaHessian(HutchinsonOptimizer):
     ):
         require_choice(self.caller, "probes", probes, PROBES)
         super().__init__(params, settings_in(locals()), probes, generator)
-
-    def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
-        """See `StochasticOptimizer`."""
-        return precise(parameter).dtype
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state as `torch.optim.Optimizer.load_state_dict` does, with precision and generator kept.
-
-        Args:
-            state_dict: Dict that `state_dict` returned.
-        """
-        super().load_state_dict(state_dict)
-        restore(self, state_dict)
 
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         estimates, gradients = super()._estimate(loss, parameters, last)

@@ -1,6 +1,8 @@
 """Losses of torch in a graph: the edge of their outputs, and their scale relative to a mean.
 
 Derivatives of a loss from its recorded graph.
+
+Gauss-Newton-Bartlett estimate: squared gradients of the loss for labels drawn from the model's softmax.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -118,3 +121,50 @@ def find(loss: Tensor, families: tuple[str, ...], unknown: Callable[[str], Excep
     (share,) = torch.autograd.grad([loss], [GradientEdge(node, 0)], retain_graph=True)
     weight = _REDUCTIONS[saved["reduction"]](count) * share.abs()
     return FoundLoss(family, GradientEdge(*edge), outputs, ignored, count, weight)
+
+
+def curvature_of_logits(
+    logits: Tensor, parameters: Sequence[Tensor], generator: torch.Generator
+) -> list[Tensor | None]:
+    """Estimate the curvature for labels drawn from logits (N, C, ...) or (C,); None for parameters not reached."""
+    with torch.enable_grad():
+        logarithms = torch.log_softmax(logits, dim=min(1, logits.dim() - 1))
+    cotangent, count = drawn(logarithms.detach(), None, generator)
+    return _squared(logarithms, parameters, cotangent, count)
+
+
+def curvature_of_labels(
+    caller: str, loss: Tensor, parameters: Sequence[Tensor], generator: torch.Generator
+) -> list[Tensor | None]:
+    """Estimate the curvature for labels drawn from the logits from which a loss was computed."""
+    found = find(loss, (LABELS,), partial(_unknown_labels, caller))
+    cotangent, count = drawn(found.outputs, found.ignored, generator)
+    return _squared(found.edge, parameters, cotangent, count * found.weight)
+
+
+def _squared(
+    output: Tensor | GradientEdge, parameters: Sequence[Tensor], cotangent: Tensor, factor: float | Tensor
+) -> list[Tensor | None]:
+    found = torch.autograd.grad(output, parameters, cotangent, retain_graph=True, allow_unused=True)
+    # A factor of shape () would promote a parameter of shape () to the dtype of the loss.
+    return [None if g is None else (factor * g.square()).to(g.dtype) for g in found]
+
+
+def drawn(logarithms: Tensor, ignored: Tensor | None, generator: torch.Generator) -> tuple[Tensor, float]:
+    """Draw labels; return the gradient of their mean loss in the log-probabilities, and the number of labels."""
+    classes = min(1, logarithms.dim() - 1)
+    rows = logarithms.movedim(classes, -1)
+    # Draw in float32 on the generator's device: 16 bits are too few for small probabilities.
+    probabilities = rows.reshape(-1, rows.shape[-1]).to(generator.device, torch.float32).exp()
+    labels = torch.multinomial(probabilities, 1, generator=generator).to(rows.device).reshape(*rows.shape[:-1], 1)
+    taken = torch.ones_like(labels, dtype=torch.bool) if ignored is None else ~ignored.reshape(labels.shape)
+    count = max(float(taken.sum()), 1.0)
+    cotangent = torch.zeros_like(rows).scatter_(-1, labels, -taken.to(rows.dtype) / count)
+    return cotangent.movedim(-1, classes), count
+
+
+def _unknown_labels(caller: str, got: str) -> InputError:
+    return InputError(
+        f"{caller}: expected a loss with one cross_entropy or nll_loss of labels, without class weights, of reduction "
+        f"'mean' or 'sum', got {got}; pass update_every=None, and call update_curvature(logits) before backward."
+    )

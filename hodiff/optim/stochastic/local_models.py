@@ -54,13 +54,7 @@ def require_closure(caller: str, closure: Any) -> None:
 
 
 class LocalModel:
-    """Quadratic model of a loss at the parameters.
-
-    Args:
-        caller: Name of the optimizer, for messages.
-        parameters: Parameters with respect to which the loss is differentiated.
-        returned: Return value of the closure.
-    """
+    """Quadratic model of the loss that a closure returned, at the parameters that it is differentiated by."""
 
     loss: Tensor
     gradient: Tensor

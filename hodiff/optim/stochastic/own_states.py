@@ -46,17 +46,7 @@ _SCALARS = {"step", "t"}
 def require_own_state(
     caller: str, loaded: Mapping[str, Any], defaults: Mapping[str, Any], whole: Collection[str]
 ) -> None:
-    """Raise on groups and states of another optimizer, and fill in settings that older states lack.
-
-    Args:
-        caller: Name of the optimizer.
-        loaded: State that torch passes to `__setstate__`.
-        defaults: Default settings of the optimizer. Settings of later versions have to be off by default.
-        whole: Names of which a parameter's state has all or none.
-
-    Raises:
-        InputError: If settings that are not off, or parts of a state, are missing.
-    """
+    """Raise on groups and states of another optimizer, and fill in settings, off by default, that older states lack."""
     expected = f"{caller}: load_state_dict: expected what the state_dict of this optimizer returns, got"
     remedy = "load it into an optimizer of the kind that it comes from, or begin without it."
     for group in loaded["param_groups"]:

@@ -13,7 +13,7 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.probes import PROBES
 from hodiff.optim.stochastic.diagonal_curvature import DiagonalOptimizer, HutchinsonOptimizer
-from hodiff.optim.stochastic.drawn_labels import in_a_loss, of_logits
+from hodiff.optim.stochastic.found_losses import curvature_of_labels, curvature_of_logits
 from hodiff.optim.stochastic.pending_curvature import Estimates
 from hodiff.optim.stochastic.settings import settings_in
 from hodiff.optim.stochastic.training_optimizer import Group, zeros_of_each
@@ -208,8 +208,8 @@ class SophiaG(_Sophia):
     def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
         # A loss has no dimensions; logits from `update_curvature` have a dimension of classes.
         if loss.dim():
-            found = of_logits(loss, self._generator).curvature(parameters)
+            found = curvature_of_logits(loss, parameters, self._generator)
             return [(p, h) for p, h in zip(parameters, found, strict=True) if h is not None], []
-        found = in_a_loss(self.caller, loss, self._generator).curvature(parameters)
+        found = curvature_of_labels(self.caller, loss, parameters, self._generator)
         # The loss depends on all of these parameters, though not always through its logits.
         return [(p, torch.zeros_like(p) if h is None else h) for p, h in zip(parameters, found, strict=True)], []

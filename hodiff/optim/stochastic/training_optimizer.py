@@ -17,7 +17,7 @@ from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.optim.stochastic.local_models import Closure, detached, require_loss
 from hodiff.optim.stochastic.magnitudes import require_finite
-from hodiff.optim.stochastic.own_states import require_dtypes, require_own_state
+from hodiff.optim.stochastic.own_states import precise, require_dtypes, require_own_state, restore
 from hodiff.optim.stochastic.settings import require_settings
 from hodiff.torch_internals.tensors import version_of
 
@@ -57,6 +57,8 @@ class StochasticOptimizer(Optimizer):
     complex_too: ClassVar[bool] = False
     # Names of which a parameter's state has all or none.
     whole_state: ClassVar[frozenset[str]] = frozenset()
+    # Whether states have at least 32 bits.
+    precise_state: ClassVar[bool] = False
     _checked_dtypes: list[torch.dtype] | None = None
     # Gradients that closures wrote, with their versions.
     _spent: Mapping[int, tuple[weakref.ref[Tensor], int]] = {}
@@ -107,7 +109,17 @@ class StochasticOptimizer(Optimizer):
 
     def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
         """Return the dtype in which the state of a parameter is stored."""
-        return parameter.dtype
+        return precise(parameter).dtype if self.precise_state else parameter.dtype
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as `torch.optim.Optimizer.load_state_dict` does, with the precision of the state.
+
+        Args:
+            state_dict: Dict that `state_dict` returned.
+        """
+        super().load_state_dict(state_dict)
+        if self.precise_state:
+            restore(self, state_dict)
 
     def require_dtypes(self) -> None:
         """Raise on parameters whose dtype has changed since their states were created."""

@@ -1,11 +1,9 @@
 """Coloring of sparse matrices, so that few products give all of their entries.
 
-- `color`: the function; `patterns`, its input; `coloring`, its result.
-- `problems`: the coloring problem of each method; `parts`, the split of entries between rows and columns.
-- `orders`, `loops`: orders of vertices and greedy colorings, compiled or `interpreted`; `bounds`, lower bounds, and
-  colorings of bands; `neutral`, colors that are not needed.
-- `gathers`, `substitution`: recovery of entries from products; `entries`, recovery with tensors; `layouts`, formats of
-  the matrix.
+- `color`: the function; `compressed_patterns`, its input and formats of the matrix; `coloring`, its result.
+- `coloring_problems`: the coloring problem of each method; `neutral`, colors that are not needed.
+- `vertex_orders`, `loops`: orders of vertices and greedy colorings, compiled or `interpreted`.
+- `entries`, `substitution`: recovery of entries from products.
 """
 
 from hodiff.sparse.coloring.color import color as color

@@ -72,18 +72,7 @@ class Pattern:
 
 
 def pattern_of(caller: str, given: Any) -> Pattern:
-    """Return the pattern of a sparse or boolean matrix.
-
-    Args:
-        caller: The function that was called.
-        given: A sparse matrix of SciPy or torch, or a dense boolean matrix of NumPy or torch.
-
-    Returns:
-        The pattern.
-
-    Raises:
-        InputError: If `given` is something else, or too large.
-    """
+    """Return the pattern of a sparse matrix of SciPy or torch, or of a dense boolean one of NumPy or torch."""
     if isinstance(given, Pattern):
         return given
     if not (scipy.sparse.issparse(given) or isinstance(given, (np.ndarray, torch.Tensor))):
@@ -155,16 +144,7 @@ def _require_boolean(caller: str, is_boolean: bool, got: str) -> None:
 
 
 def require_symmetric(caller: str, method: str, pattern: Pattern) -> None:
-    """Raise an error if an entry of the pattern has no mirror image.
-
-    Args:
-        caller: The function that was called.
-        method: The method that needs symmetry.
-        pattern: The pattern.
-
-    Raises:
-        InputError: If it is not symmetric.
-    """
+    """Raise an error if an entry of the pattern has no mirror image."""
     if pattern.shape[0] != pattern.shape[1]:
         raise InputError(
             f"{caller}: pattern: expected a square matrix for method={method!r}, got the shape {pattern.shape}; "

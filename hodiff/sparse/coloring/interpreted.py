@@ -6,7 +6,7 @@ conditions read as in the papers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -115,7 +115,7 @@ def dynamic_order(
     least: bool,
 ) -> Array:
     """Order vertices so that the one with the least or the largest current degree is next; see `orders.py`."""
-    near, n = _Near(graph, rows), len(degrees)
+    near, n = _near(graph, rows), len(degrees)
     current = [0] * n if rising else degrees.tolist()
     # Dictionaries keep the order of insertion, and popitem returns the last item.
     buckets: list[dict[int, None]] = [{} for _ in range(int(degrees.max(initial=0)) + 1)]
@@ -142,8 +142,8 @@ def dynamic_order(
 
 def shared_row_degrees(graph: tuple[Array, Array], rows: tuple[Array, Array]) -> Array:
     """Number of other columns that share a row with each column."""
-    near = _Near(graph, rows)
-    return np.asarray([sum(1 for _ in near(v)) for v in range(len(graph[0]) - 1)], np.int32)
+    near = _near(graph, rows)
+    return np.asarray([len(near(v)) for v in range(len(graph[0]) - 1)], np.int32)
 
 
 def pairs(starts: Array, columns: Array, colors: Array, count: int) -> tuple[Array, Array]:
@@ -191,21 +191,12 @@ def forest(nodes: int, first: Array, second: Array) -> tuple[Array, Array, Array
     return next(found), next(found), next(found), next(found)
 
 
-class _Near:
+def _near(graph: tuple[Array, Array], rows: tuple[Array, Array] | None) -> Callable[[int], list[int]]:
     """Neighbours of a vertex: in the graph, or, if rows are given, columns that share a row with it."""
-
-    def __init__(self, graph: tuple[Array, Array], rows: tuple[Array, Array] | None):
-        self.graph = _lists(*graph)
-        self.rows = None if rows is None else _lists(*rows)
-
-    def __call__(self, v: int) -> Iterator[int]:
-        if self.rows is None:
-            yield from (w for w in self.graph[v] if w != v)
-            return
-        rows = self.rows
-        found = dict.fromkeys(w for row in self.graph[v] for w in rows[row])
-        found.pop(v, None)
-        yield from found
+    if rows is None:
+        return _graph(*graph).__getitem__
+    own, others = _lists(*graph), _lists(*rows)
+    return lambda v: [w for w in dict.fromkeys(w for row in own[v] for w in others[row]) if w != v]
 
 
 def _lists(starts: Array, columns: Array) -> list[list[int]]:

@@ -56,13 +56,7 @@ class Memory:
         return supports.take(_strided(supports.which, x))
 
     def write(self, x: Tensor, supports: Supports | None, *, depends: bool) -> None:
-        """Set the supports of a tensor's elements, without changing other elements of its storage.
-
-        Args:
-            x: The tensor.
-            supports: Supports of its elements; None for none.
-            depends: Whether its values depend on the inputs at all.
-        """
+        """Set the supports of a tensor's elements, without changing other elements of its storage."""
         key = _key(x)
         if supports is not None and (supports.is_empty or not has_derivatives(x)):
             supports = None

@@ -67,15 +67,7 @@ class Supports:
         return self.sets[self.which.reshape(-1)]
 
     def merged(self, groups: Indices, shape: Sequence[int]) -> Supports:
-        """Union of the elements of each group.
-
-        Args:
-            groups: Flat position in the result to which each element belongs, after broadcasting.
-            shape: The shape of the result.
-
-        Returns:
-            Supports of that shape.
-        """
+        """Union of the elements of each group, given the flat position in the result of each, after broadcasting."""
         which = np.broadcast_to(self.which, groups.shape).reshape(-1)
         members = which > 0
         count = int(np.prod(shape))

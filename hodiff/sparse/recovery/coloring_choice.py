@@ -23,14 +23,8 @@ class Colorings:
     """The colorings of the calls of one function.
 
     Detected patterns are cached for arguments of the same shapes. They are detected again if the derivative has entries
-    outside of them, such as when f closes over something that has changed.
-
-    Args:
-        caller: The public function, for error messages.
-        pattern: The user's pattern, or None.
-        coloring: The user's coloring, or None.
-        color_pattern: Colors a pattern.
-        suits: Methods whose colorings are accepted.
+    outside of them, such as when f closes over something that has changed. `suits` are the methods whose colorings are
+    accepted.
     """
 
     def __init__(
@@ -69,22 +63,7 @@ class Colorings:
         leaves: Sequence[Tensor],
         eps: float | None,
     ) -> tuple[Coloring, Tensor]:
-        """Return the coloring of a call, and the values of the entries.
-
-        Args:
-            args: The arguments of the call.
-            detect: Finds the pattern for the arguments.
-            shape: Shape of the matrix.
-            multiply: As in `recover`.
-            leaves: Leaves that are differentiated.
-            eps: As in `recover`; there is no comparison inside of transforms, or without numbers.
-
-        Returns:
-            The coloring and the values.
-
-        Raises:
-            InputError: If no coloring is given inside of a transform, a coloring lacks entries, or sizes are open.
-        """
+        """Return the coloring of a call, of the pattern that `detect` finds if none is given, and its entries."""
         require_fixed_sizes(self._caller, leaves)
         is_plain = not any(map(is_wrapped, leaves))
         if is_followed() or not all(map(has_numbers, leaves)):

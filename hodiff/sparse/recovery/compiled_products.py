@@ -18,14 +18,7 @@ from hodiff.sparse.recovery.compressed_products import coarsest, in_groups, join
 
 
 class CompiledHessian:
-    """The Hessian of a scalar function, whose products are compiled for each form of its arguments.
-
-    Args:
-        caller: The public function, for messages.
-        f: The user's function.
-        argnums: Which argument is differentiated.
-        correct: As in `hodiff.hvp`.
-    """
+    """The Hessian of a scalar function, whose products are compiled for each form of its arguments."""
 
     def __init__(self, caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...], correct: bool):
         self.calls = CompiledCalls(caller, "the product")

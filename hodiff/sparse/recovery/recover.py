@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 
 import torch
 from torch import Tensor
@@ -22,18 +22,8 @@ _MOVED = 2.0**-10
 def recover(
     coloring: Coloring, multiply: Mapping[str, Multiply], leaves: Sequence[Tensor], eps: float | None
 ) -> tuple[Tensor, Off | None]:
-    """Recover the values of the entries, and find where the matrix is not the whole derivative.
-
-    Args:
-        coloring: The coloring.
-        multiply: By side, "columns" or "rows", a function that multiplies rows by the matrix or its transpose.
-        leaves: Leaves that are differentiated, which give the dtype and the device.
-        eps: Machine epsilon of the coarsest dtype in use, for comparing one more product; None for no comparison.
-
-    Returns:
-        Tensor (entries,), in the order of compressed rows, and the rows, or columns, that were off, if compared.
-    """
-    dtype, device = _promoted(leaves), leaves[0].device
+    """Recover the entries, in the order of compressed rows; with `eps` also the rows, or columns, that were off."""
+    dtype, device = reduce(torch.promote_types, (leaf.dtype for leaf in leaves)), leaves[0].device
     probed = coloring.sides[0]
     if eps is None or probed == "rows":
         products = {side: multiply[side](coloring.vectors(side, dtype, device)) for side in coloring.sides}
@@ -164,10 +154,3 @@ def require_whole(caller: str, argument: str, coloring: Coloring, off: Off | Non
 def _named(coloring: Coloring, numbers: Tensor) -> str:
     shown = ", ".join(str(int(number)) for number in numbers[:3])
     return f"{len(numbers):,} {'row' if coloring.sides[0] == 'columns' else 'column'}(s), such as {shown}"
-
-
-def _promoted(leaves: Sequence[Tensor]) -> torch.dtype:
-    dtype = leaves[0].dtype
-    for leaf in leaves[1:]:
-        dtype = torch.promote_types(dtype, leaf.dtype)
-    return dtype

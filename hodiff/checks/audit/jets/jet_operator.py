@@ -111,17 +111,7 @@ COLLAPSED = (2, 4)
 
 
 def audit_jets(op: Any, *, order: int, count: int, seed: int) -> JetVerdict:
-    """Judge an operator at some of its samples.
-
-    Args:
-        op: The entry of the database.
-        order: The highest order.
-        count: Largest number of samples.
-        seed: Seed of the curves and of the operator's random numbers.
-
-    Returns:
-        The worst verdict.
-    """
+    """Return the worst verdict on an operator at up to `count` of its samples."""
     found: list[JetVerdict] = []
     listed = samples(name_of(op), op, _LISTED)
     for sample in [each for each in listed if each.size <= _ELEMENTS] or listed[:1]:

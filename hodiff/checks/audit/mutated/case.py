@@ -54,17 +54,7 @@ class Defect:
 
 
 def judge_case(sample: Sample, *, correct: bool, seed: int) -> list[Defect] | None:
-    """Judge an invented call.
-
-    Args:
-        sample: The call.
-        correct: Whether hodiff's corrections are on.
-        seed: Seed of all random numbers.
-
-    Returns:
-        The defects, empty if all is right; None if torch refuses the call, or if there is no derivative on which
-        two steps of differences agree.
-    """
+    """Return the defects of an invented call; None if torch refuses it, or if differences do not settle."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         f, own, redrawn = (

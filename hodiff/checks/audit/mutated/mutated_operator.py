@@ -42,17 +42,7 @@ class _Code(str):
 
 
 def script_of(name: str, op: Any, sample: Sample, *, correct: bool) -> str:
-    """Return a script that runs `hodiff.check` on a call.
-
-    Args:
-        name: The operator's name in torch's database.
-        op: The operator's entry.
-        sample: The call.
-        correct: Whether hodiff's corrections are on.
-
-    Returns:
-        A script.
-    """
+    """Return a script that runs `hodiff.check` on a call of an operator."""
     own_name = resolve_name(op.op) if sample.direct else None
     named = own_name is not None and own_name.startswith("torch.")
     values = [f"x{place} = {_literal(leaf)}" for place, leaf in enumerate(sample.leaves) if isinstance(leaf, Tensor)]
@@ -98,15 +88,7 @@ _ATTEMPTS = 40
 
 
 def shrink(sample: Sample, still_fails: Callable[[Sample], bool]) -> Sample:
-    """Make a failing call smaller as long as it fails: fewer numbers, fewer moving tensors, rounder numbers.
-
-    Args:
-        sample: The call that fails.
-        still_fails: Whether a smaller call fails in the same way.
-
-    Returns:
-        The smallest call that was found.
-    """
+    """Make a failing call smaller as long as it fails: fewer numbers, fewer moving tensors, rounder numbers."""
     left, found = _ATTEMPTS, True
     while found and left > 0:
         found = False
@@ -210,18 +192,7 @@ class Finding:
 
 
 def audit_changed(name: str, op: Any, *, correct: bool, cases: int, seed: int) -> dict[str, Any]:
-    """Judge invented calls of an operator.
-
-    Args:
-        name: The operator's name in torch's database.
-        op: The operator's entry.
-        correct: Whether hodiff's corrections are on.
-        cases: Largest number of calls to judge.
-        seed: Seed of all random numbers.
-
-    Returns:
-        The numbers of calls that were judged, fail silently and raise, and some findings.
-    """
+    """Judge up to `cases` invented calls of an operator; return their counts, and some findings."""
     judged = silent = raising = 0
     findings: dict[tuple[int, str], list[Finding]] = {}
     for change, sample in itertools.islice(_calls(name, op, seed), cases * _TRIALS):

@@ -21,11 +21,10 @@ from hodiff.operators.kfac.blocks import Layout, Piece
 from hodiff.operators.kfac.columns import Columns, Given, Root, View
 from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, EXPAND, MONTE_CARLO, REDUCE
 from hodiff.optim.stochastic.curvature_optimizer import CurvatureOptimizer
-from hodiff.optim.stochastic.drawn_labels import drawn
-from hodiff.optim.stochastic.found_losses import BITS, FAMILIES, LABELS, SQUARES, FoundLoss, find
+from hodiff.optim.stochastic.found_losses import BITS, FAMILIES, LABELS, SQUARES, FoundLoss, drawn, find
 from hodiff.optim.stochastic.kfac.layer_calls import LayerObserver, wait_for_layers
 from hodiff.optim.stochastic.kfac.seen_layers import SeenLayers, Sums
-from hodiff.optim.stochastic.own_states import precise, restore
+from hodiff.optim.stochastic.own_states import precise
 from hodiff.optim.stochastic.pending_curvature import Estimates
 from hodiff.optim.stochastic.settings import is_due
 from hodiff.optim.stochastic.training_optimizer import Group
@@ -120,6 +119,7 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
     """
 
     second_order = False
+    precise_state = True
     # Whether `_adjust` needs the vectors from which the factors are computed.
     keeps_vectors = False
 
@@ -143,19 +143,6 @@ class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
     def awaits_layers_of(self, parameters: Sequence[Tensor]) -> bool:
         """See `LayerObserver`."""
         return any(id(p) in self._listened for p in parameters)
-
-    def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
-        """See `StochasticOptimizer`."""
-        return precise(parameter).dtype
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state as `torch.optim.Optimizer.load_state_dict` does, with precision and generator kept.
-
-        Args:
-            state_dict: Dict that `state_dict` returned.
-        """
-        super().load_state_dict(state_dict)
-        restore(self, state_dict)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_fisher": self._fisher, "_sharing": self._sharing}

@@ -65,14 +65,7 @@ class Sums:
 
 
 class SeenLayers:
-    """Layers with some parameters on which a loss depends.
-
-    Args:
-        caller: Name of the optimizer, for messages.
-        loss: Loss with its graph.
-        found: Description of the loss and its outputs.
-        parameters: All parameters of the optimizer, in the order of the blocks' indices.
-    """
+    """Layers with some parameters, in the order of the blocks' indices, on which a loss depends."""
 
     def __init__(self, caller: str, loss: Tensor, found: FoundLoss, parameters: Sequence[Tensor]):
         self._caller, self._found, self._parameters = caller, found, parameters

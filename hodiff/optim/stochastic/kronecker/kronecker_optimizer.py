@@ -20,7 +20,7 @@ from hodiff.errors import InputError
 from hodiff.operators.kfac.blocks import symmetric_eigen
 from hodiff.optim.stochastic.local_models import Closure
 from hodiff.optim.stochastic.magnitudes import require_norms
-from hodiff.optim.stochastic.own_states import precise, restore
+from hodiff.optim.stochastic.own_states import precise
 from hodiff.optim.stochastic.training_optimizer import Group, StochasticOptimizer
 
 
@@ -104,6 +104,8 @@ State = dict[str, Any]
 class KroneckerOptimizer(StochasticOptimizer):
     """Optimizer whose preconditioner is a Kronecker product with a factor for each dimension."""
 
+    precise_state = True
+
     @abstractmethod
     def _direction(self, state: State, group: Group, gradient: Tensor) -> Tensor | None:
         """Return the direction that is subtracted from the parameter, or None for no step."""
@@ -134,19 +136,6 @@ class KroneckerOptimizer(StochasticOptimizer):
         for parameter, group, gradient in found:
             self._move(parameter, group, gradient)
         return loss
-
-    def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
-        """See `StochasticOptimizer`."""
-        return precise(parameter).dtype
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load a state as `torch.optim.Optimizer.load_state_dict` does, but keep its precision.
-
-        Args:
-            state_dict: Dict that `state_dict` returned.
-        """
-        super().load_state_dict(state_dict)
-        restore(self, state_dict)
 
     def _move(self, parameter: Tensor, group: Group, gradient: Tensor) -> None:
         shape = working_shape(parameter.shape, group["max_preconditioner_size"], group["merge_dims"])

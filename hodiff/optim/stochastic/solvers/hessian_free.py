@@ -22,8 +22,7 @@ from hodiff.optim.stochastic.local_models import (
 )
 from hodiff.optim.stochastic.magnitudes import norm_of, require_finite
 from hodiff.optim.stochastic.settings import settings_in
-from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
-from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer, trust_factor
+from hodiff.optim.stochastic.solvers.solver_settings import NearbyValues, SolverOptimizer, trust_factor
 from hodiff.optim.stochastic.solvers.truncated_newton import Iterate, TruncatedNewtonOptimizer, iterates
 
 

@@ -1,4 +1,7 @@
-"""Base class of optimizers that solve equations over all groups at once, so that groups share settings but lr."""
+"""Base class of optimizers that solve equations over all groups at once, so that groups share settings but lr.
+
+Values of the loss at points near the parameters.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,23 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.module_state import untouched
+from hodiff.common.randomness import RandomState
 from hodiff.corrections import Corrections
 from hodiff.errors import InputError
 from hodiff.graphs import inspect_graph
 from hodiff.optim.stochastic.found_losses import explained
-from hodiff.optim.stochastic.local_models import Closure, GaussNewtonModel, HessianModel, LocalModel, outputs_and_loss
+from hodiff.optim.stochastic.local_models import (
+    Closure,
+    GaussNewtonModel,
+    HessianModel,
+    LocalModel,
+    outputs_and_loss,
+    value_of,
+)
 from hodiff.optim.stochastic.training_optimizer import Group, StochasticOptimizer
 from hodiff.recompute.lost_slopes import noting_operands
+from hodiff.recompute.reachable import modules_in
 
 # Ratios of actual to predicted decrease, and the factors of the damping below the first or above the second.
 _TRUST = ((0.25, 3 / 2), (0.75, 2 / 3))
@@ -97,3 +110,47 @@ def trust_factor(ratio: float) -> float:
     """Return the factor of the damping, by the ratio of actual to predicted decrease."""
     (low, more), (high, less) = _TRUST
     return less if ratio > high else 1.0 if ratio >= low else more
+
+
+class NearbyValues:
+    """Values of the minimised function: the loss or its negative, plus the penalty of weight decay.
+
+    Random numbers are equal at all points, those after `draw`, and buffers of modules do not change.
+
+    Attributes:
+        start: Value at the parameters.
+        count: Number of evaluations since.
+    """
+
+    def __init__(
+        self,
+        optimizer: SolverOptimizer,
+        parameters: Sequence[Tensor],
+        loss: Tensor,
+        closure: Closure,
+        draw: RandomState,
+    ):
+        self._optimizer, self._parameters, self._closure, self._draw = optimizer, parameters, closure, draw
+        self._held_modules = modules_in(closure)
+        self._decay = optimizer.setting("weight_decay")
+        self._sign = -1.0 if optimizer.param_groups[0].get("maximize") else 1.0
+        self._places = [p.clone() for p in parameters]
+        self.count = 0
+        self.start = self._sign * float(loss) + self._penalty()
+
+    def __call__(self, steps: Sequence[Tensor]) -> float:
+        """Evaluate the function after a step, times the learning rates."""
+        self.count += 1
+        self._optimizer.add(steps, self._parameters)
+        try:
+            with self._draw.replayed(), untouched(self._held_modules), Corrections(lean=True):
+                value = value_of(self._optimizer.caller, self._closure())
+            return self._sign * float(value) + self._penalty()
+        finally:
+            for parameter, place in zip(self._parameters, self._places, strict=True):
+                parameter.copy_(place)
+
+    def _penalty(self) -> float:
+        if not self._decay:
+            return 0.0
+        return 0.5 * self._decay * sum(float(p.double().square().sum()) for p in self._parameters)

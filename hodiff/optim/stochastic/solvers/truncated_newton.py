@@ -20,8 +20,7 @@ from hodiff.optim.stochastic.found_losses import explained
 from hodiff.optim.stochastic.local_models import Closure, LocalModel, put_gradients, require_closure
 from hodiff.optim.stochastic.magnitudes import norm_of, require_finite
 from hodiff.optim.stochastic.settings import BACKTRACKING
-from hodiff.optim.stochastic.solvers.nearby_values import NearbyValues
-from hodiff.optim.stochastic.solvers.solver_settings import SolverOptimizer
+from hodiff.optim.stochastic.solvers.solver_settings import NearbyValues, SolverOptimizer
 from hodiff.optim.stochastic.training_optimizer import Group
 
 
@@ -47,17 +46,7 @@ class Iterate:
 def iterates(
     product: Callable[[Tensor], Tensor], b: Tensor, start: Tensor | None = None, preconditioner: Tensor | None = None
 ) -> Iterator[Iterate]:
-    """Solve `A x = b` for a symmetric A, until the residual is zero or curvature is not positive.
-
-    Args:
-        product: Product with A.
-        b: Right-hand side.
-        start: Start; by default zero.
-        preconditioner: Diagonal of an approximation of A; by default the identity.
-
-    Yields:
-        Iterates, beginning with the start.
-    """
+    """Solve `A x = b` for a symmetric A; yield iterates until the residual is zero or curvature is not positive."""
     residual = b.clone() if start is None else b - product(start)
     # Squares of large and small numbers are out of the range of the dtype; a power of two rounds nothing.
     largest = float(torch.stack([b.abs().max(), residual.abs().max()]).max()) if b.numel() else 0.0

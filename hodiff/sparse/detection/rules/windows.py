@@ -20,19 +20,7 @@ def windows(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Indices:
-    """Flat positions of the elements of windows, and -1 for positions outside.
-
-    Args:
-        size: Sizes of the dimensions that windows go over.
-        results: Number of windows by dimension.
-        kernel: Sizes of a window.
-        stride: Distance between windows.
-        padding: Distance outside at which the first window begins.
-        dilation: Distance between elements of a window.
-
-    Returns:
-        Integers (results, elements of a window).
-    """
+    """Flat positions (results, elements of a window) of the elements of windows, and -1 for positions outside."""
     flat: Indices = np.zeros((), dtype=np.int64)
     inside = np.ones((), dtype=bool)
     rank = len(size)
