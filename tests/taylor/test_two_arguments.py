@@ -97,7 +97,10 @@ CASES |= {
         functional.binary_cross_entropy_with_logits,
         (positive(2, 3), positive(2, 3), positive(3)),
     ),
-    "layer_norm": (lambda x, w, b: functional.layer_norm(x, (3,), w, b), (positive(2, 3) + torch.arange(3), positive(3), positive(3))),
+    "layer_norm": (
+        lambda x, w, b: functional.layer_norm(x, (3,), w, b),
+        (positive(2, 3) + torch.arange(3), positive(3), positive(3)),
+    ),
     "attention": (
         functional.scaled_dot_product_attention,
         (positive(1, 2, 2, 3), positive(1, 2, 3, 3), positive(1, 2, 3, 2)),
