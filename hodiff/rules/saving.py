@@ -14,7 +14,7 @@ from hodiff.rules.elementwise import batch_in_front
 class SavingFunction(AnyOrderFunction):
     """Function that saves its first inputs, which are tensors or None, and keeps the others, which are constants.
 
-    Its rules find the constants in `ctx.rest`, and the shape of the output, if it is one tensor, in `ctx.shape`.
+    Its rules find the constants in `ctx.rest`, and, if several tensors broadcast, the output's shape in `ctx.shape`.
 
     Attributes:
         saves: Number of inputs to save.
@@ -41,12 +41,20 @@ class SavingFunction(AnyOrderFunction):
 
 def _make_setup_context(cls: type[SavingFunction]) -> Callable[..., None]:
     saves, reads_inputs, reads_output = cls.saves, cls.reads_inputs, cls.reads_output
+    broadcasts = cls.broadcasts and saves > 1
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        tensors, ctx.rest = inputs[:saves], inputs[saves:]
-        ctx.save_for_backward(*(tensors if reads_inputs else ()), *((output,) if reads_output else ()))
+        tensors = inputs[:saves]
+        if not reads_output:
+            ctx.save_for_backward(*tensors)
+        elif reads_inputs:
+            ctx.save_for_backward(*tensors, output)
+        else:
+            ctx.save_for_backward(output)
         ctx.save_for_forward(*tensors)
-        ctx.shape = output.shape if isinstance(output, Tensor) else None
+        ctx.rest = inputs[saves:]
+        if broadcasts:
+            ctx.shape = output.shape
         ctx.set_materialize_grads(False)
 
     return setup_context
