@@ -44,15 +44,15 @@ def _make_setup_context(cls: type[SavingFunction]) -> Callable[..., None]:
     broadcasts = cls.broadcasts and saves > 1
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        tensors = inputs[:saves]
+        if len(inputs) > saves:
+            inputs, ctx.rest = inputs[:saves], inputs[saves:]
         if not reads_output:
-            ctx.save_for_backward(*tensors)
+            ctx.save_for_backward(*inputs)
         elif reads_inputs:
-            ctx.save_for_backward(*tensors, output)
+            ctx.save_for_backward(*inputs, output)
         else:
             ctx.save_for_backward(output)
-        ctx.save_for_forward(*tensors)
-        ctx.rest = inputs[saves:]
+        ctx.save_for_forward(*inputs)
         if broadcasts:
             ctx.shape = output.shape
         ctx.set_materialize_grads(False)
