@@ -15,7 +15,7 @@ from hodiff.functions.normalization import layers as functions
 
 
 class LayerNorm(torch.nn.LayerNorm):
-    """`torch.nn.LayerNorm`, computed by `hodiff.functions.normalization.layer_norm`."""
+    """`torch.nn.LayerNorm`, computed by `hodiff.functions.layer_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize the trailing dimensions."""
@@ -23,7 +23,7 @@ class LayerNorm(torch.nn.LayerNorm):
 
 
 class RMSNorm(torch.nn.RMSNorm):
-    """`torch.nn.RMSNorm`, computed by `hodiff.functions.normalization.rms_norm`."""
+    """`torch.nn.RMSNorm`, computed by `hodiff.functions.rms_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize the trailing dimensions."""
@@ -31,7 +31,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
 
 class GroupNorm(torch.nn.GroupNorm):
-    """`torch.nn.GroupNorm`, computed by `hodiff.functions.normalization.group_norm`."""
+    """`torch.nn.GroupNorm`, computed by `hodiff.functions.group_norm`."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Normalize groups of channels."""
@@ -64,15 +64,15 @@ class _BatchNorm:
 
 
 class BatchNorm1d(_BatchNorm, torch.nn.BatchNorm1d):
-    """`torch.nn.BatchNorm1d`, computed by `hodiff.functions.normalization.batch_norm`."""
+    """`torch.nn.BatchNorm1d`, computed by `hodiff.functions.batch_norm`."""
 
 
 class BatchNorm2d(_BatchNorm, torch.nn.BatchNorm2d):
-    """`torch.nn.BatchNorm2d`, computed by `hodiff.functions.normalization.batch_norm`."""
+    """`torch.nn.BatchNorm2d`, computed by `hodiff.functions.batch_norm`."""
 
 
 class BatchNorm3d(_BatchNorm, torch.nn.BatchNorm3d):
-    """`torch.nn.BatchNorm3d`, computed by `hodiff.functions.normalization.batch_norm`."""
+    """`torch.nn.BatchNorm3d`, computed by `hodiff.functions.batch_norm`."""
 
 
 class _InstanceNorm:
@@ -87,12 +87,12 @@ class _InstanceNorm:
 
 
 class InstanceNorm1d(_InstanceNorm, torch.nn.InstanceNorm1d):
-    """`torch.nn.InstanceNorm1d`, computed by `hodiff.functions.normalization.instance_norm`."""
+    """`torch.nn.InstanceNorm1d`, computed by `hodiff.functions.instance_norm`."""
 
 
 class InstanceNorm2d(_InstanceNorm, torch.nn.InstanceNorm2d):
-    """`torch.nn.InstanceNorm2d`, computed by `hodiff.functions.normalization.instance_norm`."""
+    """`torch.nn.InstanceNorm2d`, computed by `hodiff.functions.instance_norm`."""
 
 
 class InstanceNorm3d(_InstanceNorm, torch.nn.InstanceNorm3d):
-    """`torch.nn.InstanceNorm3d`, computed by `hodiff.functions.normalization.instance_norm`."""
+    """`torch.nn.InstanceNorm3d`, computed by `hodiff.functions.instance_norm`."""
