@@ -186,7 +186,7 @@ def _entries(
     order = switches.order
     yield from between_routes(levels)
     if switches.scipy:
-        yield from against_scipy(problem, problem.loss, levels, generator)
+        yield from against_scipy(problem, problem.loss, levels)
     yield from against_differences(climb(problem, problem.curved_loss, order, generator), order, "curved loss")
     if own.eps > problem.eps:
         yield from in_own_dtype(own, own.loss, levels, f"in {own.dtypes}")
