@@ -34,7 +34,7 @@ from hodiff.checks.probes.probe import probe
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Report
 from hodiff.checks.subjects.subject import Comparison
-from hodiff.checks.subjects.torch_alone import torch_alone
+from hodiff.checks.subjects.torch_functions import torch_alone
 
 # Divisors of the inputs, tried until all numbers are in range.
 _SMALLER = (4.0, 16.0, 64.0, 256.0, 1024.0)
