@@ -3,7 +3,7 @@
 from hodiff.checks.audit.audit import audit as audit
 from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit as MutatedAudit
 from hodiff.checks.audit.mutated.mutated_audit import mutated_audit as mutated_audit
-from hodiff.checks.audit.table import AuditTable as AuditTable
+from hodiff.checks.audit.verdicts import AuditTable as AuditTable
 from hodiff.checks.audit.verdicts import Verdict as Verdict
 from hodiff.checks.check import assert_differentiable as assert_differentiable
 from hodiff.checks.check import check as check

@@ -197,7 +197,9 @@ def minimize(
                 objective.variables.start,
                 method=name,
                 tol=tol,
-                options=_sparse_jacobians(takes, sparse) | dict(options or {}),
+                # SciPy is to convert all Jacobians, also those of bounds and linear constraints, to sparse matrices.
+                options=({"sparse_jacobian": True} if sparse is not False and takes.constraints else {})
+                | dict(options or {}),
                 callback=iterations,
                 **_for_scipy(takes, objective, bounds, constraints, sparse is not False),
             )
@@ -230,11 +232,6 @@ def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: An
             "minimize", constraints, objective.variables, curved=curved, sparse=sparse
         )
     return given
-
-
-def _sparse_jacobians(takes: Method, sparse: bool | Coloring) -> dict[str, Any]:
-    """Make SciPy convert all Jacobians, including those of bounds and linear constraints, to sparse matrices."""
-    return {"sparse_jacobian": True} if sparse is not False and takes.constraints else {}
 
 
 def _run(

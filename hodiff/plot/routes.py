@@ -88,7 +88,8 @@ def routes(
     panels = _panels(axes, order)
     for k, ax in enumerate(panels):
         with within:
-            found = {_name(way): _derivative(f, way, grid, torch.from_numpy(dots)) for way in product("rf", repeat=k)}
+            # Routes are named by letters, the last pass first: "fr" is forward over reverse.
+            found = {"".join(way): _derivative(f, way, grid, torch.from_numpy(dots)) for way in product("rf", repeat=k)}
         truth, doubt = truths[k], doubts[k]
         # Typical size of a derivative of a function of this height on this interval.
         typical = np.abs(truth[np.isfinite(truth)])
@@ -162,11 +163,6 @@ def _forward(f: Map) -> Map:
 
 
 PASSES: dict[str, Callable[[Map], Map]] = {"r": _reverse, "f": _forward}
-
-
-def _name(way: Sequence[str]) -> str:
-    """Return a route in letters, the last pass first: "fr" is forward over reverse."""
-    return "".join(way)
 
 
 def _verdict(confirmed: list[str], found: dict[str, Any], missing: np.ndarray) -> str:

@@ -22,8 +22,7 @@ from hodiff.sparse.coloring import Coloring, color
 from hodiff.sparse.coloring.compressed_patterns import FORMATS
 from hodiff.sparse.detection.patterns import pattern_of_hessian
 from hodiff.sparse.recovery.coloring_choice import Colorings
-from hodiff.sparse.recovery.compiled_products import CompiledAtPoint, CompiledHessian
-from hodiff.sparse.recovery.compressed_products import Hessian
+from hodiff.sparse.recovery.compressed_products import CompiledAtPoint, CompiledHessian, Hessian
 from hodiff.torch_internals.wording import Wording, says
 
 METHODS = ("star", "acyclic")

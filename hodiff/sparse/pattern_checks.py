@@ -81,7 +81,7 @@ def check_pattern(
         jacobian = Jacobian(function, "auto")
         products, results, eps = jacobian.products, tuple(jacobian.outputs), jacobian.eps
     height = sum(y.numel() for y in results)
-    require_shape("check_pattern", "pattern", coloring, (height, sum(leaf.numel() for leaf in leaves)))
+    require_shape("check_pattern", coloring, (height, sum(leaf.numel() for leaf in leaves)))
     with torch.no_grad(), refused("check_pattern"):
         multiply = {"columns": products}
         values, off = recover(coloring, multiply, leaves, eps)

@@ -10,8 +10,7 @@ import torch
 from tqdm import tqdm
 
 from hodiff.checks.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
-from hodiff.checks.audit.table import CORRECTED, RUNS, TORCH, AuditTable
-from hodiff.checks.audit.verdicts import Verdict, Verdicts, everywhere
+from hodiff.checks.audit.verdicts import CORRECTED, RUNS, TORCH, AuditTable, Verdict, Verdicts, everywhere
 from hodiff.common.options import require_number
 from hodiff.errors import InputError
 

@@ -9,7 +9,7 @@ import torch
 
 from hodiff.checks.audit.jets.jet_audit import JetAudit
 from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit
-from hodiff.checks.audit.table import AuditTable
+from hodiff.checks.audit.verdicts import AuditTable
 
 _FOLDER = resources.files("hodiff.checks.audit") / "data"
 _INVENTED = "mutated-2.13.json"

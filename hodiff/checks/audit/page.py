@@ -6,8 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from hodiff.checks.audit.mutated.mutated_audit import Count, MutatedAudit
-from hodiff.checks.audit.table import TITLES, TORCH, AuditTable
-from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, Verdict, Verdicts
+from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, TITLES, TORCH, AuditTable, Verdict, Verdicts
 
 
 def grid(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

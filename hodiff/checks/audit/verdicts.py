@@ -1,11 +1,14 @@
-"""Verdicts of the audit on an operator by a route, and their summary over samples."""
+"""Verdicts of the audit on an operator by a route, their summary over samples, and the table of all operators."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 
 THIRD = "third-order reverse"
@@ -74,3 +77,100 @@ def _worst(everything: list[Verdict]) -> Verdict:
     count = sum(verdict.status == found.status for verdict in verdicts)
     counted = f"{count} of {len(verdicts)} samples" if count < len(verdicts) else ""
     return Verdict(found.status, found.error, "; ".join(filter(None, (found.detail, counted))))
+
+
+TORCH, CORRECTED = RUNS = ("torch", "corrected")
+TITLES = {TORCH: "torch alone", CORRECTED: "inside hodiff.corrected()"}
+
+
+@dataclass(frozen=True)
+class AuditTable:
+    """Result of `audit`.
+
+    Attributes:
+        torch: The version of torch.
+        operators: Verdicts by name in torch's database, by run ("torch" alone or "corrected") and by route.
+
+    Example:
+        >>> from hodiff.checks.audit.verdicts import Verdict, everywhere
+        >>> table = AuditTable("2.13.0", {"sin": {"torch": everywhere(Verdict("right", 1e-12))}})
+        >>> table.defects("torch")
+        {}
+        >>> AuditTable.from_json(table.to_json()) == table
+        True
+        >>> print(table)
+        operators of torch 2.13.0 audited: 1
+        torch alone: 0 with a defect
+    """
+
+    torch: str
+    operators: Mapping[str, Mapping[str, Verdicts]]
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The runs in the table: "torch", "corrected" or both."""
+        return tuple(run for run in RUNS if any(run in entry for entry in self.operators.values()))
+
+    def counts(self, run: str) -> dict[str, Counter[str]]:
+        """Return the number of operators with each status, by route."""
+        entries = [entry[run] for entry in self.operators.values() if run in entry]
+        return {route: Counter(entry[route].status for entry in entries) for route in AUDITED_ROUTES}
+
+    def defects(self, run: str) -> dict[str, Verdicts]:
+        """Return the routes that are wrong, raise, are not finite or time out, by operator."""
+        found = {
+            name: {route: verdict for route, verdict in entry.get(run, {}).items() if verdict.is_defect}
+            for name, entry in self.operators.items()
+        }
+        return {name: routes for name, routes in found.items() if routes}
+
+    def worsened(self, before: AuditTable) -> list[str]:
+        """Return a line for each verdict worse than in an older table; operators missing in either are skipped."""
+        lines = []
+        for name, entry in self.operators.items():
+            for run, verdicts in entry.items():
+                for route, old in before.operators.get(name, {}).get(run, {}).items():
+                    new = verdicts[route]
+                    if new.is_worse_than(old):
+                        lines.append(f"{name}, {run}, {route}: was {old.status}, is {new.status} {new.detail}".rstrip())
+        return lines
+
+    def to_json(self) -> str:
+        """Return the table as JSON with one operator per line, which makes diffs readable."""
+        lines = [
+            f"{json.dumps(name)}: "
+            + json.dumps({run: {r: v.to_json() for r, v in verdicts.items()} for run, verdicts in entry.items()})
+            for name, entry in sorted(self.operators.items())
+        ]
+        return f'{{"torch": {json.dumps(self.torch)}, "operators": {{\n' + ",\n".join(lines) + "\n}}\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> AuditTable:
+        """Read a table that `to_json` wrote.
+
+        Args:
+            text: The JSON.
+
+        Returns:
+            The table.
+
+        Raises:
+            InputError: If the text is no such JSON.
+        """
+        try:
+            data = json.loads(text)
+            operators = {
+                name: {run: {r: Verdict(**v) for r, v in verdicts.items()} for run, verdicts in entry.items()}
+                for name, entry in data["operators"].items()
+            }
+            return cls(data["torch"], operators)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InputError(f"AuditTable.from_json: text: expected an audit's JSON, got {error}.") from error
+
+    def __str__(self) -> str:
+        """Return the number and names of operators with a defect, for each run."""
+        lines = [f"operators of torch {self.torch} audited: {len(self.operators)}"]
+        for run in self.runs:
+            bad = sorted(self.defects(run))
+            lines.append(f"{TITLES[run]}: {len(bad)} with a defect{': ' * bool(bad)}{', '.join(bad)}")
+        return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from hodiff.checks.audit.audit import audit
 from hodiff.checks.audit.jets.jet_audit import JetAudit, jet_audit
@@ -12,7 +13,7 @@ from hodiff.checks.audit.jets.jet_page import jet_page
 from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit, mutated_audit
 from hodiff.checks.audit.on_file import audit_on_file, jets_on_file, mutated_on_file, versions_on_file
 from hodiff.checks.audit.page import markdown_page
-from hodiff.checks.audit.table import AuditTable
+from hodiff.checks.audit.verdicts import AuditTable
 
 
 def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -63,13 +64,15 @@ def run_audit(options: argparse.Namespace) -> int:
         options.op,
         correct=_runs(options),
         samples=6 if options.samples is None else options.samples,
-        jobs=options.jobs,
-        time_limit=options.time_limit,
-        seed=options.seed,
-        progress=not options.quiet,
+        **_common(options),
     )
     _write(options, table, markdown_page(table))
     return 1 if table.defects(table.runs[-1]) else 0
+
+
+def _common(options: argparse.Namespace) -> dict[str, Any]:
+    names = ("jobs", "time_limit", "seed")
+    return {name: getattr(options, name) for name in names} | {"progress": not options.quiet}
 
 
 def _runs(options: argparse.Namespace) -> bool | str:
@@ -82,10 +85,7 @@ def _run_mutated(options: argparse.Namespace) -> int:
         options.op,
         correct=_runs(options),
         cases=options.cases,
-        jobs=options.jobs,
-        time_limit=max(options.time_limit, 20.0 * options.cases),
-        seed=options.seed,
-        progress=not options.quiet,
+        **_common(options) | {"time_limit": max(options.time_limit, 20.0 * options.cases)},
     )
     _write(options, found, f"{found}\n")
     return 1 if found.silent else 0
@@ -100,10 +100,7 @@ def _run_jets(options: argparse.Namespace) -> int:
         options.op,
         order=options.order,
         samples=2 if options.samples is None else options.samples,
-        jobs=options.jobs,
-        time_limit=options.time_limit,
-        seed=options.seed,
-        progress=not options.quiet,
+        **_common(options),
     )
     _write(options, found, jet_page(found))
     return 1 if found.defects else 0

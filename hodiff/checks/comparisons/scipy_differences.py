@@ -22,9 +22,7 @@ _FIRST = 5.0
 _BESIDE = 4.0**-6
 
 
-def against_scipy(
-    problem: ScalarProblem, loss: Loss, levels: list[Level], generator: torch.Generator
-) -> Iterator[Entry]:
+def against_scipy(problem: ScalarProblem, loss: Loss, levels: list[Level]) -> Iterator[Entry]:
     """Compare each route's Hessian with SciPy's, along the same directions."""
     for level in levels[1:2]:
         if level.raises:

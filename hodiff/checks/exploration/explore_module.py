@@ -42,7 +42,9 @@ def explore_module(
     """Add findings to a module's report from conditions that its own inputs do not meet."""
     leaves, structure = tree_flatten(inputs)
     owners = [i for i, each in enumerate(inputs) for _ in tree_flatten(each)[0]]
-    places = tuple(i for i, leaf in enumerate(leaves) if is_free(leaf) and owners[i] not in fixed and _real(leaf))
+    places = tuple(
+        i for i, leaf in enumerate(leaves) if is_free(leaf) and owners[i] not in fixed and leaf.is_floating_point()
+    )
     if not places:
         # Integers have no neighbouring values: only the number of rows changes.
         places = tuple(i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.dim())[:1]
@@ -139,7 +141,3 @@ def _arranging(module: nn.Module, sample: Sample) -> nn.Module:
     own: nn.Module = deep_copy(module)
     own.register_forward_pre_hook(arrange, prepend=True)
     return own
-
-
-def _real(leaf: Tensor) -> bool:
-    return leaf.is_floating_point() and leaf.numel() > 0

@@ -34,7 +34,7 @@ from hodiff.checks.probes.probe import probe
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Report
 from hodiff.checks.subjects.subject import Comparison
-from hodiff.checks.subjects.torch_alone import torch_alone
+from hodiff.checks.subjects.torch_functions import torch_alone
 
 # Divisors of the inputs, tried until all numbers are in range.
 _SMALLER = (4.0, 16.0, 64.0, 256.0, 1024.0)
@@ -186,7 +186,7 @@ def _entries(
     order = switches.order
     yield from between_routes(levels)
     if switches.scipy:
-        yield from against_scipy(problem, problem.loss, levels, generator)
+        yield from against_scipy(problem, problem.loss, levels)
     yield from against_differences(climb(problem, problem.curved_loss, order, generator), order, "curved loss")
     if own.eps > problem.eps:
         yield from in_own_dtype(own, own.loss, levels, f"in {own.dtypes}")

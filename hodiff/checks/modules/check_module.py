@@ -19,10 +19,9 @@ from hodiff.checks.findings.diagnosis import diagnose
 from hodiff.checks.findings.measured import statuses
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.conclusion import Switches, title
-from hodiff.checks.modules.faults import Inquiry, stale_finding, unsteady_finding
+from hodiff.checks.modules.faults import Inquiry, Search, stale_finding, unsteady_finding
 from hodiff.checks.modules.first_call import first_call
 from hodiff.checks.modules.notes import notes_of, what_moves
-from hodiff.checks.modules.search import Search
 from hodiff.checks.probes.cause import UNRELIABLE
 from hodiff.checks.progress import told
 from hodiff.checks.report.data import Entry
@@ -40,8 +39,7 @@ from hodiff.checks.subjects.subject import (
     subject_of_call,
     tensors_of,
 )
-from hodiff.checks.subjects.torch_alone import torch_alone
-from hodiff.checks.subjects.torch_functions import custom_classes
+from hodiff.checks.subjects.torch_functions import custom_classes, torch_alone
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.common.options import is_int, require_choice, require_int
 from hodiff.common.randomness import RandomState

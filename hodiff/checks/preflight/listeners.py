@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils import _pytree as pytree
 
-from hodiff.checks.preflight.function_defects import FunctionDefect
-from hodiff.checks.preflight.operator_routes import RANKS, RIGHT, UNKNOWN, judge, torch_is_right
+from hodiff.checks.preflight.operator_routes import RANKS, RIGHT, UNKNOWN, FunctionDefect, judge, torch_is_right
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.distances.squares import LENGTHS
 from hodiff.corrections.linalg.symmetric import are_nearly_equal

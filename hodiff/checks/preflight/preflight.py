@@ -13,7 +13,6 @@ from torch.utils import _pytree as pytree
 
 from hodiff.checks.attempts import Failure, attempt, first_line
 from hodiff.checks.module_buffers import buffers_put_back
-from hodiff.checks.preflight.function_defects import FunctionDefect, custom_functions, function_defects
 from hodiff.checks.preflight.listeners import (
     CallListener,
     ChangeListener,
@@ -21,7 +20,7 @@ from hodiff.checks.preflight.listeners import (
     OperatorUse,
     WatchedCorrections,
 )
-from hodiff.checks.preflight.operator_routes import BAD, GOOD, RANKS
+from hodiff.checks.preflight.operator_routes import BAD, GOOD, RANKS, FunctionDefect, custom_functions, function_defects
 from hodiff.checks.subjects.setting import deep_copy, generators_of
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import tensors_in

@@ -16,6 +16,7 @@ from torch.autograd import Function
 from hodiff.checks.probes.cause import Explains, by_forward, by_reverse, every_entry
 from hodiff.checks.probes.context import StandInContext
 from hodiff.graphs import nodes_of
+from hodiff.recompute.slopes import has_derivatives
 from hodiff.torch_internals.autograd.graph_nodes import function_of
 from hodiff.torch_internals.custom_operators import OperatorRule, call_by_position, rule_in, signature_of, with_defaults
 
@@ -150,7 +151,7 @@ class ForwardRun:
         context = self.context if context is None else context
         context.reading = "forward"
         given = [
-            torch.zeros_like(a) if t is None and self.context.materializes and _has_tangents(a) else t
+            torch.zeros_like(a) if t is None and self.context.materializes and has_derivatives(a) else t
             for a, t in zip(self.call.args, tangents, strict=True)
         ]
         return as_tuple(self.call.function.jvp(context, *given))
@@ -169,11 +170,6 @@ _RULES: tuple[Rule, ...] = (
 def rules_of(call: FunctionCall) -> list[Rule]:
     """Return the rules that a Function has, forward first."""
     return [rule for rule in _RULES if rule[0] != "jvp" or call.has_jvp]
-
-
-def _has_tangents(argument: Any) -> bool:
-    """Whether torch fills in a missing tangent of the argument with zeros."""
-    return isinstance(argument, Tensor) and (argument.is_floating_point() or argument.is_complex())
 
 
 def as_tuple(result: Any) -> tuple[Any, ...]:

@@ -21,10 +21,15 @@ from hodiff.checks.probes.first_order import first_order, first_order_beside
 from hodiff.checks.probes.fixed_tensors import device_of_function, fixed_devices, fixed_dtypes, narrow_factors
 from hodiff.checks.probes.function_calls import FunctionCall, LeavesFunction
 from hodiff.checks.probes.left_graph import left_graph
-from hodiff.checks.probes.linearity import frozen_arguments, linearity, lone_tangents
+from hodiff.checks.probes.linearity import (
+    frozen_arguments,
+    linearity,
+    lone_tangents,
+    returned_gradients,
+    unneeded_gradients,
+)
 from hodiff.checks.probes.memory_layouts import memory_layouts
 from hodiff.checks.probes.repeated_calls import calls_between, repeated_calls
-from hodiff.checks.probes.returns import returned_gradients, unneeded_gradients
 from hodiff.checks.probes.rule_slopes import backward_slopes, forward_slopes
 from hodiff.checks.probes.saved_tensors import wasted_memory
 from hodiff.checks.probes.side_effects import in_place_writes, tensors_on_context, uninitialised_memory

@@ -19,6 +19,7 @@ from hodiff.checks.comparisons.scalarize import draw_normal, scalarize
 from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.checks.subjects.setting import Setting
+from hodiff.common.complex_numbers import as_real
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import has_strides
 from hodiff.errors import InputError
@@ -64,7 +65,7 @@ def subject_of_call(
 
     still = range(len(call.args)) if wrt == "parameters" else fixed
     return _split(
-        run, {name: _as_real(each) for name, each in free.items()}, (call.args, call.kwargs), still, call.setting
+        run, {name: as_real(each) for name, each in free.items()}, (call.args, call.kwargs), still, call.setting
     )
 
 
@@ -179,13 +180,8 @@ def is_free(leaf: Any) -> bool:
     return leaf.numel() > 0 and bool(leaf.isfinite().any())
 
 
-def _as_real(tensor: Tensor) -> Tensor:
-    """Return complex numbers as real and imaginary parts, in a last dimension of two."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
 def _like(real: Tensor, tensor: Tensor) -> Tensor:
-    """Invert `_as_real`."""
+    """Invert `as_real`."""
     return torch.view_as_complex(real) if tensor.is_complex() else real
 
 
@@ -210,7 +206,7 @@ def _split(
             filled[place] = _like(leaf, leaves[place])
         return run(parameters, *tree_unflatten(filled, structure))
 
-    return Subject(function, (parameters, *(_as_real(leaves[i]) for i in places)))
+    return Subject(function, (parameters, *(as_real(leaves[i]) for i in places)))
 
 
 def _in_proportion(problem: ScalarProblem, generator: torch.Generator, directions: int) -> ScalarProblem:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.complex_numbers import as_real
 from hodiff.optim.stochastic.local_models import Closure, require_closure
-from hodiff.optim.stochastic.magnitudes import real_of, require_finite, require_norms
+from hodiff.optim.stochastic.magnitudes import require_finite, require_norms
 from hodiff.optim.stochastic.settings import STRONG_WOLFE, require_settings, settings_in
 from hodiff.optim.stochastic.training_optimizer import Group, StochasticOptimizer
 from hodiff.torch_internals.modules import unhooked_step
@@ -92,7 +93,7 @@ class LBFGS(StochasticOptimizer, torch.optim.LBFGS):
                 # A line search may try points where the loss is not finite, but must not begin there.
                 gradients = [p.grad for p in self.parameters() if p.grad is not None]
                 require_finite(self.caller, "losses", [loss])
-                require_norms(self.caller, [(real_of(g), self.param_groups[0]["tolerance_grad"]) for g in gradients])
+                require_norms(self.caller, [(as_real(g), self.param_groups[0]["tolerance_grad"]) for g in gradients])
                 first = False
             return loss
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hodiff.common.complex_numbers import as_real
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 
@@ -43,11 +44,6 @@ def norm_of(vector: Tensor) -> float:
     return float(torch.linalg.vector_norm(vector, dtype=wide))
 
 
-def real_of(tensor: Tensor) -> Tensor:
-    """View complex numbers as pairs of real numbers."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-
-
 def _has_square(tensor: Tensor, size: float) -> bool:
     # Running averages begin with a small fraction of a square.
     return 2**20 * torch.finfo(tensor.dtype).tiny <= size * size <= torch.finfo(tensor.dtype).max
@@ -63,7 +59,7 @@ def _out_of_range(caller: str, what: str, tensor: Tensor, size: float) -> InputE
 def _largest(tensors: Sequence[Tensor]) -> list[float]:
     """Return the largest magnitude in each tensor, or NaN if the tensor contains NaN."""
     # The infinity norm takes many times as long.
-    found = _floats([torch.stack(torch.aminmax(real_of(t))).abs().amax() for t in tensors if t.numel()])
+    found = _floats([torch.stack(torch.aminmax(as_real(t))).abs().amax() for t in tensors if t.numel()])
     following = iter(found)
     return [next(following) if t.numel() else 0.0 for t in tensors]
 

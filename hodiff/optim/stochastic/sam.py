@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hodiff.common.complex_numbers import as_real
 from hodiff.errors import InputError
 from hodiff.optim.stochastic.local_models import Closure, require_closure
-from hodiff.optim.stochastic.magnitudes import real_of
 from hodiff.optim.stochastic.training_optimizer import StochasticOptimizer, together
 from hodiff.torch_internals import many_tensors as many
 from hodiff.torch_internals.modules import step_with_own_hooks
@@ -132,7 +132,7 @@ class SAM(StochasticOptimizer):
         places = [(p, p.clone()) for _, parameters, *_ in steep for p in parameters]
         if not steep:
             return places
-        scaled = [[real_of(each) for each in parts] for *_, parts in steep]
+        scaled = [[as_real(each) for each in parts] for *_, parts in steep]
         norm = _norm_of(scaled)
         if not 1e-15 < norm < 1e15:
             # Squares may have been out of the range of the dtype.

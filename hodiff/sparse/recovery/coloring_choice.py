@@ -69,7 +69,7 @@ class Colorings:
         if is_followed() or not all(map(has_numbers, leaves)):
             eps = None
         if self._given is not None:
-            require_shape(self._caller, "pattern", self._given, shape)
+            require_shape(self._caller, self._given, shape)
             values, off = recover(self._given, multiply, leaves, eps if is_plain else None)
             require_whole(self._caller, "pattern", self._given, off)
             return self._given, values
@@ -90,11 +90,11 @@ class Colorings:
         return coloring, values
 
 
-def require_shape(caller: str, argument: str, coloring: Coloring, shape: tuple[int, int]) -> None:
+def require_shape(caller: str, coloring: Coloring, shape: tuple[int, int]) -> None:
     """Raise an error if a coloring has another shape."""
     if coloring.shape != shape:
         raise InputError(
-            f"{caller}: {argument}: expected a pattern of shape {shape}, got {coloring.shape}; leaves are flattened in "
+            f"{caller}: pattern: expected a pattern of shape {shape}, got {coloring.shape}; leaves are flattened in "
             f"pytree order."
         )
 

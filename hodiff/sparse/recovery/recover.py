@@ -39,7 +39,7 @@ def recover(
         products[side] = multiply[side](chosen(coloring, side, dtype, device))
     own = products[probed][-1]
     values = coloring.entries(products | {probed: products[probed][:-1]})
-    vector = probe(_length(coloring, probed), dtype, device)[0]
+    vector = probe(coloring.shape[1], dtype, device)[0]
     return values, compare(coloring, multiply, values, vector, own, eps)
 
 
@@ -93,11 +93,6 @@ def _further(
         coloring.entries(each) / (scale[height][rows] * scale[width][columns])
         for each, scale in zip(products, scales, strict=True)
     ]
-
-
-def _length(coloring: Coloring, side: str) -> int:
-    """Length of the vectors that are multiplied."""
-    return coloring.shape[1 if side == "columns" else 0]
 
 
 @lru_cache(8)

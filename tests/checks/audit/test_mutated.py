@@ -19,7 +19,7 @@ from hodiff.checks.audit.mutated.mutated_audit import Count
 from hodiff.checks.audit.mutated.mutated_operator import audit_changed, script_of, shrink
 from hodiff.checks.audit.page import markdown_page
 from hodiff.checks.audit.samples import samples
-from hodiff.checks.audit.table import AuditTable
+from hodiff.checks.audit.verdicts import AuditTable
 from hodiff.checks.command import audit_command
 from hodiff.checks.mutations.changes import CHANGES, changed
 from hodiff.checks.mutations.sample import Layout, Sample

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from hodiff.checks.audit.audit import runs_of, select_operators
 from hodiff.checks.audit.mutated.mutated_operator import Finding
 from hodiff.checks.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
-from hodiff.checks.audit.table import CORRECTED, RUNS, TITLES
+from hodiff.checks.audit.verdicts import CORRECTED, RUNS, TITLES
 from hodiff.common.options import require_int, require_number
 from hodiff.errors import InputError
 

@@ -90,17 +90,12 @@ def _each(value: Any, rank: int) -> list[int]:
     return values * rank if len(values) == 1 else values
 
 
-def _of_outputs(call: Call, weight: Supports, transposed: bool, groups: int) -> Supports:
+def _of_outputs(weight: Supports, transposed: bool, groups: int) -> Supports:
     """Union of the weights that contribute to each output channel, (channels,)."""
     if not transposed:
         return weight.reshape(weight.shape[0], -1).over((1,))
     by_group = weight.reshape(groups, -1, weight.shape[1], int(np.prod(weight.shape[2:])))
     return by_group.over((1, 3)).reshape(-1)
-
-
-def _of_inputs(call: Call, weight: Supports, transposed: bool, groups: int) -> Supports:
-    """Union of the weights that each input channel is multiplied by, (channels,)."""
-    return _of_outputs(call, weight, not transposed, groups)
 
 
 def _by_channel(x: Supports, rank: int) -> Supports:
@@ -114,7 +109,7 @@ def convolution(call: Call) -> list[Supports | None]:
     rank = weight.dim() - 2
     geometry = _Convolution(call, x, y, weight)
     found = _channels(geometry.forward(call.supports(x)), y.shape[1])
-    weights = _of_outputs(call, call.supports(weight), geometry.transposed, geometry.groups)
+    weights = _of_outputs(call.supports(weight), geometry.transposed, geometry.groups)
     if call["bias"] is not None:
         weights = weights | call.supports(call["bias"])
     return [found | _by_channel(weights, rank)]
@@ -127,7 +122,8 @@ def convolution_backward(call: Call) -> list[Supports | None]:
     rank = weight.dim() - 2
     geometry = _Convolution(call, x, g, weight)
     incoming, given = call.supports(g), call.supports(x)
-    weights = _of_inputs(call, call.supports(weight), geometry.transposed, geometry.groups)
+    # The outputs of the transposed convolution are the inputs.
+    weights = _of_outputs(call.supports(weight), not geometry.transposed, geometry.groups)
     by_input = _channels(geometry.backward(incoming), x.shape[1]) | _by_channel(weights, rank)
     everywhere = (0, *range(2, rank + 2))
     by_channel = incoming.over(everywhere)
