@@ -55,7 +55,7 @@ class _Product:
     made_of_constants = True
 
     @property
-    def T(self) -> _Product:  # noqa: N802
+    def T(self) -> _Product:  # noqa: N802 - the name that every matrix has
         return _Product(self.transposed(), lambda: self.product)
 
     def multiply(self, block: Tensor) -> Tensor:

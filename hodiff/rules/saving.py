@@ -31,7 +31,7 @@ class SavingFunction(AnyOrderFunction):
 
     def __init_subclass__(cls) -> None:
         """Make the rules of the subclass."""
-        # torch.compile traces plain functions only, so make the rules for each class instead of class methods.
+        # torch.compile traces plain functions only, so make them for each class; mypy takes them for methods.
         if not cls._is_twin:
             cls.setup_context = staticmethod(_make_setup_context(cls))  # type: ignore[method-assign]
             if cls.broadcasts:

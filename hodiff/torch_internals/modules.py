@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 def unhooked_step(kind: type[Optimizer]) -> Callable[..., Any]:
     """Return the step of a class of optimizers as it was written."""
+    # torch wraps the step once hooks may run; mypy does not know that functions have attributes.
     step: Callable[..., Any] = kind.step
     unhooked: Callable[..., Any] = step.__wrapped__ if getattr(step, "hooked", False) else step  # type: ignore[attr-defined]
     return unhooked

@@ -445,5 +445,9 @@ def test_a_matrix_without_a_cholesky_factor_has_no_derivatives_and_the_others_ha
     with hodiff.corrected():
         first = torch.func.jacrev(of_factors)(pair)
         torch.testing.assert_close(of_factors(pair), torch.stack([of_factors(each) for each in pair]))
+        infinite = torch.tensor([[torch.inf, 0.0], [0.0, -1.0]], dtype=D, requires_grad=True)
+        torch.testing.assert_close(
+            LINALG.cholesky_ex(infinite).L, LINALG.cholesky_ex(infinite.detach()).L, equal_nan=True
+        )
     assert first[0, 0].isfinite().all()
     assert first[1, 1].isnan().any()

@@ -67,7 +67,7 @@ def _attention_of_subclasses(
     if not all(each.is_contiguous() for each in upright):
         return NotImplemented
     q, k, v = (each.values().transpose(0, 1) for each in upright)
-    offsets, key_offsets = (each.offsets() for each in upright[:2])  # type: ignore[attr-defined]  # jagged ones alone
+    offsets, key_offsets = (each.offsets() for each in upright[:2])  # type: ignore[attr-defined]  # of jagged tensors alone, which mypy does not know
     y = packed_attention(
         q, k, v, offsets.diff(), key_offsets.diff(), scale=scale, is_causal=is_causal, enable_gqa=enable_gqa
     )

@@ -50,7 +50,7 @@ def _cholesky_ex(input: Tensor, *, upper: bool = False, check_errors: bool = Fal
     factor, info = torch.linalg.cholesky_ex(input, upper=upper, check_errors=check_errors)
     failed = (info != 0)[..., None, None]
     # 0 with derivatives NaN where there is no factor. The constant 1 elsewhere keeps NaN out of the other matrices.
-    unknown = (0 * input).where(failed, 1).sqrt()
+    unknown = (0 * input.nan_to_num(0, 0, 0)).where(failed, 1).sqrt()
     return named("linalg_cholesky_ex", (torch.where(failed, factor + unknown, factor), info))
 
 

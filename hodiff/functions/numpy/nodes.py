@@ -146,7 +146,7 @@ class Node:
         self.convert, self.policy, self.f = convert, policy, f
 
     def evaluate(self, *arrays: Array) -> list[Any]:
-        """Call the code, and return a list with one result per output."""
+        """Call the code, and return a list with one result per output; nodes without code of their own override it."""
         if self.f is None:
             raise NotImplementedError
         result = self.f(*arrays)

@@ -28,7 +28,7 @@ class Portable:
     _recorded: ClassVar[tuple[str, ...]] = ()
 
     def _restore(self) -> None:
-        """Record these attributes again."""
+        """Record these attributes again; only classes that name attributes need it."""
         raise NotImplementedError
 
     def _require_portable(self) -> None:
