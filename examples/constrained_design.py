@@ -119,7 +119,7 @@ def optimize(problem: Problem, method: str, relaxed: str | None = None) -> Any:
     """Find the best design by a method, with at most one limit relaxed."""
     upper = [RELAXED if name == relaxed else 0.0 for name in problem.constraints(problem.start)]
     limits = NonlinearConstraint(lambda x: torch.stack([*problem.constraints(x).values()]), -math.inf, upper)
-    return hodiff.optim.minimize(
+    return hodiff.optimize.minimize(
         problem.cost, problem.start, method=method, bounds=problem.bounds, constraints=limits, options=TIGHT[method]
     )
 

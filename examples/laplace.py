@@ -92,7 +92,7 @@ def train(network: nn.Module, data: Data, precision: float) -> None:
         misfit = F.cross_entropy(functional_call(network, parameters, (data.images,)), data.labels, reduction="sum")
         return misfit + precision / 2 * squared_norm(parameters)
 
-    found = hodiff.optim.minimize(objective, start, method="l-bfgs-b", options={"maxiter": 300})
+    found = hodiff.optimize.minimize(objective, start, method="l-bfgs-b", options={"maxiter": 300})
     network.load_state_dict(found.x)
 
 

@@ -92,9 +92,9 @@ def newton(problem: Problem, steps: int) -> Descent:
 
 
 def by_minimize(problem: Problem, method: str) -> Descent:
-    """Run `hodiff.optim.minimize`, whose callback records each iterate."""
+    """Run `hodiff.optimize.minimize`, whose callback records each iterate."""
     path = [torch.tensor(problem.start, dtype=torch.float64)]
-    found = hodiff.optim.minimize(problem.f, path[0], method=method, callback=lambda state: path.append(state.x))
+    found = hodiff.optimize.minimize(problem.f, path[0], method=method, callback=lambda state: path.append(state.x))
     return Descent(method, path, f"{found.nhvp} products" if found.nhvp else "")
 
 

@@ -140,12 +140,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     counted = count()
     for method in ("trf", "lm-geodesic"):
-        found = hodiff.optim.least_squares(residuals, tensors(GUESS), counted, method=method)
+        found = hodiff.optimize.least_squares(residuals, tensors(GUESS), counted, method=method)
         ways = f"{found.nfev} values, {found.njev} Jacobians, {found.get('naev', 0)} second derivatives"
         print(f"{method:12} noise {math.sqrt(2 * found.cost / (counted.numel() - 4)):.4f}  {ways}")
 
     C = covariance(found.fun, found.jac)
-    others = (hodiff.optim.least_squares(residuals, found.x, count()) for _ in range(options.repeats))
+    others = (hodiff.optimize.least_squares(residuals, found.x, count()) for _ in range(options.repeats))
     repeats = torch.stack([torch.stack([*other.x.values()]) for other in others])
     print(f"\n{'':10}{'truth':>9}{'estimate':>11}{'standard error':>16}{'spread':>9}{'off by, errors':>16}")
     rows = zip(TRUTH.items(), found.x.values(), C.diagonal().sqrt(), repeats.std(dim=0), strict=True)

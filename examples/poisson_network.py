@@ -8,9 +8,9 @@ A physics-informed network is small, its loss is badly conditioned, and many dig
 
 with u = x (1 - x) y (1 - y) N(x, y) for a network N with two layers of tanh, so that the edge is exact. The loss is the
 mean square of the equation's residual at a grid of points, in float64. Its Laplacian goes forward through the network
-together with the values. `hodiff.optim.minimize(method="ssbroyden")` updates the inverse Hessian as a matrix in place;
-`torch.optim.LBFGS` keeps the last hundred gradients. Both start from the same weights, and stop when they make no
-progress, or after some thousand iterations. Seconds are processor seconds. The error is the error of u on a finer grid,
+together with the values. `hodiff.optimize.minimize(method="ssbroyden")` updates the inverse Hessian as a matrix in
+place; `torch.optim.LBFGS` keeps the last hundred gradients. Both start from the same weights, and stop when they make
+no progress, or after some thousand iterations. Seconds are processor seconds. The error is the error of u on a finer grid,
 relative to u, and is computed with the clock stopped.
 
 A run with the defaults, on one shared core of an AMD EPYC, medians of three starts:
@@ -146,7 +146,7 @@ class Clock:
 
 
 def by_broyden(start: Weights, points: Tensor, iterations: int) -> Course:
-    """Minimize by `hodiff.optim.minimize`."""
+    """Minimize by `hodiff.optimize.minimize`."""
     clock, count = Clock(), 0
 
     def after(found: object) -> None:
@@ -155,7 +155,7 @@ def by_broyden(start: Weights, points: Tensor, iterations: int) -> Course:
         clock.note(count, lambda: found.x)  # type: ignore[attr-defined]  # SciPy has no types
 
     options = {"maxiter": iterations, "gtol": 1e-12}
-    hodiff.optim.minimize(loss, start, points, method="ssbroyden", options=options, callback=after)
+    hodiff.optimize.minimize(loss, start, points, method="ssbroyden", options=options, callback=after)
     return clock.course
 
 

@@ -38,6 +38,7 @@ if _TYPE_CHECKING:
     from hodiff import nn as nn
     from hodiff import operators as operators
     from hodiff import optim as optim
+    from hodiff import optimize as optimize
     from hodiff import plot as plot
     from hodiff import sparse as sparse
     from hodiff.authoring import custom_jvp as custom_jvp
@@ -82,8 +83,8 @@ _LATE = {
     "LinearOperator": "hodiff.operators",
 }
 _PACKAGES = {
-    *("authoring", "checks", "estimators", "functions", "implicit", "meta", "nn", "operators", "optim", "plot"),
-    "sparse",
+    *("authoring", "checks", "estimators", "functions", "implicit", "meta", "nn", "operators", "optim", "optimize"),
+    *("plot", "sparse"),
 }
 
 

@@ -18,7 +18,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 
 import hodiff
-from hodiff.optim import AdaHessian, HessianFree, LayerwiseGaussNewton, NewtonCG, SophiaG, SophiaH, minimize
+from hodiff.optim import AdaHessian, HessianFree, LayerwiseGaussNewton, NewtonCG, SophiaG, SophiaH
+from hodiff.optimize import minimize
 from hodiff.torch_internals.compilers.dynamo import compiled_code
 
 # Optimizers of other tests that are not yet garbage collected may warn here.
@@ -103,7 +104,7 @@ def test_functions(take):
         lambda f: hodiff.jacobian(f, correct=False)(X),
         lambda f: hodiff.JacobianOperator(f, X).to_dense(),
         lambda f: hodiff.sparse.jacobian(f)(X).to_dense(),
-        lambda f: torch.as_tensor(hodiff.optim.least_squares(f, X, max_nfev=3).x),
+        lambda f: torch.as_tensor(hodiff.optimize.least_squares(f, X, max_nfev=3).x),
     ],
 )
 def test_functions_of_several_numbers(take):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.problems import Problem
 from benchmarks.race import Contestant
-from hodiff.optim import least_squares, minimize
+from hodiff.optimize import least_squares, minimize
 
 D = torch.float64
 N = 10

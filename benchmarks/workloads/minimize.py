@@ -1,4 +1,4 @@
-"""Whole runs of `hodiff.optim.minimize` and of SciPy's, with derivatives by hand in NumPy or by torch.autograd."""
+"""Whole runs of `hodiff.optimize.minimize` and of SciPy's, with derivatives by hand in NumPy or by torch.autograd."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _problem(
         return float(found.fun)
 
     def by_hodiff() -> float:
-        return float(hodiff.optim.minimize(f, x0, options=options).fun)
+        return float(hodiff.optimize.minimize(f, x0, options=options).fun)
 
     expected = by_hand()
     return Problem(
@@ -119,7 +119,7 @@ def _problem(
         contestants=[
             Contestant("SciPy, derivatives by hand in NumPy", "unit", by_hand),
             Contestant("SciPy, derivatives by torch.autograd", "torch", by_autograd),
-            Contestant("hodiff.optim.minimize", "hodiff", by_hodiff),
+            Contestant("hodiff.optimize.minimize", "hodiff", by_hodiff),
         ],
         error=lambda found: abs(found - expected) / abs(expected),
         tolerance=1e-6,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import table
-from hodiff.optim import least_squares, minimize
+from hodiff.optimize import least_squares, minimize
 
 _TESTS = Path(__file__).resolve().parents[2] / "tests"
 # Methods for scalable problems, by the number of unknowns.
@@ -34,7 +34,7 @@ EXPLANATION = """\
 A cell is iterations / values / gradients / products with the Hessian (of `trust-exact` and `dogleg`, Hessians; of
 `least_squares`, values / Jacobians). `newton-krylov`, `ssbfgs`, `ssbroyden` and `lm-geodesic` are hodiff's own. Behind
 it, where the end is not a published minimum, stands the value there. Tolerances are as fine as float64 lets the methods
-go (`tests/optim/problems/settings.py`), so that last steps without gain count, too."""
+go (`tests/optimize/problems/settings.py`), so that last steps without gain count, too."""
 CERTIFIED = """\
 A cell is the residual evaluations from the start, and the digits in which the worst parameter agrees with the certified
 ones, which have 11. Behind the far start, 1, stands the near one, 2."""
@@ -70,7 +70,7 @@ def problems_module(name: str) -> Any:
     """Import a module of the test problems."""
     if str(_TESTS) not in sys.path:
         sys.path.append(str(_TESTS))
-    return importlib.import_module(f"optim.problems.{name}")
+    return importlib.import_module(f"optimize.problems.{name}")
 
 
 def methods() -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:

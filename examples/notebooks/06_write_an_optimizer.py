@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from sklearn.datasets import load_digits
 
 import hodiff
-from hodiff import optim
+from hodiff import optim, optimize
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -133,11 +133,11 @@ legend = ax.legend()
 #
 # ## What is ready-made
 #
-# `hodiff.optim.minimize` has SciPy's interface for tensors and pytrees, with exact derivatives. Its "trust-ncg" is the
-# method above with a trust region instead of halved steps.
+# `hodiff.optimize.minimize` has SciPy's interface for tensors and pytrees, with exact derivatives. Its "trust-ncg" is
+# the method above with a trust region instead of halved steps.
 
 # %%
-result = optim.minimize(regression, zeros, tol=1e-8)
+result = optimize.minimize(regression, zeros, tol=1e-8)
 assert result.success
 torch.testing.assert_close(result.x, x, atol=1e-5, rtol=1e-5)
 result

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 
-from hodiff import optim
+from hodiff import optimize
 from hodiff.implicit import argmin
 from hodiff.meta import hypergradient
 
@@ -47,7 +47,7 @@ def cross_entropy(weights, data):
 # ## The inner problem
 #
 # The inner problem is logistic regression with a penalty $e^{\lambda_i}$ on the square of each weight. `argmin` makes
-# its solution a differentiable function of $\lambda$. The solver is SciPy's, through `hodiff.optim.minimize`, and is
+# its solution a differentiable function of $\lambda$. The solver is SciPy's, through `hodiff.optimize.minimize`, and is
 # not differentiated.
 
 
@@ -56,7 +56,7 @@ def penalized(weights, log_penalties):
     return cross_entropy(weights, training) + (log_penalties.exp() * weights**2).sum()
 
 
-trained = argmin(penalized, partial(optim.minimize, tol=1e-9))
+trained = argmin(penalized, partial(optimize.minimize, tol=1e-9))
 start = torch.zeros(20, dtype=torch.float64)
 
 

@@ -179,6 +179,6 @@ def _first(caller: str, f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _solution(found: Any) -> PyTree:
-    """Extract x from a SciPy result, such as that of `hodiff.optim.minimize`; return anything else unchanged."""
+    """Extract x from a SciPy result, such as that of `hodiff.optimize.minimize`; return anything else unchanged."""
     optimize = sys.modules.get("scipy.optimize")
     return found.x if optimize is not None and isinstance(found, optimize.OptimizeResult) else found

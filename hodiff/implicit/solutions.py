@@ -180,7 +180,7 @@ def argmin(
         objective: `objective(x, *params)`, a tensor of shape `()`; with `has_aux`, `(value, aux)`. Tensors that
             need a derivative must be in `params`.
         solver: `solver(objective, x0, *params) -> x`, or a SciPy result with such an `x`; for example
-            `hodiff.optim.minimize`, `functools.partial(hodiff.optim.minimize, method="bfgs")` or
+            `hodiff.optimize.minimize`, `functools.partial(hodiff.optimize.minimize, method="bfgs")` or
             `hodiff.implicit.torch_optimizer(torch.optim.Adam, steps=1000, lr=0.1)`. `hodiff.implicit.stationary`
             converts a solver for roots.
         linear_solver: As for `hodiff.implicit.root`, with $J = H$; "cg" suits minima, and "sparse" uses the sparse

@@ -1,16 +1,16 @@
-"""Minimisers, least squares and optimizers for training loops, with exact derivatives of any order."""
+"""Optimizers for training loops, with exact second derivatives, in the manner of `torch.optim`."""
 
-from hodiff.optim.least_squares import least_squares as least_squares
-from hodiff.optim.minimize import minimize as minimize
-from hodiff.optim.stochastic import EKFAC as EKFAC
-from hodiff.optim.stochastic import KFAC as KFAC
-from hodiff.optim.stochastic import LBFGS as LBFGS
-from hodiff.optim.stochastic import SAM as SAM
-from hodiff.optim.stochastic import SOAP as SOAP
-from hodiff.optim.stochastic import AdaHessian as AdaHessian
-from hodiff.optim.stochastic import HessianFree as HessianFree
-from hodiff.optim.stochastic import LayerwiseGaussNewton as LayerwiseGaussNewton
-from hodiff.optim.stochastic import NewtonCG as NewtonCG
-from hodiff.optim.stochastic import Shampoo as Shampoo
-from hodiff.optim.stochastic import SophiaG as SophiaG
-from hodiff.optim.stochastic import SophiaH as SophiaH
+from hodiff.optim.adahessian import AdaHessian as AdaHessian
+from hodiff.optim.kfac.kfac import EKFAC as EKFAC
+from hodiff.optim.kfac.kfac import KFAC as KFAC
+from hodiff.optim.kronecker.shampoo import Shampoo as Shampoo
+from hodiff.optim.kronecker.soap import SOAP as SOAP
+from hodiff.optim.lbfgs import LBFGS as LBFGS
+from hodiff.optim.sam import SAM as SAM
+from hodiff.optim.solvers.hessian_free import HessianFree as HessianFree
+from hodiff.optim.solvers.hessian_free import NewtonCG as NewtonCG
+from hodiff.optim.solvers.layerwise_gauss_newton import LayerwiseGaussNewton as LayerwiseGaussNewton
+from hodiff.optim.sophia import SophiaG as SophiaG
+from hodiff.optim.sophia import SophiaH as SophiaH
+from hodiff.optimize import least_squares as least_squares
+from hodiff.optimize import minimize as minimize

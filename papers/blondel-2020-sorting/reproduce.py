@@ -190,7 +190,7 @@ def regression(share: float, seed: int, steps: int) -> dict[str, float]:
             return least.mean() + 1e-3 * w.square().sum()
 
         w = torch.zeros(inputs.shape[1], dtype=torch.float64)
-        w = hodiff.optim.minimize(loss, w, method="l-bfgs-b", options={"maxiter": steps}).x
+        w = hodiff.optimize.minimize(loss, w, method="l-bfgs-b", options={"maxiter": steps}).x
         return r2((inputs[test] @ w).numpy())
 
     huber = HuberRegressor(max_iter=1000).fit(X[train], noisy[train])

@@ -87,7 +87,7 @@ def approximations(problem: Problem, terms: list[int]) -> dict[str, Any]:
     """Compare the series with the hypergradient by torch's Hessian and a dense solve, by number of terms."""
     penalties = torch.full((problem.size,), -4.0, dtype=torch.float64)
     objective: Callable[[Tensor], Tensor] = lambda w: problem.inner(w, penalties)  # noqa: E731
-    minimum = hodiff.optim.minimize(objective, problem.start(), method="trust-ncg", tol=1e-9).x
+    minimum = hodiff.optimize.minimize(objective, problem.start(), method="trust-ncg", tol=1e-9).x
     H = torch.func.hessian(objective)(minimum)
     upper = torch.func.grad(lambda w: problem.outer(w, penalties))(minimum)
     exact = -penalties.exp() * minimum * torch.linalg.solve(H, upper)
@@ -140,7 +140,7 @@ def overfit_exactly(problem: Problem, rounds: int) -> list[float]:
     optimizer = Adam(0.1)
     state, found = optimizer.init(penalties), []
     for _ in range(rounds):
-        weights = hodiff.optim.minimize(problem.inner, weights, penalties, method="trust-exact", tol=1e-8).x
+        weights = hodiff.optimize.minimize(problem.inner, weights, penalties, method="trust-exact", tol=1e-8).x
         H = hodiff.hessian_matrix(problem.inner, weights, penalties)
         upper = torch.func.grad(problem.outer)(weights, penalties)
         slope = -penalties.exp() * weights * torch.linalg.solve(H, upper)

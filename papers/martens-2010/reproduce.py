@@ -162,7 +162,7 @@ def by_scipy(problem: Problem, budget: Budget) -> Curve:
         if budget.is_spent(found.seconds[-1], calls):
             raise StopIteration
 
-    hodiff.optim.minimize(objective, x, method="cg", options={"maxiter": 100_000, "gtol": 0.0}, callback=watch)
+    hodiff.optimize.minimize(objective, x, method="cg", options={"maxiter": 100_000, "gtol": 0.0}, callback=watch)
     return found
 
 

@@ -192,7 +192,7 @@ def solve(problem: Informed, method: str, iterations: int) -> dict[str, list[flo
     options: dict[str, Any] = {"maxiter": iterations, "gtol": 1e-14}
     if method == LBFGS:
         options |= {"ftol": 0.0, "maxfun": 10**6, "maxcor": 30}
-    end = hodiff.optim.minimize(problem.loss, problem.start, method=method, options=options, callback=watch)
+    end = hodiff.optimize.minimize(problem.loss, problem.start, method=method, options=options, callback=watch)
     for key, value in zip(found, (count, float(end.fun), problem.error(end.x)), strict=True):
         found[key].append(value)
     return found

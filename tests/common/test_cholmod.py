@@ -11,7 +11,7 @@ import torch
 
 from hodiff.common import cholmod
 from hodiff.implicit.sparse_matrices import solve_by_factors
-from hodiff.optim.hessian_factors import SparseMatrix
+from hodiff.optimize.hessian_factors import SparseMatrix
 
 
 class NotPositiveDefiniteError(Exception):

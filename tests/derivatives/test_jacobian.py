@@ -241,7 +241,7 @@ def test_functions_without_setup_context() -> None:
     torch.testing.assert_close(slope, 2 * lower.sum(0) * 6 * x)
     with torch.no_grad():
         torch.testing.assert_close(jacobian(f)(x), 2 * lower * (3 * x**2))
-        found = hodiff.optim.least_squares(lambda y: OldCube.apply(y) - x**3, x + 0.1).x
+        found = hodiff.optimize.least_squares(lambda y: OldCube.apply(y) - x**3, x + 0.1).x
         torch.testing.assert_close(found, x, rtol=1e-6, atol=1e-6)
         torch.testing.assert_close(
             hodiff.sparse.jacobian(OldCube.apply)(x).to_dense(), torch.diag(3 * x**2), rtol=1e-12, atol=0

@@ -161,7 +161,7 @@ def test_jagged_tensors_are_points_of_products_alone() -> None:
         lambda: hodiff.HessianOperator(f, x),
         lambda: hodiff.laplacian(f)(x),
         lambda: hodiff.sparse.hessian(f)(x),
-        lambda: hodiff.optim.minimize(f, x),
+        lambda: hodiff.optimize.minimize(f, x),
         lambda: hodiff.check(f, x),
     ):
         with pytest.raises(hodiff.errors.InputError, match=r"got \(2, j\d+, 2\) float32 jagged[;.] .* its values"):

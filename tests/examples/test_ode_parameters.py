@@ -44,7 +44,7 @@ def test_covariance_is_that_of_scipy() -> None:
     numbers = EXAMPLE["exact"](EXAMPLE["TRUTH"])
     counted = numbers + 0.05 * torch.randn(numbers.shape, generator=generator, dtype=torch.float64)
     start = EXAMPLE["tensors"](EXAMPLE["TRUTH"])
-    found = hodiff.optim.least_squares(EXAMPLE["residuals"], start, counted)
+    found = hodiff.optimize.least_squares(EXAMPLE["residuals"], start, counted)
 
     def model(_: np.ndarray, *rates: float) -> np.ndarray:
         return EXAMPLE["exact"](dict(zip(EXAMPLE["TRUTH"], rates, strict=True))).flatten().numpy()

@@ -105,7 +105,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
     "HessianOperator": lambda f: hodiff.HessianOperator(f, X) @ V,
     "to_dense": lambda f: hodiff.HessianOperator(f, X).to_dense(),
     "sparse.hessian": lambda f: hodiff.sparse.hessian(f)(X),
-    "minimize": lambda f: hodiff.optim.minimize(f, X, method="trust-ncg"),
+    "minimize": lambda f: hodiff.optimize.minimize(f, X, method="trust-ncg"),
 }
 
 

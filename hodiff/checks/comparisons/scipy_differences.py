@@ -44,7 +44,7 @@ def against_scipy(problem: ScalarProblem, loss: Loss, levels: list[Level]) -> It
 def _judge_all(level: Level, W: Tensor, estimate: DifferenceEstimate | Failure) -> Iterator[Entry]:
     doubt = _doubt(level, estimate)
     for route, outcome in level.outcomes.items():
-        if doubt:
+        if doubt or isinstance(estimate, Failure):
             yield Entry(route, 2, "vs SciPy", None, None, "skipped", doubt)
             continue
         product = outcome @ W if isinstance(outcome, Tensor) and "reverse" in route else outcome

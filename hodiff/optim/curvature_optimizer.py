@@ -1,0 +1,336 @@
+"""Optimizers with an estimate of the curvature, refreshed every few steps from the loss."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import require_generator
+from hodiff.common.trees import describe
+from hodiff.corrections import Corrections
+from hodiff.errors import InputError
+from hodiff.graphs import inspect_graph
+from hodiff.optim.finite_numbers import require_finite
+from hodiff.optim.local_models import Closure
+from hodiff.optim.optimizer_states import require_dtypes
+from hodiff.optim.pending_curvature import Estimates, PendingCurvature
+from hodiff.optim.recorded_losses import explained
+from hodiff.optim.training_optimizer import Group, StochasticOptimizer
+from hodiff.optim.watched_backward import Observer, take_by_hand, wait
+from hodiff.recompute.lost_slopes import noting_operands
+
+
+class CurvatureOptimizer(StochasticOptimizer, Observer):
+    """Optimizer that intercepts the backward pass, or the closure, before a step that refreshes the curvature.
+
+    A group counts its steps in `taken`. A parameter is due when `taken` reaches the parameter's `refresh_at`:
+    alternating losses may each reach only some of the parameters. A parameter without curvature is due with its group.
+    """
+
+    # A GradScaler then passes the factor by which it scaled loss and gradients.
+    _step_supports_amp_scaling = True
+
+    def __init__(self, params: Any, defaults: Group, generator: torch.Generator | None):
+        require_generator(self.caller, "generator", generator)
+        self._generator = torch.Generator().manual_seed(0) if generator is None else generator
+        self._pending = PendingCurvature(self.second_order)
+        self._aside: set[int] = set()
+        super().__init__(params, {**defaults, "taken": 0, "refresh_at": 0})
+        self._wait()
+
+    @abstractmethod
+    def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
+        """Estimate the curvature of a loss; also return gradients if the `last` use of the graph consumed it."""
+
+    @abstractmethod
+    def _absorb(self, parameter: Tensor, group: Group, curvature: Any) -> None:
+        """Update the state of a parameter by a new estimate."""
+
+    @abstractmethod
+    def _descend(self) -> None:
+        """Update all parameters in place."""
+
+    @torch.no_grad()
+    def step(self, closure: Closure | None = None) -> Any:
+        """Take one step, by the gradients in `grad` or by a closure.
+
+        Args:
+            closure: Function without arguments that computes the loss and returns it, with its graph. It may zero
+                gradients and call backward, as for torch's optimizers, but need not: `step` sets the gradients to those
+                of this evaluation. When curvature is due, the closure runs within `hodiff.corrected()`.
+
+        Returns:
+            The loss, or None without a closure.
+
+        Raises:
+            InputError: If the closure returns no loss, gradients are sparse or not finite, or a parameter that is due
+                for curvature has the gradient of a loss that the optimizer did not observe.
+            RouteError: If torch does not implement a second derivative.
+        """
+        self.require_dtypes()
+        loss = None if closure is None else self._evaluated(closure)
+        overflow: Tensor | None = getattr(self, "found_inf", None)
+        if overflow is not None and bool(overflow):
+            self._pending.clear()
+            return loss
+        for group in self.param_groups:
+            # Iterating raises on sparse gradients before anything has changed.
+            list(self.gradients(group))
+        waiting = self._due()
+        estimates = self._estimates_for(waiting, scaled=overflow is not None)
+        self.require_finite_gradients()
+        self._require_finite(estimates.values())
+        for group in self.param_groups:
+            self._take(group, estimates)
+        known = set(map(id, waiting))
+        self._aside = {id(p) for group in self.param_groups for p in self._newcomers(group, known)}
+        try:
+            self._descend()
+        finally:
+            self._aside = set()
+        for group in self.param_groups:
+            group["taken"] += 1
+        self._pending.clear()
+        self._wait()
+        return loss
+
+    def update_curvature(self, loss: Tensor) -> None:
+        r"""Estimate the curvature of a loss now, due or not; the next estimate is due `update_every` steps later.
+
+        The graph of the loss stays, so that `loss.backward()` can follow; gradients do not change. Use it for a batch
+        other than the gradient's, or in custom loops; `update_every=None` disables all other estimates.
+
+        Calls of modules with these parameters run within `hodiff.corrected()` if `update_every` is None, and on steps
+        that are due. Compute any other loss within `hodiff.corrected()`: on a step that is not due, before the
+        optimizer is created, or by functions outside of modules. Otherwise its curvature is wrong where torch's second
+        derivative is.
+
+        Args:
+            loss: The loss, a tensor of shape () with its graph on the parameters.
+
+        Raises:
+            InputError: If the loss is not such a tensor.
+            RouteError: If torch does not implement a second derivative; compute the loss within `hodiff.corrected()`.
+        """
+        self._require_scalar(loss)
+        self._update(loss)
+
+    def require_dtypes(self) -> None:
+        """See `StochasticOptimizer`; curvature that waits for the step is checked, too."""
+        super().require_dtypes()
+        waiting = {p: {"curvature": getattr(h, "gradients", h)} for p, h in self._pending}
+        require_dtypes(self.caller, waiting, self.dtype_of_state)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear gradients, as in `torch.optim.Optimizer.zero_grad`, and the curvature of their backward passes.
+
+        Args:
+            set_to_none: Whether gradients become None instead of zeros.
+        """
+        self._pending.clear()
+        super().zero_grad(set_to_none)
+
+    def awaits(self, leaves: Sequence[Tensor]) -> bool:
+        """See `Observer`."""
+        return bool(self._reached(leaves))
+
+    def may_take(self, leaves: Sequence[Tensor]) -> bool:
+        """See `Observer`."""
+        reached = set(map(id, leaves))
+        return any(id(p) in reached for p in self.parameters())
+
+    def see(self, loss: Tensor, leaves: Sequence[Tensor]) -> None:
+        """See `Observer`."""
+        self._remember(loss, leaves, last=False)
+
+    def passed(self) -> None:
+        """See `Observer`."""
+        self._pending.passed()
+
+    def backward(self, loss: Tensor) -> None:
+        """See `StochasticOptimizer`; the curvature may consume the graph, because no caller needs it afterwards."""
+        leaves = inspect_graph(loss).leaves
+        # torch computes the gradients of other leaves, and of a loss that is not finite, which `step` rejects.
+        if self.second_order and bool(loss.isfinite()) and len(self._reached(leaves)) == len(set(map(id, leaves))):
+            self._remember(loss, leaves, last=True)
+        else:
+            super().backward(loss)
+
+    def _wait(self) -> None:
+        """Start or stop observing losses."""
+        due = self._due()
+        self._pending.watch(due)
+        wait(self, bool(due))
+        take_by_hand(self, any(group["update_every"] is None for group in self.param_groups))
+
+    def _reached(self, leaves: Sequence[Tensor]) -> list[Tensor]:
+        """Return the leaves that are due for curvature."""
+        reached = set(map(id, leaves))
+        return [p for p in self._due() if id(p) in reached]
+
+    def _remember(self, loss: Tensor, leaves: Sequence[Tensor], *, last: bool) -> None:
+        """Announce the curvature of a loss to its backward pass; set gradients if the graph was consumed."""
+        if not bool(loss.isfinite()):
+            # Training scripts skip such a batch; the next batch provides the curvature.
+            return
+        estimates, gradients = self._estimated(loss, self._reached(leaves), last)
+        self._pending.announce(self._written_by(leaves, estimates))
+        if gradients:
+            # A backward pass runs all hooks; setting `grad` would not.
+            torch.autograd.backward([p for p, _ in gradients], [g for _, g in gradients])
+            self._pending.passed()
+
+    def _written_by(self, leaves: Sequence[Tensor], estimates: Estimates) -> Estimates:
+        """Select the estimates of parameters whose gradients a backward pass writes."""
+        written = set(map(id, leaves))
+        return [(p, h) for p, h in estimates if id(p) in written]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as `torch.optim.Optimizer.state_dict` does, with the state of the generator.
+
+        Returns:
+            A dict of "state", "param_groups" and "generator".
+        """
+        return {**super().state_dict(), "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as `torch.optim.Optimizer.load_state_dict` does, with the state of the generator.
+
+        Args:
+            state_dict: Dict that `state_dict` returned.
+        """
+        super().load_state_dict(state_dict)
+        if "generator" in state_dict:
+            self._generator.set_state(state_dict["generator"].cpu())
+        self._pending.clear()
+        self._wait()
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters as `StochasticOptimizer` does; the group is due for curvature at once."""
+        super().add_param_group(param_group)
+        self._wait()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_generator": self._generator}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._pending, self._aside = PendingCurvature(self.second_order), set()
+        self._wait()
+
+    def _due(self) -> list[Tensor]:
+        """Return the parameters that are due for curvature."""
+        groups = [group for group in self.param_groups if group["update_every"] is not None]
+        return [p for group in groups for p in group["params"] if p.requires_grad and self._is_due(p, group)]
+
+    def _is_due(self, parameter: Tensor, group: Group) -> bool:
+        known = self.state.get(parameter, {})
+        return bool(group["taken"] >= known.get("refresh_at", group["refresh_at"]))
+
+    def _newcomers(self, group: Group, waiting: set[int]) -> list[Tensor]:
+        """Return parameters with a first gradient that are not due for curvature, and make them due next."""
+        if group["update_every"] is None:
+            return []
+        gradients = [p for p, _ in self.gradients(group)]
+        found = [p for p in gradients if id(p) not in waiting and not self.state.get(p, {}).get("refreshes")]
+        for parameter in found:
+            self.state[parameter]["refresh_at"] = group["taken"] + 1
+        return found
+
+    def gradients(self, group: Group) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `StochasticOptimizer`; parameters that wait for their first curvature are left out."""
+        return (pair for pair in super().gradients(group) if id(pair[0]) not in self._aside)
+
+    def _evaluated(self, closure: Closure) -> Tensor:
+        if not (self.second_order and self._due()):
+            return self.evaluated(closure, accumulates=True)
+        with Corrections(lean=True), noting_operands(self):
+            return self.evaluated(closure, accumulates=True)
+
+    def _update(self, given: Tensor) -> None:
+        parameters = self.parameters()
+        estimates, _ = self._estimated(given, parameters, False)
+        own = {id(p): h for p, h in estimates}
+        self._require_finite(own.values())
+        with torch.no_grad():
+            for group in self.param_groups:
+                self._take(group, own)
+        self._wait()
+
+    def _estimated(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
+        ranks = torch.distributed.get_world_size() if _is_distributed() else 1
+        if ranks > 1:
+            raise InputError(
+                f"{self.caller}: expected one process, got {ranks}, whose estimates of the curvature would differ, so "
+                "that their parameters would drift apart; train in one process."
+            )
+        with explained(self.caller), torch.no_grad():
+            return self._estimate(loss, parameters, last)
+
+    def _require_finite(self, estimates: Iterable[Any]) -> None:
+        numbers = [each for estimate in estimates for each in self._numbers_of(estimate)]
+        require_finite(self.caller, "curvature", numbers, self._squares_from)
+
+    @property
+    def _squares_from(self) -> float | None:
+        """Size from which on squares of curvatures must be in range; None if the state has no squares."""
+        return None
+
+    def _numbers_of(self, estimate: Any) -> list[Tensor]:
+        """Return the tensors of an estimate that have to be finite."""
+        return [estimate]
+
+    def _take(self, group: Group, estimates: dict[int, Any]) -> None:
+        """Update the states of a group's parameters by their estimates."""
+        own = [p for p in group["params"] if id(p) in estimates]
+        for parameter in own:
+            state = self.state[parameter]
+            self._absorb(parameter, group, estimates[id(parameter)])
+            state["refreshes"] = state.get("refreshes", 0) + 1
+            if group["update_every"] is not None:
+                state["refresh_at"] = group["refresh_at"] = group["taken"] + group["update_every"]
+
+    def _estimates_for(self, waiting: Sequence[Tensor], *, scaled: bool) -> dict[int, Any]:
+        """Return the curvature of the loss whose gradients are in `grad`, without the factor of a GradScaler."""
+        scale: Tensor | None = getattr(self, "grad_scale", None) if scaled else None
+        # After `scaler.unscale_`, only the gradients reveal the factor.
+        estimates = self._pending.settled(strict=scaled and scale is None)
+        for parameter in waiting:
+            if parameter.grad is not None and id(parameter) not in estimates and bool(parameter.grad.any()):
+                raise InputError(
+                    f"{self.caller}: step: expected gradients of losses that the optimizer saw on their way to "
+                    "loss.backward(), as this step takes their curvature, got another one of "
+                    f"{describe(parameter)}, such as one of autograd.grad, of backward(gradient=...), from before a "
+                    "step or of a loss that was no number; call optimizer.zero_grad() and loss.backward(), take "
+                    "step(closure), or call update_curvature(loss) before step."
+                )
+        if scale is not None:
+            for group in self.param_groups:
+                for parameter, _ in self.gradients(group):
+                    assert parameter.grad is not None
+                    parameter.grad.div_(scale)
+            estimates = {key: h * (1 / scale) for key, h in estimates.items()}
+        return estimates
+
+    def _require_scalar(self, loss: Any) -> None:
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.is_floating_point() or not loss.requires_grad:
+            raise InputError(
+                f"{self.caller}: update_curvature: expected the loss, one real number with its graph, got "
+                f"{describe(loss)}; pass it before loss.backward()."
+            )
+
+    def _require_curvature(self, parameter: Tensor) -> None:
+        if not self.state[parameter].get("refreshes"):
+            raise InputError(
+                f"{self.caller}: step: expected curvature for each parameter with a gradient, got none yet for one, "
+                f"{describe(parameter)}; call loss.backward() after the optimizer is made, step(closure), or "
+                "update_curvature(loss) before backward."
+            )
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

@@ -1,0 +1,284 @@
+r"""Base class of K-FAC and EK-FAC: running averages of factors, and a step of all layers.
+
+Columns c of the outputs, with $\sum c c^\top$ their Fisher matrix, that are pulled back to the layers.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hodiff.common.options import require_choice
+from hodiff.errors import InputError
+from hodiff.graphs import inspect_graph
+from hodiff.operators.kfac import moments
+from hodiff.operators.kfac.blocks import Layout, Piece
+from hodiff.operators.kfac.columns import Columns, Given, Root, View
+from hodiff.operators.kfac.kfac_options import EMPIRICAL, EXACT, EXPAND, MONTE_CARLO, REDUCE
+from hodiff.optim.curvature_optimizer import CurvatureOptimizer
+from hodiff.optim.kfac.layer_calls import LayerObserver, wait_for_layers
+from hodiff.optim.kfac.seen_layers import SeenLayers, Sums
+from hodiff.optim.optimizer_states import precise
+from hodiff.optim.pending_curvature import Estimates
+from hodiff.optim.recorded_losses import BITS, FAMILIES, LABELS, SQUARES, FoundLoss, drawn, find
+from hodiff.optim.settings import is_due
+from hodiff.optim.training_optimizer import Group
+
+FISHERS = (MONTE_CARLO, EXACT, EMPIRICAL)
+
+
+def find_any(caller: str, loss: Tensor) -> FoundLoss:
+    """Find the loss of any family in a graph."""
+    found = find(loss, tuple(FAMILIES.values()), partial(_unknown, caller))
+    if found.outputs.dim() < 2 and (found.family == LABELS or not found.outputs.dim()):
+        raise _unknown(caller, "that of a single example without a dimension for examples")
+    return found
+
+
+def columns_of(found: FoundLoss, loss: Tensor, fisher: str, generator: torch.Generator) -> Columns:
+    """Compute the columns by the method `fisher`."""
+    scale = float(found.weight / found.count) ** 0.5
+    if fisher == MONTE_CARLO:
+        return Given(scale * DRAWN[found.family](found, generator)[None])
+    if fisher == EXACT:
+        view = View(found.outputs.shape, found.family == LABELS, apart=True)
+        return Root(scale * ROOTS[found.family](found, view), view)
+    (given,) = torch.autograd.grad([loss], [found.edge], retain_graph=True)
+    # The gradient contains the loss's weight and the share of each term.
+    return Given(given[None] / scale if scale else torch.zeros_like(given)[None])
+
+
+def _drawn_labels(found: FoundLoss, generator: torch.Generator) -> Tensor:
+    mean, count = drawn(found.outputs, found.ignored, generator)
+    return mean * count
+
+
+def _drawn_values(found: FoundLoss, generator: torch.Generator) -> Tensor:
+    # A squared error without the factor 1/2 belongs to a Gaussian of variance 1/2.
+    noise = torch.randn(found.outputs.shape, generator=generator, device=generator.device)
+    return 2**0.5 * noise.to(found.outputs)
+
+
+def _drawn_bits(found: FoundLoss, generator: torch.Generator) -> Tensor:
+    probabilities = found.outputs.float().sigmoid()
+    bits = torch.bernoulli(probabilities.to(generator.device), generator=generator)
+    return (probabilities - bits.to(probabilities)).to(found.outputs)
+
+
+def _root_of_labels(found: FoundLoss, view: View) -> Tensor:
+    # The gradient for a label is a unit vector in log-probabilities.
+    roots = view.rows((found.outputs / 2).exp()[None])[0]
+    if found.ignored is not None:
+        roots = roots.masked_fill(found.ignored.reshape(*roots.shape[:2], 1), 0)
+    return roots.diag_embed()
+
+
+def _root_of_squares(found: FoundLoss, view: View) -> Tensor:
+    return view.rows(torch.full_like(found.outputs, 2**0.5)[None])[0][..., None]
+
+
+def _root_of_bits(found: FoundLoss, view: View) -> Tensor:
+    probabilities = found.outputs.sigmoid()
+    return view.rows((probabilities * (1 - probabilities)).sqrt()[None])[0][..., None]
+
+
+# Gradients of the terms for targets drawn from the outputs' distribution.
+DRAWN: Mapping[str, Callable[[FoundLoss, torch.Generator], Tensor]] = {
+    LABELS: _drawn_labels,
+    SQUARES: _drawn_values,
+    BITS: _drawn_bits,
+}
+# Roots of the terms' Fisher information, (N, places, size, columns).
+ROOTS: Mapping[str, Callable[[FoundLoss, View], Tensor]] = {
+    LABELS: _root_of_labels,
+    SQUARES: _root_of_squares,
+    BITS: _root_of_bits,
+}
+
+
+def _unknown(caller: str, got: str) -> InputError:
+    return InputError(
+        f"{caller}: expected a loss with one cross_entropy or nll_loss of labels, mse_loss or "
+        f"binary_cross_entropy_with_logits, without weights, of reduction 'mean' or 'sum', got {got}; pass "
+        "update_every=None, and call update_curvature on such a loss of the same outputs before backward."
+    )
+
+
+State = dict[str, Any]
+
+
+class KroneckerFactoredOptimizer(CurvatureOptimizer, LayerObserver):
+    """Optimizer whose curvature is a Kronecker-factored block for each layer.
+
+    The state of a block is stored with its first parameter, the weight if there is one.
+    """
+
+    second_order = False
+    precise_state = True
+    # Whether `_adjust` needs the vectors from which the factors are computed.
+    keeps_vectors = False
+
+    def __init__(self, params: Any, defaults: Group, fisher: str, sharing: str, generator: torch.Generator | None):
+        require_choice(self.caller, "fisher", fisher, FISHERS)
+        require_choice(self.caller, "sharing", sharing, (EXPAND, REDUCE))
+        self._fisher, self._sharing = fisher, sharing
+        self._listened: set[int] = set()
+        # Uses of each parameter in the graph when they were last checked.
+        self._uses: dict[int, Any] = {}
+        super().__init__(params, defaults, generator)
+
+    @abstractmethod
+    def _decompose(self, state: State, group: Group, layout: Layout) -> None:
+        """Compute from the averaged factors what the step needs."""
+
+    @abstractmethod
+    def _solve(self, state: State, group: Group, gradient: Tensor) -> Tensor:
+        """Multiply the damped inverse of a block with a gradient (1, groups, p, q)."""
+
+    def awaits_layers_of(self, parameters: Sequence[Tensor]) -> bool:
+        """See `LayerObserver`."""
+        return any(id(p) in self._listened for p in parameters)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_fisher": self._fisher, "_sharing": self._sharing}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._uses = {}
+        super().__setstate__(state)
+
+    def _wait(self) -> None:
+        super()._wait()
+        by_hand = [p for g in self.param_groups if g["update_every"] is None for p in g["params"]]
+        self._listened = {id(p) for p in [*self._due(), *by_hand]}
+        wait_for_layers(self, bool(self._listened))
+
+    def _estimate(self, loss: Tensor, parameters: Sequence[Tensor], last: bool) -> tuple[Estimates, Estimates]:
+        found = find_any(self.caller, loss)
+        numbered = self._numbered
+        with torch.no_grad():
+            seen = SeenLayers(self.caller, loss, found, numbered)
+            leaves = inspect_graph(loss).leaves
+            wanted = set(map(id, parameters))
+            seen.require_all([leaf for leaf in leaves if id(leaf) in wanted])
+            uses = seen.uses(loss)
+            # The check costs two gradients; a graph with unchanged uses does not need it again.
+            if any(self._uses.get(id(p)) != uses[id(p)] for p in parameters):
+                seen.require_all_uses(self._fisher, torch.Generator().manual_seed(0))
+                self._uses |= uses
+            columns = columns_of(found, loss, self._fisher, self._generator)
+            estimates: list[tuple[Tensor, Any]] = []
+            for sums in seen.sums(columns, self._fisher, self._sharing, self.keeps_vectors):
+                first, *others = (numbered[piece.index] for piece in sums.source.layout.pieces)
+                # The curvature of the block's other parameters is stored with the first.
+                estimates += [(first, sums), *((p, 0.0) for p in others)]
+        return estimates, []
+
+    def _written_by(self, leaves: Sequence[Tensor], estimates: Estimates) -> Estimates:
+        # The factors of a block belong to all its parameters together.
+        written, whole, numbered = set(map(id, leaves)), set(), self._numbered
+        for sums in (each for _, each in estimates if isinstance(each, Sums)):
+            block = {id(numbered[piece.index]) for piece in sums.source.layout.pieces}
+            whole |= block if block <= written else set()
+        return [(p, h) for p, h in estimates if id(p) in whole]
+
+    def _numbers_of(self, estimate: Sums | float) -> list[Tensor]:
+        parts = [estimate.inputs, estimate.gradients] if isinstance(estimate, Sums) else []
+        return [each for each in parts if each is not None]
+
+    def _absorb(self, parameter: Tensor, group: Group, curvature: Sums | float) -> None:
+        if not isinstance(curvature, Sums):
+            return
+        state, source, B = self.state[parameter], curvature.source, curvature.gradients
+        A = moments.mean_of_inputs(source, curvature.inputs, curvature.count, B)
+        count = state.get("refreshes", 0) + 1
+        # The first averages are plain means, until the running average has more terms.
+        weight = max(1 / count, 1 - group["factor_decay"])
+        if "A" in state and state["A"].shape == A.shape:
+            state["A"].lerp_(A, weight)
+            state["B"].lerp_(B, weight)
+        else:
+            state["A"], state["B"], weight = A, B, 1.0
+            state["layout"] = _written(source.layout)
+        if weight == 1 or is_due(count, group["refresh_every"]):
+            self._decompose(state, group, source.layout)
+        self._adjust(state, curvature, weight)
+
+    def _adjust(self, state: State, sums: Sums, weight: float) -> None:
+        """Update the state by the vectors, with their weight in a running average."""
+
+    @property
+    def _numbered(self) -> list[Tensor]:
+        """All parameters in the order of the blocks' indices."""
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _descend(self) -> None:
+        found = [(p, g, group) for group in self.param_groups for p, g in self.gradients(group)]
+        for parameter, _, _ in found:
+            self._require_curvature(parameter)
+        directions = self._directions({id(p): precise(g) for p, g, _ in found})
+        for group in self.param_groups:
+            own = [(p, g, directions[id(p)]) for p, g, its in found if its is group]
+            shorter = _clipped(group, own)
+            for parameter, _, direction in own:
+                self._move(parameter, group, direction * shorter)
+
+    def _directions(self, gradients: dict[int, Tensor]) -> dict[int, Tensor]:
+        """Multiply the inverse of each block with its gradients; a missing gradient counts as zero."""
+        numbered, directions = self._numbered, {}
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state.get(parameter, {})
+                if "layout" not in state:
+                    continue
+                layout = _read(state["layout"])
+                own = [numbered[piece.index] for piece in layout.pieces]
+                if not any(id(p) in gradients for p in own):
+                    continue
+                # The dict is indexed by leaf number, like a list.
+                leaves: Any = {
+                    piece.index: gradients[id(p)] if id(p) in gradients else torch.zeros_like(precise(p))
+                    for piece, p in zip(layout.pieces, own, strict=True)
+                }
+                solved: Any = dict.fromkeys(leaves)
+                layout.scatter(self._solve(state, group, layout.gather(leaves, 1)), solved)
+                for piece, p in zip(layout.pieces, own, strict=True):
+                    directions[id(p)] = solved[piece.index].reshape(p.shape)
+        return directions
+
+    def _move(self, parameter: Tensor, group: Group, direction: Tensor) -> None:
+        state, step = self.state[parameter], direction * group["lr"]
+        if group["momentum"]:
+            # The buffer holds steps, not directions: otherwise a schedule that raises lr would exceed the clipping.
+            if "momentum_buffer" in state:
+                # Earlier versions stored directions.
+                state["last_step"] = state.pop("momentum_buffer") * group["lr"]
+            if "last_step" not in state:
+                state["last_step"] = torch.zeros_like(step)
+            step = state["last_step"].mul_(group["momentum"]).add_(step)
+        if group["weight_decay"]:
+            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.sub_(step.to(parameter.dtype))
+
+
+def _clipped(group: Group, steps: Sequence[tuple[Tensor, Tensor, Tensor]]) -> Tensor | float:
+    """Return the factor that keeps the step's squared length in the metric of the curvature below `kl_clip`."""
+    if group["kl_clip"] is None or not steps:
+        return 1.0
+    products = [torch.sum(precise(g) * d).to(steps[0][2]) for _, g, d in steps]
+    squared = torch.stack(products).sum() * group["lr"] ** 2
+    return (group["kl_clip"] / squared.clamp_min(torch.finfo(squared.dtype).tiny)).sqrt().clamp(max=1)
+
+
+def _written(layout: Layout) -> tuple[Any, ...]:
+    """Convert a layout to tuples of numbers for checkpoints."""
+    return layout.dim, tuple((piece.index, piece.shape, piece.transposed) for piece in layout.pieces)
+
+
+def _read(written: tuple[Any, ...]) -> Layout:
+    dim, pieces = written
+    return Layout(tuple(Piece(*each) for each in pieces), dim)

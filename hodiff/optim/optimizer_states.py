@@ -1,0 +1,98 @@
+"""Checks that a state belongs to the optimizer and to parameters of its dtype.
+
+States in higher precision than their parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from hodiff.errors import InputError
+from hodiff.optim.settings import CHECKS
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """Convert a tensor to at least 32 bits."""
+    return tensor.float() if tensor.dtype.itemsize < 4 else tensor
+
+
+def restore(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
+    """Load states of 16-bit parameters again in at least 32 bits, as torch rounds them to the parameters' dtype."""
+    numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
+    parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+    for number, parameter in zip(numbers, parameters, strict=True):
+        if parameter.dtype.itemsize < 4 and number in state_dict["state"]:
+            move = partial(_moved, parameter)
+            optimizer.state[parameter] = pytree.tree_map_only(Tensor, move, state_dict["state"][number])
+
+
+def _moved(parameter: Tensor, tensor: Tensor) -> Tensor:
+    dtype = precise(parameter).dtype if tensor.is_floating_point() else tensor.dtype
+    return tensor.to(parameter.device, dtype, copy=True)
+
+
+# Numbers for which torch's optimizers choose a separate dtype.
+_SCALARS = {"step", "t"}
+
+
+def require_own_state(
+    caller: str, loaded: Mapping[str, Any], defaults: Mapping[str, Any], whole: Collection[str]
+) -> None:
+    """Raise on groups and states of another optimizer, and fill in settings, off by default, that older states lack."""
+    expected = f"{caller}: load_state_dict: expected what the state_dict of this optimizer returns, got"
+    remedy = "load it into an optimizer of the kind that it comes from, or begin without it."
+    for group in loaded["param_groups"]:
+        missing = [name for name, value in defaults.items() if name not in group and not _is_off(value)]
+        if missing:
+            raise InputError(f"{expected} one whose groups have no {_listed(missing)}; {remedy}")
+        foreign = [name for name in group if name in CHECKS and name not in defaults]
+        if foreign:
+            raise InputError(f"{expected} one whose groups have {_listed(foreign)}; {remedy}")
+    for state in loaded["state"].values():
+        missing = [name for name in whole if name not in state] if isinstance(state, dict) else []
+        if 0 < len(missing) < len(whole):
+            raise InputError(
+                f"{expected} one with {_listed(sorted(state))} for a parameter and no "
+                f"{_listed(sorted(missing))}; {remedy}"
+            )
+    for group in loaded["param_groups"]:
+        for name in defaults.keys() - group.keys():
+            group[name] = defaults[name]
+
+
+def require_dtypes(
+    caller: str, states: Mapping[Tensor, Mapping[str, Any]], dtype_of: Callable[[Tensor], torch.dtype]
+) -> None:
+    """Raise on states of parameters whose dtype has changed."""
+    for parameter, state in states.items():
+        wanted = dtype_of(parameter).to_real()
+        for tensor in _tensors(state):
+            # A state of complex parameters may contain real numbers.
+            if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype.to_real() != wanted:
+                raise InputError(
+                    f"{caller}: step: expected parameters of the dtype that the state was made for, {tensor.dtype}, "
+                    f"got one that is {parameter.dtype} by now; call optimizer.load_state_dict(optimizer.state_dict()) "
+                    "after the change, which brings the state along, and compute the gradients again."
+                )
+
+
+def _tensors(state: Mapping[str, Any]) -> Iterator[Tensor]:
+    for name, value in state.items():
+        parts = value if isinstance(value, (list, tuple)) else (value,)
+        yield from (each for each in parts if isinstance(each, Tensor) and name not in _SCALARS)
+
+
+def _is_off(value: Any) -> bool:
+    return value is None or value is False
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(map(repr, names))

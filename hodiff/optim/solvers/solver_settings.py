@@ -1,0 +1,156 @@
+"""Base class of optimizers that solve equations over all groups at once, so that groups share settings but lr.
+
+Values of the loss at points near the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from hodiff.common.module_state import untouched
+from hodiff.common.randomness import RandomState
+from hodiff.corrections import Corrections
+from hodiff.errors import InputError
+from hodiff.graphs import inspect_graph
+from hodiff.optim.local_models import (
+    Closure,
+    GaussNewtonModel,
+    HessianModel,
+    LocalModel,
+    outputs_and_loss,
+    value_of,
+)
+from hodiff.optim.recorded_losses import explained
+from hodiff.optim.training_optimizer import Group, StochasticOptimizer
+from hodiff.recompute.lost_slopes import noting_operands
+from hodiff.recompute.reachable import modules_in
+
+# Ratios of actual to predicted decrease, and the factors of the damping below the first or above the second.
+_TRUST = ((0.25, 3 / 2), (0.75, 2 / 3))
+
+
+class SolverOptimizer(StochasticOptimizer):
+    """Optimizer with one curvature matrix for all parameters."""
+
+    # Settings that may differ between groups.
+    _own: ClassVar[set[str]] = {"params", "param_names", "lr", "initial_lr"}
+
+    def setting(self, name: str) -> Any:
+        """Return a setting of all groups; schedulers may change it in the first group."""
+        return self.param_groups[0][name]
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters with a separate learning rate.
+
+        Args:
+            param_group: A dict of "params" and "lr".
+
+        Raises:
+            InputError: If the group's other settings differ from those of the first group.
+        """
+        first = self.param_groups[0] if self.param_groups else {}
+        for name, value in param_group.items():
+            if name not in self._own and name in first and first[name] != value:
+                raise InputError(
+                    f"{self.caller}: {name}: expected {first[name]!r}, as in the first group, got {value!r}: one "
+                    "system of equations has one setting; make two optimizers, or differ in lr only."
+                )
+        super().add_param_group(param_group)
+
+    def returned(self, closure: Closure) -> Any:
+        """Evaluate a closure and return its result, with its graph."""
+        parameters = self.parameters()
+        with torch.enable_grad(), Corrections(lean=True, many=True):
+            for parameter in parameters:
+                parameter.grad = None
+            with noting_operands(self):
+                returned = closure()
+        if any(parameter.grad is not None for parameter in parameters):
+            raise InputError(
+                f"{self.caller}: closure: expected one that does not call backward, which frees the graph that the "
+                "curvature is taken from, got one that does; leave backward out, step sets the gradients."
+            )
+        return returned
+
+    def model(self, returned: Any, parameters: Sequence[Tensor]) -> LocalModel:
+        """Build the local model of a loss in some parameters, from the return value of a closure."""
+        with explained(self.caller):
+            return self.kind(self.caller, parameters, returned)
+
+    @property
+    def kind(self) -> type[LocalModel]:
+        """Class of the local models."""
+        return GaussNewtonModel
+
+    def reached(self, returned: Any) -> list[Tensor]:
+        """Return the parameters on which a closure's result depends; other parameters do not move."""
+        ends = returned if self.kind is HessianModel else outputs_and_loss(self.caller, returned)[0]
+        tensors = [each for each in pytree.tree_leaves(ends) if isinstance(each, Tensor)]
+        leaves = {id(leaf) for each in tensors for leaf in inspect_graph(each)[0]}
+        # Without any such parameter, the model of all parameters raises a fitting error.
+        return [p for p in self.parameters() if id(p) in leaves] or self.parameters()
+
+    def rates(self) -> dict[int, Any]:
+        """Return the learning rate of each parameter, by id."""
+        return {id(p): group["lr"] for group in self.param_groups for p in group["params"]}
+
+    def add(self, steps: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
+        """Move parameters by a step, times the learning rate of their group."""
+        rates = self.rates()
+        for parameter, step in zip(parameters, steps, strict=True):
+            parameter.add_(step * rates[id(parameter)])
+
+
+def trust_factor(ratio: float) -> float:
+    """Return the factor of the damping, by the ratio of actual to predicted decrease."""
+    (low, more), (high, less) = _TRUST
+    return less if ratio > high else 1.0 if ratio >= low else more
+
+
+class NearbyValues:
+    """Values of the minimised function: the loss or its negative, plus the penalty of weight decay.
+
+    Random numbers are equal at all points, those after `draw`, and buffers of modules do not change.
+
+    Attributes:
+        start: Value at the parameters.
+        count: Number of evaluations since.
+    """
+
+    def __init__(
+        self,
+        optimizer: SolverOptimizer,
+        parameters: Sequence[Tensor],
+        loss: Tensor,
+        closure: Closure,
+        draw: RandomState,
+    ):
+        self._optimizer, self._parameters, self._closure, self._draw = optimizer, parameters, closure, draw
+        self._held_modules = modules_in(closure)
+        self._decay = optimizer.setting("weight_decay")
+        self._sign = -1.0 if optimizer.param_groups[0].get("maximize") else 1.0
+        self._places = [p.clone() for p in parameters]
+        self.count = 0
+        self.start = self._sign * float(loss) + self._penalty()
+
+    def __call__(self, steps: Sequence[Tensor]) -> float:
+        """Evaluate the function after a step, times the learning rates."""
+        self.count += 1
+        self._optimizer.add(steps, self._parameters)
+        try:
+            with self._draw.replayed(), untouched(self._held_modules), Corrections(lean=True):
+                value = value_of(self._optimizer.caller, self._closure())
+            return self._sign * float(value) + self._penalty()
+        finally:
+            for parameter, place in zip(self._parameters, self._places, strict=True):
+                parameter.copy_(place)
+
+    def _penalty(self) -> float:
+        if not self._decay:
+            return 0.0
+        return 0.5 * self._decay * sum(float(p.double().square().sum()) for p in self._parameters)

@@ -1,0 +1,207 @@
+"""Base class of all optimizers: checks of settings, parameters and gradients, and the evaluation of closures.
+
+Grouping of parameters for multi-tensor operators, because calls cost more than small tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hodiff.common.trees import describe
+from hodiff.errors import InputError
+from hodiff.optim.finite_numbers import require_finite
+from hodiff.optim.local_models import Closure, detached, require_loss
+from hodiff.optim.optimizer_states import precise, require_dtypes, require_own_state, restore
+from hodiff.optim.settings import require_settings
+from hodiff.torch_internals.tensors import version_of
+
+# For a tensor of this size the call takes little of the time, and joint temporaries need much memory.
+_LARGE = 2**16
+
+Pair = tuple[Tensor, Tensor]
+
+
+def together(group: dict[str, Any], pairs: Sequence[Pair]) -> list[list[Pair]]:
+    """Group parameters and gradients by dtype and device; parameters that step alone have lists of their own."""
+    wanted = group.get("foreach")
+    lists: dict[Any, list[Pair]] = {}
+    for pair in pairs:
+        parameter = pair[0]
+        plain = type(parameter) in {Tensor, nn.Parameter} and not isinstance(group["lr"], Tensor)
+        joins = plain and wanted is not False and (wanted or parameter.numel() < _LARGE)
+        lists.setdefault((parameter.dtype, parameter.device) if joins else id(parameter), []).append(pair)
+    return list(lists.values())
+
+
+def zeros_of_each(states: Sequence[dict[str, Any]], name: str, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return an entry of each state, initialized by zeros like the tensor."""
+    for state, tensor in zip(states, like, strict=True):
+        if name not in state:
+            state[name] = torch.zeros_like(tensor)
+    return [state[name] for state in states]
+
+
+Group = dict[str, Any]
+
+
+class StochasticOptimizer(Optimizer):
+    """`torch.optim.Optimizer` whose settings are checked by `CHECKS`."""
+
+    # Whether complex parameters are supported.
+    complex_too: ClassVar[bool] = False
+    # Names of which a parameter's state has all or none.
+    whole_state: ClassVar[frozenset[str]] = frozenset()
+    # Whether states have at least 32 bits.
+    precise_state: ClassVar[bool] = False
+    _checked_dtypes: list[torch.dtype] | None = None
+    # Gradients that closures wrote, with their versions.
+    _spent: Mapping[int, tuple[weakref.ref[Tensor], int]] = {}
+
+    @property
+    def caller(self) -> str:
+        """Name of the optimizer in error messages."""
+        return type(self).__name__
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add parameters with separate settings, as in `torch.optim.Optimizer.add_param_group`.
+
+        Args:
+            param_group: A dict of "params" and settings.
+
+        Raises:
+            InputError: If a setting is out of its range, or the optimizer does not support a parameter's dtype.
+        """
+        super().add_param_group(param_group)
+        try:
+            group = self.param_groups[-1]
+            require_settings(self.caller, group)
+            for parameter in group["params"]:
+                self._require_parameter(parameter)
+        except InputError:
+            self.param_groups.pop()
+            raise
+
+    def parameters(self) -> list[Tensor]:
+        """Return the parameters of all groups that require a gradient."""
+        return [p for group in self.param_groups for p in group["params"] if p.requires_grad]
+
+    def gradients(self, group: Group) -> Iterator[tuple[Tensor, Tensor]]:
+        """Iterate over the parameters of a group that have a gradient, with the gradient to descend along."""
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                if parameter.grad.layout != torch.strided:
+                    raise InputError(
+                        f"{self.caller}: expected dense gradients, got a sparse one of {describe(parameter)}; pass "
+                        "sparse=False to the embedding."
+                    )
+                yield parameter, -parameter.grad if group.get("maximize") else parameter.grad
+
+    def require_finite_gradients(self) -> None:
+        """Raise on gradients with NaN or infinity, which would spoil states for good."""
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        require_finite(self.caller, "gradients", gradients)
+
+    def dtype_of_state(self, parameter: Tensor) -> torch.dtype:
+        """Return the dtype in which the state of a parameter is stored."""
+        return precise(parameter).dtype if self.precise_state else parameter.dtype
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state as `torch.optim.Optimizer.load_state_dict` does, with the precision of the state.
+
+        Args:
+            state_dict: Dict that `state_dict` returned.
+        """
+        super().load_state_dict(state_dict)
+        if self.precise_state:
+            restore(self, state_dict)
+
+    def require_dtypes(self) -> None:
+        """Raise on parameters whose dtype has changed since their states were created."""
+        dtypes = [p.dtype for group in self.param_groups for p in group["params"]]
+        if dtypes != self._checked_dtypes:
+            require_dtypes(self.caller, self.state, self.dtype_of_state)
+            self._checked_dtypes = dtypes
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # `load_state_dict` calls this method, too; during a copy there are no groups yet.
+        if "param_groups" in vars(self):
+            own = {name: value for name, value in self.defaults.items() if name in self.param_groups[0]}
+            require_own_state(self.caller, state, own, self.whole_state)
+        super().__setstate__(state)
+        self._checked_dtypes = None
+
+    def evaluated(self, closure: Closure, *, accumulates: bool = False) -> Any:
+        """Evaluate a closure and set the gradients of its loss in `grad`, whether it calls backward or not.
+
+        Args:
+            closure: The closure.
+            accumulates: Whether existing gradients may be part of the step. In Lightning, the closure of the last of
+                several batches adds to them, or does nothing. Otherwise the step has a single loss.
+
+        Returns:
+            Return value of the closure, detached.
+
+        Raises:
+            InputError: If the closure returns no loss, or adds to gradients that are not part of the step.
+        """
+        parameters = self.parameters()
+        for parameter in filter(self._is_spent, parameters):
+            parameter.grad = None
+        given = [(p.grad, 0 if p.grad is None else version_of(p.grad)) for p in parameters]
+        with torch.enable_grad():
+            loss = closure()
+            # A closure that called backward is recognized by the gradients that it wrote.
+            written = [
+                p.grad
+                for p, (before, version) in zip(parameters, given, strict=True)
+                if p.grad is not None and (p.grad is not before or version != version_of(p.grad))
+            ]
+            ids = {id(before) for before, _ in given if before is not None}
+            if ids and not any(bool(each.any()) for each in written if each.layout == torch.strided):
+                # The closure only zeroed gradients.
+                written = []
+            if not written:
+                if accumulates and loss is None and ids:
+                    return None
+                for parameter in parameters:
+                    parameter.grad = None
+                require_loss(self.caller, loss)
+                self.backward(loss)
+            elif not accumulates and any(id(each) in ids for each in written):
+                raise InputError(
+                    f"{self.caller}: step: expected a closure with the gradient of one loss, which is taken at several "
+                    "points, got one that adds to gradients from before the step; call optimizer.zero_grad() first, or "
+                    "let the closure go through all batches."
+                )
+        self._spent = {id(p): (weakref.ref(p.grad), version_of(p.grad)) for p in parameters if p.grad is not None}
+        return detached(loss)
+
+    def _is_spent(self, parameter: Tensor) -> bool:
+        """Whether the last closure wrote the gradient; such gradients are freed before the next evaluation."""
+        reference, version = self._spent.get(id(parameter), (None, 0))
+        gradient = parameter.grad
+        return (
+            reference is not None
+            and gradient is not None
+            and reference() is gradient
+            and version == version_of(gradient)
+        )
+
+    def backward(self, loss: Tensor) -> None:
+        """Compute the gradients of the loss that a closure returned."""
+        torch.autograd.backward(loss)
+
+    def _require_parameter(self, parameter: Tensor) -> None:
+        if parameter.is_complex() and self.complex_too:
+            return
+        if not parameter.is_floating_point():
+            remedy = "; pass its real and imaginary parts" if parameter.is_complex() else ""
+            raise InputError(
+                f"{self.caller}: params: expected real floating-point parameters, got {describe(parameter)}{remedy}."
+            )

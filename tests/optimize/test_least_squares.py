@@ -1,0 +1,160 @@
+"""Tests of `least_squares` against SciPy with a Jacobian by hand, and of its own contract."""
+
+import numpy as np
+import pytest
+import scipy.optimize as so
+import torch
+
+import hodiff
+from hodiff.optimize import least_squares
+
+D = torch.float64
+T = torch.linspace(0, 3, 20, dtype=D)
+DATA = 2.5 * torch.exp(-1.3 * T) + 0.05 * torch.sin(40 * T)
+START = torch.tensor([1.0, 0.5], dtype=D)
+
+
+def decay(p):
+    return p[0] * torch.exp(-p[1] * T) - DATA
+
+
+def by_hand(p):
+    return p[0] * np.exp(-p[1] * T.numpy()) - DATA.numpy()
+
+
+def jacobian(p):
+    t = T.numpy()
+    return np.stack([np.exp(-p[1] * t), -p[0] * t * np.exp(-p[1] * t)], 1)
+
+
+@pytest.mark.parametrize("method", ["trf", "dogbox", "lm"])
+@pytest.mark.parametrize("loss", ["linear", "soft_l1"])
+def test_against_scipy_with_the_jacobian_by_hand(method, loss):
+    if method == "lm" and loss != "linear":
+        pytest.skip("MINPACK has no other loss")
+    ours = least_squares(decay, START, method=method, loss=loss, f_scale=0.1)
+    theirs = so.least_squares(by_hand, START.numpy(), jacobian, method=method, loss=loss, f_scale=0.1)
+    assert ours.nfev == theirs.nfev
+    np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-10)
+    np.testing.assert_allclose(ours.cost, theirs.cost, rtol=1e-10)
+    # This is the Jacobian of the residuals; SciPy scales its Jacobian by a robust loss.
+    np.testing.assert_allclose(ours.jac.numpy(), jacobian(ours.x.numpy()), rtol=1e-8)
+    np.testing.assert_allclose(ours.grad.numpy(), theirs.grad, atol=1e-8)
+
+
+def test_products_of_the_jacobian_alone():
+    ours = least_squares(decay, START, tr_solver="lsmr")
+    theirs = so.least_squares(by_hand, START.numpy(), jacobian)
+    np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-5)
+    assert isinstance(ours.jac, hodiff.JacobianOperator)
+    np.testing.assert_allclose(ours.jac.to_dense().numpy(), jacobian(ours.x.numpy()), rtol=1e-10)
+
+
+@pytest.mark.parametrize("method", ["trf", "dogbox"])
+def test_bounds_and_structure(method):
+    start = {"height": torch.ones((), dtype=D), "rate": torch.ones((), dtype=D)}
+    found = least_squares(
+        lambda p, t: [p["height"] * torch.exp(-p["rate"] * t) - DATA],
+        start,
+        T,
+        method=method,
+        bounds=({"height": torch.zeros((), dtype=D), "rate": torch.zeros((), dtype=D)}, 2.0),
+    )
+    expected = so.least_squares(by_hand, [1.0, 1.0], jacobian, bounds=(0, 2), method=method)
+    np.testing.assert_allclose([found.x["height"], found.x["rate"]], expected.x, rtol=1e-6)
+    assert found.active_mask["height"] == 1
+
+
+def test_scales_like_the_unknowns():
+    for scale in ("jac", torch.tensor([10.0, 1.0], dtype=D), 2.0):
+        numbers = scale.numpy() if isinstance(scale, torch.Tensor) else scale
+        ours = least_squares(decay, START, x_scale=scale)
+        theirs = so.least_squares(by_hand, START.numpy(), jacobian, x_scale=numbers)
+        assert ours.nfev == theirs.nfev
+        np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-9)
+
+
+@pytest.mark.parametrize("method", ["trf", "dogbox", "lm"])
+def test_scales_are_by_default_those_of_the_installed_scipy(method):
+    """Unknowns of different sizes show the effect of the scales."""
+
+    def by_hand(p):
+        return p[0] * np.exp(-1e-3 * p[1] * T.numpy()) - DATA.numpy()
+
+    def slopes(p):
+        shape = np.exp(-1e-3 * p[1] * T.numpy())
+        return np.stack([shape, -1e-3 * T.numpy() * p[0] * shape], 1)
+
+    x0 = torch.tensor([1.0, 50.0], dtype=D)
+    ours = least_squares(lambda p: p[0] * torch.exp(-1e-3 * p[1] * T) - DATA, x0, method=method)
+    theirs = so.least_squares(by_hand, x0.numpy(), slopes, method=method)
+    assert (ours.nfev, ours.njev) == (theirs.nfev, theirs.njev)
+    np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"method": "gn"}, "method: expected one of 'trf'"),
+        ({"method": "lm", "bounds": (0, 1)}, "'lm' takes no bounds"),
+        ({"loss": "l1"}, "loss: expected one of"),
+        ({"f_scale": 0}, "f_scale: expected a positive number"),
+        ({"x_scale": "auto"}, "x_scale: expected a number, 'jac'"),
+        ({"max_nfev": 0}, "max_nfev: expected an int of 1 or more"),
+        ({"tr_solver": "qr"}, "tr_solver: expected"),
+        ({"x_scale": 0.0}, "x_scale: expected positive numbers, got 0"),
+        ({"x_scale": -torch.ones_like(START)}, "x_scale: expected positive numbers, got -1"),
+        ({"x_scale": torch.ones(7)}, "x_scale does not match at its only leaf"),
+        ({"ftol": None, "xtol": None, "gtol": None}, "expected one of ftol, xtol and gtol to be"),
+        ({"method": "lm", "gtol": None}, "expected all of ftol, xtol and gtol to be"),
+        ({"bounds": (100, None)}, "bounds: expected a start within them"),
+        ({"bounds": (-100, torch.tensor(float("nan")))}, "bounds: expected numbers, got nan"),
+    ],
+)
+def test_bad_arguments(change, words):
+    with pytest.raises(hodiff.InputError, match=words):
+        least_squares(decay, START, **change)
+
+
+def test_residuals_that_are_none():
+    with pytest.raises(hodiff.InputError, match="a tensor or a pytree of tensors"):
+        least_squares(lambda p: 3.0, START)
+    with pytest.raises(hodiff.InputError, match="finite"):
+        least_squares(lambda p: decay(p).log(), START)
+    with pytest.raises(hodiff.InputError, match="as many residuals as unknowns"):
+        least_squares(lambda p: p[:1], START, method="lm")
+
+
+@pytest.mark.parametrize(
+    "form", [tuple, list, lambda sides: tuple(map(np.array, sides)), lambda sides: so.Bounds(*sides)]
+)
+def test_bounds_are_lower_and_upper_as_for_scipy(form):
+    """Bounds of two unknowns could be mistaken for the pairs of `minimize`."""
+    start, target = np.array([0.5, 2.5]), np.array([5.0, -5.0])
+    expected = so.least_squares(lambda x: x - target, start, bounds=([0, 1], [2, 3])).x
+    found = least_squares(
+        lambda x: x - torch.from_numpy(target), torch.from_numpy(start), bounds=form(([0, 1], [2, 3]))
+    )
+    torch.testing.assert_close(found.x, torch.from_numpy(expected))
+
+
+def test_bounds_that_leave_nothing_to_move_are_refused():
+    with pytest.raises(hodiff.InputError, match="expected lower bounds below the upper ones, got 1 between 1 and 1"):
+        least_squares(lambda x: x - 3, torch.ones(2, dtype=torch.float64), bounds=(1, 1))
+
+
+def test_a_start_on_a_bound_is_told():
+    """SciPy's default method may not move from a bound, and reports success."""
+    start = torch.zeros(2, dtype=torch.float64)
+    with pytest.warns(hodiff.HodiffWarning, match="x0: it lies on a bound") as told:
+        least_squares(lambda x: x - torch.tensor([1.0, 2.0]), start, bounds=(0, 1))
+    assert told[0].filename == __file__
+    found = least_squares(lambda x: x - torch.tensor([1.0, 2.0]), start, bounds=(0, 1), method="dogbox")
+    torch.testing.assert_close(found.x, torch.ones(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("solver", ["exact", "lsmr"])
+def test_the_jacobian_is_that_of_the_residuals_whatever_the_loss(solver):
+    found = least_squares(decay, START, loss="cauchy", tr_solver=solver)
+    expected = torch.func.jacrev(decay)(found.x)
+    torch.testing.assert_close(found.jac if solver == "exact" else found.jac.to_dense(), expected)

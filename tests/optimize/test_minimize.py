@@ -1,0 +1,441 @@
+"""Tests of `minimize` against SciPy with derivatives by hand: equal iterates; and of its own contract."""
+
+import functools
+import importlib
+import inspect
+
+import numpy as np
+import pytest
+import scipy
+import scipy.optimize as so
+import torch
+
+import hodiff
+from hodiff import HodiffWarning
+from hodiff.optimize import minimize
+from hodiff.optimize.methods import METHODS, OPTIONS, _documented
+
+D = torch.float64
+START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)
+BY_HAND = {"products": {"hessp": so.rosen_hess_prod}, "hessian": {"hess": so.rosen_hess}, "": {}}
+
+
+def rosenbrock(x):
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+def bowl(x, center=0.0):
+    return ((x - center) ** 2).sum() + ((x - center) ** 4).sum()
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.solver is None])
+def test_iterates_are_those_of_scipy_with_derivatives_by_hand(method):
+    # dogleg requires a positive definite Hessian, so its start has one.
+    start = START if method != "dogleg" else torch.full((5,), 1.02, dtype=D)
+    ours, theirs = [], []
+    found = minimize(rosenbrock, start, method=method, callback=lambda r: ours.append(r.x.numpy().copy()))
+    given = {"jac": so.rosen_der, **BY_HAND[METHODS[method].curvature]}
+    expected = so.minimize(
+        so.rosen, start.numpy(), method=method, callback=lambda x, *_: theirs.append(x.copy()), **given
+    )
+    # Rounding errors grow at each step, most in conjugate gradients and truncated Newton.
+    for k, (one, other) in enumerate(zip(ours[:12], theirs[:12], strict=True)):
+        np.testing.assert_allclose(one, other, rtol=1e-14 * 10 ** (k / 2) * (1e6 if method in {"cg", "tnc"} else 10))
+    assert found.success
+    assert found.success == expected.success
+    np.testing.assert_allclose(found.fun, expected.fun, rtol=1e-6, atol=1e-12)
+    if METHODS[method].curvature == "products":
+        assert found.nhvp > 0
+        assert found.njev <= found.nfev
+
+
+def test_a_point_is_evaluated_once():
+    calls = 0
+
+    def f(x):
+        nonlocal calls
+        calls += 1
+        return rosenbrock(x)
+
+    found = minimize(f, START, method="trust-ncg")
+    assert calls == found.nfev
+
+
+def test_structure_dtype_and_arguments():
+    x0 = {"a": torch.tensor([1.0, 2.0]), "b": (torch.tensor(3.0, dtype=D),)}
+    found = minimize(lambda x, c: bowl(x["a"], c) + bowl(x["b"][0]), x0, torch.tensor(0.5))
+    torch.testing.assert_close(found.x["a"], torch.tensor([0.5, 0.5]), atol=1e-4, rtol=0)
+    assert found.x["b"][0].dtype is D
+    assert abs(found.x["b"][0]) < 1e-5
+    assert found.jac["a"].shape == (2,)
+    assert isinstance(found.fun, float)
+    torch.testing.assert_close(x0["a"], torch.tensor([1.0, 2.0]))
+
+
+def test_complex_unknowns():
+    z = torch.tensor([1 + 2j, 0.5 - 1j], dtype=torch.complex128)
+    target = torch.tensor([0.3 - 0.2j, 1j], dtype=torch.complex128)
+    found = minimize(lambda z: (z - target).abs().square().sum() + (z - target).abs().pow(4).sum(), z)
+    torch.testing.assert_close(found.x, target, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.bounds])
+@pytest.mark.parametrize("form", ["numbers", "trees", "pairs", "scipy"])
+def test_bounds(method, form):
+    given = {
+        "numbers": (1.5, None),
+        "trees": (torch.tensor([1.5, 1.5], dtype=D), torch.tensor([3.0, 3.0], dtype=D)),
+        "pairs": [(1.5, None), (1.5, 3)],
+        "scipy": so.Bounds(1.5, [np.inf, 3.0]),
+    }[form]
+    found = minimize(
+        bowl, torch.tensor([2.0, 2.5], dtype=D), torch.tensor([0.0, 2.0], dtype=D), method=method, bounds=given
+    )
+    torch.testing.assert_close(found.x, torch.tensor([1.5, 2.0], dtype=D), atol=1e-3, rtol=0)
+
+
+def circle(x):
+    return x["p"].square().sum()
+
+
+@pytest.mark.parametrize("method", ["slsqp", "trust-constr"])
+@pytest.mark.parametrize(
+    "constraint",
+    [{"type": "eq", "fun": lambda x: circle(x) - 1}, so.NonlinearConstraint(circle, 1, 1)],
+    ids=["dict", "scipy"],
+)
+def test_constraints(method, constraint):
+    """The point of the circle nearest to (3, 4) is (0.6, 0.8)."""
+    target = torch.tensor([3.0, 4.0], dtype=D)
+    x0 = {"p": torch.tensor([1.0, 0.5], dtype=D)}
+    found = minimize(lambda x: bowl(x["p"], target), x0, method=method, constraints=constraint)
+    torch.testing.assert_close(circle(found.x), torch.ones((), dtype=D), atol=1e-7, rtol=0)
+    # bowl is not a distance, so compare with SciPy by hand.
+    expected = so.minimize(
+        lambda x: ((x - [3, 4]) ** 2).sum() + ((x - [3, 4]) ** 4).sum(),
+        [1.0, 0.5],
+        constraints=so.NonlinearConstraint(lambda x: x @ x, 1, 1),
+        method="slsqp",
+        options={"ftol": 1e-12},
+    )
+    np.testing.assert_allclose(found.x["p"].numpy(), expected.x, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["slsqp", "trust-constr"])
+def test_constraints_and_bounds_together(method):
+    """The point (0.6, 0.8) of the circle is out of bounds, and x = 0.5 is nearest; SciPy lists unequal Jacobians."""
+    target = torch.tensor([3.0, 4.0], dtype=D)
+    found = minimize(
+        lambda x: (x - target).square().sum(),
+        torch.tensor([0.3, 0.7], dtype=D),
+        method=method,
+        bounds=(0, torch.tensor([0.5, 2.0], dtype=D)),
+        constraints=so.NonlinearConstraint(lambda x: x @ x, 1, 1),
+    )
+    torch.testing.assert_close(found.x, torch.tensor([0.5, 0.75**0.5], dtype=D), atol=1e-5, rtol=0)
+
+
+def test_constraints_have_exact_hessians():
+    """trust-constr takes as few steps as with derivatives by hand."""
+    x0 = torch.tensor([0.5, 0.0], dtype=D)
+    ours = minimize(rosenbrock, x0, method="trust-constr", constraints=so.NonlinearConstraint(lambda x: x @ x, 0, 1))
+    by_hand = so.NonlinearConstraint(
+        lambda x: x @ x, 0, 1, jac=lambda x: 2 * x[None], hess=lambda x, v: 2 * v[0] * np.eye(2)
+    )
+    theirs = so.minimize(
+        so.rosen, x0.numpy(), method="trust-constr", jac=so.rosen_der, hessp=so.rosen_hess_prod, constraints=by_hand
+    )
+    assert ours.nit == theirs.nit
+    np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-9)
+
+
+def test_ctrl_c_returns_the_best_point():
+    values = []
+
+    def interrupt(found):
+        values.append(found.fun)
+        if len(values) == 3:
+            raise KeyboardInterrupt
+
+    found = minimize(rosenbrock, START, callback=interrupt)
+    assert not found.success
+    assert "Interrupted" in found.message
+    assert found.nit == 3
+    assert found.fun == min(values)
+    torch.testing.assert_close(rosenbrock(found.x).item(), found.fun)
+
+
+def test_stop_iteration_ends():
+    def stop(found):
+        raise StopIteration
+
+    assert minimize(rosenbrock, START, callback=stop).nit <= 1
+
+
+def test_errors_of_the_user_come_through():
+    def f(x):
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        minimize(f, START)
+
+
+def test_not_finite_is_said():
+    found = minimize(lambda x: (x * float("nan")).sum(), torch.ones(2, dtype=D), method="l-bfgs-b")
+    assert not found.success
+    assert "nan" in found.message
+
+
+def test_iterations_used_up_are_said():
+    found = minimize(rosenbrock, START, options={"maxiter": 2})
+    assert not found.success
+    assert found.nit == 2
+    assert "aximum number of iterations" in found.message
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"method": "halley"}, "method: expected one of 'bfgs'"),
+        ({"bounds": (0, 1)}, "bounds: expected none, as method='trust-ncg' takes none; pass method='l-bfgs-b'"),
+        ({"constraints": {"type": "eq", "fun": circle}}, "constraints: expected none, as method='trust-ncg'"),
+        ({"method": "l-bfgs-b", "bounds": [(0, 1)]}, "bounds: expected"),
+        ({"method": "l-bfgs-b", "bounds": (2, 1)}, "lower bounds that are at most the upper ones, got 2 and 1"),
+        ({"method": "l-bfgs-b", "bounds": "no"}, "bounds: expected"),
+        ({"method": "slsqp", "constraints": circle}, "constraints: expected scipy.optimize.NonlinearConstraint"),
+        ({"tol": -1.0}, "tol: expected"),
+        ({"callback": 3}, "callback: expected a callable"),
+        ({"options": 3}, "options: expected a dict"),
+        ({"progress": 1}, "progress: expected True or False"),
+    ],
+)
+def test_bad_arguments(change, words):
+    with pytest.raises(hodiff.InputError, match=words):
+        minimize(bowl, START, **change)
+
+
+@pytest.mark.parametrize("f", [lambda x: x, lambda x: x.sum().item(), lambda x: torch.ones(())])
+def test_functions_that_are_none(f):
+    with pytest.raises(hodiff.InputError):
+        minimize(f, START)
+
+
+def test_functions_without_a_second_derivative():
+    """Gradient methods work if backward is differentiable once, and other methods raise."""
+
+    class Cubed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, g):
+            return 3 * ctx.saved_tensors[0] ** 2 * g
+
+    with pytest.raises(hodiff.RouteError, match="minimize"):
+        minimize(lambda x: Cubed.apply(x).square().sum(), torch.ones(2, dtype=D))
+    assert minimize(lambda x: Cubed.apply(x).square().sum(), torch.ones(2, dtype=D), method="bfgs").success
+
+
+def test_a_loss_that_differentiates_inside():
+    """The loss contains torch.autograd.grad, like a physics-informed loss."""
+    t = torch.linspace(0, 1, 7, dtype=D)
+
+    def loss(c):
+        s = t.clone().requires_grad_()
+        u = 1 + c[0] * s + c[1] * s**2
+        (slope,) = torch.autograd.grad(u.sum(), s, create_graph=True)
+        return (slope + u).square().mean()
+
+    found = minimize(loss, torch.zeros(2, dtype=D))
+    matrix = torch.stack([1 + t, 2 * t + t**2], 1)
+    expected = torch.linalg.lstsq(matrix, -torch.ones(7, 1, dtype=D)).solution[:, 0]
+    torch.testing.assert_close(found.x, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("method", ["trust-ncg", "bfgs", "trust-exact"])
+def test_minimisers_are_differentiable(method):
+    """argmin_x of x^4/4 + x^2/2 - p x has the derivative 1 / (3 x^2 + 1)."""
+    solver = functools.partial(minimize, method=method, tol=1e-10)
+    found = hodiff.implicit.argmin(lambda x, p: (x**4 / 4 + x**2 / 2 - p * x).sum(), solver)
+    p = torch.tensor([2.0, 0.3], dtype=D, requires_grad=True)
+    x = found(torch.zeros(2, dtype=D), p)
+    (slope,) = torch.autograd.grad(x.sum(), p)
+    torch.testing.assert_close(slope, 1 / (3 * x**2 + 1).detach(), rtol=1e-6, atol=0)
+
+
+def test_a_start_that_is_not_finite():
+    for method in METHODS:
+        start, limit = torch.tensor([float("nan"), 1.0], dtype=D), {"maxiter": 20} if method == "trust-constr" else None
+        found = minimize(rosenbrock, start, method=method, options=limit)
+        assert not found.success
+        assert "nan" in found.message
+
+
+def test_transforms_are_referred_to_argmin():
+    with pytest.raises(hodiff.InputError, match=r"hodiff\.implicit\.argmin"):
+        torch.func.grad(lambda a: minimize(lambda x: bowl(x, a), START).x.sum())(torch.zeros(5, dtype=D))
+    with pytest.raises(hodiff.InputError, match=r"hodiff\.implicit\.argmin"):
+        torch.func.vmap(lambda a: minimize(lambda x: bowl(x, a), START).x)(torch.zeros(2, 5, dtype=D))
+
+
+@pytest.mark.slow
+def test_compiled_code_leaves_the_graph():
+    run = torch.compile(lambda x: minimize(bowl, 2 * x).x + 1, backend="eager")
+    torch.testing.assert_close(run(START), torch.ones(5, dtype=D), atol=1e-4, rtol=0)
+
+
+def test_a_constant_constraint_is_refused_by_name():
+    constraint = {"type": "ineq", "fun": lambda x: torch.ones(1)}
+    with pytest.raises(hodiff.InputError, match="minimize: constraints: the output does not depend"):
+        minimize(bowl, START, method="slsqp", constraints=constraint)
+
+
+def test_a_module_that_keeps_what_it_computed():
+    class Memo(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(3, dtype=D))
+            self.exponential = None
+
+        def forward(self):
+            if self.exponential is None:
+                self.exponential = self.w.exp()
+            return ((self.exponential - 2) ** 2).sum()
+
+    module = Memo()
+    found = minimize(lambda p: torch.func.functional_call(module, p, ()), {"w": torch.zeros(3, dtype=D)}, tol=1e-8)
+    assert found.success
+    torch.testing.assert_close(found.x["w"], torch.full((3,), 2.0, dtype=D).log(), atol=1e-6, rtol=0)
+
+
+def test_bounds_that_may_mean_two_things_are_refused():
+    pair = [torch.tensor(0.5, dtype=D), torch.tensor(2.5, dtype=D)]
+    f = lambda p: (p[0] - 5) ** 2 + (p[1] + 5) ** 2  # noqa: E731
+    with pytest.raises(hodiff.InputError, match="got two pairs of numbers, which may be"):
+        minimize(f, pair, method="l-bfgs-b", bounds=([0, 1], [2, 3]))
+    joined = torch.stack(pair)
+    expected = so.minimize(lambda x: (x[0] - 5) ** 2 + (x[1] + 5) ** 2, [0.5, 2.5], bounds=([0, 1], [2, 3])).x
+    found = minimize(f, joined, method="l-bfgs-b", bounds=([0, 1], [2, 3])).x
+    torch.testing.assert_close(found, torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("method", [*METHODS, "batched"])
+def test_a_start_of_no_elements_is_refused(method):
+    options = {"batched": True} if method == "batched" else {"method": method}
+    with pytest.raises(hodiff.InputError, match="minimize: x0: expected at least one number"):
+        minimize(lambda x: x.sum(), torch.zeros(4, 0, dtype=D), **options)
+
+
+@pytest.mark.parametrize("method", ["tnc", "l-bfgs-b", "newton-krylov"])
+def test_a_callback_ends_a_run(method):
+    def stop(result):
+        raise StopIteration
+
+    found = minimize(bowl, START, torch.zeros(5, dtype=D), method=method, callback=stop)
+    assert not found.success
+    assert "StopIteration" in found.message
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_options_that_scipy_does_not_know(method):
+    with pytest.raises(hodiff.InputError, match=rf"options: expected those of method='{method}', got 'max_iterations'"):
+        minimize(rosenbrock, START, method=method, options={"max_iterations": 1})
+    with pytest.raises(hodiff.InputError, match=r"got 'xyz', which it has not; it takes \w+, "):
+        minimize(rosenbrock, START, method=method, options={"xyz": 1})
+
+
+@pytest.mark.parametrize("method", OPTIONS)
+def test_options_are_those_of_the_installed_scipy(method):
+    """The options are the parameters of SciPy's function, except those that `minimize` passes itself."""
+    name = {"newton-cg": "newtoncg", "l-bfgs-b": "lbfgsb", "trust-constr": "trustregion_constr"}.get(method)
+    if method in {"dogleg", "trust-exact", "trust-krylov", "trust-ncg"}:
+        from scipy.optimize._trustregion import _minimize_trust_region as function
+    else:
+        function = getattr(importlib.import_module("scipy.optimize._minimize"), f"_minimize_{name or method}")
+    passed = {"args", "jac", "grad", "hess", "hessp", "callback", "bounds", "constraints", "unknown_options"}
+    own = {"trust-exact": {"inexact"}, "trust-krylov": {"subproblem_maxiter"}}  # one function serves several methods
+    foreign = own.get(method, {"inexact", "subproblem_maxiter"})
+    taken = set(list(inspect.signature(function).parameters)[2:]) - passed - foreign - {"subproblem"}
+    assert taken <= {*OPTIONS[method], *_documented(method)}
+    version = tuple(map(int, scipy.__version__.split(".")[:2]))
+    if version >= (1, 17):
+        gone = {"disp", "iprint"} if method == "l-bfgs-b" and version >= (1, 18) else set()
+        assert set(OPTIONS[method]) - gone <= taken
+
+
+@pytest.mark.parametrize("method", ["slsqp", "trust-constr"])
+@pytest.mark.parametrize(
+    ("constraint", "words"),
+    [
+        ({"type": "ineq", "fun": lambda x: x[:0]}, "expected functions that return numbers, got one that returns none"),
+        ({"type": "ineq", "fun": lambda x: (x - 50).log()}, "expected finite values at x0, got nan"),
+        (so.LinearConstraint(np.ones((1, 3)), 0, 1), "a column for each number of x0, 5, got 3"),
+        (so.NonlinearConstraint(lambda x: x.sum(), [1, 2, 3], [4, 4, 4]), "limits for each value of the function, 1"),
+        (so.NonlinearConstraint(lambda x: x, 2, 1), "lower limits that are at most the upper ones, got 2 and 1"),
+    ],
+)
+def test_constraints_that_no_method_can_begin_with(method, constraint, words):
+    with pytest.raises(hodiff.InputError, match=f"minimize: constraints: .*{words}"):
+        minimize(bowl, START, method=method, constraints=constraint)
+
+
+@pytest.mark.parametrize("method", ["l-bfgs-b", "tnc", "slsqp", "trust-constr"])
+def test_bounds_that_fix_all(method):
+    found = minimize(bowl, START, method=method, bounds=(START, START))
+    torch.testing.assert_close(found.x, START)
+    assert found.success
+    assert isinstance(found.status, int)
+    assert isinstance(found.nit, int)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"method": "l-bfgs-b", "bounds": (torch.zeros(3), None)}, "minimize: bounds does not match at its only leaf"),
+        ({"method": "l-bfgs-b", "bounds": (float("nan"), 1)}, "minimize: bounds: expected numbers, got nan"),
+        ({"method": "tnc", "options": {"maxiter": 5}}, "did you mean 'maxfun'"),
+    ],
+)
+def test_errors_name_the_argument(options, words):
+    with pytest.raises(hodiff.InputError, match=words):
+        minimize(bowl, START, **options)
+
+
+def test_no_problems_at_all():
+    with pytest.raises(hodiff.InputError, match="x0: expected at least one problem"):
+        minimize(lambda x: x.square().sum(), torch.zeros(0, 4, dtype=D), batched=True)
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("method", [None, "newton-cg", "trust-krylov", "trust-constr", "newton-krylov", "l-bfgs-b"])
+@pytest.mark.parametrize("unit", [1e20, 1e30])
+def test_large_values_in_float32(method, unit):
+    """Multiplying the Hessian by the unscaled gradient would overflow."""
+
+    def f(x):
+        return unit * ((x[0] - 1) ** 2 + 10 * (x[1] - x[0] ** 2) ** 2)
+
+    found = minimize(f, torch.tensor([-1.2, 1.0]), method=method)
+    torch.testing.assert_close(found.x, torch.ones(2), rtol=1e-2, atol=1e-2)
+
+
+def test_a_start_that_is_the_end_says_so():
+    found = minimize(lambda x: 1e-20 * x.square().sum(), torch.ones(2), method="bfgs")
+    assert found.success
+    assert found.message.startswith("x is x0, where the gradient has norm 2.8e-20.")
+
+
+def test_slow_functions_are_told_what_an_iteration_takes(monkeypatch):
+    monkeypatch.setattr(importlib.import_module("hodiff.optimize.minimize"), "SLOW", 0.0)
+    start = torch.zeros(2, dtype=torch.float64)
+    with pytest.warns(
+        HodiffWarning, match=r"1 iterations of 'trust-ncg' took .* products with the Hessian.*'l-bfgs-b'"
+    ) as told:
+        minimize(rosenbrock, start)
+    assert len(told) == 1
+    with pytest.warns(HodiffWarning, match=r"iterations of 'l-bfgs-b' took .* s an iteration. progress=True"):
+        minimize(rosenbrock, start, method="l-bfgs-b")
