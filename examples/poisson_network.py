@@ -10,8 +10,8 @@ with u = x (1 - x) y (1 - y) N(x, y) for a network N with two layers of tanh, so
 mean square of the equation's residual at a grid of points, in float64. Its Laplacian goes forward through the network
 together with the values. `hodiff.optimize.minimize(method="ssbroyden")` updates the inverse Hessian as a matrix in
 place; `torch.optim.LBFGS` keeps the last hundred gradients. Both start from the same weights, and stop when they make
-no progress, or after some thousand iterations. Seconds are processor seconds. The error is the error of u on a finer grid,
-relative to u, and is computed with the clock stopped.
+no progress, or after some thousand iterations. Seconds are processor seconds. The error is the error of u on a finer
+grid, relative to u, and is computed with the clock stopped.
 
 A run with the defaults, on one shared core of an AMD EPYC, medians of three starts:
 

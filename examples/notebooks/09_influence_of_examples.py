@@ -13,7 +13,7 @@ from scipy.stats import spearmanr
 from sklearn.datasets import load_digits
 
 import hodiff
-from hodiff import estimators, optim
+from hodiff import estimators, optimize
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
@@ -44,7 +44,7 @@ def objective(x, weights):
 
 
 def train(weights):
-    return optim.minimize(objective, torch.zeros(64, dtype=torch.float64), weights, tol=1e-9).x
+    return optimize.minimize(objective, torch.zeros(64, dtype=torch.float64), weights, tol=1e-9).x
 
 
 ones = torch.ones(200, dtype=torch.float64)
