@@ -29,6 +29,7 @@ from hodiff.taylor import laplacian as laplacian
 from hodiff.taylor import partial as partial
 
 if _TYPE_CHECKING:
+    from hodiff import audit as audit
     from hodiff import authoring as authoring
     from hodiff import checks as checks
     from hodiff import estimators as estimators
@@ -83,7 +84,19 @@ _LATE = {
     "LinearOperator": "hodiff.operators",
 }
 _PACKAGES = {
-    *("authoring", "checks", "estimators", "functions", "implicit", "meta", "nn", "operators", "optim", "optimize"),
+    *(
+        "audit",
+        "authoring",
+        "checks",
+        "estimators",
+        "functions",
+        "implicit",
+        "meta",
+        "nn",
+        "operators",
+        "optim",
+        "optimize",
+    ),
     *("plot", "sparse"),
 }
 

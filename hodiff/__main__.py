@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hodiff.checks.command.audit_command import add_audit
+from hodiff.audit.audit_command import add_audit
 from hodiff.checks.command.check_command import add_check
 from hodiff.errors import HodiffError
 

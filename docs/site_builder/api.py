@@ -26,6 +26,7 @@ ROOMS = {
     "hodiff.sparse": "hodiff.sparse",
     "hodiff.taylor": "hodiff.taylor",
     "hodiff.checks": "hodiff.checks",
+    "hodiff.audit": "hodiff.audit",
     "hodiff.plot": "hodiff.plot",
 }
 FOLDER = "reference/api"

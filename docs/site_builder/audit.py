@@ -6,7 +6,7 @@ import json
 
 from site_builder.layout import ROOT
 
-DATA = ROOT / "hodiff" / "checks" / "audit" / "data"
+DATA = ROOT / "hodiff" / "checks" / "data"
 
 # A letter for each verdict, and what the page calls it. The letters are those of static/audit.js.
 LETTERS = {

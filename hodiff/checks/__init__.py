@@ -1,10 +1,8 @@
 """Checks of derivatives by independent routes, differences, and torch's own checks."""
 
-from hodiff.checks.audit.audit import audit as audit
-from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit as MutatedAudit
-from hodiff.checks.audit.mutated.mutated_audit import mutated_audit as mutated_audit
-from hodiff.checks.audit.verdicts import AuditTable as AuditTable
-from hodiff.checks.audit.verdicts import Verdict as Verdict
+from importlib import import_module as _import_module
+from typing import Any as _Any
+
 from hodiff.checks.check import assert_differentiable as assert_differentiable
 from hodiff.checks.check import check as check
 from hodiff.checks.directions import along_directions as along_directions
@@ -18,3 +16,14 @@ from hodiff.checks.oracles.scipy_hessian import scipy_hessian as scipy_hessian
 from hodiff.checks.report.data import Entry as Entry
 from hodiff.checks.report.report import Finding as Finding
 from hodiff.checks.report.report import Report as Report
+from hodiff.checks.torch_verdicts import AuditTable as AuditTable
+from hodiff.checks.torch_verdicts import Verdict as Verdict
+
+# The audits import the checks, so their names here are looked up on first use.
+_AUDITS = {"MutatedAudit", "audit", "mutated_audit"}
+
+
+def __getattr__(name: str) -> _Any:
+    if name in _AUDITS:
+        return getattr(_import_module("hodiff.audit"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

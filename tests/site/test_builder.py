@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from hodiff.checks.audit.on_file import audit_on_file, versions_on_file
 from hodiff.checks.findings.codes import CODES
+from hodiff.checks.torch_verdicts import audit_on_file, versions_on_file
 
 pytest.importorskip("griffe")
 from site_builder import api, findings, gallery, layout, links, navigation, scripts

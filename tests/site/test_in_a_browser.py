@@ -2,7 +2,7 @@
 
 import pytest
 
-from hodiff.checks.audit.on_file import audit_on_file, versions_on_file
+from hodiff.checks.torch_verdicts import audit_on_file, versions_on_file
 
 pytestmark = pytest.mark.slow
 

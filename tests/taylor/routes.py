@@ -5,8 +5,8 @@ import math
 import torch
 from mpmath_series import D
 
-from hodiff.checks.audit.jets.curves import Curves, moves
-from hodiff.checks.audit.jets.oracles import by_jets, by_values
+from hodiff.audit.jets.curves import Curves, moves
+from hodiff.audit.jets.oracles import by_jets, by_values
 
 
 def nested(curves, order):

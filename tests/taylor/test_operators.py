@@ -9,13 +9,12 @@ import pytest
 import torch
 from taylor.routes import curves
 
-from hodiff.checks.audit.jets.jet_audit import JetAudit, jet_audit
-from hodiff.checks.audit.jets.jet_operator import judge_curves
-from hodiff.checks.audit.jets.jet_page import jet_page
-from hodiff.checks.audit.jets.verdict import STATUSES, JetVerdict, merged
-from hodiff.checks.audit.on_file import jets_on_file
-from hodiff.checks.audit.samples import database
-from hodiff.checks.command.audit_command import add_audit
+from hodiff.audit.audit_command import add_audit
+from hodiff.audit.jets.jet_audit import JetAudit, jet_audit, jets_on_file
+from hodiff.audit.jets.jet_operator import judge_curves
+from hodiff.audit.jets.jet_page import jet_page
+from hodiff.audit.jets.verdict import STATUSES, JetVerdict, merged
+from hodiff.audit.samples import database
 from hodiff.errors import InputError
 from hodiff.taylor import register
 from hodiff.taylor.registry import RULES
@@ -160,7 +159,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
         asked.update(options, operators=operators)
         return bad
 
-    monkeypatch.setattr("hodiff.checks.command.audit_command.jet_audit", instead)
+    monkeypatch.setattr("hodiff.audit.audit_command.jet_audit", instead)
     options = parsed("--jets", "--op", "sin", "--order", "4", "--json", str(tmp_path / "a.json"))
     assert options.run(options) == 1
     assert (asked["operators"], asked["order"], asked["samples"]) == (["sin"], 4, 2)

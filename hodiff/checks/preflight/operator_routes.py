@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from hodiff.checks.audit.on_file import audit_on_file
+from hodiff.checks.torch_verdicts import audit_on_file
 from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.registry import Correction
 from hodiff.graphs import is_once_differentiable, nodes_of

@@ -3,9 +3,9 @@
 import pytest
 
 from hodiff.__main__ import main
+from hodiff.audit import audit_command
 from hodiff.checks import AuditTable, Verdict
-from hodiff.checks.audit.verdicts import everywhere
-from hodiff.checks.command import audit_command
+from hodiff.checks.torch_verdicts import everywhere
 
 
 @pytest.mark.parametrize(

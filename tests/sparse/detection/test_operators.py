@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import hodiff
-from hodiff.checks.audit.samples import ILL_POSED, database, samples
+from hodiff.audit.samples import ILL_POSED, database, samples
 from hodiff.errors import HodiffError
 from hodiff.sparse import hessian_pattern, jacobian_pattern
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.attempts import Failure, Outcome, attempt
-from hodiff.checks.audit.verdicts import AUDITED_ROUTES, THIRD, Verdict, Verdicts, everywhere
 from hodiff.checks.comparisons.judgement import judge
 from hodiff.checks.comparisons.order_by_order import Level, climb, evaluate_route
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
@@ -21,6 +20,7 @@ from hodiff.checks.mutations.regularity import narrow
 from hodiff.checks.mutations.sample import Sample
 from hodiff.checks.oracles.finite_differences import DifferenceEstimate, extrapolate
 from hodiff.checks.report.data import Entry
+from hodiff.checks.torch_verdicts import AUDITED_ROUTES, THIRD, Verdict, Verdicts, everywhere
 from hodiff.common.randomness import seed_everywhere, seeded
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from hodiff.checks.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
-from hodiff.checks.audit.verdicts import CORRECTED, RUNS, TORCH, AuditTable, Verdict, Verdicts, everywhere
+from hodiff.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
+from hodiff.checks.torch_verdicts import CORRECTED, RUNS, TORCH, AuditTable, Verdict, Verdicts, everywhere
 from hodiff.common.options import require_number
 from hodiff.errors import InputError
 
@@ -49,7 +49,7 @@ def audit(
 
     Returns:
         A table of verdicts; its ``str`` names the operators with a defect, and
-        `hodiff.checks.audit.page.markdown_page` writes it as a page.
+        `hodiff.audit.page.markdown_page` writes it as a page.
 
     Raises:
         HodiffError: If this build of torch lacks the database.

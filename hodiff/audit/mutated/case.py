@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from hodiff.audit.audit_sample import differs, entry_of, obstacle
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.audit.audit_sample import differs, entry_of, obstacle
 from hodiff.checks.comparisons.order_by_order import Level, climb, in_own_dtype
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError

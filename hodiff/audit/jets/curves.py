@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from hodiff.checks.audit.samples import LABELS
+from hodiff.audit.samples import LABELS
 from hodiff.checks.mutations.sample import Sample, is_buffer
 
 _DIRECTIONS = 2

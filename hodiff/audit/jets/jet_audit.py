@@ -6,13 +6,14 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import resources
 
 import torch
 from tqdm import tqdm
 
-from hodiff.checks.audit.audit import select_operators
-from hodiff.checks.audit.jets.verdict import JetVerdict
-from hodiff.checks.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
+from hodiff.audit.database_audit import select_operators
+from hodiff.audit.jets.verdict import JetVerdict
+from hodiff.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
 from hodiff.common.options import require_int, require_number
 from hodiff.errors import InputError
 
@@ -27,7 +28,7 @@ class JetAudit:
         operators: The verdict of each operator, by name in torch's database.
 
     Example:
-        >>> from hodiff.checks.audit.jets.verdict import JetVerdict
+        >>> from hodiff.audit.jets.verdict import JetVerdict
         >>> table = JetAudit("2.13.0", 5, {"sin": JetVerdict("right", nested={"1": 0.0})})
         >>> JetAudit.from_json(table.to_json()) == table
         True
@@ -102,7 +103,7 @@ def jet_audit(
     directions.
 
     Args:
-        operators: Names of operators, as in `hodiff.checks.audit`.
+        operators: Names of operators, as in `hodiff.audit.audit`.
         order: The highest order K, 1 to 5.
         samples: Largest number of samples of an operator, of at most 1500 numbers each.
         jobs: Largest number of processes.
@@ -156,3 +157,9 @@ def _verdict(reply: Reply | TimedOutError | DiedError) -> JetVerdict:
     if isinstance(reply, DiedError):
         return JetVerdict("refused", str(reply))
     return JetVerdict.from_json(reply)
+
+
+def jets_on_file() -> JetAudit:
+    """Return the stored audit of Taylor mode."""
+    stored = resources.files("hodiff.audit") / "data" / "jets-2.13.json"
+    return JetAudit.from_json(stored.read_text(encoding="utf-8"))

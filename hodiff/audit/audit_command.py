@@ -7,13 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hodiff.checks.audit.audit import audit
-from hodiff.checks.audit.jets.jet_audit import JetAudit, jet_audit
-from hodiff.checks.audit.jets.jet_page import jet_page
-from hodiff.checks.audit.mutated.mutated_audit import MutatedAudit, mutated_audit
-from hodiff.checks.audit.on_file import audit_on_file, jets_on_file, mutated_on_file, versions_on_file
-from hodiff.checks.audit.page import markdown_page
-from hodiff.checks.audit.verdicts import AuditTable
+from hodiff.audit.database_audit import audit
+from hodiff.audit.jets.jet_audit import JetAudit, jet_audit, jets_on_file
+from hodiff.audit.jets.jet_page import jet_page
+from hodiff.audit.mutated.mutated_audit import MutatedAudit, mutated_audit, mutated_on_file
+from hodiff.audit.page import markdown_page
+from hodiff.checks.torch_verdicts import AuditTable, audit_on_file, versions_on_file
 
 
 def add_audit(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

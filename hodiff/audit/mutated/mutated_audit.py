@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from importlib import resources
 
 import torch
 from tqdm import tqdm
 
-from hodiff.checks.audit.audit import runs_of, select_operators
-from hodiff.checks.audit.mutated.mutated_operator import Finding
-from hodiff.checks.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
-from hodiff.checks.audit.verdicts import CORRECTED, RUNS, TITLES
+from hodiff.audit.database_audit import runs_of, select_operators
+from hodiff.audit.mutated.mutated_operator import Finding
+from hodiff.audit.pool import DiedError, Reply, Request, TimedOutError, Worker, serve
+from hodiff.checks.torch_verdicts import CORRECTED, RUNS, TITLES
 from hodiff.common.options import require_int, require_number
 from hodiff.errors import InputError
 
@@ -184,3 +185,9 @@ def mutated_audit(
     in_order = {run: {name: row[name] for name in names} for run, row in counts.items()}
     ordered = sorted(findings, key=lambda each: names.index(each.operator))
     return MutatedAudit(torch.__version__.split("+")[0], seed, in_order, tuple(ordered))
+
+
+def mutated_on_file() -> MutatedAudit:
+    """Return the stored audit of invented calls, by torch alone and with corrections."""
+    stored = resources.files("hodiff.audit") / "data" / "mutated-2.13.json"
+    return MutatedAudit.from_json(stored.read_text(encoding="utf-8"))

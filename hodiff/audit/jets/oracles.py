@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.checks.audit.jets.curves import Curves, draw_from, moves
+from hodiff.audit.jets.curves import Curves, draw_from, moves
 from hodiff.corrections import corrected
 from hodiff.derivatives.products_by_route import push
 from hodiff.taylor.jets import new_jet

@@ -14,12 +14,12 @@ from typing import Any, TextIO
 
 import torch
 
-from hodiff.checks.audit.audit_sample import audit_sample
-from hodiff.checks.audit.jets.jet_operator import audit_jets
-from hodiff.checks.audit.jets.verdict import JetVerdict
-from hodiff.checks.audit.mutated.mutated_operator import audit_changed
-from hodiff.checks.audit.samples import ILL_POSED, database, name_of, samples
-from hodiff.checks.audit.verdicts import Verdict, everywhere, worst
+from hodiff.audit.audit_sample import audit_sample
+from hodiff.audit.jets.jet_operator import audit_jets
+from hodiff.audit.jets.verdict import JetVerdict
+from hodiff.audit.mutated.mutated_operator import audit_changed
+from hodiff.audit.samples import ILL_POSED, database, name_of, samples
+from hodiff.checks.torch_verdicts import Verdict, everywhere, worst
 from hodiff.errors import HodiffError
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from hodiff.checks.audit.mutated.mutated_audit import Count, MutatedAudit
-from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, TITLES, TORCH, AuditTable, Verdict, Verdicts
+from hodiff.audit.mutated.mutated_audit import Count, MutatedAudit
+from hodiff.checks.torch_verdicts import AUDITED_ROUTES, STATUSES, TITLES, TORCH, AuditTable, Verdict, Verdicts
 
 
 def grid(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -21,7 +21,7 @@ _MESSAGE = 110
 _HOW = """\
 Where the second derivatives of torch's operators are right by each route, and the third ones in reverse mode. Operators
 and samples are those of torch's own database (`torch.testing`), in float64. `python -m hodiff audit` makes this page,
-`python -m hodiff audit --op NAME` the rows of one operator; `hodiff/checks/audit/data` has the whole table as JSON.
+`python -m hodiff audit --op NAME` the rows of one operator; `hodiff/checks/data` has the whole table as JSON.
 
 The outputs of up to six samples of each operator are contracted to a scalar in such a way that the incoming gradient
 depends on the input, and the inputs move along random directions. Each derivative is compared with extrapolated

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from statistics import median
 
-from hodiff.checks.audit.jets.jet_audit import JetAudit
-from hodiff.checks.audit.jets.verdict import STATUSES, JetVerdict
-from hodiff.checks.audit.page import grid
+from hodiff.audit.jets.jet_audit import JetAudit
+from hodiff.audit.jets.verdict import STATUSES, JetVerdict
+from hodiff.audit.page import grid
 
 _HOW = """\
 Whether `hodiff.taylor.jet` and collapsed jets are right on torch's operators. Operators and samples are those of
 torch's own database (`torch.testing`), in float64: at most two of up to 1500 numbers each.
 `python -m hodiff audit --jets` makes this page, `python -m hodiff audit --jets --op NAME` the rows of one operator;
-`hodiff/checks/audit/data` has the whole table as JSON.
+`hodiff/audit/data` has the whole table as JSON.
 
 All arguments move along random polynomial curves, in two directions at once, and coefficients 0 to {order} of the
 outputs are compared with those by two other ways:

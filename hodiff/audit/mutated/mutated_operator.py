@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.overrides import resolve_name
 from torch.utils._pytree import tree_unflatten
 
-from hodiff.checks.audit.mutated.case import Defect, judge_case
-from hodiff.checks.audit.samples import samples
+from hodiff.audit.mutated.case import Defect, judge_case
+from hodiff.audit.samples import samples
 from hodiff.checks.mutations.changes import changed, cut
 from hodiff.checks.mutations.sample import Sample
 
@@ -26,7 +26,7 @@ inf, nan = float("inf"), float("nan")
 """
 
 _BY_DATABASE = """\
-from hodiff.checks.audit.samples import call_of
+from hodiff.audit.samples import call_of
 
 call = call_of({name!r})  # the operator as torch's database calls it
 """

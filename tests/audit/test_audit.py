@@ -8,24 +8,32 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from checks.audit.chosen import ruled_and_some
+from audit.chosen import ruled_and_some
 from torch.utils._pytree import tree_flatten
 
 import hodiff
-from hodiff.checks import AuditTable, Verdict, audit
-from hodiff.checks.audit import on_file
-from hodiff.checks.audit.audit import select_operators
-from hodiff.checks.audit.audit_sample import audit_function, audit_sample
-from hodiff.checks.audit.on_file import audit_on_file, mutated_on_file, versions_on_file
-from hodiff.checks.audit.page import markdown_page
-from hodiff.checks.audit.pool import DiedError, Worker, serve
-from hodiff.checks.audit.samples import database
-from hodiff.checks.audit.verdicts import AUDITED_ROUTES, STATUSES, THIRD, everywhere, worst
+from hodiff.audit import AuditTable, Verdict, audit
+from hodiff.audit.audit_sample import audit_function, audit_sample
+from hodiff.audit.database_audit import select_operators
+from hodiff.audit.mutated.mutated_audit import mutated_on_file
+from hodiff.audit.page import markdown_page
+from hodiff.audit.pool import DiedError, Worker, serve
+from hodiff.audit.samples import database
+from hodiff.checks import torch_verdicts
 from hodiff.checks.mutations.sample import Sample
+from hodiff.checks.torch_verdicts import (
+    AUDITED_ROUTES,
+    STATUSES,
+    THIRD,
+    audit_on_file,
+    everywhere,
+    versions_on_file,
+    worst,
+)
 from hodiff.errors import HodiffError, InputError
 from hodiff.routes import ROUTES
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 # Each part is a test, so that two workers share the parts evenly.
 PARTS = 6
 
@@ -339,8 +347,8 @@ def test_no_invented_call_on_file_is_silently_wrong_inside_corrections():
 
 
 def test_a_torch_that_was_not_audited_has_the_table_of_the_nearest_older_one(monkeypatch):
-    monkeypatch.setattr(on_file, "versions_on_file", lambda: ["2.9", "2.11", "2.13"])
-    monkeypatch.setattr(on_file, "_read", lambda version: version)
+    monkeypatch.setattr(torch_verdicts, "versions_on_file", lambda: ["2.9", "2.11", "2.13"])
+    monkeypatch.setattr(torch_verdicts, "_read", lambda version: version)
     asked = ["2.8.0", "2.9.1", "2.10.0", "2.11.0+cpu", "2.12.0a0", "2.13.0", "2.20.0", "3.0.0"]
     assert [audit_on_file(each) for each in asked] == ["2.9", "2.9", "2.9", "2.11", "2.11", "2.13", "2.13", "2.13"]
 

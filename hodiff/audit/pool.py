@@ -40,7 +40,7 @@ class Worker:
         path = os.pathsep.join(filter(None, sys.path))
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "hodiff.checks.audit.worker"],
+            [sys.executable, "-m", "hodiff.audit.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,

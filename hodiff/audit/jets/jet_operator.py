@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.checks.audit.audit_sample import obstacle
-from hodiff.checks.audit.jets.curves import Curves, curves_of, places_of
-from hodiff.checks.audit.jets.oracles import Coefficients, by_jets, by_nesting, by_values
-from hodiff.checks.audit.jets.verdict import JetVerdict, merged
-from hodiff.checks.audit.samples import name_of, samples
+from hodiff.audit.audit_sample import obstacle
+from hodiff.audit.jets.curves import Curves, curves_of, places_of
+from hodiff.audit.jets.oracles import Coefficients, by_jets, by_nesting, by_values
+from hodiff.audit.jets.verdict import JetVerdict, merged
+from hodiff.audit.samples import name_of, samples
 from hodiff.checks.mutations.sample import Sample
 from hodiff.torch_internals.function_names import function_name
 

@@ -8,21 +8,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from checks.audit.chosen import ruled_and_some
+from audit.chosen import ruled_and_some
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
 from hodiff.__main__ import main
-from hodiff.checks import MutatedAudit, mutated_audit
-from hodiff.checks.audit.mutated.case import judge_case
-from hodiff.checks.audit.mutated.mutated_audit import Count
-from hodiff.checks.audit.mutated.mutated_operator import audit_changed, script_of, shrink
-from hodiff.checks.audit.page import markdown_page
-from hodiff.checks.audit.samples import samples
-from hodiff.checks.audit.verdicts import AuditTable
-from hodiff.checks.command import audit_command
+from hodiff.audit import MutatedAudit, audit_command, mutated_audit
+from hodiff.audit.mutated.case import judge_case
+from hodiff.audit.mutated.mutated_audit import Count
+from hodiff.audit.mutated.mutated_operator import audit_changed, script_of, shrink
+from hodiff.audit.page import markdown_page
+from hodiff.audit.samples import samples
 from hodiff.checks.mutations.changes import CHANGES, changed
 from hodiff.checks.mutations.sample import Layout, Sample
+from hodiff.checks.torch_verdicts import AuditTable
 from hodiff.errors import InputError
 
 

@@ -1,4 +1,4 @@
-"""Verdicts of the audit on an operator by a route, their summary over samples, and the table of all operators."""
+"""Verdicts of the audit on operators, their summary over samples, and the stored tables of all operators."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
+from importlib import resources
 from typing import Any
+
+import torch
 
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
@@ -79,6 +83,8 @@ def _worst(everything: list[Verdict]) -> Verdict:
     return Verdict(found.status, found.error, "; ".join(filter(None, (found.detail, counted))))
 
 
+_STORED = resources.files("hodiff.checks") / "data"
+
 TORCH, CORRECTED = RUNS = ("torch", "corrected")
 TITLES = {TORCH: "torch alone", CORRECTED: "inside hodiff.corrected()"}
 
@@ -92,7 +98,7 @@ class AuditTable:
         operators: Verdicts by name in torch's database, by run ("torch" alone or "corrected") and by route.
 
     Example:
-        >>> from hodiff.checks.audit.verdicts import Verdict, everywhere
+        >>> from hodiff.checks.torch_verdicts import Verdict, everywhere
         >>> table = AuditTable("2.13.0", {"sin": {"torch": everywhere(Verdict("right", 1e-12))}})
         >>> table.defects("torch")
         {}
@@ -174,3 +180,26 @@ class AuditTable:
             bad = sorted(self.defects(run))
             lines.append(f"{TITLES[run]}: {len(bad)} with a defect{': ' * bool(bad)}{', '.join(bad)}")
         return "\n".join(lines)
+
+
+def versions_on_file() -> list[str]:
+    """Return the minor versions of torch with a stored audit, such as "2.13", oldest first."""
+    names = [file.name for file in _STORED.iterdir() if file.name.startswith("torch-")]
+    return sorted((name.removeprefix("torch-").removesuffix(".json") for name in names), key=_numbers)
+
+
+def audit_on_file(version: str = torch.__version__) -> AuditTable:
+    """Return the stored audit of torch's minor version, else of the nearest older version, else of the oldest."""
+    audited = versions_on_file()
+    older = [each for each in audited if _numbers(each) <= _numbers(version)]
+    return _read(older[-1] if older else audited[0])
+
+
+@cache
+def _read(version: str) -> AuditTable:
+    return AuditTable.from_json((_STORED / f"torch-{version}.json").read_text(encoding="utf-8"))
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor, *_ = version.split(".")
+    return int(major), int(minor)

@@ -1,1 +1,0 @@
-"""Audit of torch's operator database by every route."""
