@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from at_once import in_turn, some_at_once
-from optim import by_torch_func
+from optimize import by_torch_func
 from optimize.problems.elsewhere import MORE_GARBOW_HILLSTROM as ELSEWHERE
 from optimize.problems.elsewhere import OWN
 from optimize.problems.more_garbow_hillstrom import PROBLEMS

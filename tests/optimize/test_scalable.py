@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from at_once import in_turn, some_at_once
-from optim import by_torch_func
+from optimize import by_torch_func
 from optimize.problems.elsewhere import SCALABLE as ELSEWHERE
 from optimize.problems.scalable import PROBLEMS
 from optimize.problems.settings import MINIMIZE
