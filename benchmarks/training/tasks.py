@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from papers.language import LENGTH, LanguageModel, Text
+from benchmarks.training.language import LENGTH, LanguageModel, Text
 
 LABELLED = 1200  # images for training; the other 597 are for the test
 

@@ -19,8 +19,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import hodiff
+from benchmarks.training.language import LanguageModel, Text
 from papers.common import OURS, Claim, Reproduction, run, verdict
-from papers.language import LanguageModel, Text
 
 FULL, LAYERWISE, SOAP, ADAM = "full Gauss-Newton", "layerwise Gauss-Newton", "SOAP", "Adam"
 DAMPING = {FULL: (0.001, 0.01), LAYERWISE: (0.001, 0.01)}

@@ -20,8 +20,8 @@ from tqdm import tqdm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import hodiff
+from benchmarks.training.language import LanguageModel, Text, loss_on
 from papers.common import OURS, Claim, Reproduction, run, span, verdict
-from papers.language import LanguageModel, Text, loss_on
 
 ADAMW, SOPHIA_G, SOPHIA_H = "AdamW", "Sophia-G", "Sophia-H"
 # Rates around the best rate of each optimizer, so that the best is not at an end of the range.
