@@ -4,9 +4,9 @@ from hodiff.taylor.differential import RandomisedEstimate as RandomisedEstimate
 from hodiff.taylor.differential import bilaplacian as bilaplacian
 from hodiff.taylor.differential import derivative_tensor as derivative_tensor
 from hodiff.taylor.differential import divergence as divergence
-from hodiff.taylor.differential import hessian_diagonal as hessian_diagonal
 from hodiff.taylor.differential import laplacian as laplacian
 from hodiff.taylor.differential import partial as partial
+from hodiff.taylor.differential import pure_second_derivatives as pure_second_derivatives
 from hodiff.taylor.differential import value_grad_laplacian as value_grad_laplacian
 from hodiff.taylor.directional import directional_derivatives as directional_derivatives
 from hodiff.taylor.jet import Explanation as Explanation

@@ -8,7 +8,7 @@ from mpmath_series import D
 from torch.nn import functional
 
 import hodiff
-from hodiff.taylor import derivative_tensor, divergence, hessian_diagonal
+from hodiff.taylor import derivative_tensor, divergence, pure_second_derivatives
 from hodiff.taylor.differential.bilaplacian import fourth_powers
 from hodiff.taylor.jets import Jet
 
@@ -123,7 +123,7 @@ def test_operators_inside_transforms():
 
 @pytest.mark.slow
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("operator", ["bilaplacian", "divergence", "hessian_diagonal", "partial"])
+@pytest.mark.parametrize("operator", ["bilaplacian", "divergence", "pure_second_derivatives", "partial"])
 def test_compiled_whole(operator):
     x, k = randn(4, 3), randn(3)
     wave = lambda x: torch.sin(torch.matmul(x, k))  # noqa: E731
@@ -131,7 +131,7 @@ def test_compiled_whole(operator):
     found, exact = {
         "bilaplacian": (hodiff.bilaplacian(wave, batched=True), length**2 * s),
         "divergence": (divergence(lambda x: wave(x)[:, None] * k, batched=True), length * c),
-        "hessian_diagonal": (hessian_diagonal(wave, batched=True), -torch.outer(s, k * k)),
+        "pure_second_derivatives": (pure_second_derivatives(wave, batched=True), -torch.outer(s, k * k)),
         "partial": (hodiff.partial(wave, (0, 0, 1), batched=True), -c * k[0] ** 2 * k[1]),
     }[operator]
     torch.testing.assert_close(torch.compile(lambda x: found(x), fullgraph=True, backend="eager")(x), exact)
@@ -168,20 +168,20 @@ def test_second_derivatives_of_every_output(chunk_size):
     x = randn(5, 3)
     t = torch.tanh(x @ W1.mT)
     exact = torch.einsum("oh,nh,hi->noi", W2, -2 * t * (1 - t * t), W1 * W1)
-    torch.testing.assert_close(hessian_diagonal(network, batched=True, chunk_size=chunk_size)(x), exact)
-    torch.testing.assert_close(hessian_diagonal(network, chunk_size=chunk_size)(x[0]), exact[0])
+    torch.testing.assert_close(pure_second_derivatives(network, batched=True, chunk_size=chunk_size)(x), exact)
+    torch.testing.assert_close(pure_second_derivatives(network, chunk_size=chunk_size)(x[0]), exact[0])
 
 
 def test_second_derivatives_of_a_tree():
     x = {"a": randn(2), "b": randn(2, 3)}
     f = lambda x: (x["a"] ** 3 * x["b"].sum(), x["b"].sin().sum(1))  # noqa: E731
-    first, second = hessian_diagonal(f)(x)
+    first, second = pure_second_derivatives(f)(x)
     zero = torch.zeros(2, 2, 3, dtype=D)
     torch.testing.assert_close(first, {"a": torch.diag(6 * x["a"] * x["b"].sum()), "b": zero})
     sines = torch.stack([torch.stack((-x["b"][0].sin(), zero[0, 0])), torch.stack((zero[0, 0], -x["b"][1].sin()))])
     torch.testing.assert_close(second, {"a": torch.zeros(2, 2, dtype=D), "b": sines})
     scalar = lambda x: sum(each.sum() for each in f(x))  # noqa: E731
-    torch.testing.assert_close(hessian_diagonal(scalar)(x), hodiff.hessian_diagonal(scalar)(x))
+    torch.testing.assert_close(pure_second_derivatives(scalar)(x), hodiff.hessian_diagonal(scalar)(x))
 
 
 def test_groups_of_directions_draw_the_same():
@@ -210,7 +210,7 @@ def test_corrections_can_be_switched_off(correct):
         return x * x
 
     x = randn(2)
-    for operator in (hodiff.bilaplacian, divergence, hessian_diagonal, hodiff.laplacian):
+    for operator in (hodiff.bilaplacian, divergence, pure_second_derivatives, hodiff.laplacian):
         operator(f, correct=correct)(x)
     hodiff.partial(f, (0,), correct=correct)(x)
     derivative_tensor(f, 2, correct=correct)(x)
@@ -221,10 +221,10 @@ def test_no_coordinates_and_no_points():
     empty, none = torch.zeros(0, dtype=D), torch.zeros(0, 3, dtype=D)
     assert hodiff.bilaplacian(lambda x: x.sum())(empty) == 0
     assert divergence(lambda x: x)(empty) == 0
-    assert hessian_diagonal(lambda x: x.sum())(empty).shape == (0,)
+    assert pure_second_derivatives(lambda x: x.sum())(empty).shape == (0,)
     assert hodiff.bilaplacian(network, batched=True)(none).shape == (0, 2)
     assert divergence(lambda x: x * x, batched=True)(none).shape == (0,)
-    assert hessian_diagonal(network, batched=True)(none).shape == (0, 2, 3)
+    assert pure_second_derivatives(network, batched=True)(none).shape == (0, 2, 3)
 
 
 def test_wrong_arguments():
@@ -232,11 +232,11 @@ def test_wrong_arguments():
     for call, words in (
         (lambda: hodiff.bilaplacian(network, chunk_size=0), "bilaplacian: chunk_size: expected an int"),
         (lambda: divergence(network, batched="yes"), "divergence: batched: expected True or False"),
-        (lambda: hessian_diagonal(3), "hessian_diagonal: f: expected a callable, got int"),
+        (lambda: pure_second_derivatives(3), "pure_second_derivatives: f: expected a callable, got int"),
         (lambda: hodiff.bilaplacian(network)(torch.ones(3).long()), "bilaplacian: cannot differentiate"),
         (lambda: divergence(network)(x), r"divergence: f: expected an output .* \[\(3,\)\], got \[\(2,\)\]"),
         (lambda: divergence(lambda x: (x,))(x), r"divergence: f: expected an output in the structure and shapes"),
-        (lambda: hessian_diagonal(network, argnums=1)(x), "argnums: expected one of 1 positional"),
+        (lambda: pure_second_derivatives(network, argnums=1)(x), "argnums: expected one of 1 positional"),
     ):
         with pytest.raises(hodiff.InputError, match=words):
             call()
@@ -246,7 +246,7 @@ def test_no_directions():
     # Without elements, a product has no value from which to take derivatives.
     product, empty, three = torch.prod, torch.zeros(0, dtype=D), torch.ones(3, dtype=D)
     assert hodiff.laplacian(product)(empty) == 0
-    assert hessian_diagonal(product)(empty).shape == (0,)
+    assert pure_second_derivatives(product)(empty).shape == (0,)
     assert hodiff.laplacian(product, weights=torch.zeros(0, 3, dtype=D))(three) == 0
     assert hodiff.partial(product, [])(three) == []
     for kind in ("rademacher", "gaussian", "coordinates"):

@@ -178,7 +178,7 @@ def test_wrong_arguments():
     [
         lambda f: hodiff.laplacian(f, chunk_size=1),
         lambda f: hodiff.bilaplacian(f, chunk_size=1),
-        lambda f: hodiff.taylor.hessian_diagonal(f, chunk_size=1),
+        lambda f: hodiff.taylor.pure_second_derivatives(f, chunk_size=1),
     ],
 )
 def test_groups_of_directions_go_through_one_function(derivative):

@@ -15,7 +15,7 @@ from hodiff.taylor.differential.operand import Directions, Operand, bound, requi
 from hodiff.taylor.differential.polarization import Plan, combined, directions, interpolated, planned, polarised
 
 
-def hessian_diagonal(
+def pure_second_derivatives(
     f: Callable[..., Any],
     argnums: int = 0,
     *,
@@ -50,17 +50,17 @@ def hessian_diagonal(
     Example:
         >>> import torch, hodiff
         >>> f = lambda x: torch.stack((x.prod(), (x**3).sum()))
-        >>> hodiff.taylor.hessian_diagonal(f)(torch.tensor([1.0, 2.0]))
+        >>> hodiff.taylor.pure_second_derivatives(f)(torch.tensor([1.0, 2.0]))
         tensor([[ 0.,  0.],
                 [ 6., 12.]])
 
     Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., chapter 13.
     """
-    require_options("hessian_diagonal", f, argnums, chunk_size, batched=batched, correct=correct)
+    require_options("pure_second_derivatives", f, argnums, chunk_size, batched=batched, correct=correct)
 
     @leave_inference_mode
     def transformed(*args: Any, **kwargs: Any) -> PyTree:
-        operand = bound("hessian_diagonal", f, args, kwargs, argnums, batched=batched, correct=correct)
+        operand = bound("pure_second_derivatives", f, args, kwargs, argnums, batched=batched, correct=correct)
         found, structure = operand.along_each(operand.units(chunk_size), 2)
         return unflatten([_by_leaves(operand, each) for each in found], structure)
 
