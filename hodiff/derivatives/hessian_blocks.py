@@ -17,6 +17,7 @@ from hodiff.derivatives.hessian_rows import LinearizedHessian
 from hodiff.derivatives.route_choice import follow
 from hodiff.errors import HodiffWarning
 from hodiff.kernels import fused
+from hodiff.torch_internals.tensors import has_numbers
 
 Plan = Sequence[tuple[int, Sequence[int]]]
 
@@ -134,7 +135,7 @@ def _stack(linearized: LinearizedHessian, plan: Plan) -> dict[tuple[int, int], T
 
 def _symmetrize_in_place(square: Tensor) -> tuple[float, float]:
     """Average a block with its transpose, tile by tile; return their largest difference and the largest entry."""
-    if square.is_meta:
+    if not has_numbers(square):
         return 0.0, 0.0
     found = fused.average_with_transpose(square)
     if found is not None:

@@ -22,6 +22,7 @@ from hodiff.kernels.unit_directions import UnitRows
 from hodiff.recompute.reachable import draw_of
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
+from hodiff.torch_internals.tensors import has_numbers
 
 NARROW_FROM = 32
 
@@ -128,7 +129,7 @@ class LinearizedHessian:
     def _take(self, recorded: RecordedGradient) -> None:
         self.source = recorded
         self.plain = not recorded.connected
-        self.magnitude = 0.0 if recorded.value.is_meta else abs(float(recorded.value))
+        self.magnitude = abs(float(recorded.value)) if has_numbers(recorded.value) else 0.0
         self.eps = recorded.eps
         self.bytes_each = recorded.bytes_each
 

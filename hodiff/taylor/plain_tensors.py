@@ -23,6 +23,7 @@ from hodiff.recompute.reachable import cells_of, modules_in
 from hodiff.taylor.jets import Jet, tensor_of
 from hodiff.taylor.series import Frame
 from hodiff.torch_internals.autograd.wrapped_tensors import any_holds
+from hodiff.torch_internals.tensors import has_numbers
 
 # Keys of functions and argument shapes that were compared; the oldest keys are dropped.
 _COMPARED: OrderedDict[Any, None] = OrderedDict()
@@ -175,7 +176,7 @@ def _close(a: Any, b: Any) -> bool:
 
 def _has_numbers(value: Any) -> bool:
     found = tensor_of(value)
-    return not isinstance(found, Tensor) or (found.layout == torch.strided and found.device.type != "meta")
+    return not isinstance(found, Tensor) or (found.layout == torch.strided and has_numbers(found))
 
 
 def _explained(value: Any, expected: Any, *others: Any) -> bool:

@@ -13,6 +13,7 @@ from hodiff.taylor.jets_in_arguments import call
 from hodiff.taylor.running import frames
 from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_internals.tensors import share_storage
 
 
 def watched(name: str, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -58,7 +59,7 @@ def shows_memory(name: str, part: Jet, base: Jet, args: Sequence[Any]) -> bool:
         if name == "getitem":
             return not picks(args[1])
         return name in _VIEWS or (name in _MAY_COPY and bool(whole.is_contiguous()))
-    return value.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    return share_storage(value, whole)
 
 
 # Functions that move elements and always show the memory of their argument, and all that do.

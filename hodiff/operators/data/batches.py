@@ -14,6 +14,7 @@ from tqdm.auto import tqdm
 
 from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.errors import InputError
+from hodiff.torch_internals.tensors import has_numbers
 
 REDUCTIONS = ("mean", "sum")
 Fingerprint = tuple[tuple[torch.Size, float], ...]
@@ -231,6 +232,6 @@ def _sum(tensor: Tensor) -> float:
         tensor = torch.view_as_real(tensor)
     # NaN marks missing numbers, but would not equal itself.
     flat = tensor.detach().reshape(-1).double().nan_to_num(nan=-1.0, posinf=2.0, neginf=-2.0)
-    if flat.is_meta:
+    if not has_numbers(flat):
         return 0.0
     return float(flat @ torch.linspace(1, 2, flat.numel(), dtype=torch.float64, device=flat.device))

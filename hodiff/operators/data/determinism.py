@@ -15,6 +15,7 @@ from hodiff.common.randomness import RandomState
 from hodiff.errors import InputError
 from hodiff.recompute.contents import difference, same
 from hodiff.torch_internals.modules import Dropout, RunningNorm, buffers_by_name
+from hodiff.torch_internals.tensors import has_numbers
 from hodiff.torch_internals.wording import Wording, says
 
 P = ParamSpec("P")
@@ -25,8 +26,8 @@ def require_deterministic(
     caller: str, value: Callable[[], Tensor], leaves: Sequence[Tensor], modules: Sequence[nn.Module]
 ) -> None:
     """Raise if a function returns another value the second time, and name the cause."""
-    if any(leaf.is_meta for leaf in leaves):
-        return  # There are no numbers to compare.
+    if not all(map(has_numbers, leaves)):
+        return
     state = RandomState(leaves)
     first, second = value(), value()
     if same(first, second):
@@ -87,7 +88,7 @@ def mark_of(tensors: Sequence[Tensor]) -> Mark:
     """Compute sums with weights that grow along a tensor, so that they depend on the order of its numbers."""
     sums, tolerances = [], []
     for tensor in tensors:
-        if tensor.is_meta:
+        if not has_numbers(tensor):
             continue
         flat = tensor.detach().reshape(-1).double()
         weights = torch.linspace(1, 2, flat.numel(), dtype=torch.float64, device=flat.device)
