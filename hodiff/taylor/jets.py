@@ -47,6 +47,8 @@ class Jet:
         self.taken: Callable[[Any], Any] | None = None
         # Whether the base stores values written to the view unchanged.
         self.exact = True
+        # Whether it depends on a length that is 0, which moves differently on the two sides of the point.
+        self.is_kinked = False
         self._seen = 0
 
     @property

@@ -30,10 +30,12 @@ class Kink:
     Attributes:
         side: The sign of t; functions with a kink there use the mean of both sides.
         is_met: Whether a pass met such a length.
+        is_new: Whether the function that runs met it.
     """
 
     side: int = 1
     is_met: bool = False
+    is_new: bool = False
 
 
 class Frame:
@@ -99,7 +101,7 @@ class Frame:
     def meets_kink(self) -> None:
         """Record that a length is 0, so that the pass runs for both of its sides."""
         self.recall_nothing()
-        self.kink.is_met = True
+        self.kink.is_met = self.kink.is_new = True
 
     def has_axis(self, k: int) -> bool:
         """Whether coefficient k has the axis of directions."""

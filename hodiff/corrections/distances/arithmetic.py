@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.corrections.distances.graded import KINKED_AT_ZERO, elementwise_parts
+from hodiff.corrections.distances.graded import STEPS, elementwise_parts
 from hodiff.corrections.distances.length_calls import Call, refused, tensors_in
 from hodiff.corrections.distances.squares import even_power
 from hodiff.corrections.values import numbers_of
@@ -139,9 +139,6 @@ def unary(call: Call, name: str) -> Any:
     if graded is None or (zero := call.zeros(x)) is None:
         return None
     even, odd = call.parts(x)
-    # |O n| is |O| n.
-    kinked = zero & (even == 0) if name in KINKED_AT_ZERO else None
-    parts = (even if kinked is None else torch.where(kinked, 1, even)), odd
 
     def function(each: Tensor) -> Tensor:
         with call.mode:
@@ -150,11 +147,20 @@ def unary(call: Call, name: str) -> Any:
 
     square = torch.where(zero, graded.root.square(), 0).to(even.dtype)
     try:
-        found = elementwise_parts(name, function, call.args[1:], parts, square, zero)
+        if name in STEPS:
+            found = _step(function, even, odd)
+        else:
+            found = elementwise_parts(name, function, call.args[1:], (even, odd), square, zero)
     except RuntimeError:  # torch nests no forward mode in torch.autograd.forward_ad
         return None
     if not all(bool(below_transforms(each.detach().isfinite() | ~zero).all()) for each in found):
         return None
-    if kinked is not None:
-        found = torch.where(kinked, 0, found[0]), torch.where(kinked, function(odd), found[1])
     return call.mixed(x, *found)
+
+
+def _step(function: Callable[[Tensor], Tensor], even: Tensor, odd: Tensor) -> tuple[Tensor, Tensor]:
+    """Parts of a piecewise linear function of E + O n, on the piece to which O leads."""
+    point, digit = even.detach(), torch.finfo(even.dtype)
+    beside = point + odd.detach().sign() * torch.clamp(digit.eps * point.abs(), min=digit.tiny)
+    slope = torch.func.jvp(function, (beside,), (torch.ones_like(beside),))[1].detach()
+    return function(point) + slope * (even - point), slope * odd

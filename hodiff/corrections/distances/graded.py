@@ -11,17 +11,21 @@ from torch import Tensor
 
 from hodiff.rules.elementwise import ElementwiseFunction
 
-# Functions of one tensor, and numbers, that are smooth wherever they are finite, except for KINKED_AT_ZERO.
+# Functions of one tensor, and numbers, that are smooth wherever they are finite.
 _UNARY = """
     exp exp2 expm1 log log1p log2 log10 sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh sigmoid erf erfc
     sqrt rsqrt reciprocal square pow __pow__ float_power sinc softplus silu gelu elu mish logsigmoid tanhshrink lgamma
-    digamma i0 i0e i1 i1e clamp clip clamp_min clamp_max deg2rad rad2deg relu abs __abs__ absolute
+    digamma i0 i0e i1 i1e deg2rad rad2deg
     special_expm1 special_exp2 special_erf special_erfc special_erfcx special_log1p special_sinc special_expit
     special_i0 special_i0e special_i1 special_i1e special_bessel_j0 special_bessel_j1 special_ndtr
 """
-UNARY = frozenset(_UNARY.split())
-# Functions in UNARY with a kink at 0.
-KINKED_AT_ZERO = frozenset(("relu", "abs", "__abs__", "absolute"))
+# Piecewise linear functions of one tensor, and numbers.
+_STEPS = """
+    relu relu6 leaky_relu hardtanh threshold _threshold hardshrink softshrink hardsigmoid clamp clip clamp_min clamp_max
+    abs __abs__ absolute
+"""
+STEPS = frozenset(_STEPS.split())
+UNARY = frozenset(_UNARY.split()) | STEPS
 # Functions that move elements.
 _STRUCTURAL = """
     __getitem__ __get__ reshape view flatten unflatten squeeze unsqueeze select narrow clone contiguous expand expand_as
@@ -39,6 +43,8 @@ _LINEAR = """
     index_add scatter_add index_put index_copy scatter
 """
 LINEAR = frozenset(_LINEAR.split())
+# Functions in LINEAR that select elements by their size.
+SELECTING = frozenset(("max", "min", "amax", "amin", "sort", "topk", "median", "kthvalue", "quantile", "nanquantile"))
 # Functions that are linear in each of their tensors.
 _MULTILINEAR = """
     matmul mm bmm mv addmm addmv addbmm baddbmm linear bilinear einsum tensordot inner outer ger dot vdot kron

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.corrections.distances.graded import NotKnown
+from hodiff.corrections.distances.graded import SELECTING, NotKnown
 from hodiff.corrections.distances.length_calls import Call, noticed, refused, tensors_in, warn_of_kinks
 from hodiff.corrections.distances.squares import Root, remember
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
@@ -43,15 +43,18 @@ def linear(call: Call, function: Callable[..., Any] | None = None, *, elementwis
         with call.mode, noticed(False):
             return function(*args, **kwargs)
 
-    def response(part: Callable[[int, Tensor], Tensor]) -> list[Tensor]:
+    def response(
+        part: Callable[[int, Tensor], Tensor], beside: Callable[[int, Tensor], Tensor] = lambda _, even: even
+    ) -> list[Tensor]:
         """Evaluate the function on O times a part of the lengths that are 0, and on 0 elsewhere."""
+        points = tuple(beside(name, even) for name, even in smooth.items())
         names = list(moving)
         tangents = tuple(torch.where(at, odd * part(name, x), 0).to(x.dtype) for name, (x, at, odd) in moving.items())
 
         def outputs_of(*changed: Tensor) -> list[Tensor]:
             return _floating(evaluate(dict(zip(names, changed, strict=True))))
 
-        found: list[Tensor] = torch.func.jvp(outputs_of, tuple(smooth.values()), tangents)[1]
+        found: list[Tensor] = torch.func.jvp(outputs_of, points, tangents)[1]
         return found
 
     def square(i: int, tangled: Tensor | None) -> Tensor:
@@ -67,7 +70,11 @@ def linear(call: Call, function: Callable[..., Any] | None = None, *, elementwis
         return refused(call)
     smooth = {name: torch.where(at, call.parts(x)[0], x).to(x.dtype) for name, (x, at, _) in moving.items()}
     labels = {name: call.found[name].root.label(call.length(x)) for name, (x, _, _) in moving.items()}
+    kind = max(call.found[name].root.kind for name in moving)
     try:
+        selects = kind == "length" and getattr(function, "__name__", "") in SELECTING
+        if selects and _has_ties(moving, labels, response):
+            return refused(call)
         factor = response(lambda name, x: torch.ones_like(x.detach()))
         first = response(lambda name, x: labels[name])
         second = response(lambda name, x: labels[name] ** 2)
@@ -75,7 +82,6 @@ def linear(call: Call, function: Callable[..., Any] | None = None, *, elementwis
     except (RuntimeError, NotImplementedError):  # torch nests no forward mode in torch.autograd.forward_ad
         return None
     evens = _floating(evaluate(smooth))
-    kind = max(call.found[name].root.kind for name in moving)
     # The parity keeps the factor apart, whose square may leave the range of the dtype.
     safe = [torch.where(each == 0, 1, each) for each in factor]
     results = []
@@ -96,6 +102,22 @@ def linear(call: Call, function: Callable[..., Any] | None = None, *, elementwis
         return results[0]
     rest = iter(results)
     return type(value)([next(rest) if _is_floating(each) else each for each in value])
+
+
+def _has_ties(moving: dict[int, Any], labels: dict[int, Tensor], response: Callable[..., list[Tensor]]) -> bool:
+    """Whether an element is selected among equal ones, of which a length that is 0 moves one away."""
+
+    def selected(sign: int) -> list[Tensor]:
+        def beside(name: int, even: Tensor) -> Tensor:
+            digit = torch.finfo(even.dtype)
+            order = torch.arange(1, even.numel() + 1, dtype=even.dtype, device=even.device).view(even.shape)
+            step = 2**8 * order / even.numel() * torch.clamp(digit.eps * even.detach().abs(), min=digit.tiny)
+            return even + torch.where(moving[name][1], sign * step, 0)
+
+        return response(lambda name, x: labels[name], beside)
+
+    pairs = ((one.detach(), other.detach()) for one, other in zip(selected(1), selected(-1), strict=True))
+    return any(bool(below_transforms((one - other).abs() > 1e-3 * one.abs()).any()) for one, other in pairs)
 
 
 def _labels(factor: Tensor, first: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -45,14 +46,16 @@ def _of_remembered(call: Call) -> Any:
             return None
     if name == "detach" or name.endswith("_like"):
         return None
+    if call.kwargs.get("inplace"):
+        return _in_place(call, partial(func, inplace=False))
     if name in _RULES:
         result = _RULES[name](call)
     elif name in STRUCTURAL:
         result = _moved(call)
     elif name in UNARY:
         result = arithmetic.unary(call, name)
-    elif name in _IN_PLACE:
-        return _in_place(call, _IN_PLACE[name])
+    elif (function := _out_of_place(name)) is not None:
+        return _in_place(call, function)
     elif name in _WRITES:
         return _written(call, _WRITES[name])
     elif name in _NORMS:
@@ -209,12 +212,21 @@ def _loss(power: Callable[[Tensor], Tensor]) -> Callable[[Call], Any]:
     return rule
 
 
+def _out_of_place(name: str) -> Callable[..., Any] | None:
+    """Return the function that an in-place function writes, if it has a rule."""
+    plain = name.removesuffix("_")
+    if name in _IN_PLACE or not name.endswith("_") or plain not in UNARY or plain.startswith("_"):
+        return _IN_PLACE.get(name)
+    return getattr(Tensor, plain, None) or getattr(F, plain, None)
+
+
 def _in_place(call: Call, function: Callable[..., Any]) -> Any:
     """Compute the value out of place, write it, and record its parity for the tensor written to."""
     x = call.args[0]
     # The overwritten value may be a factor in the parity, and a graph may keep it.
     before = call.again(torch.clone, x)
     args, kwargs = pytree.tree_map_only(Tensor, lambda each: before if each is x else each, (call.args, call.kwargs))
+    kwargs.pop("inplace", None)
     value = call.again(function, *args, **kwargs)
     return _copied(x, value)
 
@@ -354,6 +366,6 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "l1_loss": _loss(torch.abs),
 }
 _IN_PLACE: dict[str, Callable[..., Any]] = {
-    **{f"{name}_": getattr(Tensor, name) for name in ("mul", "div", "add", "sub", "neg", "square", "pow", "exp")},
+    **{f"{name}_": getattr(Tensor, name) for name in ("mul", "div", "add", "sub", "neg")},
     **{f"__i{name[2:]}": getattr(Tensor, name) for name in ("__mul__", "__truediv__", "__add__", "__sub__", "__pow__")},
 }
