@@ -1,4 +1,4 @@
-"""Piecewise functions of lengths that are 0, in Taylor mode and by routes: the piece to which the length leads."""
+"""Piecewise functions of lengths that are 0, and of lengths that a mask sets to 0, in Taylor mode and by routes."""
 
 import pytest
 import torch
@@ -72,3 +72,29 @@ def test_zeros_that_are_no_lengths_keep_torchs_derivative():
     f = lambda x: F.relu(x).square().sum() + F.relu(x.sum()) + x.norm() ** 2  # noqa: E731
     assert float(hodiff.laplacian(f)(ZERO)) == 6
     torch.testing.assert_close(hodiff.hessian(f)(ZERO), 2 * torch.eye(3, dtype=torch.float64))
+
+
+D, V = torch.float64, torch.tensor([1.0, 0.0], dtype=torch.float64)
+MASK, ONES = torch.tensor([1.0, 0.0], dtype=D), torch.ones(2, 2, dtype=D)
+# Elements that a factor or a function sets to 0 are constants; the length 5 is not 0.
+MASKED = {
+    "clone": lambda n: (n * MASK).clone().softmax(0)[0],
+    "a new dimension": lambda n: (n * MASK)[None].softmax(1)[0, 0],
+    "in place": lambda n: (n * ONES[0]).mul_(MASK).softmax(0)[0],
+    "a cutoff": lambda n: (lambda d: (d * (d < 6)).repeat(2).softmax(0)[0])(torch.stack([n, 2 * n])),
+    "dropout in evaluation": lambda n: F.dropout(n * MASK, training=False).softmax(0)[0],
+    "triu": lambda n: (n * ONES).triu().softmax(1)[1, 1],
+    "tril": lambda n: (n * ONES).tril().softmax(1)[0, 0],
+    "diag_embed": lambda n: torch.diag_embed(n * ONES[0]).softmax(1)[1, 1],
+    "pad": lambda n: F.pad(n[None], (0, 1)).softmax(0)[0],
+}
+
+
+@pytest.mark.filterwarnings("error::hodiff.HodiffWarning")
+@pytest.mark.parametrize("name", MASKED)
+def test_elements_that_a_mask_sets_to_zero_are_no_kinks(name):
+    f, x = of_norm(MASKED[name]), torch.tensor([3.0, 4.0], dtype=D)
+    expected = torch.func.hessian(f)(x) @ V
+    assert expected.isfinite().all()
+    for route in hodiff.ROUTES:
+        torch.testing.assert_close(hodiff.hvp(f, x, V, route=route), expected)

@@ -81,11 +81,21 @@ def _moved(call: Call) -> Any:
         result = call.value()
         # Equal moves of one length have equal keys.
         key = (*graded.root.key, call.func, repr(call.args[1:]), repr(call.kwargs)) if graded.odd is None else ()
+
+        def zeros() -> Tensor:
+            """Move the zeros of the length, as a factor or the function itself may set other elements to 0."""
+            zero = call.zeros(x)
+            if zero is None:
+                return torch.zeros_like(result.detach(), dtype=torch.bool)
+            moved: Tensor = call.value(lambda x: zero.to(x.dtype).expand(x.shape))
+            return moved != 0
+
         root = Root(
             lambda: call.value(lambda _: even_power(graded, 2)),
             key,
             graded.root.kind,
             lambda: call.value(lambda x: graded.root.label(call.length(x)).expand(x.shape)),
+            zeros,
         )
         held = tuple(each for each, _ in graded.held)
         return remember(result, root, None, None, None, held) if isinstance(result, Tensor) else None

@@ -45,13 +45,14 @@ class Root:
         key: tuple[Any, ...] = (),
         kind: str = "length",
         labels: Callable[[], Tensor] | None = None,
+        zeros: Callable[[], Tensor] | None = None,
     ):
         self.square = square
         self.key = key or (self,)
         self.kind = kind
         self.zero: Tensor | None = None
         self.has_zeros = False
-        self._labels = labels
+        self._labels, self._zeros = labels, zeros
 
     def set_zeros(self, zero: Tensor) -> None:
         """Set the mask of the zeros of the length."""
@@ -70,7 +71,7 @@ class Root:
     def zeros(self, length: Tensor) -> Tensor | None:
         """Return a mask of the zeros of the length; None if there are none, or if that is unknown."""
         if self.zero is None:
-            self.set_zeros(length.detach() == 0)
+            self.set_zeros(length.detach() == 0 if self._zeros is None else self._zeros())
         return self.zero if self.has_zeros else None
 
 
