@@ -77,7 +77,7 @@ papers-quick: $(INSTALLED)
 clean:
 	rm -rf .venv .venv-bench build dist *.egg-info
 
-$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard kernels/fused*.py kernels/fused.cpp kernels/attention/tiles.* kernels/attention/problem.py)
+$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard kernels/fused*.py kernels/*.cpp kernels/*/*.cpp kernels/*/*.inc kernels/attention/problem.py)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@
