@@ -3,9 +3,6 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-# hodiff with kernels/ in its place, as it is installed: what mypy and import-linter read.
-AS_INSTALLED := build/as_installed
-
 test-explore: export HODIFF_HYPOTHESIS_PROFILE = explore
 test-explore: SEED := $(or $(SEED),$(shell date +%s))
 
@@ -17,8 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 docs lint notebooks papers-quick test test-slow: export PYTHONMALLOC := malloc
 docs lint notebooks papers-quick test test-slow: export GLIBC_TUNABLES := glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=4294967296:glibc.malloc.top_pad=67108864:glibc.malloc.mmap_threshold=33554432
 
-.PHONY: demo docs test test-slow test-all test-explore lint format wheel release notebooks bench bench-peers papers papers-quick clean \
-        $(AS_INSTALLED)
+.PHONY: demo docs test test-slow test-all test-explore lint format wheel release notebooks bench bench-peers papers papers-quick clean
 
 demo: $(INSTALLED)
 	$(BIN)/python examples/digits_hessian.py
@@ -41,11 +37,11 @@ test-all: test test-slow
 test-explore: $(INSTALLED)
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m hypothesis --hypothesis-seed $(SEED)
 
-lint: $(INSTALLED) $(AS_INSTALLED)
+lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	cd $(AS_INSTALLED) && ../../$(BIN)/lint-imports --config ../../pyproject.toml --no-logo --no-cache
+	$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(INSTALLED)
 	$(BIN)/ruff format .
@@ -81,12 +77,7 @@ papers-quick: $(INSTALLED)
 clean:
 	rm -rf .venv .venv-bench build dist *.egg-info
 
-$(AS_INSTALLED):
-	rm -rf $@
-	mkdir -p $@/hodiff
-	ln -s $(addprefix ../../../,kernels $(filter-out %/__pycache__,$(wildcard hodiff/*))) $@/hodiff
-
-$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard kernels/fused*.py kernels/fused.cpp kernels/attention/tiles.* kernels/attention/problem.py)
+$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard kernels/fused*.py kernels/*.cpp kernels/*/*.cpp kernels/*/*.inc kernels/attention/problem.py)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
 	touch $@

@@ -1,13 +1,15 @@
-"""The packages, and the fused CPU kernels where there is a C++ compiler; everything else stands in pyproject.toml."""
+"""The fused CPU kernels, where there is a C++ compiler; everything else stands in pyproject.toml."""
 
 import runpy
 from pathlib import Path
 
-from setuptools import Extension, find_packages, setup
+from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNELS = runpy.run_path("kernels/fused_build.py")
-flaw, record_of, write_record, flags_of = (KERNELS[name] for name in ("flaw", "record_of", "write_record", "flags_of"))
+# Through the link, since an sdist has the folder itself in its place.
+KERNELS = "hodiff/kernels"
+BUILD = runpy.run_path(f"{KERNELS}/fused_build.py")
+flaw, record_of, write_record, flags_of = (BUILD[name] for name in ("flaw", "record_of", "write_record", "flags_of"))
 
 
 class BuildWithRecord(build_ext):
@@ -46,23 +48,12 @@ class BuildWithRecord(build_ext):
 
 
 setup(
-    # kernels/ stands at the top level and is installed inside hodiff.
-    packages=[
-        *find_packages(include=["hodiff", "hodiff.*"]),
-        "hodiff.kernels",
-        *(f"hodiff.kernels.{name}" for name in find_packages("kernels")),
-    ],
     cmdclass={"build_ext": BuildWithRecord},
     ext_modules=[
         Extension(
             "hodiff.kernels._fused",
-            [
-                "kernels/fused.cpp",
-                "kernels/attention/tiles.cpp",
-                "kernels/coloring/greedy.cpp",
-                "kernels/cross_entropy/rows.cpp",
-            ],
-            depends=["kernels/fused_build.py", *(f"kernels/{name}" for name in KERNELS["SOURCES"])],
+            [f"{KERNELS}/{name}" for name in BUILD["SOURCES"] if name.endswith(".cpp")],
+            depends=[f"{KERNELS}/{name}" for name in ("fused_build.py", *BUILD["SOURCES"])],
             language="c++",
             # Without it hodiff computes the same from torch's operators.
             optional=True,

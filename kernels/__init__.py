@@ -8,5 +8,5 @@
 - `unit_directions`: products with unit directions, which pick columns.
 - `coloring`: colorings of sparse matrices, in C++.
 
-The folder is at the top level of the repository and is installed as `hodiff.kernels`.
+The folder is at the top level of the repository. `hodiff/kernels` is a link to it.
 """

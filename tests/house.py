@@ -20,7 +20,7 @@ ALLUSIONS = ("Those", "That", "What", "Of", "By", "With")
 
 
 def python_files(*folders: str) -> list[Path]:
-    return [each for folder in folders for each in sorted((ROOT / folder).rglob("*.py")) if not each.is_symlink()]
+    return [each for folder in folders for each in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def length(path: Path) -> int:
@@ -30,7 +30,7 @@ def length(path: Path) -> int:
 def module_name(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
     parts = parts[:-1] if parts[-1] == "__init__" else parts
-    return ".".join(parts if parts[0] == "hodiff" else ("hodiff", *parts))
+    return ".".join(parts)
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
@@ -44,7 +44,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def main(*, listed: bool) -> None:
-    library = {module_name(path): path for path in python_files("hodiff", "kernels")}
+    library = {module_name(path): path for path in python_files("hodiff", "hodiff/kernels")}
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in library.items()}
     importers = defaultdict(set)
     for name, tree in trees.items():

@@ -154,7 +154,8 @@ def overridden(package: str) -> Iterator[str]:
     """Yield names that classes of a package define or read, and that are private in a base class of torch."""
     root = import_module(package)
     for each in pkgutil.walk_packages(root.__path__, f"{package}."):
-        if each.name.endswith("__main__"):
+        # A program, a C library, and kernels that require triton have no classes of torch.
+        if each.name.endswith((".__main__", "._fused")) or ".triton_" in each.name:
             continue
         module = import_module(each.name)
         for cls in vars(module).values():
