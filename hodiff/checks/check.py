@@ -27,6 +27,7 @@ from hodiff.checks.functions.conclusion import METHODS, Switches
 from hodiff.checks.modules.check_module import check_module
 from hodiff.checks.report.report import Report
 from hodiff.common.keyword_options import require_options
+from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_bools, require_choice, require_int
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import CheckError, InputError
@@ -37,6 +38,7 @@ from hodiff.torch_internals.compilers.dynamo import compiled_code, module_of
 @leave_inference_mode
 @torch.enable_grad()
 @compiled_code(runs=False)
+@at_another_point
 def check(
     f: Callable[..., Any] | type[torch.autograd.Function],
     inputs: Any,

@@ -10,6 +10,7 @@ import numpy as np
 import scipy
 from torch import Tensor
 
+from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_bool, require_callable, require_choice, require_int, require_number
 from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.derivatives import jacobian
@@ -40,6 +41,7 @@ SOLVERS = ("exact", "lsmr")
 
 @outside_graphs
 @leave_inference_mode
+@at_another_point
 def least_squares(
     f: Callable[..., Any],
     x0: PyTree,

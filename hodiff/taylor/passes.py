@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hodiff.common.module_state import at_another_point
 from hodiff.common.overriding import CLOSURE_WATCHERS, MOVING, TENSORS_ALONE
 from hodiff.common.randomness import RandomState, is_generator
 from hodiff.common.trees import PyTree, flatten, flatten_primals, overrides_functions, unflatten
@@ -98,6 +99,7 @@ def framed(
         frame.ended = True
 
 
+@at_another_point
 def through(
     frame: Frame, f: Callable[..., Any], args: Sequence[Any], *, slots: bool = False
 ) -> tuple[list[list[Coefficient]], Any]:

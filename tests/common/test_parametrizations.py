@@ -30,6 +30,14 @@ CALLS = {
     "forward over reverse": lambda loss, p, v: hodiff.hvp(loss, p, v, route="forward-over-reverse"),
     "operator": lambda loss, p, v: hodiff.HessianOperator(loss, p) @ v,
     "jacobian": lambda loss, p, _: hodiff.jacobian(loss)(p),
+    "Laplacian": lambda loss, p, _: hodiff.laplacian(loss)(p),
+    "Laplacian of the Laplacian": lambda loss, p, _: hodiff.bilaplacian(lambda q: loss(p | {"0.bias": q}))(p["0.bias"]),
+    "jet": lambda loss, p, v: hodiff.taylor.jet(loss, (p,), ([v, v],)),
+    "differences": lambda loss, p, v: hodiff.checks.central_differences(loss, p, v).value,
+    "SciPy": lambda loss, p, _: hodiff.checks.scipy_hessian(lambda q: loss(p | {"0.bias": q}), p["0.bias"]).matrix,
+    "least squares": lambda loss, p, _: hodiff.optimize.least_squares(lambda p: loss(p)[None], p, max_nfev=2).x,
+    "check": lambda loss, p, _: hodiff.check(loss, p, vmap=False, scipy=False).ok,
+    "preflight": lambda loss, p, _: hodiff.preflight(loss, p).ok,
     "inner loop": lambda loss, p, _: hodiff.meta.adapt(lambda p, _: loss(p), p, None, hodiff.meta.SGD(0.1), 2),
     "hypergradient": lambda loss, p, _: (
         hodiff.meta.hypergradient(

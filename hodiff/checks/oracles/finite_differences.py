@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_map, tree_unflatten
 
+from hodiff.common.module_state import at_another_point
 from hodiff.errors import InputError
 
 RATIO = 4.0
@@ -44,6 +45,7 @@ class DifferenceEstimate:
     smooth: bool
 
 
+@at_another_point
 def central_differences(f: Callable[[Any], Any], x: Any, v: Any, *, step: float | None = None) -> DifferenceEstimate:
     r"""Differentiate a function along a direction, without differentiating any of its code.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from tqdm.auto import tqdm
 
+from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_bool
 from hodiff.errors import InputError
 
@@ -34,6 +35,7 @@ class HessianEstimate:
     evaluations: int
 
 
+@at_another_point
 def scipy_hessian(
     f: Callable[[Any], Any],
     x: Any,

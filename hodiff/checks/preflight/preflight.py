@@ -22,6 +22,7 @@ from hodiff.checks.preflight.listeners import (
 )
 from hodiff.checks.preflight.operator_routes import BAD, GOOD, RANKS, FunctionDefect, custom_functions, function_defects
 from hodiff.checks.subjects.setting import deep_copy, generators_of
+from hodiff.common.module_state import at_another_point
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import tensors_in
 from hodiff.displays import Cell, badge, element, page, table
@@ -122,6 +123,7 @@ class Preflight:
 
 
 @compiled_code(runs=False)
+@at_another_point
 def preflight(model_or_function: Callable[..., Any], *inputs: Any, correct: bool = True, **options: Any) -> Preflight:
     r"""List a model's operators in one forward pass, and the routes by which its second derivatives are right.
 
