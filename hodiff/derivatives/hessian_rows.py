@@ -12,6 +12,7 @@ from torch.func import vmap
 from tqdm.auto import tqdm
 
 from hodiff.common.chunks import ByteCount, resolve_chunk_size, spans
+from hodiff.common.module_state import untouched
 from hodiff.common.trees import PyTree, one_hot_rows, strided
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves, gradient, guard_reverse, pull
@@ -19,7 +20,7 @@ from hodiff.derivatives.recorded_gradient import RecordedGradient
 from hodiff.derivatives.steady import steady
 from hodiff.kernels.narrow import NarrowKernels
 from hodiff.kernels.unit_directions import UnitRows
-from hodiff.recompute.reachable import draw_of
+from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.tensors import has_numbers
@@ -121,7 +122,8 @@ class LinearizedHessian:
             self.source = RoutedRows(function, route, randomness)
             if route != ROUTES[0]:
                 # These routes compute nothing ahead; a gradient has the same intermediates as their primal.
-                gradient(function.scalar)(function.leaves)
+                with untouched(list(named_modules(function.f))):
+                    gradient(function.scalar)(function.leaves)
         self.plain = False
         # A pullback holds a cotangent for each intermediate result, and at its peak about as much again.
         self.bytes_each = 2 * count.bytes

@@ -17,7 +17,7 @@ from hodiff.corrections import Corrections
 from hodiff.corrections.autograd.grad_mode import SWITCH_WATCHERS
 from hodiff.errors import HodiffWarning, InputError
 from hodiff.taylor.fallback import unknown
-from hodiff.taylor.jets import _HANDLERS, Jet, is_plain_tensor, new_jet, tensor_of
+from hodiff.taylor.jets import _HANDLERS, Jet, TensorJet, is_plain_tensor, new_jet, tensor_of
 from hodiff.taylor.jets_in_arguments import call, value_of
 from hodiff.taylor.registry import RULES, Entry, entry_of, functions_named, name_of
 from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, is_running, must_not_be_met, switch
@@ -160,7 +160,7 @@ def _follow(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwa
     if kwargs and kwargs.get("out") is not None:
         raise InputError("jet: out=: expected None where a value moves; assign the result, or write it by copy_.")
     entry = entry_of(func)
-    if entry is None or name_of(func) in _OTHER_SHAPES:
+    if entry is None or name_of(func) in _OTHER_SHAPES or _meets_own_functions(jets, args):
         return _without_rule(frame, func, args, kwargs)
     if entry.name in _LIKE_ANOTHER and len(args) > 1:
         args = (args[0], *value_of(frame, args[1:]))
@@ -177,6 +177,25 @@ def _follow(frame: Frame, jets: list[Jet], func: Any, args: tuple[Any, ...], kwa
         return _assign(args[0], result)
     return result if entry.name in _IN_OWN_MEMORY else watched(entry.name, result, func, args, kwargs)
 
+
+def _meets_own_functions(jets: Sequence[Jet], args: tuple[Any, ...]) -> bool:
+    """Whether a tensor subclass takes part whose own version of the function hodiff's rule would leave out."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(
+        type(each) not in _OF_TORCH and isinstance(each, torch.Tensor) and not isinstance(each, Jet) and _changes(each)
+        for values in (args, (jet.held[0] for jet in jets))
+        for each in values
+    )
+
+
+def _changes(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's subclass defines its own `__torch_function__`, in Python."""
+    own, plain = (getattr(kind.__torch_function__, "__func__", None) for kind in (type(tensor), torch.Tensor))
+    return own is not None and own is not plain
+
+
+_OF_TORCH = (torch.Tensor, torch.nn.Parameter, float, int, bool, TensorJet)
 
 # Functions that use only the dtype, device or shape of their second argument.
 _LIKE_ANOTHER = frozenset({"to", "type_as", "view_as", "expand_as", "reshape_as"})

@@ -586,3 +586,25 @@ def test_compiled_code_does_not_depend_on_lengths_that_somebody_holds():
     held.clear()
     f(x)
     assert len(graphs) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [
+        *itertools.product(["norm", "normalize", "cosine_similarity", "renorm"], [1e12, 1e15, 1e18]),
+        *(("norm", 1e-20), ("norm", 1e-12), ("normalize", 1e-12), ("cosine_similarity", 1e-12)),
+    ],
+)
+def test_second_derivatives_in_float32_far_from_one(name, scale):
+    """The second derivative of a root of squares has the third power of the length."""
+    f = {
+        "norm": lambda x: x.norm(),
+        "normalize": lambda x: F.normalize(x, dim=0, eps=0.0)[0],
+        "cosine_similarity": lambda x: F.cosine_similarity(x, torch.tensor([1.0, 2.0, 3.0]).to(x), 0, 0.0),
+        "renorm": lambda x: torch.renorm(x[None], 2, 0, 1.0)[0, 0],
+    }[name]
+    x, v = torch.tensor([1.3, -0.7, 0.4]) * scale, torch.tensor([1.0, 0.3, 0.2]) * scale
+    expected = torch.func.hessian(lambda x: f(x))(x.double()) @ v.double()
+    for route in hodiff.ROUTES:
+        found = hodiff.hvp(f, x, v, route=route).double()
+        assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5, route

@@ -318,3 +318,23 @@ def test_a_formula_of_torch_that_overflows_sooner_is_no_branch():
     assert f(x).isinf()
     value, slope, curvature = hodiff.directional_derivatives(f, x, torch.ones(1), order=2)
     assert (value.item(), slope.item(), curvature.item()) == (60.0, 1.0, 0.0)
+
+
+class Negated(torch.Tensor):
+    """A tensor whose cosine is negated."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        return -result if func is torch.cos else result
+
+
+def test_functions_that_a_closed_over_subclass_changes():
+    weight = torch.ones(2, dtype=D).as_subclass(Negated)
+    f = lambda x: (torch.cos(x * weight) * x).sum()  # noqa: E731
+    v = torch.ones_like(X)
+    value, slope = torch.func.jvp(f, (X,), (v,))
+    for found, expected in zip(hodiff.directional_derivatives(f, X, v, order=1), (value, slope), strict=True):
+        torch.testing.assert_close(found.as_subclass(torch.Tensor), expected.as_subclass(torch.Tensor))
+    with pytest.raises(hodiff.RouteError, match="expected the same value in Taylor mode as of plain tensors"):
+        hodiff.laplacian(f)(X)

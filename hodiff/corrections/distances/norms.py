@@ -203,4 +203,4 @@ def _renorm(input: Tensor, p: float | str, dim: int, maxnorm: float) -> Any:
     others = [each for each in range(input.dim()) if each != dim % input.dim()]
     length = norm(input, p, others, True)
     # Torch adds the same 1e-7.
-    return torch.where(length > maxnorm, input * (maxnorm / (length + 1e-7)), input)
+    return torch.where(length > maxnorm, input / (length + 1e-7) * maxnorm, input)

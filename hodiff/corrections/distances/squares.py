@@ -25,8 +25,8 @@ from torch import Tensor
 
 from hodiff.corrections.values import numbers_of
 from hodiff.torch_internals.autograd.func_calls import carry_through_vmap
-from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_wrapped
-from hodiff.torch_internals.tensors import version_of
+from hodiff.torch_internals.autograd.wrapped_tensors import any_holds, below_transforms, is_wrapped
+from hodiff.torch_internals.tensors import has_numbers, version_of
 
 
 class Root:
@@ -194,6 +194,10 @@ def squared(x: Tensor) -> Tensor:
     return even_power(found, 2)
 
 
+# Power of the dtype's range within which norms are computed from the sum of squares.
+_INSIDE = 0.45
+
+
 def root(square: Tensor, dtype: torch.dtype | None = None, *, of: Tensor | None = None, how: Any = None) -> Tensor:
     """Return the square root, with all derivatives 0 at 0, and remember the square for functions of the root."""
     zero = square == 0
@@ -218,13 +222,36 @@ def norm(x: Tensor, p: float, dims: Sequence[int] | None, keepdim: bool) -> Tens
         x = x.to(torch.promote_types(x.dtype, torch.float32))  # as kernels for 16 bits accumulate
         x = squared(x) if p == 2 else x
     if p == 2:
-        return root(x.sum(dims, keepdim), dtype, of=of, how=how)
+        square = x.sum(dims, keepdim)
+        length = None if find(of) else _rescaled(of, square, dims, keepdim)
+        if length is None:
+            return root(square, dtype, of=of, how=how)
+        return remembered(length.to(dtype), lambda: square.to(dtype), (square,), of=of, how=how)
     last = x.movedim(dims, tuple(range(-len(dims), 0))).flatten(-len(dims))
     length = rows_norm(last, p).to(dtype)
     if keepdim:
         for dim in sorted(dims):
             length = length.unsqueeze(dim)
     return length
+
+
+def _rescaled(x: Tensor, square: Tensor, dims: list[int], keepdim: bool) -> Tensor | None:
+    """Return the Euclidean norm of rows in units of their size if powers of the square may leave the dtype's range."""
+    # The second derivative of the root has the third power of the norm, and cotangents may have further powers.
+    numbers, inner = torch.finfo(square.dtype), square.detach()
+    if torch.compiler.is_compiling() or not x.numel() or not has_numbers(below_transforms(inner)):
+        return None
+    far = ~((inner > numbers.tiny**_INSIDE) & (inner < numbers.max**_INSIDE)) & ~inner.isnan()
+    if not any_holds(far):
+        return None
+    parts = [x.real, x.imag] if x.is_complex() else [x.to(square.dtype)]
+    size = torch.stack([part.detach().abs().amax(dims, True) for part in parts]).amax(0)
+    if not any_holds((size > 0) & size.isfinite() & (far if keepdim else far.reshape(size.shape))):
+        return None
+    unit = torch.where((size > 0) & size.isfinite(), torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent), 1)
+    total = torch.stack([(part / unit).square() for part in parts]).sum(0).sum(dims, keepdim)
+    zero = total == 0
+    return (unit if keepdim else unit.reshape(total.shape)) * torch.where(zero, 0, torch.where(zero, 1, total).sqrt())
 
 
 def rows_norm(x: Tensor, p: float) -> Tensor:
