@@ -155,7 +155,8 @@ class CustomFunction(Function):
             else watched(call.name, call.forward, constants, call.captured)
         )
         count = len(call.like)
-        # Torch treats an output that shares memory with an argument as a view, and requires a view as its tangent.
+        # Torch treats an output that shares memory with an argument as a view, and requires a view as its tangent. A
+        # part of a larger tensor needs a tangent whose memory is as large.
         return tuple([
             each.clone() if i < count and _shares(each, constants) else each for i, each in enumerate(results)
         ])
@@ -294,6 +295,11 @@ def _spread(values: Sequence[Any], where: Sequence[int | None]) -> list[Any]:
 
 
 def _shares(result: Tensor, arguments: Sequence[Tensor]) -> bool:
+    """Whether a result shares memory with an argument, or is a part of a larger tensor."""
+    if any(result is each for each in arguments):
+        return True
     if not is_view(result):
-        return any(result is each for each in arguments)
-    return any(result is each or base_of(result) is each for each in arguments)
+        return False
+    base = base_of(result)
+    is_part = base is not None and (base.numel() != result.numel() or base.dtype != result.dtype)
+    return is_part or any(base is each for each in arguments)

@@ -75,7 +75,10 @@ def equality_argmin(
 
     def solve(x0: PyTree, *params: Any) -> tuple[PyTree, PyTree]:
         flatten_primals(x0, "equality_argmin", "x0")
-        multipliers = pytree.tree_map_only(Tensor, torch.zeros_like, equality(x0, *params))
+        # Constants, also where the parameters carry derivatives of their own, as in Taylor mode.
+        multipliers = pytree.tree_map_only(
+            Tensor, lambda held: torch.zeros(held.shape, dtype=held.dtype, device=held.device), equality(x0, *params)
+        )
         flatten_primals(multipliers, "equality_argmin", "equality: result")
         return solution((x0, multipliers), *params)
 

@@ -192,10 +192,9 @@ def minimize(
     with tqdm(unit=" iterations", disable=not progress) as bar:
         iterations = _Iterations(objective, callback, bar, name)
         if takes.solver is None:
-            run = partial(
+            scipy_method = partial(
                 scipy.optimize.minimize,
                 objective.value,
-                objective.variables.start,
                 method=name,
                 tol=tol,
                 # SciPy is to convert all Jacobians, also those of bounds and linear constraints, to sparse matrices.
@@ -204,6 +203,7 @@ def minimize(
                 callback=iterations,
                 **_for_scipy(takes, objective, bounds, constraints, sparse is not False),
             )
+            run = partial(_to_the_end, scipy_method, objective)
         else:
             run = partial(
                 takes.solver, objective, options_of(takes.options, name, options or {}, tol), iterations.after
@@ -233,6 +233,31 @@ def _for_scipy(takes: Method, objective: Objective, bounds: Any, constraints: An
             "minimize", constraints, objective.variables, curved=curved, sparse=sparse
         )
     return given
+
+
+def _to_the_end(method: partial[Any], objective: Objective) -> scipy.optimize.OptimizeResult:
+    """Run SciPy's method, and again from its result while L-BFGS-B claims success with a large projected gradient."""
+    # In about one of twenty problems with bounds, its line search returns the point where it began.
+    found, bounds = method(objective.variables.start), method.keywords.get("bounds")
+    if bounds is None or method.keywords["method"] != "l-bfgs-b":
+        return found
+
+    def length(x: np.ndarray) -> float:
+        return float(np.abs(x - np.clip(x - objective.gradient(x), bounds.lb, bounds.ub)).max(initial=0.0))
+
+    first = length(np.clip(objective.variables.start, bounds.lb, bounds.ub))
+    while found.success and length(found.x) > _STUCK * first:
+        again = method(found.x)
+        if not again.fun < found.fun:
+            break
+        for count in ("nit", "nfev", "njev"):
+            again[count] += found[count]
+        found = again
+    return found
+
+
+# Part of the first projected gradient above which L-BFGS-B has not converged.
+_STUCK = 1e-3
 
 
 def _run(

@@ -389,3 +389,26 @@ def test_straight_through_is_the_same_function():
         expected = derivative(lambda x: x.tanh().sum(), "-over-".join(["reverse"] * order))(x, *directions)
         for route in route_names(order):
             torch.testing.assert_close(derivative(lambda x: sign(x).sum(), route)(x, *directions), expected)
+
+
+PARTS = {
+    "an element": (lambda x: torch.stack([x * x, x])[0], lambda x, c: 2 * c * x),
+    "a chunk": (
+        lambda x: (x * x).chunk(2)[1][None],
+        lambda x, c: torch.cat([torch.zeros_like(c[0]), 2 * c[0] * x[1:]]),
+    ),
+    "real parts": (lambda x: torch.complex(x * x, x).real, lambda x, c: 2 * c * x),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_results_that_are_parts_of_a_larger_tensor_have_tangents(name):
+    f, pullback = PARTS[name]
+    rule = hodiff.custom_vjp(f)
+    rule.defvjp(lambda x: (f(x), x), lambda x, c: (pullback(x, c),))
+    x, v = torch.tensor([0.3, -1.0], dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, v)
+        found = torch.autograd.forward_ad.unpack_dual(rule(dual)).tangent
+    torch.testing.assert_close(found, torch.func.jvp(f, (x,), (v,))[1])
+    assert hodiff.check(rule, x).codes == ()

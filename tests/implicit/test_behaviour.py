@@ -505,3 +505,12 @@ def test_second_derivatives_of_a_linear_system_are_zero():
     p = P.clone().requires_grad_()
     (slope,) = torch.autograd.grad(solution(torch.ones_like(P), p).sum(), p, create_graph=True)
     assert not torch.autograd.grad(slope.sum(), p)[0].any()
+
+
+def test_constrained_minimisers_inside_of_taylor_mode():
+    solution = hodiff.implicit.equality_argmin(
+        lambda x, q: ((x - q) ** 4).sum() + (x * x).sum(), lambda x, q: x.sum() - q[0]
+    )
+    f = lambda q: (solution(torch.ones(3, dtype=q.dtype), q)[0] ** 2).sum()  # noqa: E731
+    q = torch.tensor([0.3, -0.5, 1.0], dtype=torch.float64)
+    torch.testing.assert_close(hodiff.laplacian(f)(q), torch.func.hessian(f)(q).trace())

@@ -439,3 +439,16 @@ def test_slow_functions_are_told_what_an_iteration_takes(monkeypatch):
     assert len(told) == 1
     with pytest.warns(HodiffWarning, match=r"iterations of 'l-bfgs-b' took .* s an iteration. progress=True"):
         minimize(rosenbrock, start, method="l-bfgs-b")
+
+
+@pytest.mark.parametrize(("n", "upper", "start"), [(3, 0.5, 0.0), (3, 0.7, 0.2), (6, 0.6, -0.5)])
+def test_l_bfgs_b_goes_on_where_scipy_stops_at_a_large_projected_gradient(n, upper, start):
+    def rosenbrock(x):
+        return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+    x0 = torch.full((n,), start, dtype=torch.float64)
+    found = minimize(rosenbrock, x0, method="l-bfgs-b", bounds=(None, upper))
+    expected = minimize(rosenbrock, x0, method="slsqp", bounds=(None, upper), tol=1e-12)
+    assert found.success
+    torch.testing.assert_close(found.x, expected.x, atol=1e-4, rtol=1e-4)
+    assert found.nfev >= found.nit
