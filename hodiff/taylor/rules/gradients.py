@@ -95,8 +95,8 @@ def grad(
         if not moves(frame, x):
             if frame.directions is not None and any(each is not None for each in moving_pairs):
                 raise InputError(
-                    "jet: a gradient by a tensor that does not move is not known along several directions, as for a "
-                    "Laplacian."
+                    "jet: torch.autograd.grad: expected a gradient by a value that moves, as a Laplacian has several "
+                    "directions, got one by a constant; take torch.func.grad inside of f, or hodiff.hessian."
                 )
             parts = [one(k, x) for k in range(order + 1)]
         else:
