@@ -304,9 +304,10 @@ class CurvatureOptimizer(StochasticOptimizer, Observer):
                 raise InputError(
                     f"{self.caller}: step: expected gradients of losses that the optimizer saw on their way to "
                     "loss.backward(), as this step takes their curvature, got another one of "
-                    f"{describe(parameter)}, such as one of autograd.grad, of backward(gradient=...), of a "
-                    "checkpoint with use_reentrant=True, from before a step or of a loss that was no number; call optimizer.zero_grad() and loss.backward(), take "
-                    "step(closure), or call update_curvature(loss) before step."
+                    f"{describe(parameter)}, such as one of autograd.grad, of backward(gradient=...), of a checkpoint "
+                    "with use_reentrant=True, from before a step or of a loss that was no number; call "
+                    "optimizer.zero_grad() and loss.backward(), take step(closure), or call update_curvature(loss) "
+                    "before step."
                 )
         if scale is not None:
             for group in self.param_groups:
