@@ -8,6 +8,7 @@ import torch
 from mpmath_series import mpmath_series, number
 from torch.nn import functional
 
+from hodiff import directional_derivatives
 from hodiff.taylor import jet
 from hodiff.taylor.rules.elementary import ELEMENTARY
 
@@ -211,3 +212,19 @@ def test_huber_at_its_joint_is_torchs():
     one = number(1.0)
     _, (slope, second) = jet(lambda x: functional.huber_loss(x, 0 * one), (one,), ([one, 0 * one],))
     assert (slope, second) == (one, one)
+
+
+@pytest.mark.parametrize("scale", [1e9, 1e12, 1e15])
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "group_norm"])
+def test_normalization_of_large_numbers_in_float32(name, scale):
+    f = {
+        "rms_norm": lambda x: torch.nn.functional.rms_norm(x, (3,), eps=1e-6)[0],
+        "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (3,))[0],
+        "group_norm": lambda x: torch.nn.functional.group_norm(torch.cat([x, 2 * x.flip(0)])[None], 2)[0, 0],
+    }[name]
+    x, v = scale * torch.tensor([1.3, -0.7, 0.4]), scale * torch.tensor([1.0, 0.3, 0.2])
+    found = directional_derivatives(f, x, v, order=3)
+    # The functions are of degree 0, so that numbers of size 1 have the same derivatives along the scaled direction.
+    expected = directional_derivatives(f, (x / scale).double(), (v / scale).double(), order=3)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)

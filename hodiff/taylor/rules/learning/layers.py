@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 
 from hodiff.taylor.fallback import unknown
+from hodiff.taylor.jets import tensor_of
 from hodiff.taylor.jets_in_arguments import value_of
 from hodiff.taylor.registry import pointwise_rule, rule
 from hodiff.taylor.series import Frame
@@ -78,8 +79,18 @@ def dropout(frame: Frame, func: Any, x: Any, p: float = 0.5, training: bool = Tr
 
 
 def _normalized(x: Any, dims: Any, eps: float) -> Any:
-    centred = x - x.mean(dims, keepdim=True)
-    return centred * torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    return _over_mean_square(x - x.mean(dims, keepdim=True), dims, eps)
+
+
+def _over_mean_square(x: Any, dims: Any, eps: Any) -> Any:
+    value = tensor_of(x)
+    if value.dtype != torch.float64 and value.numel() and not torch.compiler.is_compiling():
+        # Derivatives have powers of the mean square, which would leave the range of the dtype for large numbers.
+        largest = value.detach().abs().amax(dims, keepdim=True)
+        unit = torch.exp2(torch.log2(largest).ceil()).clamp(min=1)
+        unit = torch.where(unit.isfinite(), unit, 1)
+        x, eps = x / unit, eps / unit / unit
+    return x * torch.rsqrt((x * x).mean(dims, keepdim=True) + eps)
 
 
 def _affine(x: Any, weight: Any, bias: Any) -> Any:
@@ -114,7 +125,7 @@ def rms_norm(frame: Frame, func: Any, x: Any, shape: Any, weight: Any = None, ep
     """Divide by the root of the mean square over the last dimensions."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    return _affine(x * torch.rsqrt((x * x).mean(tuple(range(-len(shape), 0)), keepdim=True) + eps), weight, None)
+    return _affine(_over_mean_square(x, tuple(range(-len(shape), 0)), eps), weight, None)
 
 
 @rule("group_norm", "nn.group_norm")
