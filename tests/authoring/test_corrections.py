@@ -63,7 +63,7 @@ def _against(f):
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("function", [by_tangents, by_cotangents])
-def test_within_corrected(function, batched):
+def test_derivatives_by_every_route_match_primitives(function, batched):
     for modes in (*product(("reverse", "forward"), repeat=2), ("reverse", "reverse", "forward")):
         with hodiff.corrected():
             found = passed(scalar(function, batched), modes)
@@ -73,12 +73,12 @@ def test_within_corrected(function, batched):
 
 @pytest.mark.parametrize("function", [by_tangents, by_cotangents])
 @pytest.mark.parametrize("route", ["auto", *hodiff.ROUTES])
-def test_hvp(function, route):
+def test_hvp_by_every_route_matches_primitives(function, route):
     torch.testing.assert_close(hodiff.hvp(scalar(function), X, V, route=route), grad(_along(scalar(truth)))(X))
 
 
 @pytest.mark.parametrize("function", [by_tangents, by_cotangents])
-def test_recorded_third_derivative(function):
+def test_third_derivative_through_a_recorded_hvp_matches_primitives(function):
     x = X.clone().requires_grad_()
     (found,) = torch.autograd.grad(hodiff.hvp(scalar(function), x, V) @ V, x)
     torch.testing.assert_close(found, grad(_along(_along(scalar(truth))))(X))
