@@ -126,7 +126,7 @@ def recording(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_values_are_those_of_torch(name, recording):
+def test_values_match_torch(name, recording):
     expected, got = (run(CALLS[name], mode) for mode in (nullcontext(), hodiff.corrected()))
     assert got.dtype == expected.dtype
     tolerance = {D: 1e-13, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[got.dtype]
@@ -134,7 +134,7 @@ def test_values_are_those_of_torch(name, recording):
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in {"no keys", "no queries"}])
-def test_the_rule_takes_those_calls(name, recording):
+def test_rule_handles_all_calls_without_dropout(name, recording):
     # On a CPU dropout is left to torch's own operators.
     assert ("AttentionBackward" in nodes(CALLS[name])) == ("drop" not in name)
 
@@ -152,29 +152,29 @@ def nodes(call):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_those_of_torch(name, recording):
+def test_errors_match_torch(name, recording):
     same_error(lambda: run(WRONG[name], nullcontext()))
 
 
-def test_a_mask_of_another_device_is_refused(recording):
+def test_rejects_mask_on_another_device(recording):
     """Torch returns whatever is in memory."""
     call = masked(lambda: torch.zeros(3, 5, device="meta"), *SHAPES)
     with pytest.raises(RouteError, match="attn_mask: expected a tensor on cpu as query is, got one on meta"):
         run(call, hodiff.corrected())
 
 
-def test_no_heads_share_no_heads():
+def test_no_heads_give_an_empty_output():
     call = masked(lambda: normal(3, 5), (2, 0, 3, 4), (2, 0, 5, 4), (2, 0, 5, 6), enable_gqa=True, dropout_p=0.4)
     assert run(call, hodiff.corrected()).shape == (2, 0, 3, 6)
 
 
 @pytest.mark.parametrize("name", ["four dimensions", "causal", "float32", "boolean mask"])
-def test_what_is_not_differentiated_runs_torchs_kernel(name):
+def test_undifferentiated_calls_run_the_kernel_of_torch(name):
     assert torch.equal(run(CALLS[name], hodiff.corrected()), run(CALLS[name], nullcontext()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, D])
-def test_autocast(dtype):
+def test_autocast_dtypes_match_torch(dtype):
     q, k, v = (normal(2, 2, 3, 4, dtype=dtype).requires_grad_() for _ in range(3))
     with torch.autocast("cpu", torch.bfloat16):
         expected = attend(q, k, v)
@@ -197,7 +197,7 @@ CHECKED = {
 @pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", some_at_once(CHECKED, ("hidden row", "dropout", "hidden rows of weights")))
-def test_all_routes_to_third_order(name):
+def test_third_derivatives_by_all_routes_match_differences(name):
     f, inputs = hodiff.corrected()(CHECKED[name]), tuple(normal(1, 1, *s) for s in ((3, 2), (4, 2), (4, 1)))
     # vmap would draw other numbers for each element of its batch.
     drops = name.startswith("dropout")
@@ -205,13 +205,13 @@ def test_all_routes_to_third_order(name):
 
 
 @pytest.mark.slow
-def test_a_mask_that_is_differentiated():
+def test_derivatives_by_the_mask_match_differences():
     q, k, v = normal(1, 2, 3, 2), normal(1, 2, 4, 2), normal(1, 2, 4, 1)
     hodiff.assert_differentiable(hodiff.corrected()(lambda m: attend(q, k, v, m)), normal(2, 3, 4), scipy=False)
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_two_tokens_are_a_logistic_curve(route):
+def test_two_keys_match_the_closed_form_of_a_logistic_curve(route):
     """The weights of two keys are s(z) and s(-z), for the difference z of their scores; O = v0 + (v1 - v0) s(z)."""
     q, k, v = normal(1, 1, 1, 1), normal(1, 1, 2, 1), normal(1, 1, 2, 1)
     slope, height = (k[..., 1, :] - k[..., 0, :]).item(), (v[..., 1, :] - v[..., 0, :]).item()
@@ -221,7 +221,7 @@ def test_two_tokens_are_a_logistic_curve(route):
     torch.testing.assert_close(product, second, rtol=1e-12, atol=0)
 
 
-def test_the_seed_decides_what_is_dropped():
+def test_seed_determines_dropout():
     q, k, v = (normal(1, 2, 6, 4).requires_grad_() for _ in range(3))
 
     def drawn(seed):
@@ -238,7 +238,7 @@ def test_the_seed_decides_what_is_dropped():
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_the_draw_is_that_of_torch_by_each_route(route):
+def test_dropout_mask_matches_torch_by_each_route(route):
     """Products agree with those of probabilities times the mask that torch draws."""
     q, k, v = normal(1, 3, 2), normal(1, 4, 2), torch.eye(4, dtype=D)[None]
     torch.manual_seed(3)
@@ -252,7 +252,7 @@ def test_the_draw_is_that_of_torch_by_each_route(route):
     torch.testing.assert_close(product, hodiff.hvp(by_hand, q, torch.ones_like(q), correct=False))
 
 
-def test_no_composite_hides_a_function_that_has_a_rule():
+def test_every_composite_of_corrected_functions_has_a_rule():
     """Torch disables the mode inside its Python functions, so each that calls a function with a rule needs a rule."""
     table = {each for each, entry in CORRECTIONS.items() if entry.kind != "slow"}
     for module in (F, torch.functional, torch.Tensor):
@@ -272,7 +272,7 @@ def test_no_composite_hides_a_function_that_has_a_rule():
 
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("weights", [False, True])
-def test_multi_head_attention_has_torchs_values(weights, mask):
+def test_multi_head_attention_values_match_torch(weights, mask):
     model = nn.MultiheadAttention(4, 2, batch_first=True, add_bias_kv=True).double()
     x = normal(2, 3, 4)
     options = {"need_weights": weights, "attn_mask": torch.zeros(3, 3, dtype=D) if mask else None}
@@ -282,7 +282,7 @@ def test_multi_head_attention_has_torchs_values(weights, mask):
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13)
 
 
-def test_the_layer_leaves_its_fused_path_inside():
+def test_encoder_layer_leaves_its_fused_path_inside_corrected():
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).double().eval()
     x = normal(2, 3, 4)
 
@@ -313,7 +313,7 @@ def test_multi_head_attention_compiles(route):
 
 
 @pytest.mark.slow
-def test_compiled_inference_keeps_the_kernel():
+def test_compiled_inference_keeps_the_fused_kernel():
     found = []
 
     def backend(graph, _):

@@ -164,7 +164,7 @@ SOON = set(map(id, CALLS[::4]))
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("call", some_at_once(CALLS, lambda call: id(call) in SOON, lambda call: name_of(call[0])))
-def test_every_form_that_torch_takes(call):
+def test_every_call_form_matches_the_plain_form(call):
     function, args, kwargs = call
     if correction_of(function, args) is None:
         pytest.skip(f"the correction stands aside in torch {torch.__version__}")
@@ -180,7 +180,7 @@ def test_every_form_that_torch_takes(call):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9, msg=lambda m, what=what: f"{what}: {m}")
 
 
-def test_every_correction_has_a_call():
+def test_every_correction_has_a_tested_call():
     called = {call[0] for call in CALLS} | ELSEWHERE
     missing = {each.name for function, each in RULES.items() if function not in called}
     assert {name for name in missing if not name.startswith(FAMILIES_ELSEWHERE)} == set()

@@ -53,7 +53,7 @@ def of_one(name, index):
 
 @pytest.mark.parametrize(("name", "index"), EACH)
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
-def test_first_derivatives(name, index, mode):
+def test_first_derivatives_have_the_documented_slope(name, index, mode):
     f, x, slope = of_one(name, index)
     torch.testing.assert_close(hodiff.jacobian(f, mode=mode)(x), slope.diag())
 
@@ -61,7 +61,7 @@ def test_first_derivatives(name, index, mode):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "index"), EACH)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_second_derivatives(name, index, route):
+def test_second_derivatives_have_the_documented_slope(name, index, route):
     """The second derivative of the sum of cubes is 6 y times the square of the slope."""
     f, x, slope = of_one(name, index)
     product = hodiff.hvp(lambda x: (f(x) ** 3).sum(), x, torch.ones_like(x), route=route)
@@ -73,7 +73,7 @@ WRONG = [name for name in ("clamp from below", "clamp from above", "fmax", "prel
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_torch_has_two_slopes(name):
+def test_torch_alone_has_two_slopes(name):
     """The tests above would prove nothing if torch alone were right."""
     f, x, _ = of_one(name, 0)
     ones = torch.ones_like(x)
@@ -158,7 +158,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_values_are_those_of_torch(name):
+def test_values_match_torch(name):
     x, y = PAIRS[0].clone().requires_grad_(), PAIRS[1]
     with hodiff.corrected():
         got = FUNCTIONS[name](x, y)
@@ -167,7 +167,7 @@ def test_values_are_those_of_torch(name):
     assert torch.equal(got.signbit() | got.isnan(), expected.signbit() | expected.isnan())
 
 
-def test_training_draws_as_torch_does():
+def test_rrelu_draws_match_torch():
     x = tensor(-1, -2, 3).requires_grad_()
     torch.manual_seed(0)
     expected = F.rrelu(x, training=True)
@@ -176,6 +176,6 @@ def test_training_draws_as_torch_does():
         assert torch.equal(F.rrelu(x, training=True), expected)
 
 
-def test_batches_of_random_slopes_are_refused():
+def test_rrelu_in_batches_is_rejected():
     with pytest.raises(hodiff.RouteError):
         hodiff.jacobian(lambda x: F.rrelu(x, training=True), mode="forward")(A)

@@ -137,12 +137,12 @@ def each(problems):
 @pytest.mark.one_in(24)
 @pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
 @each(one_call_a_rule())
-def test_corrections(f, args, kwargs, moving, single):
+def test_corrections_are_linear_in_cotangents_and_tangents(f, args, kwargs, moving, single):
     assert_linear(f, args, kwargs, moving, single)
 
 
 @pytest.mark.one_in(24)
 @pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
 @each(each_function())
-def test_functions(f, args, kwargs, moving, single):
+def test_functions_are_linear_in_cotangents_and_tangents(f, args, kwargs, moving, single):
     assert_linear(f, args, kwargs, moving, single)

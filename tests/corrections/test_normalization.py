@@ -162,19 +162,19 @@ def assert_same(call):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_outcomes_are_those_of_torch(name):
+def test_values_dtypes_statistics_and_errors_match_torch(name):
     assert_same(CALLS[name])
 
 
 @pytest.mark.parametrize("name", AUTOCAST)
-def test_autocast_is_that_of_torch(name):
+def test_autocast_outcomes_match_torch(name):
     with torch.autocast("cpu", B):
         assert_same(AUTOCAST[name])
 
 
 @pytest.mark.parametrize("momentum", [0.3, None])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_modules_count_batches_once_by_every_route(route, momentum):
+def test_batch_norm_counts_a_batch_once_by_every_route(route, momentum):
     x, v = r(4, 3), r(4, 3)
 
     def buffers(run):
@@ -210,7 +210,7 @@ NAMED = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", some_at_once(NAMED, ("layer",)))
-def test_all_routes_to_third_order(name):
+def test_third_derivatives_match_differences(name):
     """Group norm and RMS norm are included, although torch's own rules are right."""
     hodiff.assert_differentiable(
         hodiff.corrected()(NAMED[name]), r(2, 3), order=3, scipy=False, vmap="native" not in name
@@ -218,7 +218,7 @@ def test_all_routes_to_third_order(name):
 
 
 @pytest.mark.parametrize("name", [name for name in NAMED if name not in {"group", "root mean square"}])
-def test_torch_is_wrong_there(name):
+def test_torch_alone_is_wrong(name):
     """The test above would prove nothing if torch alone were right."""
     x, v = r(2, 3), r(2, 3)
 
@@ -230,7 +230,7 @@ def test_torch_is_wrong_there(name):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_a_layer_along_a_line(route):
+def test_layer_norm_along_a_line_matches_closed_form(route):
     r"""The output along $x = t d$, with a centered d of variance $s^2$, is $d\, t / \sqrt{s^2 t^2 + \varepsilon}$."""
     d, t, eps = torch.tensor([1.0, -3.0, 2.0], dtype=D), torch.tensor(0.8, dtype=D), 0.7
     variance = d.square().mean()
@@ -250,7 +250,7 @@ def test_a_layer_along_a_line(route):
 
 @pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_group_norm_of_small_vectors(route, single):
+def test_group_norm_products_are_linear_for_tiny_vectors(route, single):
     """Products are linear in the vector, even if it is far smaller than the input."""
     generator = torch.Generator().manual_seed(0)
     x, v, y = (torch.randn(2, 6, 3, generator=generator, dtype=torch.float64) for _ in range(3))
@@ -294,7 +294,7 @@ STATISTICS = {
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 @pytest.mark.parametrize("name", STATISTICS)
-def test_statistics_are_no_constants(name, route):
+def test_returned_statistics_are_differentiated(name, route):
     """Mean and deviation, which torch returns beside the normalized input, have derivatives by every route."""
     statistics, of_groups = STATISTICS[name]
 
@@ -316,7 +316,7 @@ def test_statistics_are_no_constants(name, route):
 
 
 @pytest.mark.parametrize("of", ["weight", "bias"])
-def test_native_group_norm_of_weights_that_are_not_contiguous(of):
+def test_native_group_norm_accepts_non_contiguous_weights(of):
     """Torch's kernel reads other numbers for such weights."""
     x, generator = torch.randn(2, 6, 3, dtype=D), torch.Generator().manual_seed(0)
     numbers = torch.randn(2, 6, dtype=D, generator=generator)

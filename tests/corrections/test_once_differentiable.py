@@ -19,13 +19,13 @@ def x():
     return torch.tensor([1.0, 2.0], requires_grad=True)
 
 
-def test_torch_alone_is_silent():
+def test_torch_alone_returns_zero():
     """The true second derivative is 6 x; the tests below would prove nothing if torch alone were right."""
     product = torch.func.grad(lambda x: torch.func.grad(cube)(x).sum())(x().detach())
     assert torch.equal(product, torch.zeros(2))
 
 
-def test_recorded_gradients():
+def test_recorded_second_derivative_is_rejected():
     with hodiff.corrected():
         leaf = x()
         with pytest.raises(hodiff.RouteError, match=r"Cube\.backward is marked once_differentiable"):
@@ -36,7 +36,7 @@ def test_recorded_gradients():
             cube(leaf).backward(create_graph=True)
 
 
-def test_first_derivatives_go_on():
+def test_first_derivatives_are_allowed():
     with hodiff.corrected():
         leaf = x()
         (gradient,) = torch.autograd.grad(cube(leaf), leaf)
@@ -59,7 +59,7 @@ def test_first_derivatives_go_on():
     ],
     ids=["grad of grad", "jvp of grad", "vjp of grad", "jacrev of jacrev"],
 )
-def test_transforms(second):
+def test_nested_transforms_are_rejected(second):
     point = x().detach()
     with hodiff.corrected():
         assert torch.equal(second(square)(point), 2 * torch.ones(2))
@@ -67,7 +67,7 @@ def test_transforms(second):
             second(cube)(point)
 
 
-def test_gradient_penalty_of_right_functions():
+def test_gradient_penalty_of_right_functions_is_allowed():
     with hodiff.corrected():
         leaf = x()
         (gradient,) = torch.autograd.grad(square(leaf), leaf, create_graph=True)

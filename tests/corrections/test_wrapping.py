@@ -21,7 +21,7 @@ def acts():
     return type(F.layer_norm(X, (3,)).grad_fn).__name__ != "NativeLayerNormBackward0"
 
 
-def test_a_generator():
+def test_generator_body_is_corrected():
     @corrected
     def generator(first):
         try:
@@ -46,7 +46,7 @@ def test_a_generator():
     assert not acts()
 
 
-def test_a_generator_that_is_closed():
+def test_closed_generator_is_corrected_in_its_finally():
     seen = []
 
     @corrected
@@ -63,7 +63,7 @@ def test_a_generator_that_is_closed():
     assert not acts()
 
 
-def test_coroutines_beside_each_other():
+def test_concurrent_coroutines_are_corrected_separately():
     @corrected
     async def inside(x):
         before = acts()
@@ -84,7 +84,7 @@ def test_coroutines_beside_each_other():
     assert asyncio.run(main()) == [(1, True, True), (2, True, True), False]
 
 
-def test_an_error_in_a_coroutine():
+def test_error_in_a_coroutine_ends_the_corrections():
     @corrected
     async def fails():
         await asyncio.sleep(0)
@@ -95,7 +95,7 @@ def test_an_error_in_a_coroutine():
     assert not acts()
 
 
-def test_an_asynchronous_generator():
+def test_asynchronous_generator_body_is_corrected():
     seen = []
 
     @corrected
@@ -129,7 +129,7 @@ class Model:
         return acts()
 
 
-def test_without_parentheses():
+def test_decorator_without_parentheses():
     @hodiff.corrected
     def whether(*, sure):
         """Say whether."""
@@ -142,7 +142,7 @@ def test_without_parentheses():
         hodiff.corrected(torch.ones(2))
 
 
-def test_other_callables():
+def test_partials_modules_and_methods_are_wrapped():
     assert asyncio.run(corrected(Model())())
     assert corrected(functools.partial(acts))()
     assert type(corrected(torch.nn.LayerNorm(3))(X).grad_fn).__name__ != "NativeLayerNormBackward0"
@@ -171,12 +171,12 @@ def test_other_callables():
         (3, "got int. Pass a function"),
     ],
 )
-def test_what_is_no_function_is_refused(wrong, message):
+def test_rejects_non_functions(wrong, message):
     with pytest.raises(hodiff.InputError, match=message):
         corrected(wrong)
 
 
-def test_leaving_it_in_another_thread_is_refused():
+def test_exit_in_another_thread_is_rejected():
     """It would end a mode that is active in that thread, or find none to end."""
     mode, errors = hodiff.corrected(), []
 
@@ -198,7 +198,7 @@ def test_leaving_it_in_another_thread_is_refused():
     assert not acts()
 
 
-def test_one_mode_in_two_threads():
+def test_mode_may_be_shared_by_two_threads():
     mode, found, entered = hodiff.corrected(), [], threading.Barrier(2)
 
     def work():
@@ -230,7 +230,7 @@ RULES = {
 
 @pytest.mark.parametrize("how", RULES)
 @pytest.mark.parametrize("covers", [None, lambda *_: True])
-def test_a_rule_that_calls_its_own_function_reaches_torch(how, covers):
+def test_rule_that_calls_its_own_function_reaches_torch(how, covers):
     register(torch.hypot, reason="a test", covers=covers)(RULES[how])
     three, four = torch.tensor([3.0], requires_grad=True), torch.tensor([4.0])
     try:
@@ -245,7 +245,7 @@ def test_a_rule_that_calls_its_own_function_reaches_torch(how, covers):
         unregister(torch.hypot)
 
 
-def test_a_rule_that_fails_is_asked_again():
+def test_rule_is_called_again_after_an_error():
     def once(a, b):
         if a.sum() < 0:
             raise KeyError
