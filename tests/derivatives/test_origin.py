@@ -33,7 +33,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError])
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_it_reaches_the_user_after_one_call(transform, words, kind):
+def test_user_error_that_resembles_torchs_is_raised_after_one_call(transform, words, kind):
     calls = []
 
     def helper():
@@ -81,7 +81,7 @@ class OnlyForward(Function):
         return 2 * ctx.saved_tensors[0] * tangent
 
 
-def test_what_torch_or_a_rule_says_is_of_the_route():
+def test_errors_of_torch_and_rules_are_told_from_user_errors():
     x = X.clone().requires_grad_()
     assert unavailable(caught_from(torch.autograd.grad, OnlyForward.apply(x).sum(), x))
     for f in (
@@ -94,5 +94,5 @@ def test_what_torch_or_a_rule_says_is_of_the_route():
     assert not unavailable(caught_from(lambda: torch.ones(2) + torch.ones(3)))
 
 
-def test_the_next_route_is_taken_where_a_rule_is_missing():
+def test_missing_rule_falls_back_to_the_next_route():
     assert torch.equal(hodiff.jacobian(OnlyForward.apply)(X), 2 * torch.eye(3))

@@ -120,14 +120,14 @@ def said(call, times=1):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_told_once_where_differences_show_it(name):
+def test_wrong_gradient_warns_once(name):
     f, words = CASES[name]
     found = said(lambda: hodiff.hvp(f, X, X), times=3)
     assert len(found) == bool(words), found
     assert words in "".join(found)
 
 
-def test_all_that_differentiates_tells_it():
+def test_every_derivative_warns_of_a_wrong_gradient():
     f = CASES["detach"][0]
 
     def model(x):
@@ -147,7 +147,7 @@ def test_all_that_differentiates_tells_it():
         assert "differences of values give" in message
 
 
-def test_frozen_tables_that_are_read_without_recording():
+def test_frozen_table_under_no_grad_warns():
     torch.manual_seed(0)
     model, x = Table(), torch.ones(2, 3)
 
@@ -162,7 +162,7 @@ def test_frozen_tables_that_are_read_without_recording():
     assert said(lambda: hodiff.hvp(loss, free, free)) == []
 
 
-def test_random_states_and_gradients_are_left_alone():
+def test_random_state_and_grad_are_left_unchanged():
     p = X.clone().requires_grad_()
     state = torch.get_rng_state()
     said(lambda: hodiff.hvp(CASES["detach"][0], p, X))
@@ -171,6 +171,6 @@ def test_random_states_and_gradients_are_left_alone():
 
 
 @pytest.mark.parametrize(("dtype", "digits"), [(torch.bfloat16, 2), (torch.float16, 3)])
-def test_how_many_digits_16_bits_have(dtype, digits):
+def test_warning_names_the_digits_of_16_bits(dtype, digits):
     (message,) = said(lambda: hodiff.hvp(CASES["nothing"][0], X.to(dtype), X.to(dtype)), times=2)
     assert message.startswith(f"hvp: numbers of {dtype} have about {digits} digits")

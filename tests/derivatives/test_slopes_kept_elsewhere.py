@@ -111,7 +111,7 @@ FUNCTIONS = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_it_is_refused(name: str) -> None:
+def test_slope_kept_outside_saved_tensors_is_rejected(name: str) -> None:
     f = lambda x: (FUNCTIONS[name].apply(x) * x).sum()  # noqa: E731
     for lost in (
         lambda: hodiff.hvp(f, X, ONES),
@@ -124,7 +124,7 @@ def test_it_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ON_THE_CONTEXT)
-def test_a_constant_in_the_same_place_is_right(name: str) -> None:
+def test_constant_kept_outside_saved_tensors_is_allowed(name: str) -> None:
     put, get = ON_THE_CONTEXT[name]
 
     class Scaled(torch.autograd.Function):
@@ -140,7 +140,7 @@ def test_a_constant_in_the_same_place_is_right(name: str) -> None:
     torch.testing.assert_close(hodiff.hvp(lambda x: Scaled.apply(x).pow(3).sum(), X, ONES), 48 * X)
 
 
-def test_a_backward_that_is_still_to_run_finds_what_its_own_forward_kept() -> None:
+def test_checks_do_not_overwrite_state_of_a_pending_backward() -> None:
     """Checks run the function at other points, which must not overwrite what its forward kept."""
 
     class Mask(torch.autograd.Function):
@@ -163,7 +163,7 @@ def test_a_backward_that_is_still_to_run_finds_what_its_own_forward_kept() -> No
         torch.testing.assert_close(product, torch.tensor([3.0, 0.0], dtype=torch.float64))
 
 
-def test_what_is_kept_for_a_gradient_that_nobody_needs_is_no_loss() -> None:
+def test_kept_result_for_an_unneeded_gradient_is_allowed() -> None:
     class Linear(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, w):
