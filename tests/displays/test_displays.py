@@ -57,7 +57,7 @@ def told(value) -> dict[str, str]:
     return {row[0]: row[1] for row in shown(value).rows if len(row) == 2}
 
 
-def test_text_is_escaped_wherever_it_enters():
+def test_text_is_escaped():
     whole = page(
         element("p", ASKED), table([ASKED], [[Cell(ASKED, "error")]]), facts([(ASKED, ASKED)]), folded(ASKED, ASKED)
     )
@@ -66,7 +66,7 @@ def test_text_is_escaped_wherever_it_enters():
     assert element("b", Html("<i>")) == "<b><i></b>", "HTML passes"
 
 
-def test_long_tables_say_what_is_left_out():
+def test_long_tables_state_the_omitted_rows():
     rows = Shown(table(["n"], [[i] for i in range(1234)], most=3)).rows
     assert [row[0] for row in rows] == ["n", "0", "1", "2", "and 1,231 more"]
 
@@ -83,11 +83,11 @@ def test_long_tables_say_what_is_left_out():
         (torch.arange(6), "(6,) int64, from 0 to 5"),
     ],
 )
-def test_tensors_in_a_few_characters(tensor, text):
+def test_tensors_are_shortened(tensor, text):
     assert numbers(tensor) == text
 
 
-def test_a_curve_goes_from_its_highest_point_down():
+def test_curve_is_scaled_to_its_range():
     points = curve([0.0, 2.0, -9.0], 4.0).split('points="')[1].split('"')[0].split()
     x, y = zip(*(map(float, each.split(",")) for each in points), strict=True)
     assert x == (0.0, 180.0, 360.0)
@@ -95,7 +95,7 @@ def test_a_curve_goes_from_its_highest_point_down():
     assert max(y) < 70
 
 
-def test_operators():
+def test_operator_display():
     def loss(x):
         return x["weight <b>"].pow(3).sum() * x["bias"]
 
@@ -113,7 +113,7 @@ def test_operators():
     assert repr(jacobian) == "JacobianOperator(2, 5, float32, cpu)"
 
 
-def test_eigenpairs_from_the_largest_on():
+def test_eigenpairs_display_lists_the_largest_first():
     pairs = estimators.eigsh(A, 2, which="LA")
     rows = shown(pairs).rows
     assert [row[0] for row in rows[:3]] == ["eigenvalue", "3", "2"]
@@ -122,7 +122,7 @@ def test_eigenpairs_from_the_largest_on():
     assert told(pairs)["products"] == str(pairs.products)
 
 
-def test_estimates():
+def test_estimate_display():
     exact = estimators.trace(A)
     assert told(exact) == {"method": "exact", "products": "4"}
     assert shown(exact).text.startswith("4.5")
@@ -140,14 +140,14 @@ def test_estimates():
     assert "solution of a linear system converged" in shown(solution).text
 
 
-def test_what_did_not_converge_says_so():
+def test_unconverged_results_say_so():
     large = torch.diag(torch.linspace(1, 2, 500, dtype=torch.float64))
     with pytest.warns(hodiff.HodiffWarning):
         pairs = estimators.eigsh(large, 2, method="lanczos", max_iterations=3, throw=False)
     assert "not converged" in shown(pairs).text
 
 
-def test_preflight():
+def test_preflight_display():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
     found = hodiff.preflight(model, torch.randn(2, 3), correct=False)
     rows = {row[0]: row[1:] for row in shown(found).rows}
@@ -158,7 +158,7 @@ def test_preflight():
     assert norm.remedy in shown(found).text
 
 
-def test_corrections():
+def test_corrections_table_display():
     found = hodiff.corrections.table()
     assert isinstance(found, list)
     assert repr(found) == repr(list(found))
@@ -169,7 +169,7 @@ def test_corrections():
     assert ["f", "missing", "all routes", ASKED, ""] in shown(CorrectionTable([row])).rows
 
 
-def test_hypergradients():
+def test_hypergradient_display():
     found = meta.hypergradient(
         lambda w, _: w.sum(),
         lambda w, p: ((w - 1) ** 2 + p["a <b>"] * w**2).sum(),
@@ -180,7 +180,7 @@ def test_hypergradients():
     assert told(found)["products"] == str(found.products)
 
 
-def test_results_of_minimisers():
+def test_minimize_result_display():
     found = optim.minimize(lambda x: ((x["a <b>"] - 1) ** 2).sum(), {"a <b>": torch.zeros(2)})
     assert told(found)["a <b>"] == "[1, 1]"
     assert told(found)["iterations"] == str(found.nit)
@@ -193,7 +193,7 @@ def test_results_of_minimisers():
     assert (type(again), again.fun, again["nit"]) == (type(found), found.fun, found.nit)
 
 
-def test_results_that_failed_and_results_of_many_problems():
+def test_failed_and_batched_result_displays():
     stopped = optim.minimize(lambda x: x.cosh(), torch.tensor(3.0), options={"maxiter": 1})
     assert shown(stopped).text.startswith("no success")
     many = optim.minimize(lambda x, p: (x * x - p) ** 2, torch.ones(2), torch.tensor([2.0, 9.0]), batched=True)
