@@ -37,7 +37,7 @@ def rows(problems: dict) -> dict:
 
 
 @pytest.mark.slow
-def test_the_table(capsys: pytest.CaptureFixture[str], rows: dict) -> None:
+def test_quick_run_prints_all_rows(capsys: pytest.CaptureFixture[str], rows: dict) -> None:
     EXAMPLE["main"](["--quick"])
     lines = capsys.readouterr().out.splitlines()
     assert "gradgradcheck passes" in lines.pop()
@@ -52,7 +52,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str], rows: dict) -> None:
             assert abs(float(closed)) > 1e-4
 
 
-def test_bounds_and_kinks_are_reached(problems: dict) -> None:
+def test_solutions_have_active_bounds_and_kinks(problems: dict) -> None:
     """The solutions have active bounds and kinks, so that the active set matters."""
     x = {name: problem.solve(problem.at) for name, problem in problems.items()}
     for name in ("lasso", "portfolio, simplex"):
@@ -98,7 +98,7 @@ def by_machine(size: float) -> np.ndarray:
     return np.append(x, labels[i] - points[i] @ (signed.T @ x))
 
 
-def test_the_bias_is_that_of_scikit_learn(problems: dict) -> None:
+def test_svm_bias_matches_scikit_learn(problems: dict) -> None:
     problem = problems["support vectors, dual"]
     for size in (0.02, problem.at.exp().item(), 0.1):
         *_, found = machine(size)
@@ -140,7 +140,7 @@ REFERENCES = {
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_finite_differences_of_another_solver(name: str, problems: dict, rows: dict) -> None:
+def test_slopes_match_differences_of_other_solvers(name: str, problems: dict, rows: dict) -> None:
     """Fourth-order differences of solutions by scikit-learn and SciPy, which use no active sets of the example."""
     problem, step = problems[name], 0.02
     matrix, targets = problem.held_out.features.numpy(), problem.held_out.targets.numpy()
@@ -156,7 +156,7 @@ def test_finite_differences_of_another_solver(name: str, problems: dict, rows: d
 
 
 @pytest.mark.parametrize("wrong", [1 + 1e-5, math.nan])
-def test_a_gap_is_noticed(wrong: float) -> None:
+def test_check_raises_on_a_gap(wrong: float) -> None:
     value = torch.tensor(2.0, dtype=torch.float64)
     right = EXAMPLE["Row"]("ridge", "slope", value, value)
     EXAMPLE["check"]([right])
@@ -164,7 +164,7 @@ def test_a_gap_is_noticed(wrong: float) -> None:
         EXAMPLE["check"]([right, EXAMPLE["Row"]("lasso", "slope", value * wrong, value), right])
 
 
-def test_the_count_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_bad_count(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         EXAMPLE["main"](["--count", "3"])
     assert "--count: expected 20 to 300" in capsys.readouterr().err

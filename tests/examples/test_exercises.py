@@ -28,12 +28,12 @@ def compiled(stem):
         pytest.skip("no C++ compiler")
 
 
-def test_every_lesson_has_an_exercise_and_its_solution():
+def test_every_lesson_has_an_exercise_and_a_solution():
     assert list(lesson_tools.SOLUTIONS) == list(EXPECTED) == list(lesson_tools.LESSONS)
 
 
 @pytest.mark.parametrize("stem", slow_but(SOON, EXPECTED))
-def test_solution_is_right(stem):
+def test_solution_is_accepted(stem):
     compiled(stem)
     assert EXPECTED[stem](lesson_tools.load(lesson_tools.SOLUTIONS[stem])) is None
 
@@ -80,7 +80,7 @@ SAME = [stem for stem, expected in EXPECTED.items() if isinstance(expected, judg
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("stem", slow_but({"04_sinh"}, SAME))
-def test_judge_sees_a_change(stem, change):
+def test_judge_rejects_changed_derivatives(stem, change):
     """Changes of the value, of the first derivative by a thousandth, and of the second derivative alone."""
     expected, (changed, words) = EXPECTED[stem], CHANGES[change]
     right = judge.called(lesson_tools.load(lesson_tools.SOLUTIONS[stem]), expected.name)
@@ -178,7 +178,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("stem", slow_but({"30_checkpoint"}, WRONG))
-def test_judge_sees_a_wrong_answer(stem):
+def test_judge_rejects_wrong_answer(stem):
     answer, words = WRONG[stem]
     assert words in EXPECTED[stem](SimpleNamespace(**answer))
 
@@ -230,7 +230,7 @@ CONDUCT = {
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", CONDUCT)
-def test_judge_sees_what_the_engine_makes_good(case):
+def test_judge_rejects_answers_that_autograd_repairs(case):
     stem, answer, words = CONDUCT[case]
     assert re.search(words, EXPECTED[stem](SimpleNamespace(**answer)))
 
@@ -251,31 +251,31 @@ IN_ONE_SENTENCE = {
 
 
 @pytest.mark.parametrize("case", IN_ONE_SENTENCE)
-def test_judge_says_it_in_one_sentence(case, tmp_path):
+def test_judge_complains_in_one_sentence(case, tmp_path):
     stem, text, words = IN_ONE_SENTENCE[case]
     path = tmp_path / "mine.py"
     path.write_text(text)
     assert judge.complaint(stem, path).startswith(words)
 
 
-def test_judge_misses_a_file(tmp_path):
+def test_judge_reports_missing_file(tmp_path):
     for path in (tmp_path / "nope.py", tmp_path, tmp_path / "nope"):
         assert judge.complaint("01_square", path) == "there is no such file; give the Python file with your answer"
 
 
-def test_judge_misses_what_is_not_there():
+def test_judge_reports_missing_function():
     assert EXPECTED["01_square"](SimpleNamespace()) == "Sine is missing"
 
 
 @pytest.mark.slow
-def test_judge_sees_a_rule_that_ignores_the_batch():
+def test_judge_rejects_batching_rule_that_ignores_the_batch():
     compiled("39_cpp_operator")
     operator = lesson_tools.lesson(39).load_operator()
     answer = SimpleNamespace(batching_rule=lambda info, in_dims, x, n: (operator(x, n), 0))
     assert "with the batch at 1" in EXPECTED["39_cpp_operator"](answer)
 
 
-def test_judge_as_a_command(tmp_path, monkeypatch, capsys):
+def test_judge_command_prints_verdict_and_exit_status(tmp_path, monkeypatch, capsys):
     mine = tmp_path / "mine.py"
     mine.write_text("import torch\n\n\ndef Sine(x):\n    return torch.sin(x + 1e-3)\n")
     for more, status, words in (([], 0, "01_square.py: right\n"), ([str(mine)], 1, "mine.py: Sine returns")):
@@ -306,7 +306,7 @@ ANSWERS = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("question", quiz.QUESTIONS, ids=lambda question: question.run.__name__)
-def test_quiz_answers_by_running(question):
+def test_quiz_answers_match_running_the_code(question):
     assert question.run() == ANSWERS[question.run]
     assert ANSWERS[question.run] in question.choices
     number = int(re.search(r"Lesson (\d+)\.$", question.why)[1])
@@ -322,7 +322,7 @@ def test_quiz_prints_its_answers(capsys, monkeypatch):
     assert "Run, it gives: silu." in out
 
 
-def test_quiz_asks(monkeypatch):
+def test_quiz_repeats_invalid_replies(monkeypatch):
     for letter, right in (("b", True), ("a", False)):
         replies = iter(["", "x", letter])
         monkeypatch.setattr("builtins.input", lambda prompt, replies=replies: next(replies))
