@@ -85,13 +85,13 @@ SECOND = [case for case in EXACT if case.order == 2 or case in FIRST[1::3]]
 
 @pytest.mark.one_in(7)
 @others_slow(SECOND, soon=FIRST[1::3])
-def test_every_route_to_second_order(case):
+def test_second_derivatives_match_differences_by_every_route(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=2, vmap=case.vmap, **case.check_options)
 
 
 @pytest.mark.slow
 @others_slow([case for case in EXACT if case.order > 2], soon=FIRST[::6])
-def test_every_route_to_third_order(case):
+def test_third_derivatives_match_differences_by_every_route(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)
 
 
@@ -101,7 +101,7 @@ COMPILED = first_of_each_family([case for case in EXACT if case.compile])
 
 @pytest.mark.slow
 @others_slow(COMPILED, soon=[case for case in COMPILED if case.name == "log_sigmoid"])
-def test_compiled(case):
+def test_compiled_derivatives_match(case):
     def of_intermediates(*inputs):
         # Dynamo treats a Function of graph inputs differently from a Function of intermediates.
         return case.function(*(1 * x if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs))
@@ -118,7 +118,7 @@ def test_compiled(case):
     [case for case in CASES if case.compile],
     soon=first_of_each_family([case for case in CASES if case.compile]),
 )
-def test_compiled_training(case):
+def test_compiled_training_matches_eager(case):
     """A gradient recorded through compiled code matches eager code."""
     if case.name == "AttentionGradient" and torch.__version__ < "2.13":
         pytest.skip("torch compiles the gradient of a Function with several outputs to zeros")
@@ -137,7 +137,7 @@ def test_compiled_training(case):
 
 # For the other cases, `hodiff.check` above includes SciPy.
 @each([case for case in EXACT if not case.check_options.get("scipy", True)])
-def test_second_derivative_against_scipy(case):
+def test_second_derivative_matches_scipy(case):
     phi, point = contracted(case, case.draw())
     # SciPy evaluates the function for each pair of directions. A few random directions involve every Hessian element.
     directions = torch.stack([direction(point, seed) for seed in range(4)], 1)
@@ -156,7 +156,7 @@ def test_second_derivative_against_scipy(case):
 
 @pytest.mark.one_in(6)
 @each(APPROXIMATE)
-def test_derivatives_are_the_surrogates(case):
+def test_derivatives_match_the_surrogate(case):
     inputs = case.draw()
     point = contracted(case, inputs)[1]
     for order in range(1, case.order + 1):
@@ -183,7 +183,7 @@ def _derivative_of_linear(case, inputs, function, route, directions, point):
 
 
 @each([case for case in CASES if case.reference])
-def test_value_is_the_references(case):
+def test_value_matches_the_reference(case):
     inputs = case.draw()
     for ours, theirs in zip(outputs(case.function(*inputs)), outputs(case.reference(*inputs)), strict=True):
         assert ours.shape == theirs.shape
@@ -193,7 +193,7 @@ def test_value_is_the_references(case):
 
 @pytest.mark.one_in(3)
 @each([case for case in EXACT if case.reference])
-def test_first_and_second_derivative_are_the_references(case):
+def test_first_and_second_derivatives_match_the_reference(case):
     inputs = case.draw()
     ours, point = contracted(case, inputs)
     theirs, _ = contracted(case, inputs, case.reference)
@@ -207,7 +207,7 @@ def test_first_and_second_derivative_are_the_references(case):
 
 @pytest.mark.one_in(6)
 @each([case for case in CASES if case.vmap])
-def test_vmap_over_every_argument_separately_and_together(case):
+def test_vmap_over_any_arguments_matches_a_loop(case):
     inputs = case.draw()
     positions = case.differentiated(inputs)
     batches = {i: torch.stack([inputs[i] * (1 + 0.01 * k) for k in range(3)]) for i in positions}
@@ -224,7 +224,7 @@ def test_vmap_over_every_argument_separately_and_together(case):
 
 @pytest.mark.one_in(6)
 @each([case for case in CASES if case.vmap])
-def test_vmap_twice_and_of_gradients(case):
+def test_nested_vmap_of_gradients_matches_a_loop(case):
     inputs = case.draw()
     first = case.differentiated(inputs)[0]
 
@@ -253,7 +253,7 @@ def _total(value) -> Tensor:
 
 @pytest.mark.one_in(2)
 @each(CASES)
-def test_subsets_of_arguments_that_need_a_gradient(case):
+def test_any_subset_of_arguments_may_need_a_gradient(case):
     inputs = case.draw()
     positions = case.differentiated(inputs)
 
@@ -275,7 +275,7 @@ def test_subsets_of_arguments_that_need_a_gradient(case):
 
 
 @each([case for case in CASES if case.Function is not None and len(case.differentiated(case.draw())) > 1])
-def test_gradients_that_nobody_needs_are_not_computed(case, monkeypatch):
+def test_unneeded_gradients_are_not_computed(case, monkeypatch):
     """Backward returns None for arguments that do not require a gradient."""
     inputs = case.draw()
     positions = case.differentiated(inputs)
@@ -297,7 +297,7 @@ def test_gradients_that_nobody_needs_are_not_computed(case, monkeypatch):
 
 @pytest.mark.one_in(2)
 @each(CASES)
-def test_non_contiguous_inputs(case):
+def test_non_contiguous_inputs_match(case):
     inputs = case.draw()
     positions = case.differentiated(inputs)
     strided = [torch.stack([x, x + 1], -1)[..., 0] if i in positions else x for i, x in enumerate(inputs)]
@@ -315,7 +315,7 @@ def test_non_contiguous_inputs(case):
 
 @pytest.mark.one_in(2)
 @each(CASES)
-def test_float32_error(case):
+def test_float32_matches_float64(case):
     """Value, gradient and product in float32 match float64 at the same rounded point."""
     low = case.draw(torch.float32)
     high = tuple(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in low)
@@ -332,7 +332,7 @@ def test_float32_error(case):
 
 
 @each([case for case in CASES if case.saved_bytes])
-def test_saved_bytes(case):
+def test_saved_bytes_are_as_stated(case):
     """The graph holds the stated bytes between forward and backward, each storage counted once."""
     inputs = case.draw()
     arguments = [x.clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
@@ -350,7 +350,7 @@ def test_saved_bytes(case):
 
 @pytest.mark.one_in(2)
 @each(CASES)
-def test_without_a_graph(case):
+def test_no_grad_and_inference_mode_match(case):
     inputs = case.draw()
     expected = outputs(case.function(*inputs))
     leaves = [x.clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
@@ -371,7 +371,7 @@ def test_without_a_graph(case):
 @pytest.mark.one_in(2)
 @each(CASES)
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16-autocast"])
-def test_a_training_step(case, autocast):
+def test_training_step_runs_with_and_without_autocast(case, autocast):
     inputs = case.draw(torch.float32)
     parameters = [torch.nn.Parameter(inputs[i].clone()) for i in case.differentiated(inputs)]
     optimizer = torch.optim.SGD(parameters, lr=1e-3)

@@ -17,19 +17,19 @@ ELSEWHERE |= {"sample_gumbel", "perturbed_softmax"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_documentation_lists(case):
+def test_documentation_lists_every_function(case):
     page = (ROOT / "docs" / "guides" / "functions.md").read_text(encoding="utf-8")
     assert f"| `{case.name}` |" in page, "run python tests/functions/table.py"
 
 
-def test_catalogue_holds_every_public_function():
+def test_catalogue_has_every_public_function():
     public = {name for name in vars(functions) if name.islower() and not name.startswith("_")}
     public = {name for name in public if callable(getattr(functions, name))} - ELSEWHERE
     tested = {case.name.partition("-")[0] for case in CASES}
     assert public <= tested
 
 
-def test_catalogue_holds_every_public_class():
+def test_catalogue_has_every_public_class():
     classes = {
         name
         for name, value in vars(functions).items()
@@ -41,6 +41,6 @@ def test_catalogue_holds_every_public_class():
 
 
 @pytest.mark.parametrize("name", REVERSE_ONLY)
-def test_documentation_lists_what_only_reverse_mode_has(name):
+def test_documentation_lists_reverse_only_functions(name):
     page = (ROOT / "docs" / "guides" / "functions.md").read_text(encoding="utf-8")
     assert f"| `{name}` (reverse mode only) |" in page, "run python tests/functions/table.py"

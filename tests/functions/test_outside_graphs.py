@@ -15,7 +15,7 @@ def made(factor):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("called_before", [(), (0, 2), (1,)])
-def test_graphs_go_on_around_each(called_before):
+def test_each_wrapper_breaks_the_graph_with_its_own_function(called_before):
     """Wrappers share their code, so dynamo may reuse the frame compiled for another wrapper."""
     functions = [made(factor) for factor in (2.0, 3.0, 5.0)]
     x = torch.ones(2)
@@ -27,7 +27,7 @@ def test_graphs_go_on_around_each(called_before):
 
 
 @pytest.mark.slow
-def test_nothing_is_kept_alive():
+def test_wrapper_keeps_nothing_alive():
     torch.compile(made(2.0), backend="eager")(torch.ones(2))
     factor = torch.ones(3)
     seen = weakref.ref(factor)

@@ -51,19 +51,19 @@ def assert_same(a, b, tolerance=1e-11):
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
-def test_values_are_those_of_torch(options, small_blocks):
+def test_values_match_torch(options, small_blocks):
     q, k, v = drawn((2, 3, 7, 4), (2, 3, 7, 4), (2, 3, 7, 5))
     with sdpa_kernel(SDPBackend.MATH):
         expected = F.scaled_dot_product_attention(q, k, v, **options)
     assert_same([attention(q, k, v, **options)], [expected])
 
 
-def test_blocks_change_nothing(small_blocks):
+def test_block_size_does_not_change_derivatives(small_blocks):
     inputs = drawn((5, 2), (4, 2), (4, 3), (5, 4))
     assert_same(everything(attention, inputs), everything(by_primitives, inputs))
 
 
-def test_causal_blocks_that_see_few_keys(small_blocks):
+def test_causal_mask_with_additive_mask_matches_primitives(small_blocks):
     inputs = drawn((5, 2), (5, 2), (5, 3), (5, 5))
     visible = torch.ones(5, 5).tril().bool()
     ours = everything(lambda q, k, v, m: attention(q, k, v, m, is_causal=True), inputs)
@@ -71,20 +71,20 @@ def test_causal_blocks_that_see_few_keys(small_blocks):
 
 
 @pytest.mark.slow
-def test_third_order_by_blocks(small_blocks):
+def test_third_derivatives_match_differences(small_blocks):
     inputs = drawn((3, 1), (3, 1), (3, 1))
     hodiff.assert_differentiable(lambda *x: attention(*x, is_causal=True), inputs, order=3, scipy=False)
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (1, 4), (5, 1), (3, 1, 4), (2, 1, 5, 4)], ids=str)
-def test_broadcast_masks(shape, small_blocks):
+def test_broadcast_masks_match_primitives(shape, small_blocks):
     mask = drawn(shape)[0]
     inputs = (*drawn((3, 5, 2), (4, 2), (3, 4, 1)), mask)
     assert_same(everything(attention, inputs), everything(by_primitives, inputs))
 
 
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
-def test_rows_that_see_no_key_are_zero_with_zero_derivatives(kind, small_blocks):
+def test_fully_masked_rows_are_zero_with_zero_derivatives(kind, small_blocks):
     q, k, v = drawn((4, 2), (3, 2), (3, 2))
     visible = torch.tensor([[True, False, True], [False, False, False], [True, True, True], [False, False, False]])
     mask = visible if kind == "boolean" else torch.zeros(4, 3, dtype=torch.float64).masked_fill(~visible, -torch.inf)
@@ -104,7 +104,7 @@ def test_rows_that_see_no_key_are_zero_with_zero_derivatives(kind, small_blocks)
         assert bool(by_mask.isfinite().all())
 
 
-def test_shared_heads(small_blocks):
+def test_shared_heads_match_repeated_heads(small_blocks):
     inputs = drawn((2, 4, 3, 2), (2, 2, 3, 2), (2, 2, 3, 2), (4, 3, 3))
 
     def reference(q, k, v, mask):
@@ -124,7 +124,7 @@ def dropped(q, k, seed, p=0.5):
     return attention(q, k, eye, dropout_p=p, generator=seeded(seed)) / weights
 
 
-def test_dropout_is_one_linear_map_in_every_derivative(small_blocks):
+def test_dropout_uses_one_mask_in_every_derivative(small_blocks):
     q, k, v = drawn((5, 2), (4, 2), (4, 3))
     factors = dropped(q, k, 3)
     ours = everything(lambda q, k, v: attention(q, k, v, dropout_p=0.5, generator=seeded(3)), (q, k, v))
@@ -132,7 +132,7 @@ def test_dropout_is_one_linear_map_in_every_derivative(small_blocks):
     assert_same(ours, reference)
 
 
-def test_dropout_does_not_depend_on_blocks(monkeypatch):
+def test_dropout_mask_does_not_depend_on_block_size(monkeypatch):
     q, k = drawn((2, 9, 2), (2, 8, 2))
     whole = dropped(q, k, 1)
     monkeypatch.setattr(blockwise, "BLOCK", 1)
@@ -140,7 +140,7 @@ def test_dropout_does_not_depend_on_blocks(monkeypatch):
     assert_same([dropped(q, k, 1)], [whole])
 
 
-def test_dropout_statistics():
+def test_dropout_rate_and_scale_are_right():
     q, k = torch.zeros(4, 100, 1), torch.zeros(4, 80, 1)
     factors = dropped(q, k, 2, p=0.3)
     kept = factors > 0.5
@@ -154,7 +154,7 @@ def test_dropout_statistics():
     assert not torch.equal(kept, dropped(q, k, 5, p=0.3) > 0.5)
 
 
-def test_dropout_draws_once_a_call_and_leaves_global_state():
+def test_dropout_draws_once_per_call_from_its_generator():
     q, k, v = drawn((3, 2), (3, 2), (3, 2))
     generator, state = seeded(), torch.get_rng_state()
     first = attention(q, k, v, dropout_p=0.5, generator=generator)
@@ -163,7 +163,7 @@ def test_dropout_draws_once_a_call_and_leaves_global_state():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_everything_dropped():
+def test_dropout_of_everything_gives_zeros():
     q, k, v = drawn((3, 2), (3, 2), (3, 2))
     assert not attention(q, k, v, dropout_p=1.0, generator=seeded()).any()
 
@@ -228,12 +228,12 @@ def test_memory_is_linear_in_the_length(step, monkeypatch):
     assert ours[2048] < 2.2 * ours[1024]
 
 
-def test_memory_counter_sees_quadratic_growth():
+def test_memory_counter_detects_quadratic_growth():
     assert peak(gradient_step, by_primitives, 512) > 3.5 * peak(gradient_step, by_primitives, 256)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bits_are_computed_in_float32(dtype):
+def test_low_precision_is_computed_in_float32(dtype):
     q, k, v = (x.to(dtype) for x in drawn((33, 8), (65, 8), (65, 8)))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     y = attention(*leaves)
@@ -249,7 +249,7 @@ def test_16_bits_are_computed_in_float32(dtype):
 
 
 @pytest.mark.parametrize("sizes", [(0, 3), (3, 0)], ids=str)
-def test_no_queries_or_no_keys(sizes):
+def test_no_queries_or_keys_give_zeros(sizes):
     rows, keys = sizes
     q, k, v = (x.requires_grad_() for x in drawn((rows, 2), (keys, 2), (keys, 4)))
     y = attention(q, k, v, torch.ones(rows, keys, dtype=torch.bool))
@@ -264,7 +264,7 @@ def test_no_queries_or_no_keys(sizes):
     [None, torch.zeros(2, 0, 5, 7), torch.zeros(1, 5, 7, dtype=torch.bool)],
     ids=["no mask", "additive", "boolean"],
 )
-def test_no_heads(mask):
+def test_no_heads_give_an_empty_output(mask):
     q, k, v = (torch.zeros(2, 0, *sizes, requires_grad=True) for sizes in ((5, 4), (7, 4), (7, 3)))
     y = attention(q, k, v, mask, enable_gqa=True)
     assert y.shape == (2, 0, 5, 3)
@@ -319,11 +319,11 @@ EIGHT = Q.to(torch.float8_e4m3fn)
         ((Q, Q[:0], Q[:0]), {"enable_gqa": True}, "heads of k and v that divide those of q"),
     ],
 )
-def test_refusals(arguments, options, message):
+def test_rejects_bad_arguments(arguments, options, message):
     with pytest.raises(InputError, match=re.escape(message)):
         attention(*arguments, **options)
 
 
-def test_tensors_without_memory():
+def test_meta_tensors_are_accepted():
     q = torch.empty(2, 3, 4, device="meta")
     assert attention(q, q, q, is_causal=True).shape == (2, 3, 4)

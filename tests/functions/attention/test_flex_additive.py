@@ -112,11 +112,11 @@ WHERE = {
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", SUMS)
-def test_sums(name, where):
+def test_sums_are_detected(name, where):
     assert WHERE[where](SUMS[name])
 
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_sum(name, where):
+def test_other_functions_are_not_taken_for_sums(name, where):
     assert not WHERE[where](OTHERS[name])

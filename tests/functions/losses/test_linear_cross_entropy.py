@@ -115,7 +115,7 @@ OPTIONS = {
 @pytest.mark.one_in(18)
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_to_second_order_against_primitives(name, tiled, monkeypatch):
+def test_second_derivatives_match_primitives(name, tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch)
     options = OPTIONS[name]
@@ -125,7 +125,7 @@ def test_to_second_order_against_primitives(name, tiled, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "all"])
-def test_third_order_by_blocks_against_primitives(name, small_tiles):
+def test_third_derivatives_match_primitives(name, small_tiles):
     options = OPTIONS[name]
     target, routes = TARGET.clamp(min=0), route_names(2)
     expected = everything(reference(target, **options), INPUTS, third=routes)
@@ -133,7 +133,7 @@ def test_third_order_by_blocks_against_primitives(name, small_tiles):
 
 
 @pytest.mark.slow
-def test_every_route_to_third_order(small_tiles):
+def test_third_derivatives_match_differences(small_tiles):
     inputs = drawn((3, 1), (4, 1), (4,))
     function = ours(torch.tensor([3, 0, 1]), smoothing=0.2, z_loss=0.1, softcap=2.0)
     hodiff.assert_differentiable(function, inputs, order=3, scipy=False)
@@ -149,7 +149,9 @@ def test_every_route_to_third_order(small_tiles):
     st.booleans(),
     st.integers(0, 2**20),
 )
-def test_any_shape_tile_and_options(sizes, tile, reduction, smoothing, z_loss, softcap, weighted, seed):
+def test_any_shape_tile_and_options_match_primitives(
+    sizes, tile, reduction, smoothing, z_loss, softcap, weighted, seed
+):
     samples, size, classes = sizes
     inputs = drawn((samples, size), (classes, size), (classes,), seed=seed)
     generator = torch.Generator().manual_seed(seed)
@@ -171,7 +173,7 @@ def test_any_shape_tile_and_options(sizes, tile, reduction, smoothing, z_loss, s
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
-def test_means_what_torchs_cross_entropy_means(reduction, weight, small_tiles):
+def test_value_matches_torch_cross_entropy(reduction, weight, small_tiles):
     x, w, bias = INPUTS
     expected = F.cross_entropy(x @ w.T + bias, TARGET, weight=weight, reduction=reduction, label_smoothing=0.2)
     value = linear_cross_entropy(
@@ -180,7 +182,7 @@ def test_means_what_torchs_cross_entropy_means(reduction, weight, small_tiles):
     torch.testing.assert_close(value, expected)
 
 
-def test_closed_form():
+def test_hessian_matches_closed_form():
     """The loss of one feature and two classes is softplus, and its Hessian is the logistic curvature."""
     x, w = torch.tensor([[1.5]], dtype=D), torch.tensor([[0.0], [0.7]], dtype=D)
     p = 1 / (1 + math.exp(-1.05))
@@ -192,7 +194,7 @@ def test_closed_form():
     torch.testing.assert_close(hessian, expected)
 
 
-def test_leading_dimensions_and_one_sample(small_tiles):
+def test_leading_dimensions_and_single_samples_are_accepted(small_tiles):
     x, w, bias = drawn((2, 3, 2), (7, 2), (7,))
     target = torch.arange(6).reshape(2, 3)
     rows = linear_cross_entropy(x.reshape(6, 2), w, target.reshape(6), linear_bias=bias, reduction="none")
@@ -204,7 +206,7 @@ def test_leading_dimensions_and_one_sample(small_tiles):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
-def test_samples_that_do_not_count_spread_nothing(tiled, monkeypatch):
+def test_non_finite_ignored_samples_do_not_affect_others(tiled, monkeypatch):
     """Infinities and NaN in ignored samples change neither the value nor the derivatives of other samples."""
     if tiled:
         use_tiles(monkeypatch)
@@ -228,7 +230,7 @@ def test_samples_that_do_not_count_spread_nothing(tiled, monkeypatch):
 
 
 @pytest.mark.parametrize("softcap", [None, 1.2])
-def test_cotangents_of_samples_that_do_not_count_by_tiles(softcap, monkeypatch):
+def test_cotangents_of_ignored_samples_match(softcap, monkeypatch):
     """Tiles and all logits agree if the Function gets a cotangent for ignored samples, which the loss never passes."""
     x, w, bias = INPUTS
     (g,) = drawn((SAMPLES, 3), seed=1)
@@ -252,7 +254,7 @@ def test_cotangents_of_samples_that_do_not_count_by_tiles(softcap, monkeypatch):
 
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
 @pytest.mark.parametrize("samples", [0, 3])
-def test_nothing_counts(samples, tiled, monkeypatch):
+def test_no_counted_sample_gives_nan_mean_and_zero_sum(samples, tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch)
     inputs = [each.requires_grad_() for each in drawn((samples, 2), (4, 2), (4,))]
@@ -270,7 +272,7 @@ def test_nothing_counts(samples, tiled, monkeypatch):
     assert not by_x.any()
 
 
-def test_one_class(small_tiles):
+def test_one_class_has_zero_loss(small_tiles):
     inputs = drawn((3, 2), (1, 2), (1,))
     target = torch.zeros(3, dtype=torch.int64)
     assert_same(everything(ours(target, z_loss=0.5), inputs), everything(reference(target, z_loss=0.5), inputs))
@@ -278,7 +280,7 @@ def test_one_class(small_tiles):
 
 
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
-def test_no_features(tiled, monkeypatch):
+def test_no_features_match_bias_only(tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch)
     bias = INPUTS[2].clone().requires_grad_()
@@ -297,7 +299,7 @@ def test_large_logits_do_not_overflow(small_tiles):
 
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
 @pytest.mark.parametrize("target", [7, -1])
-def test_class_that_does_not_exist(target, tiled, monkeypatch):
+def test_nonexistent_class_raises(target, tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch)
     with pytest.raises((IndexError, RuntimeError), match="out of"):
@@ -310,7 +312,7 @@ def test_class_that_does_not_exist(target, tiled, monkeypatch):
 @pytest.mark.parametrize(
     "batched", [(0, None, None), (None, 0, None), (0, 0, None), (1, 1, 0)], ids=["x", "weight", "both", "all, inside"]
 )
-def test_batches_of_products(batched, tiled, monkeypatch):
+def test_vmapped_products_match_a_loop(batched, tiled, monkeypatch):
     """Products by all routes under vmap match a loop."""
     if tiled:
         use_tiles(monkeypatch)
@@ -330,7 +332,7 @@ def test_batches_of_products(batched, tiled, monkeypatch):
         assert_same([found[i]], [products(*one)])
 
 
-def test_samples_of_a_batch_share_the_tiles(small_tiles, monkeypatch):
+def test_vmapped_samples_share_one_call(small_tiles, monkeypatch):
     """A batch of inputs with one weight is one call with more samples."""
     calls = []
     run = tiles.tilewise
@@ -340,7 +342,7 @@ def test_samples_of_a_batch_share_the_tiles(small_tiles, monkeypatch):
     assert calls == [(2 * SAMPLES, SIZE)] * 2
 
 
-def test_gradients_that_are_batched_without_a_rule():
+def test_batched_gradients_without_vmap_rule_match():
     x, w, bias = (each.clone().requires_grad_() for each in INPUTS)
     losses = ours(reduction="none")(x, w, bias)
     (rows,) = torch.autograd.grad(losses, w, torch.eye(SAMPLES, dtype=D), is_grads_batched=True)
@@ -348,7 +350,7 @@ def test_gradients_that_are_batched_without_a_rule():
     torch.testing.assert_close(rows, expected)
 
 
-def test_hessian_operator_and_product(small_tiles):
+def test_hvp_matches_dense_hessian(small_tiles):
     phi, point, v = contracted(ours(z_loss=0.1), INPUTS)
     expected = contracted(reference(z_loss=0.1), INPUTS)[0]
     torch.testing.assert_close(hodiff.hvp(phi, point, v), hodiff.hessian(expected)(point) @ v)
@@ -356,7 +358,7 @@ def test_hessian_operator_and_product(small_tiles):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
-def test_16_bits_are_computed_in_float32(dtype, tiled, monkeypatch):
+def test_low_precision_is_computed_in_float32(dtype, tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch, 16, 64)
     x, w, bias = (each.to(dtype) for each in drawn((33, 8), (300, 8), (300,)))
@@ -372,7 +374,7 @@ def test_16_bits_are_computed_in_float32(dtype, tiled, monkeypatch):
         assert float(error) < torch.finfo(dtype).eps
 
 
-def test_autocast_lowers_the_factors_and_gives_float32():
+def test_autocast_lowers_the_factors_and_returns_float32():
     x, w, bias = (each.float().requires_grad_() for each in INPUTS)
     with torch.autocast("cpu", torch.bfloat16):
         value = ours()(x, w, bias)
@@ -422,7 +424,7 @@ STEPS = [gradient_step, reverse_product_step, forward_product_step, forward_insi
 
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-def test_memory_is_that_of_the_arguments(step, monkeypatch):
+def test_memory_is_proportional_to_the_arguments(step, monkeypatch):
     monkeypatch.setattr(tiles, "WHOLE", 2**14)
     monkeypatch.setattr(tiles, "TILE", {"cpu": 2**14, "cuda": 2**14})
     monkeypatch.setattr(blockwise, "BLOCK", 2**14)
@@ -471,25 +473,25 @@ T = torch.zeros(2, 3, dtype=torch.int64)
         ((X, W, T), {"ignore_index": None}, "ignore_index: expected an int, got None"),
     ],
 )
-def test_refusals(arguments, options, message):
+def test_rejects_bad_arguments(arguments, options, message):
     with pytest.raises(InputError, match=re.escape("linear_cross_entropy: ") + ".*" + re.escape(message)):
         linear_cross_entropy(*arguments, **options)
 
 
-def test_tensors_without_memory():
+def test_meta_tensors_are_accepted():
     x, w, target = (each.to("meta") for each in (X, W, T))
     for reduction, shape in (("mean", ()), ("none", (2, 3))):
         y = linear_cross_entropy(x, w, target, reduction=reduction)
         assert (y.device.type, y.shape) == ("meta", shape)
 
 
-def test_weights_that_a_transform_differentiates_are_refused():
+def test_differentiated_class_weights_are_rejected():
     x, w, _ = INPUTS
     with pytest.raises(InputError, match="weight: expected a constant"):
         torch.func.grad(lambda weight: linear_cross_entropy(x, w, TARGET, weight=weight))(WEIGHT)
 
 
-def test_weights_computed_in_forward_mode_from_constants_are_constants():
+def test_class_weights_computed_from_constants_are_accepted_in_forward_mode():
     x, w, bias = INPUTS
     for make in (lambda: (WEIGHT / WEIGHT.mean()).detach(), lambda: 2 * WEIGHT, lambda: WEIGHT.float().to(D)):
         ours = torch.func.grad(lambda x, make=make: linear_cross_entropy(x, w, TARGET, weight=make(), reduction="sum"))
@@ -501,7 +503,7 @@ def test_weights_computed_in_forward_mode_from_constants_are_constants():
 
 
 @pytest.mark.parametrize("levels", [1, 2])
-def test_weights_with_a_tangent_are_refused(levels):
+def test_class_weights_with_a_tangent_are_rejected(levels):
     x, w, _ = INPUTS
 
     def f(weight):

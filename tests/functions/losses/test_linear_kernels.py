@@ -35,7 +35,7 @@ def calls(monkeypatch):
 @pytest.mark.one_in(18)
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_by_every_route(name, by, calls, monkeypatch):
+def test_derivatives_match_primitives_by_every_route(name, by, calls, monkeypatch):
     """Tiles of two classes, most without a target, and a last tile of one class give the correct derivatives."""
     use_tiles(monkeypatch, samples=5, classes=2)
     if by == "operators":
@@ -50,7 +50,7 @@ def test_every_option_by_every_route(name, by, calls, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "smoothed", "capped"])
-def test_float32(name, monkeypatch):
+def test_float32_matches_float64(name, monkeypatch):
     use_tiles(monkeypatch, samples=5, classes=8)
     target = torch.arange(7) * 3
     inputs = tuple(each.float() for each in drawn((7, 2), (20, 2), (20,)))
@@ -62,7 +62,7 @@ def test_float32(name, monkeypatch):
 @built
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("columns", [1, 7, 300])
-def test_what_a_kernel_writes(columns, dtype):
+def test_kernel_results_match_for_extreme_logits(columns, dtype):
     """The kernels accept per-row numbers of any strides, and very small, hidden and non-finite logits."""
     rows = 23
     z, z_t = (each.to(dtype) for each in drawn((rows, columns), (rows, columns)))
@@ -90,13 +90,13 @@ def test_what_a_kernel_writes(columns, dtype):
     [torch.zeros(3, 4).T, torch.zeros(2, 3, 4), torch.zeros(3, 4).bfloat16(), torch.zeros(1, 4).expand(3, 4)],
     ids=["turned", "a batch", "16 bits", "expanded"],
 )
-def test_what_the_kernels_do_not_take(tile):
+def test_kernels_reject_unsupported_tiles(tile):
     assert not cpu.takes(tile)
 
 
 @pytest.mark.slow
 @built
-def test_a_weight_and_features_are_left_as_they_were(monkeypatch):
+def test_inputs_are_left_unchanged(monkeypatch):
     """The kernels overwrite logits and accumulate in place, but do not change the inputs."""
     use_tiles(monkeypatch)
     before = [each.clone() for each in INPUTS]
