@@ -53,7 +53,7 @@ def allowed(architecture):
 @pytest.mark.slow
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("architecture", each())
-def test_check_ends_in_a_true_verdict(architecture):
+def test_check_has_the_expected_findings(architecture):
     report = checked(made(architecture))
     found = {finding.code for finding in report.errors}, {finding.code for finding in report.warnings}
     assert found == (set(architecture.errors), set(architecture.warnings)), str(report)
@@ -63,20 +63,20 @@ def test_check_ends_in_a_true_verdict(architecture):
 
 
 @pytest.mark.parametrize("architecture", each())
-def test_preflight_says_the_same(architecture):
+def test_preflight_has_the_expected_verdict(architecture):
     assert previewed(made(architecture)).verdict.startswith(f"verdict: {architecture.verdict}")
 
 
 @pytest.mark.slow
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("architecture", each(measured=True))
-def test_products_by_every_route(architecture):
+def test_products_match_by_every_route(architecture):
     errors = dict(route_errors(made(architecture)))
     assert max(errors.values()) < allowed(architecture), errors
 
 
 @pytest.mark.parametrize("architecture", each(measured=True))
-def test_routes_that_are_missing_raise(architecture):
+def test_missing_routes_raise(architecture):
     missing = architecture.missing
     if not missing:
         assert architecture.routes == hodiff.ROUTES
@@ -87,7 +87,7 @@ def test_routes_that_are_missing_raise(architecture):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", each(measured=True))
-def test_operators(architecture):
+def test_operators_and_eigenvalues_match(architecture):
     assert operator_error(made(architecture)) < allowed(architecture)
     assert gauss_newton_error(architecture) < allowed(architecture)
     assert eigenvalue_error(architecture) < 1e-4
@@ -96,7 +96,7 @@ def test_operators(architecture):
 # Recurrent layers, masks and sizes that control flow reads, routers, solvers, scripts, a comparison of matrices.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GRU", "GAT", "GraphSAGE", "Mixtral", "neural ODE, rk4", "e3nn", "ConvNeXt"])
-def test_compiled_operators(name):
+def test_compiled_operators_match(name):
     architecture = made(next(one for one in ALL if one.name == name))
     found = captured_error(architecture)
     assert isinstance(found, float), found
@@ -104,14 +104,14 @@ def test_compiled_operators(name):
 
 
 @pytest.mark.slow
-def test_a_gaussian_process_is_refused():
+def test_gaussian_process_is_rejected():
     """The covariance of gpytorch saves its derivative by the length scale as a constant."""
     architecture = made(next(one for one in ALL if one.name == "Gaussian process"))
     with pytest.raises(hodiff.RouteError, match=r"RBFCovariance\.backward .* a part of its slope"):
         captured_error(architecture)
 
 
-def test_wrong_numbers_would_be_seen():
+def test_errors_without_corrections_are_large():
     """Without corrections the error is large, so the tests above can fail."""
     normalized = next(one for one in ALL if one.name == "weight-normalized convolutions")
     ((_, error),) = route_errors(normalized, hodiff.ROUTES[:1], correct=False)
