@@ -79,7 +79,7 @@ def test_compiled_operators_take_linear_memory(operator):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compile", [False, True])
-def test_the_formula_takes_quadratic_memory(compile):
+def test_plain_attention_takes_quadratic_memory(compile):
     """Plain attention takes quadratic memory, so the tests above can fail."""
     assert peak(hessian, plain_attention, 256, compile=compile) > 3 * peak(
         hessian, plain_attention, 128, compile=compile
@@ -88,7 +88,7 @@ def test_the_formula_takes_quadratic_memory(compile):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_compiled_products_are_those_of_the_formula(operator):
+def test_compiled_products_match_plain_attention(operator):
     x, weights, v = problem(40, torch.float64)
     expected = operator(plain_attention, x, weights) @ v
     block = torch.stack([v.reshape(-1), x[:24].reshape(-1)], 1)

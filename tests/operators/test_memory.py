@@ -77,7 +77,7 @@ OPERATORS = {
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "first", "later"), [("hessian", 3.0, 2.2), ("gauss-newton", 2.3, 2.2)])
-def test_a_product_takes_few_gradients(name: str, first: float, later: float) -> None:
+def test_products_take_memory_of_few_gradients(name: str, first: float, later: float) -> None:
     """The first product of a new operator includes the linearization, which later products reuse."""
     floor = peak(gradient)
     A = OPERATORS[name](data=[(INPUTS, TARGETS)])
@@ -87,7 +87,7 @@ def test_a_product_takes_few_gradients(name: str, first: float, later: float) ->
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [HessianOperator, GaussNewtonOperator])
-def test_products_of_the_benchmark_network(make: Any) -> None:
+def test_products_of_the_benchmark_network_take_memory_of_few_gradients(make: Any) -> None:
     objective = mlp()
     x = objective.parameters()
 
@@ -105,7 +105,7 @@ def test_products_of_the_benchmark_network(make: Any) -> None:
 
 
 @pytest.mark.slow
-def test_without_a_cache_one_batch_is_held_at_a_time() -> None:
+def test_cache_false_holds_one_batch_at_a_time() -> None:
     quarters = list(zip(INPUTS.chunk(8), TARGETS.chunk(8), strict=True))
     one = peak(lambda: OPERATORS["hessian"](data=quarters[:1], cache=False) @ X)
     all_of_them = peak(lambda: OPERATORS["hessian"](data=quarters, cache=False) @ X)
@@ -114,7 +114,7 @@ def test_without_a_cache_one_batch_is_held_at_a_time() -> None:
     assert kept > 2 * one
 
 
-def test_budget_is_kept() -> None:
+def test_memory_budget_is_respected() -> None:
     eighths = list(zip(INPUTS.chunk(8), TARGETS.chunk(8), strict=True))
     for budget in (2**20, 4 * 2**20):
         A = OPERATORS["hessian"](data=eighths, memory_budget=budget)
@@ -125,7 +125,7 @@ def test_budget_is_kept() -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_fifty_products_leave_nothing_behind(name: str) -> None:
+def test_fifty_products_leave_no_tensors(name: str) -> None:
     A = OPERATORS[name](data=[(INPUTS[:64], TARGETS[:64])])
     block = torch.randn(A.shape[0], 2)
     A @ X
@@ -146,7 +146,7 @@ def test_fifty_products_leave_nothing_behind(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_blocks_stay_within_their_chunks() -> None:
+def test_chunks_bound_the_memory_of_blocks() -> None:
     A = OPERATORS["hessian"](data=[(INPUTS, TARGETS)], chunk_size=1)
     B = OPERATORS["hessian"](data=[(INPUTS, TARGETS)], chunk_size=None)
     block = torch.randn(A.shape[0], 8)

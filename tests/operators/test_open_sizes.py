@@ -68,13 +68,13 @@ def equals_eager(kind: str, sizes: tuple[int, ...], **options: Any) -> None:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_sizes_take_no_other_graph(kind: str, compilations: list[Any]) -> None:
+def test_dynamic_compiles_one_graph_for_all_sizes(kind: str, compilations: list[Any]) -> None:
     equals_eager(kind, (6, 11, 2, 40, 6), compile="dynamic")
     assert len(compilations) == 1
 
 
 @pytest.mark.slow
-def test_sizes_as_numbers_have_a_graph_each(compilations: list[Any]) -> None:
+def test_sizes_used_as_numbers_compile_a_graph_each(compilations: list[Any]) -> None:
     A, B = (HessianOperator(divided, X, data=[batch(4), batch(7)], compile=each) for each in ("dynamic", False))
     v = torch.ones(A.shape[0]).double()
     torch.testing.assert_close(A @ v, B @ v)
@@ -82,18 +82,18 @@ def test_sizes_as_numbers_have_a_graph_each(compilations: list[Any]) -> None:
 
 
 @pytest.mark.slow
-def test_one_size_takes_one_graph_each_without_it(compilations: list[Any]) -> None:
+def test_static_compiles_a_graph_per_size(compilations: list[Any]) -> None:
     equals_eager("shapes", (6, 11), compile=True)
     assert len(compilations) == 4  # for a vector and for a block each
 
 
 @pytest.mark.slow
-def test_a_batch_of_one_takes_its_own(compilations: list[Any]) -> None:
+def test_batch_of_one_compiles_its_own_graph(compilations: list[Any]) -> None:
     equals_eager("hessian", (6, 1, 9), compile="dynamic")
     assert 1 < len(compilations) <= 3
 
 
-def test_a_function_of_one_size_has_a_graph_for_each(compilations: list[Any]) -> None:
+def test_branch_on_the_size_compiles_a_graph_each(compilations: list[Any]) -> None:
     def by_size(x: Tensor, rows: Tensor) -> Tensor:
         return (x**3).sum() * rows.sum() if len(rows) == 4 else (x**4).sum() * rows.sum()
 
@@ -122,12 +122,12 @@ def test_every_new_size_is_compared_with_eager(compilations: list[Any], monkeypa
     assert len(compilations) == 2
 
 
-def test_other_choices_are_refused() -> None:
+def test_rejects_unknown_compile_option() -> None:
     with pytest.raises(hodiff.InputError, match="compile: expected one of True, False, 'dynamic', got 'always'"):
         KINDS["hessian"]([batch(2)], compile="always")
 
 
 @pytest.mark.slow
-def test_the_compiler_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_matches_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     equals_eager("hessian", (6, 11), compile="dynamic")
