@@ -39,7 +39,7 @@ def drawn(ax):
     ],
     ids=["csr", "coo", "numpy", "torch", "sparse tensor"],
 )
-def test_entries_are_where_they_are(form):
+def test_entries_are_drawn_at_their_positions(form):
     ax = plot.sparsity(form(MASK))
     _, shown = drawn(ax)
     np.testing.assert_array_equal(~np.ma.getmaskarray(shown), MASK)
@@ -48,7 +48,7 @@ def test_entries_are_where_they_are(form):
 
 
 @pytest.mark.parametrize("method", ["star", "acyclic", "columns", "rows"])
-def test_entries_have_the_colours_of_their_columns_or_rows(method):
+def test_entries_have_the_colour_of_their_seed(method):
     coloring = hodiff.sparse.color(SYMMETRIC if method in {"star", "acyclic"} else MASK, method)
     ax = plot.sparsity(coloring)
     image, shown = drawn(ax)
@@ -64,7 +64,7 @@ def test_entries_have_the_colours_of_their_columns_or_rows(method):
     assert len(np.unique(rgb[mask], axis=0)) == coloring.num_colors
 
 
-def test_columns_and_rows_have_colours_of_their_own():
+def test_bidirectional_colours_match():
     arrow = np.eye(8, dtype=bool)
     arrow[0] = arrow[:, 0] = True
     coloring = hodiff.sparse.color(arrow, "bidirectional")
@@ -75,7 +75,7 @@ def test_columns_and_rows_have_colours_of_their_own():
         assert shown[i, j] == expected
 
 
-def test_large_matrices_are_densities():
+def test_large_matrix_is_drawn_as_densities():
     matrix = scipy.sparse.random_array((1003, 400), density=0.01, rng=RNG, format="csr")
     ax = plot.sparsity(matrix, cells=10)
     _, shown = drawn(ax)
@@ -92,7 +92,7 @@ def test_large_matrices_are_densities():
     assert drawn(plot.sparsity(scipy.sparse.csr_array((2000, 3)), cells=10))[1].mask.all()
 
 
-def test_axes_are_the_users():
+def test_draws_into_given_axes():
     _, ax = plt.subplots()
     assert plot.sparsity(MASK, ax) is ax
 
@@ -107,6 +107,6 @@ def test_axes_are_the_users():
         (lambda: plot.sparsity(MASK, cells=0), "cells: expected an int of 1 or more"),
     ],
 )
-def test_refuses(call, words):
+def test_rejects_bad_arguments(call, words):
     with pytest.raises(hodiff.InputError, match=f"^sparsity: {words}"):
         call()

@@ -30,7 +30,7 @@ def follows(panel, **values) -> None:
 
 
 @pytest.mark.slow
-def test_function_builder():
+def test_function_builder_follows_its_controls():
     builder = widgets.FunctionBuilder()
     follows(builder, order=1, backward="g * x.cos() * 2", interval=(-1.0, 1.0))
     drawn = picture(builder)
@@ -47,7 +47,7 @@ def test_function_builder():
 
 
 @pytest.mark.slow
-def test_gradient_flow():
+def test_gradient_flow_follows_its_controls():
     view = widgets.GradientFlow()
     follows(view, x="1, 2, 3", f="(x * x).sum()", pick="sigmoids that vanish")
     assert view.controls["f"].value == "(30 * x).sigmoid().sub(9).sigmoid().sum()"
@@ -59,12 +59,12 @@ def test_gradient_flow():
 
 
 @pytest.mark.slow
-def test_straight_through_demo():
+def test_straight_through_demo_follows_its_controls():
     follows(widgets.StraightThroughDemo(), quantizer="sign", surrogate="tanh", w1=0.5)
 
 
 @pytest.mark.slow
-def test_pictures_are_drawn_once_for_several_changes(monkeypatch):
+def test_several_changes_redraw_once(monkeypatch):
     demo = widgets.StraightThroughDemo()
     drawn = []
     monkeypatch.setattr(demo, "_redraw", lambda: drawn.append(1))
@@ -72,7 +72,7 @@ def test_pictures_are_drawn_once_for_several_changes(monkeypatch):
     assert drawn == [1]
 
 
-def test_says_what_to_install(monkeypatch):
+def test_missing_ipywidgets_raises_with_install_command(monkeypatch):
     for name in [each for each in sys.modules if each.startswith("hodiff.plot.widgets")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)
