@@ -81,13 +81,13 @@ FUNCTIONS = {
 
 @pytest.mark.one_in(60)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_of_complex_values(name):
+def test_complex_values_match_interpolation(name):
     assert_as_values(curves(lambda a, b: FUNCTIONS[name](z_of(a, b)), (A, B), 4, 3, size=0.15), 4, (2, 3))
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["exp", "product", "matmul", "fft", "abs", "log"])
-def test_complex_primals(name):
+def test_complex_series_match_real_and_imaginary_parts(name):
     """Series of complex numbers are supported directly, not only by their parts."""
     f = FUNCTIONS[name]
     parts = curves(lambda a, b: f(z_of(a, b)), (A, B), 3, 3, size=0.15)

@@ -80,7 +80,7 @@ def fitting(steps, pool):
     order=st.integers(1, 4),
     seed=st.integers(0, 2**16),
 )
-def test_random_compositions(shapes, both, steps, directions, order, seed):
+def test_random_compositions_match_nested_forward_mode(shapes, both, steps, directions, order, seed):
     """Two values move, or one with a constant tensor on either side."""
     generator = torch.Generator().manual_seed(seed)
     x, y, c = (torch.randn(shape, generator=generator, dtype=D) for shape in shapes)

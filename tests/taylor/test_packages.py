@@ -45,7 +45,7 @@ def agrees(f, x):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions_over_graphs(name):
+def test_torch_geometric_convolutions_match(name):
     layers = pytest.importorskip("torch_geometric.nn")
     torch.manual_seed(0)
     layer = CONVOLUTIONS[name](layers).to(D).eval()
@@ -53,7 +53,7 @@ def test_convolutions_over_graphs(name):
 
 
 @pytest.mark.slow
-def test_schnet():
+def test_schnet_matches():
     layers = pytest.importorskip("torch_geometric.nn")
 
     def all_pairs(positions, batch):
@@ -67,7 +67,7 @@ def test_schnet():
 
 
 @pytest.mark.slow
-def test_equivariant_layers():
+def test_e3nn_layers_match():
     o3 = pytest.importorskip("e3nn.o3")
     from e3nn.nn import Gate
 
@@ -83,7 +83,7 @@ def test_equivariant_layers():
     agrees(f, torch.randn(2, 3, dtype=D))
 
 
-def test_a_neural_differential_equation():
+def test_torchdiffeq_with_fixed_steps_matches():
     torchdiffeq = pytest.importorskip("torchdiffeq")
     times = torch.linspace(0, 1, 3, dtype=D)
     agrees(lambda x: torchdiffeq.odeint(lambda t, y: -(y**3), x, times, method="rk4")[-1].sum(), torch.ones(2, dtype=D))
@@ -116,12 +116,12 @@ DENSITIES = {
 
 
 @pytest.mark.parametrize("name", DENSITIES)
-def test_distributions(name):
+def test_torch_distributions_match(name):
     agrees(lambda x: DENSITIES[name](x).sum(), torch.tensor([0.3, -0.8, 0.5], dtype=D))
 
 
 @pytest.mark.slow
-def test_an_adaptive_solver_is_refused_with_what_does_it():
+def test_adaptive_torchdiffeq_is_rejected_with_a_remedy():
     solver = pytest.importorskip("torchdiffeq")
     x, t = torch.tensor([0.5, 1.0], dtype=D), torch.tensor([0.0, 1.0], dtype=D)
 
@@ -133,7 +133,7 @@ def test_an_adaptive_solver_is_refused_with_what_does_it():
 
 
 @pytest.mark.slow
-def test_an_old_function_of_a_package_is_named():
+def test_legacy_function_of_gpytorch_is_named():
     kernels = pytest.importorskip("gpytorch.kernels")
     kernel, x = kernels.RBFKernel().to(D), torch.ones(3, 2, dtype=D)
     with pytest.raises(hodiff.RouteError, match=r"RBFCovariance: expected an autograd\.Function with setup_context"):
