@@ -23,7 +23,7 @@ def enter():
         pass
 
 
-def test_others_wait():
+def test_other_threads_wait_for_the_lock():
     with one_thread_at_a_time(), one_thread_at_a_time():
         assert not in_another_thread(enter, 0.1)
     assert in_another_thread(enter)
@@ -50,7 +50,7 @@ class Deep(torch.autograd.Function):
             return torch.autograd.grad(Deep.apply(x, ctx.depth - 1), x)[0], None
 
 
-def test_autograds_own_threads_do_not_wait():
+def test_autograd_threads_do_not_wait():
     """Threads of autograd work for a thread that waits for them and may hold the lock, as on a GPU."""
 
     def backward():
@@ -64,7 +64,7 @@ def test_autograds_own_threads_do_not_wait():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_forked_process_does_not_wait():
+def test_forked_process_does_not_wait():
     holding, done = threading.Event(), threading.Event()
 
     def hold():

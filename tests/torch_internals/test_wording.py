@@ -336,7 +336,7 @@ SLOW = {Wording.HIGHER_ORDER, Wording.COMPILED_GRADIENT, Wording.DONATED_BUFFERS
 @pytest.mark.parametrize(
     "wording", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW), id=each.name) for each in Wording]
 )
-def test_torch_says_so(wording: Wording) -> None:
+def test_pattern_matches_the_message_of_torch(wording: Wording) -> None:
     texts = [_said(each) for each in PROVOCATIONS[wording]]
     if wording == Wording.OTHER_DEVICE and torch.__version__ < "2.13":
         # In these versions, the meta device accepts indices of any other device.
@@ -353,17 +353,17 @@ def test_torch_says_so(wording: Wording) -> None:
 
 
 @pytest.mark.parametrize("wording", Wording, ids=lambda each: each.name)
-def test_something_else_is_not_taken_for_it(wording: Wording) -> None:
+def test_pattern_does_not_match_other_messages(wording: Wording) -> None:
     for harmless in (lambda: torch.ones(2) @ torch.ones(3), lambda: torch.ones(2, 3).view(7), lambda: torch.ones(2)[5]):
         assert not says(_said(harmless), wording)
 
 
-def test_a_pattern_of_several() -> None:
+def test_pattern_of_several_wordings_matches_each() -> None:
     either = pattern_of(Wording.RANDOM, Wording.NO_VMAP)
     assert [bool(re.search(either, text)) for text in ("RANDOMNESS error mode", "no vmap support", "vmap")] == [1, 1, 0]
 
 
-def test_nodes_that_raise() -> None:
+def test_nodes_that_raise_are_recognized() -> None:
     nodes = [_slope(f).grad_fn for f in (F.hardsigmoid, lambda x: _Old.apply(x).square())]
     assert [node.name() for node in nodes] == ["torch::autograd::NotImplemented", "torch::autograd::Error"]
     assert all(map(raises_when_run, nodes))

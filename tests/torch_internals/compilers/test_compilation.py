@@ -25,7 +25,7 @@ def writes(source):
 
 
 @pytest.mark.slow
-def test_what_is_written_to_one_element_does_not_show_in_another():
+def test_in_place_writes_to_expanded_memory_match():
     source = torch.linspace(-1, 2, 24, dtype=torch.float64).reshape(4, 3, 2).sin()
     expected = [each.clone() for each in writes(source)]
     with silence_torch_warnings():
@@ -35,7 +35,7 @@ def test_what_is_written_to_one_element_does_not_show_in_another():
         torch.testing.assert_close(mine, right)
 
 
-def test_nothing_is_copied_where_no_two_elements_share_memory(monkeypatch):
+def test_nothing_is_copied_without_shared_memory(monkeypatch):
     monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs, options: graph)
     source = torch.rand(4, 3)
     graph = make_fx(lambda source: (source * 2).T.index_add(0, INDEX, source.T))(source)
