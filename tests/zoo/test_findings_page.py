@@ -20,13 +20,13 @@ def codes(report):
     return {finding.code for finding in report.findings}
 
 
-def test_every_code_has_its_section():
+def test_every_code_has_a_section():
     headings = [section.partition("\n")[0] for section in SECTIONS]
     assert headings == [f"{code}: {each.title}" for code, each in CODES.items()]
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_no_remedy_takes_the_function_for_the_square(code):
+def test_remedies_are_not_written_for_the_square_only(code):
     remedy = CODES[code].remedy
     assert "2 * x" not in remedy or "of x²" in remedy
 
@@ -42,7 +42,7 @@ def test_wrong_example_gives_the_code(code):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("code", some_at_once(MENDED, MENDED[4::9]))
-def test_mended_example_gives_none(code):
+def test_fixed_example_gives_no_finding(code):
     function, inputs, options = mended_example(code)
     report = check(function, inputs, **options)
     assert codes(report) <= NOTES - {code}, str(report)

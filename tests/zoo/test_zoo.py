@@ -40,7 +40,7 @@ FIRST = {
 
 @pytest.mark.one_in(120)
 @pytest.mark.parametrize("specimen", some_at_once(WRONG, FIRST, name_of))
-def test_defect_is_named(specimen):
+def test_defect_has_its_code(specimen):
     # SciPy's oracle comes last and finds what differences have found; it may call what is right wrong, see below.
     report = check(specimen.function, specimen.inputs, **{"scipy": False, **specimen.options})
     assert serious(report) == set(specimen.codes), str(report)
@@ -50,7 +50,7 @@ def test_defect_is_named(specimen):
 
 
 @pytest.mark.slow
-def test_an_edge_far_away_is_a_warning():
+def test_edge_away_from_the_input_is_a_warning():
     by_name = {each.name: each for each in WRONG}
     for name, ok in (("bump_nearby", True), ("bump_at_zero", False)):
         specimen = by_name[name]
@@ -69,7 +69,7 @@ AGAIN = [specimen for specimen in RIGHT if is_checked_elsewhere(specimen)][::4]
 
 @pytest.mark.one_in(40)
 @pytest.mark.parametrize("specimen", some_at_once([*OF_THE_ZOO, *AGAIN], OF_THE_ZOO[::3], name_of))
-def test_right_function_is_not_called_wrong(specimen):
+def test_right_function_has_no_error(specimen):
     report = check(specimen.function, specimen.inputs, **specimen.options)
     assert report.ok, str(report)
 
@@ -78,12 +78,12 @@ def test_every_code_has_a_specimen():
     assert {code for specimen in WRONG for code in specimen.codes} == NAMED
 
 
-def test_the_zoo_is_large():
+def test_zoo_has_forty_wrong_and_sixty_right_functions():
     assert len(WRONG) >= 40
     assert len(RIGHT) >= 60
 
 
-def test_table_says_what_it_does_before_it_does_it():
+def test_table_help_states_the_cost_and_the_output():
     table = Path(__file__).parent / "table.py"
     said = subprocess.run([sys.executable, table, "--help"], capture_output=True, text=True, check=True).stdout
     assert "takes minutes" in said
@@ -91,7 +91,7 @@ def test_table_says_what_it_does_before_it_does_it():
 
 
 @pytest.mark.slow
-def test_table_of_some_is_printed_and_not_written():
+def test_partial_table_is_printed_and_not_written():
     table = Path(__file__).parent / "table.py"
     command = [sys.executable, table, "bias_of_its_own_shape", "sin"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -99,7 +99,7 @@ def test_table_of_some_is_printed_and_not_written():
     assert "| right functions called wrong |  | 0 of 1 | 0 of 1 | n/a | 0 of 1 |" in said
 
 
-def test_table_is_that_of_the_zoo():
+def test_page_matches_the_zoo():
     """After a change, `python tests/zoo/table.py` writes it anew."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "zoo.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page, flags=re.MULTILINE)
