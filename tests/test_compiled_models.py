@@ -91,7 +91,7 @@ OF_SCALARS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("take", OF_SCALARS.values(), ids=OF_SCALARS)
-def test_functions(take):
+def test_derivatives_of_compiled_scalar_functions_match(take):
     torch.testing.assert_close(take(compiled(energy)), take(energy), rtol=1e-12, atol=1e-12)
 
 
@@ -106,7 +106,7 @@ def test_functions(take):
         lambda f: torch.as_tensor(hodiff.optim.least_squares(f, X, max_nfev=3).x),
     ],
 )
-def test_functions_of_several_numbers(take):
+def test_derivatives_of_compiled_vector_functions_match(take):
     torch.testing.assert_close(take(compiled(pair)), take(pair), rtol=1e-12, atol=1e-12)
 
 
@@ -153,20 +153,20 @@ def _point(f: _Called) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("take", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_models(way, take):
+def test_operators_of_compiled_models_match(way, take):
     found = take(_Called(way(model())), compiled(mse_loss))
     torch.testing.assert_close(found, take(_Called(model()), mse_loss), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", [compiled, _below])
-def test_checks_of_models(way):
+def test_check_of_compiled_models_passes(way):
     loss = compiled(mse_loss)
     report = hodiff.check(way(model()), data()[0][:2], loss=lambda y: loss(y, data()[1][:2]))
     assert report.ok, str(report)
 
 
-def test_kfac_operator():
+def test_kfac_of_a_compiled_model_matches():
     module = _in_place(model())
     found = hodiff.KFACOperator(module, compiled(mse_loss), dict(module.named_parameters()), data=[data()]).to_dense()
     plain = model()
@@ -209,13 +209,13 @@ def _trained(make: Callable[[Any], Any], way: Callable[[Any], Any], loss: Any, *
 @pytest.mark.parametrize("closure", [False, True], ids=["backward", "closure"])
 @pytest.mark.parametrize("way", [compiled, _in_place, _below], ids=["torch.compile", "module.compile", "a submodule"])
 @pytest.mark.parametrize("make", EACH_STEP.values(), ids=EACH_STEP)
-def test_optimizers(make, way, closure):
+def test_optimizers_of_compiled_models_match(make, way, closure):
     expected = _trained(make, lambda module: module, cross_entropy, closure=closure)
     torch.testing.assert_close(_trained(make, way, compiled(cross_entropy), closure=closure), expected)
 
 
 @pytest.mark.parametrize("make", [NewtonCG, HessianFree, LayerwiseGaussNewton])
-def test_optimizers_that_solve(make):
+def test_second_order_solvers_of_compiled_models_match(make):
     def trained(way: Callable[[Any], Any]) -> Tensor:
         module = model()
         called, loss, optimizer = way(module), way(cross_entropy), make(module.parameters())
@@ -229,7 +229,7 @@ def test_optimizers_that_solve(make):
     torch.testing.assert_close(trained(compiled), trained(lambda each: each))
 
 
-def test_steps_without_curvature_are_compiled():
+def test_steps_without_curvature_run_compiled():
     counted: list[int] = []
 
     def count(graph: Any, inputs: Any) -> Any:
@@ -249,7 +249,7 @@ def test_steps_without_curvature_are_compiled():
 
 
 @pytest.mark.slow
-def test_a_graph_that_was_made_by_compiled_code():
+def test_graph_recorded_by_compiled_code_is_rejected():
     module = model()
     called = torch.compile(module, backend="aot_eager")
     optimizer = SophiaH(module.parameters(), update_every=None)
@@ -262,7 +262,7 @@ def test_a_graph_that_was_made_by_compiled_code():
         factored.update_curvature(mse_loss(called(data()[0]), data()[1]))
 
 
-def test_elsewhere_compiled_code_runs_compiled():
+def test_compiled_code_outside_hodiff_runs_compiled():
     counted: list[str] = []
 
     def count(graph: Any, inputs: Any) -> Any:
@@ -289,7 +289,7 @@ def test_elsewhere_compiled_code_runs_compiled():
     assert counted[-1] == "MainThread"
 
 
-def test_the_users_stance_is_kept():
+def test_stance_of_the_user_is_kept():
     f = compiled(energy)
     with torch.compiler.set_stance("force_eager"):
         hodiff.hvp(f, X, V)
@@ -302,7 +302,7 @@ def test_the_users_stance_is_kept():
             f(X)
 
 
-def test_operators_that_torch_compiles_itself():
+def test_torch_cond_inside_a_compiled_function_matches():
     weight = torch.tensor(2.0, dtype=D)
 
     def f(x: Tensor) -> Tensor:
@@ -317,7 +317,7 @@ def test_operators_that_torch_compiles_itself():
 
 
 @pytest.mark.slow
-def test_compiled_functions_within_code_that_is_compiled():
+def test_compiled_function_inside_compiled_code_matches():
     inner = torch.compile(lambda x: nn.functional.layer_norm(x, (3,))[0], backend="aot_eager")
     plain = lambda x: nn.functional.layer_norm(x, (3,))[0]  # noqa: E731
     expected = hodiff.hvp(plain, X, V)
@@ -327,7 +327,7 @@ def test_compiled_functions_within_code_that_is_compiled():
     torch.testing.assert_close(whole(X), expected)
 
 
-def test_rules_of_compiled_functions():
+def test_custom_rules_of_compiled_functions_are_used():
     ten = hodiff.custom_jvp(compiled(torch.Tensor.sin))
 
     @ten.defjvp
@@ -342,7 +342,7 @@ def test_rules_of_compiled_functions():
         torch.testing.assert_close(torch.autograd.grad(whole(leaf), leaf)[0], torch.full_like(X, slope))
 
 
-def test_copies_and_implicit_functions():
+def test_deepcopies_and_implicit_functions_match():
     root = hodiff.implicit.root(compiled(lambda x, a: x**2 - a), lambda residual, x0, a: a.sqrt())
     a = torch.tensor([2.0, 3.0], dtype=D, requires_grad=True)
     (found,) = torch.autograd.grad(root(torch.ones(2, dtype=D), a).sum(), a)
@@ -358,7 +358,7 @@ def test_copies_and_implicit_functions():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_graphs_of_compiled_functions():
+def test_compiled_operators_of_compiled_functions_match():
     f = compiled(energy)
     torch.testing.assert_close(hodiff.HessianOperator(f, X, compile=True) @ V, hodiff.hvp(energy, X, V))
     torch.testing.assert_close(hodiff.compile_gradient(f)(X), grad(energy)(X))
@@ -367,6 +367,6 @@ def test_graphs_of_compiled_functions():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("f", [lambda x: x.pow(3), torch.sin])
-def test_check_by_inductor(f):
+def test_check_with_inductor_passes(f):
     # Inductor's kernels read zeros that forward mode keeps without memory, which crashed the process.
     assert hodiff.check(f, X[:2], compile=True, vmap=False, scipy=False).ok

@@ -259,7 +259,7 @@ CLAIMS: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_documents_say_what_was_measured(claim: str) -> None:
+def test_figures_in_documents_match_saved_results(claim: str) -> None:
     compared = list(CLAIMS[claim]())
     assert compared
     assert [(shown, measured) for shown, measured in compared if not says(shown, measured)] == []
