@@ -79,7 +79,7 @@ def survivors(function, rules, inputs, every=1):
         for i, (row, id_) in enumerate(zip(FUNCTIONS, IDS, strict=True))
     ],
 )
-def test_unchanged_function_is_right(function, rules, inputs):
+def test_unchanged_function_passes(function, rules, inputs):
     copied = again(function)
     assert equivalent(behaviour(function, inputs), behaviour(copied, inputs))
     report = check(copied, inputs, order=2, scipy=False)
@@ -88,13 +88,13 @@ def test_unchanged_function_is_right(function, rules, inputs):
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize(("function", "rules", "inputs"), FUNCTIONS, ids=IDS)
-def test_there_are_ten_ways_to_change_a_function(function, rules, inputs):
+def test_every_function_has_ten_mutants(function, rules, inputs):
     assert len({mutant.name for mutant in mutants(function, rules)}) >= 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "rules", "inputs"), FUNCTIONS[8:9], ids=IDS[8:9])
-def test_sample_of_mutants_is_caught(function, rules, inputs):
+def test_sample_of_mutants_is_detected(function, rules, inputs):
     missed, count = survivors(function, rules, inputs, EVERY)
     assert count
     assert not missed
@@ -102,7 +102,7 @@ def test_sample_of_mutants_is_caught(function, rules, inputs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "rules", "inputs"), FUNCTIONS, ids=IDS)
-def test_mutants_are_caught(function, rules, inputs):
+def test_all_mutants_are_detected(function, rules, inputs):
     missed, count = survivors(function, rules, inputs, FOURTH)
     assert count
     assert not missed

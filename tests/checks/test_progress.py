@@ -18,7 +18,7 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize("f", [torch.sin, torch.nn.Linear(2, 3)], ids=["function", "module"])
-def test_a_line_on_a_terminal(monkeypatch, f):
+def test_terminal_shows_progress(monkeypatch, f):
     monkeypatch.setattr(progress, "DELAY", 0.0)
     monkeypatch.setattr(sys, "stderr", Terminal())
     hodiff.check(f, X, scipy=False)
@@ -27,7 +27,7 @@ def test_a_line_on_a_terminal(monkeypatch, f):
     assert "derivatives" in text
 
 
-def test_nothing_elsewhere(monkeypatch, capsys):
+def test_no_output_without_a_terminal(monkeypatch, capsys):
     monkeypatch.setattr(progress, "DELAY", 0.0)
     hodiff.check(torch.sin, X, scipy=False)
     assert capsys.readouterr() == ("", "")

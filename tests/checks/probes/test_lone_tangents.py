@@ -118,12 +118,12 @@ def brief(function):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [Affine, ByIterations])
-def test_a_jvp_that_expands_is_right_and_one_by_iterations(function):
+def test_right_jvp_with_a_single_tangent_passes(function):
     report = brief(function)
     assert report.ok, str(report)
 
 
-def test_integers_have_no_tangents():
+def test_integer_arguments_have_no_tangents():
     index = torch.tensor([1, 0])
 
     def verdict(function):
@@ -143,7 +143,7 @@ def test_integers_have_no_tangents():
         (RowForgotten, "HD102", "one at a time do not add up"),
     ],
 )
-def test_what_goes_wrong_with_one_tangent_is_named(function, code, said):
+def test_wrong_jvp_with_a_single_tangent_is_named(function, code, said):
     (finding,) = brief(function).errors
     assert finding.code == code
     assert said in " ".join((finding.message, *finding.evidence))

@@ -28,7 +28,7 @@ order  route    values
     assert str(Report("f", rows, ())) == expected
 
 
-def test_failure_carries_the_whole_text():
+def test_failed_report_raises_its_whole_text():
     finding = Finding("forward", 1, "wrong", "relative error 1", "mend jvp")
     report = Report("f", (), (finding,))
     assert not report.ok
