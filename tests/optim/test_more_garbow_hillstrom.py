@@ -45,7 +45,7 @@ def in_units(problem):
 
 
 @pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: len(PROBLEMS[name].start) == 2))
-def test_derivatives_at_the_start(name):
+def test_derivatives_at_the_start_match_differences(name):
     problem = PROBLEMS[name]
     gradient, hessian = differences(problem)
     zero = torch.zeros_like(problem.start)
@@ -56,7 +56,7 @@ def test_derivatives_at_the_start(name):
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_norm_at_the_start_and_value_at_the_minimiser(name):
+def test_published_norms_and_minima_match(name):
     problem = PROBLEMS[name]
     if problem.norm_at_start is not None:
         assert problem.residuals(problem.start).norm().item() == pytest.approx(problem.norm_at_start, rel=1e-7)
@@ -67,14 +67,14 @@ def test_norm_at_the_start_and_value_at_the_minimiser(name):
         )
 
 
-def test_all_are_there():
+def test_all_problems_are_present():
     assert len({name.rstrip(" 0123456789") for name in PROBLEMS} - {"osborne", "penalty", "linear of rank"}) + 5 == 35
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", some_at_once([*LEAST_SQUARES, *MINIMIZE], {"trust-exact", "trust-krylov", "trf"}))
 @pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: len(PROBLEMS[name].start) == 2))
-def test_first_steps_are_those_with_other_derivatives(name, method):
+def test_first_steps_match_manual_derivatives(name, method):
     """Wrong Hessians may also lead to the minimum, but by other steps."""
     problem = PROBLEMS[name]
     if method in LEAST_SQUARES:
@@ -144,7 +144,7 @@ def test_published_minimum_is_found(name, method):
         " ".join,
     ),
 )
-def test_our_own_methods_find_it(case):
+def test_published_minimum_is_found_by_own_methods(case):
     name, method = case
     problem = PROBLEMS[name]
     if method in OWN_LEAST_SQUARES:

@@ -20,13 +20,13 @@ CASES = [
 ]
 
 
-def test_all_are_there():
+def test_all_regressions_are_present():
     levels = [each.level for each in REGRESSIONS.values()]
     assert [levels.count(each) for each in ("lower", "average", "higher")] == [8, 11, 8]
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)
-def test_certified_parameters_have_certified_squares_and_deviations(name):
+def test_certified_residuals_and_deviations_match(name):
     """The data and models are NIST's; the deviations also test the Jacobian."""
     set_ = REGRESSIONS[name]
     residuals = set_.residuals(set_.certified)

@@ -32,7 +32,7 @@ LONG = {"arwhead", "chained rosenbrock", "discrete boundary value", "extended wo
 
 
 @pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: name not in ALIKE))
-def test_derivatives_along_a_line(name):
+def test_derivatives_along_a_line_match_differences(name):
     problem = PROBLEMS[name]
     x = problem.start(problem.size(100))
     v = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=D) * torch.where(x == 0, 1.0, x.abs())
@@ -54,7 +54,7 @@ def test_derivatives_along_a_line(name):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", some_at_once(SMALL, {"trust-ncg"}))
 @pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: name not in ALIKE))
-def test_first_steps_are_those_with_other_derivatives(name, method):
+def test_first_steps_match_manual_derivatives(name, method):
     """Wrong products and Hessians may also lead to the minimum, but by other steps."""
     problem = PROBLEMS[name]
     start = problem.start(problem.size(100))

@@ -30,7 +30,7 @@ def turned(matrix, gradient):
 
 
 @pytest.mark.parametrize("basis", ["own", "turned"])
-def test_conditions_of_a_minimum(basis):
+def test_steps_satisfy_the_optimality_conditions(basis):
     """Steps satisfy (H + s) p = -g, H + s positive semidefinite, s >= 0, and s = 0 inside (Moré & Sorensen, 1983)."""
     models = [(*(turned(h, g) if basis == "turned" else (h, np.array(g))), r) for h, g, r in MODELS.values()]
     h, g, r = (torch.from_numpy(np.stack([model[i] for model in models])).to(D) for i in range(3))

@@ -45,7 +45,7 @@ def given(case):
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", TABLE)
-def test_disturbances_stay_small(name):
+def test_perturbations_stay_small(name):
     case = TABLE[name]
     plain = trained(case, 0.0)
     grown = torch.linalg.vector_norm(trained(case, 1e-12) - plain) / torch.linalg.vector_norm(plain)
