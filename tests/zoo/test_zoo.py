@@ -1,4 +1,4 @@
-"""Each wrong function is called by the name of its defect, and no right one is called wrong."""
+"""Each wrong function gets the code of its defect, and no right function gets an error."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from hodiff.checks import check
 from hodiff.checks.findings.codes import CODES
 
 WRONG, RIGHT = wrong_specimens(), right_specimens()
-# A note is no finding of the function, so that no wrong one needs it.
+# A note is not a defect, so no wrong function needs it.
 NAMED = {code for code, each in CODES.items() if each.severity != "note"}
 
 
@@ -27,12 +27,12 @@ def name_of(specimen):
 
 
 def takes_long(specimen):
-    """Compiled code takes seconds; so does exploring, but for one."""
+    """Return whether a specimen compiles or explores, which takes seconds."""
     explored = specimen.options.get("explore") and specimen.name != "wrong_at_ties"
     return bool(specimen.options.get("compile") or explored)
 
 
-# The first of each file with a defect; the page of findings has each code at once.
+# The first specimen of each file and code; the page of findings covers each code quickly.
 FIRST = {
     (specimen.function.__module__, specimen.codes): specimen for specimen in reversed(WRONG) if not takes_long(specimen)
 }.values()
@@ -41,10 +41,10 @@ FIRST = {
 @pytest.mark.one_in(120)
 @pytest.mark.parametrize("specimen", some_at_once(WRONG, FIRST, name_of))
 def test_defect_has_its_code(specimen):
-    # SciPy's oracle comes last and finds what differences have found; it may call what is right wrong, see below.
+    # SciPy's oracle finds nothing that differences do not find; the test of right functions includes it.
     report = check(specimen.function, specimen.inputs, **{"scipy": False, **specimen.options})
     assert serious(report) == set(specimen.codes), str(report)
-    # What is not finite at an edge is an error where the point lies there, and a warning where it does not.
+    # Non-finite derivatives at an edge are an error if the input is at the edge, and a warning otherwise.
     if specimen.codes != ("HD112",):
         assert report.ok == all(CODES[code].severity != "error" for code in specimen.codes)
 
@@ -58,12 +58,12 @@ def test_edge_away_from_the_input_is_a_warning():
 
 
 def is_checked_elsewhere(specimen):
-    """The contract of the library's Functions and the tests of the lessons check those at once."""
+    """Return whether the contract of the Functions or the tests of the lessons check the specimen."""
     return specimen.name.startswith(("hodiff.", "lesson.")) and "approximate" not in specimen.options
 
 
 OF_THE_ZOO = [specimen for specimen in RIGHT if not is_checked_elsewhere(specimen)]
-# Here those are checked with the options that users have by default.
+# Check them here with default options.
 AGAIN = [specimen for specimen in RIGHT if is_checked_elsewhere(specimen)][::4]
 
 
@@ -100,7 +100,7 @@ def test_partial_table_is_printed_and_not_written():
 
 
 def test_page_matches_the_zoo():
-    """After a change, `python tests/zoo/table.py` writes it anew."""
+    """Run `python tests/zoo/table.py` to update the page."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "zoo.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page, flags=re.MULTILINE)
     listed = {name: tuple(re.findall(r"(HD\d+):", defects)) for name, defects in rows}
