@@ -92,6 +92,7 @@ def array(tensor: Tensor) -> np.ndarray:
 
 
 def rosenbrock(x: Tensor) -> Tensor:
+    """Compute the chained Rosenbrock function, with a tridiagonal Hessian."""
     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 

@@ -1,4 +1,4 @@
-"""Comparison of corrected functions with torch's own values, errors and differences."""
+"""Comparison of corrected functions with torch's values, errors and differences; tensors in float64 by default."""
 
 from contextlib import nullcontext
 
@@ -10,6 +10,10 @@ from hodiff.checks.comparisons.order_by_order import against_differences, climb
 from hodiff.checks.comparisons.scalarize import scalarize
 
 FAILURES = {"wrong", "raises", "non-finite"}
+
+
+def tensor(*numbers, dtype=torch.float64):
+    return torch.tensor(numbers, dtype=dtype)
 
 
 def judged(f, inputs, order):

@@ -6,7 +6,7 @@ import mpmath
 import pytest
 import torch
 from at_once import backend_of, some_at_once
-from corrections.against_torch import assert_every_route, judged, same_value
+from corrections.against_torch import assert_every_route, judged, same_value, tensor
 from drawing import normals
 
 import hodiff
@@ -15,11 +15,6 @@ D = torch.float64
 GENERATOR = torch.Generator().manual_seed(0)
 
 randn = normals(GENERATOR)
-
-
-def tensor(*numbers):
-    return torch.tensor(numbers, dtype=D)
-
 
 COMPLEX = 0.6 + 0.9j
 WHOLE = torch.tensor([-2, 0, 3])

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from corrections.against_torch import tensor
 from torch.func import jvp, vjp
 
 import hodiff
@@ -10,11 +11,6 @@ from hodiff.torch_internals.operators import foreach_by_name
 
 D = torch.float64
 FOREACH = foreach_by_name()
-
-
-def tensor(*numbers):
-    return torch.tensor(numbers, dtype=D)
-
 
 A, B, C = tensor(-1, 0, 1, 1, 2), tensor(-1, -1, 1, 2, 2), tensor(-1, 1, 1, 2, 1)
 NAN = float("nan")

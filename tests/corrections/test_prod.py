@@ -5,16 +5,11 @@ import math
 import pytest
 import torch
 from at_once import backend_of
-from corrections.against_torch import FAILURES, assert_every_route, judged, same_error, same_value
+from corrections.against_torch import FAILURES, assert_every_route, judged, same_error, same_value, tensor
 
 import hodiff
 
 D = torch.float64
-
-
-def tensor(*numbers):
-    return torch.tensor(numbers, dtype=D)
-
 
 ZEROS = tensor(0.0, 2.0, 0.0, 0.0, 0.5)
 ROWS = torch.stack([ZEROS, tensor(1.0, 3.0, -0.5, 2.0, 0.2), tensor(0.0, 1.0, 2.0, -1.0, 1.5)])

@@ -12,6 +12,7 @@ import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
+from corrections.against_torch import tensor
 from custom_functions import Square
 
 import hodiff
@@ -20,10 +21,6 @@ import hodiff
 pytestmark = pytest.mark.filterwarnings("ignore:torch.triangular_solve .*:UserWarning")
 
 D = torch.float64
-
-
-def tensor(*numbers, dtype=D):
-    return torch.tensor(numbers, dtype=dtype)
 
 
 def number(value):

@@ -5,36 +5,25 @@ import sys
 import sysconfig
 import threading
 import types
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from uncompiled import keep_graphs
 
 import hodiff
-from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.derivatives import compilation
 from hodiff.operators import HessianOperator
-from hodiff.operators.compiled import product_graphs as compiled_graphs
 from hodiff.operators.compiled.linear_graphs import capture
+
+pytestmark = pytest.mark.usefixtures("captured_graphs")
 
 D = torch.float64
 X = torch.tensor([2.0, 1.0, -1.5, 0.5], dtype=D)
 # Other signs, other counts of positive elements, another order.
 POINTS = (X, -X, 0.7 * X, X.flip(0), X.abs(), -X.abs(), X)
-
-
-@pytest.fixture(autouse=True)
-def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fx.GraphModule]]:
-    """Run the graphs uncompiled, and raise if capture fails."""
-    graphs = keep_graphs(monkeypatch, compiled_graphs)
-    with silence_torch_warnings(), warnings.catch_warnings():
-        warnings.simplefilter("error", hodiff.HodiffWarning)
-        yield graphs
 
 
 def on_one_side(x: Tensor) -> Tensor:
@@ -183,7 +172,7 @@ def test_in_place_writes_through_views_do_not_leak() -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-def test_recurrent_layers_compile(kind: Any, compilations: list[fx.GraphModule]) -> None:
+def test_recurrent_layers_compile(kind: Any, captured_graphs: list[fx.GraphModule]) -> None:
     torch.manual_seed(0)
     layer, inputs = kind(2, 2).double(), torch.randn(2, 1, 2, dtype=D)
     x = {name: each.detach() for name, each in layer.named_parameters()}
@@ -194,7 +183,7 @@ def test_recurrent_layers_compile(kind: Any, compilations: list[fx.GraphModule])
     v = {name: torch.randn_like(each) for name, each in x.items()}
     found, expected = (HessianOperator(f, x, compile=compile) @ v for compile in (True, False))
     torch.testing.assert_close(found, expected)
-    assert compilations
+    assert captured_graphs
 
 
 class Lazy(dict[str, Any]):
@@ -212,14 +201,14 @@ class Sized(tuple[int, ...]):
         raise NotImplementedError
 
 
-def test_truth_of_containers_is_not_a_branch(compilations: list[fx.GraphModule]) -> None:
+def test_truth_of_containers_is_not_a_branch(captured_graphs: list[fx.GraphModule]) -> None:
     registry, sizes, names = Lazy(a=1), Sized((1, 2)), {"a", "b", "c"}
 
     def f(x: Tensor) -> Tensor:
         return (x**3).sum() * (1 if registry is not None and sizes is not None and names else 2)
 
     torch.testing.assert_close(HessianOperator(f, X, compile=True) @ X, 6 * X * X)
-    assert compilations
+    assert captured_graphs
 
 
 @pytest.mark.one_in(2)

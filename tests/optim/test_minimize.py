@@ -9,6 +9,7 @@ import pytest
 import scipy
 import scipy.optimize as so
 import torch
+from cases import rosenbrock
 
 import hodiff
 from hodiff import HodiffWarning
@@ -18,10 +19,6 @@ from hodiff.optim.methods import METHODS, OPTIONS, _documented
 D = torch.float64
 START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)
 BY_HAND = {"products": {"hessp": so.rosen_hess_prod}, "hessian": {"hess": so.rosen_hess}, "": {}}
-
-
-def rosenbrock(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def bowl(x, center=0.0):

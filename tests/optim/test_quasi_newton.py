@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.optimize as so
 import torch
+from cases import rosenbrock
 
 import hodiff
 from hodiff.optim import minimize
@@ -13,10 +14,6 @@ D = torch.float64
 METHODS = ["ssbfgs", "ssbroyden"]
 CHOICES = {"ssbfgs": ssbfgs, "ssbroyden": ssbroyden}
 START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)
-
-
-def rosenbrock(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def positive(n, seed, condition=1e4):

@@ -5,6 +5,7 @@ import pytest
 import scipy.optimize as so
 import scipy.sparse
 import torch
+from cases import rosenbrock
 
 import hodiff
 from hodiff.optim import minimize
@@ -17,10 +18,6 @@ from hodiff.optim.variables import Variables
 D = torch.float64
 START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)
 SPARSE = [name for name, method in METHODS.items() if method.sparse]
-
-
-def rosenbrock(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def gradient_norms(f, **arguments):

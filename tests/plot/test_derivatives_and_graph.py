@@ -3,7 +3,7 @@
 import re
 import sys
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -16,16 +16,7 @@ from hodiff.functions import ElementwiseFunction
 from hodiff.plot import COLOURS, RAISES, derivatives, graph
 from hodiff.plot.backward_graph import layered
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 BLUE, ORANGE, GREEN = COLOURS[:3]
-
-
-@pytest.fixture(autouse=True)
-def _closed_figures():
-    yield
-    plt.close("all")
 
 
 class OnceSine(Function):

@@ -1,6 +1,6 @@
 """Tests of values and gradients at the nodes of a graph, against closed forms."""
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch.autograd import Function
@@ -8,9 +8,6 @@ from torch.autograd import Function
 import hodiff
 from hodiff.plot import RAISES, gradient_flow, graph
 from hodiff.plot.gradient_flow import NOT_FINITE, SIZES
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 X = torch.tensor([0.0, 1.0], dtype=torch.float64)
 

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -16,17 +16,8 @@ from hodiff.operators import DiagonalOperator
 from hodiff.plot.hessian_plot import spread
 from hodiff.plot.shared import shortened
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 SQUARE = DiagonalOperator(torch.tensor([3.0, -1.0]))
 DIAGONAL = torch.linspace(-1, 3, 30, dtype=torch.float64)
-
-
-@pytest.fixture(autouse=True)
-def _closed_figures():
-    yield
-    plt.close("all")
 
 
 @pytest.mark.parametrize("log", [False, True])

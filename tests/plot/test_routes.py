@@ -1,6 +1,5 @@
 """Tests of the curves and verdicts of routes against closed forms, and of differences at points without derivative."""
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
@@ -9,15 +8,6 @@ from torch.autograd import Function
 import hodiff
 from hodiff.plot import derivatives, routes, straight_through, typed_function
 from hodiff.plot.scalar_differences import from_values, settled
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
-
-@pytest.fixture(autouse=True)
-def _closed_figures():
-    yield
-    plt.close("all")
 
 
 def curves(ax):

@@ -1,6 +1,6 @@
 """Tests of plots of sparse matrices: the entries in the colors of their seeds, or the densities."""
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import scipy.sparse
@@ -9,18 +9,9 @@ import torch
 import hodiff
 from hodiff import plot
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 RNG = np.random.default_rng(0)
 MASK = RNG.random((7, 5)) < 0.4
 SYMMETRIC = np.abs(np.subtract.outer(np.arange(9), np.arange(9))) <= 1
-
-
-@pytest.fixture(autouse=True)
-def _closed_figures():
-    yield
-    plt.close("all")
 
 
 def drawn(ax):

@@ -2,14 +2,11 @@
 
 import sys
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pytest
 
 import hodiff
 from hodiff.plot import widgets
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 PNG = b"\x89PNG"
 

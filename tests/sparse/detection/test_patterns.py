@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cases import rosenbrock
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -16,10 +17,6 @@ from hodiff.sparse.detection import supports
 from tests.sparse.problems import message_passing, point
 
 D = torch.float64
-
-
-def rosenbrock(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def band(n, width):

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import scipy.sparse
 import torch
+from cases import rosenbrock
 from uncompiled import keep_graphs
 
 import hodiff
@@ -12,7 +13,7 @@ from hodiff import InputError
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.derivatives import compiled_calls
 from hodiff.sparse import color, hessian, hessian_pattern, jacobian, lagrangian_hessian, value_and_hessian
-from tests.sparse.problems import PROBLEMS, D, point, rosenbrock
+from tests.sparse.problems import PROBLEMS, D, point
 
 
 @pytest.fixture

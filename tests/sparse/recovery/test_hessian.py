@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from cases import rosenbrock
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,7 +18,7 @@ from hodiff import InputError
 from hodiff.derivatives import compiled_calls
 from hodiff.sparse import Coloring, color, hessian, hessian_pattern, lagrangian_hessian, value_and_hessian
 from hodiff.sparse.recovery import coloring_choice as kept
-from tests.sparse.problems import PROBLEMS, D, cutoff_energy, pairs_within, point, rosenbrock
+from tests.sparse.problems import PROBLEMS, D, cutoff_energy, pairs_within, point
 
 METHODS = ("star", "acyclic")
 
