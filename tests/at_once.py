@@ -1,4 +1,4 @@
-"""Selection of the cases of a long table that run among the quick tests; slow tests run the other cases."""
+"""Choose which cases of a long table run among the quick tests; the other cases are marked slow."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("hodiff", "kernels", "tests", "docs", "examples", "benchmarks", "papers", "pyproject.toml", "README.md")
 FUNCTIONS = "tests/functions/test_contract.py"
 
-# What is broken; the line in one file of hodiff/; its replacement; the tests that must fail
+# Name of the broken rule; the line in a file of hodiff/; its replacement; the tests that must fail
 BROKEN = [
     (
         "activations: third derivative of SiLU",

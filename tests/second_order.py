@@ -95,7 +95,7 @@ def assert_scipy_hessian(row: Row) -> None:
 
 
 def along_directions(row: Row) -> Callable[[Tensor], Tensor]:
-    """Return a curved contraction of the outputs, as a function of steps along a few directions of all inputs."""
+    """Return a nonlinear scalar function of the outputs, as a function of steps along a few directions."""
     sizes = [each.numel() for each in row.inputs]
     directions = torch.linalg.qr(draw(max(sum(sizes), DIRECTIONS), DIRECTIONS, seed=7))[0][: sum(sizes)]
 

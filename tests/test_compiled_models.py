@@ -60,7 +60,7 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(8, 3, dtype=D, generator=generator), torch.randn(8, 2, dtype=D, generator=generator)
 
 
-# Derivatives of a function of three numbers
+# Derivatives of a function of a vector of three elements
 OF_SCALARS: dict[str, Callable[[Any], Any]] = {
     **{f"hvp {route}": lambda f, route=route: hodiff.hvp(f, X, V, route=route) for route in hodiff.ROUTES},
     "hvp without corrections": lambda f: hodiff.hvp(f, X, V, correct=False),

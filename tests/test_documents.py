@@ -121,7 +121,7 @@ def test_every_error_section_names_its_finding():
 
 
 def test_errors_page_has_every_recognised_message():
-    """Messages about devices, and torch's notes about itself, do not concern derivatives and need no entry."""
+    """Messages about devices and torch's internals do not concern derivatives and need no entry."""
     others = {Wording.OTHER_DEVICE, Wording.NO_NUMBERS_TO_COPY, Wording.OUTPUT_RESIZED, *OF_TORCH_ITSELF}
     page = text_of(ROOT / "docs" / "reference" / "errors.md")
     for wording in Wording:

@@ -1,4 +1,4 @@
-"""Figures in documents agree with the saved results."""
+"""Numbers in the documents equal the saved results."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def rows_of(workload: str, problem: str) -> dict[str, Any]:
 
 
 def gradients(workload: str, problem: str, name: str) -> float:
-    """Time in units of gradients; "fastest torch" is the fastest right way of torch."""
+    """Time in units of gradients; "fastest torch" is the fastest correct method in torch."""
     rows = rows_of(workload, problem)
     if name == "fastest torch":
         return min(row["gradients"] for row in rows.values() if row["group"] == "torch" and row["gradients"])

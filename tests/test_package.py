@@ -45,7 +45,7 @@ def test_import_loads_no_compiler() -> None:
 
 @pytest.mark.slow
 def test_torch_alone_loads_no_heavy_package() -> None:
-    """The other tests would blame hodiff if torch imported these modules itself."""
+    """The other tests assume that torch does not import these modules itself."""
     assert HEAVY & {name.partition(".")[0] for name in modules_after("import torch")} == set()
 
 
@@ -71,7 +71,7 @@ def test_first_use_in_compiled_code_works() -> None:
     assert done.stdout == "[24.0, 24.0]\n"
 
 
-@pytest.mark.slow  # output of routes is tested below
+@pytest.mark.slow  # the output of routes is tested below
 def test_import_prints_and_warns_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "import hodiff"], capture_output=True, text=True, check=False

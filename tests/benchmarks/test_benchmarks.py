@@ -1,4 +1,4 @@
-"""The command line of the benchmarks, and that only right contestants are timed."""
+"""The command line of the benchmarks; contestants with wrong results are not timed."""
 
 import importlib
 import json
@@ -73,7 +73,7 @@ def test_quick_standard_problems_report_where_each_method_ends(
     assert (tmp_path / "standard_problems.md").read_text(encoding="utf-8") in capsys.readouterr().out
     parts = json.loads((tmp_path / "standard_problems.json").read_text(encoding="utf-8"))["parts"]
     ends = [run.partition(" → ")[2] for run in parts["Moré, Garbow & Hillstrom"]["rosenbrock"].values()]
-    assert len(ends) == 18  # fourteen from SciPy, four from hodiff
+    assert len(ends) == 18  # fourteen methods of SciPy, four of hodiff
     assert all(float(end) < 1e-8 for end in ends)
     regressions = parts["NIST's certified regressions"]
     assert list(regressions) == ["BoxBOD", "Chwirut1"]

@@ -1,4 +1,4 @@
-"""The benchmark of meta-gradients: its reference, and that wrong answers are detected."""
+"""The benchmark of meta-gradients: its reference, and detection of wrong results."""
 
 import sys
 from pathlib import Path

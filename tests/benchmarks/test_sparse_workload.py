@@ -1,4 +1,4 @@
-"""The benchmarks of sparse Hessians: potentials in closed form, targets, and that wrong answers are detected."""
+"""The benchmarks of sparse Hessians: potentials in closed form, targets, and detection of wrong results."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""The benchmarks of Taylor mode: references, targets, and that wrong answers are detected."""
+"""The benchmarks of Taylor mode: references, targets, and detection of wrong results."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Optimizers on small networks: each learns every task that it can train; the table is checked by hand."""
+"""The benchmark of optimizers on small networks: losses fall on each task, rates are tuned, the table is correct."""
 
 import importlib
 import json
@@ -41,7 +41,7 @@ def test_quick_run_trains_with_every_optimizer(tmp_path: Path, capsys: pytest.Ca
         for name, run in found.items():
             (course,) = run["courses"]
             assert course["steps"] == sorted(set(course["steps"]))
-            # No single rate suits every optimizer, and some optimizers make a single step.
+            # No single learning rate suits every optimizer, and some optimizers take a single step.
             assert min(course["losses"]) < untrained, (task.title, name)
         begin = page.index(f"## {task.title}")
         rows = re.findall(r"^\| (`.+?`.*?) \| (0.03) \|", page[begin:].split("\n## ")[0], re.MULTILINE)

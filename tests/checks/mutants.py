@@ -1,4 +1,4 @@
-"""Functions with one mechanical change in one rule, and whether the change makes a difference.
+"""Functions with one mechanical change in one rule, and a test whether the change affects results.
 
 A mutant is the class of a Function, executed from a syntax tree in which one node of one rule is replaced.
 """

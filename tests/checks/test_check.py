@@ -1,4 +1,4 @@
-"""Results of `check` for ordinary functions, at smooth and at other points."""
+"""Results of `check` for ordinary functions, at smooth points, kinks and jumps."""
 
 import math
 import warnings
@@ -98,7 +98,7 @@ def test_functions_that_torch_alone_has_wrong_are_a_warning():
 
 @pytest.mark.slow
 def test_unwritten_memory_is_not_compared_with_torch_alone(monkeypatch):
-    """Unwritten memory holds other numbers in each call, so torch alone may fail where corrections did not."""
+    """Uninitialized memory differs from call to call, so torch alone may fail although corrections did not."""
     monkeypatch.setattr(by_routes, "torch_alone", lambda *_: pytest.fail("numbers that mean nothing were compared"))
     assert "HD308" in check(EmptyInBackward, normal(3)).codes
 
@@ -425,7 +425,7 @@ def product_of_complex(a, b, c, d):
 
 
 class Overwriting(torch.autograd.Function):
-    """Triples its input in place, and marks it as changed."""
+    """Triples its input in place, and marks it as dirty."""
 
     @staticmethod
     def forward(x):
@@ -445,7 +445,7 @@ class Overwriting(torch.autograd.Function):
 
 
 class Recomputing(torch.autograd.Function):
-    """Keeps its slope for first derivatives, and recomputes it for higher ones, as HD103 advises."""
+    """Saves its derivative for first order, and recomputes it for higher orders, as HD103 advises."""
 
     generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""Inputs of a million and of a millionth: no false alarms, wrong rules detected, unstable formulas named."""
+"""Inputs of size 1e6 and 1e-6: no false alarms, wrong rules are detected, and unstable formulas are named."""
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ def test_tails_that_torch_keeps_have_no_finding():
 
 @pytest.mark.parametrize("start", [0.3, 0.31])
 def test_underestimated_scipy_error_is_no_finding(start):
-    # Beside 1.6, rounding takes the curvature's fourth digit. At 0.3, SciPy takes a hundredth of that for its error.
+    # Beside 1.6, the curvature has three correct digits. At 0.3, SciPy's error estimate is a hundred times too small.
     def f(x):
         return 1.3 + start + 1e-5 * (3 * x).sin().sum() + 1e-4 * x.cos().sum()
 

@@ -1,4 +1,4 @@
-"""A check finds nearly every mechanical change of a rule that makes a difference."""
+"""`check` finds nearly every mechanical change of a rule that affects derivatives."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ IDS = [function.__name__ for function, _, _ in FUNCTIONS]
 
 
 def caught(function, inputs):
-    """Whether a check of second or, rarely needed, third order fails, or refuses a Function without a value."""
+    """Whether a check of second (or rarely third) order fails, or raises on a Function without a value."""
     try:
         return any(not check(function, inputs, order=order, scipy=False).ok for order in (2, 3))
     except InputError:
@@ -59,7 +59,7 @@ def caught(function, inputs):
 
 
 def survivors(function, rules, inputs, every=1):
-    """Return the names of mutants that make a difference and are not found, and the number that make one."""
+    """Return the names of effective mutants that are not found, and the number of effective mutants."""
     expected = behaviour(function, inputs)
     missed, count = [], 0
     for mutant in list(mutants(function, rules))[::every]:

@@ -41,7 +41,7 @@ class Doubled(torch.autograd.Function):
         return 4 * ctx.saved_tensors[0] * g
 """
 
-# Replaces hodiff, whose import takes seconds. This check finds a warning only, and its title says how it was
+# A stand-in for hodiff, whose import takes seconds. Its check finds a warning only, and the title says how it was
 # called.
 STUB = """
 import sys
@@ -105,7 +105,7 @@ def test_no_inputs(hodiff_check):
     assert len(re.findall(r"(?m)^E +order  route ", text)) >= 2
     assert re.search(r"(?m)^FAILED test_functions.py::test_wrong - hodiff\S+CheckError: check of Doubled", text)
     assert "InputError: check: inputs: expected at least one floating-point tensor" in text
-    # Tracebacks show lines of the test file only.
+    # Tracebacks contain lines of the test file only.
     places = re.findall(r"(?m)^(\S+\.py):\d+: ", text)
     assert set(places) == {"test_functions.py"}
 

@@ -1,4 +1,4 @@
-"""Places in the source code, against known lines."""
+"""Source lines in findings, against known lines."""
 
 import sys
 

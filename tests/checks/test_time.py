@@ -1,4 +1,4 @@
-"""Number of calls in a check: a function with an expensive solver must not be called repeatedly."""
+"""Number of calls of the function in a check, which is small because a call may run an expensive solver."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""Each Function is wrong in one way, and must give a finding on the right row."""
+"""Each Function has one fault, and must give a finding on the right row."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ X = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
 
 
 class Cube(Function):
-    """Right by every route."""
+    """Correct by every route."""
 
     generate_vmap_rule = True
 
@@ -83,7 +83,7 @@ class SavedIntermediate(Cube):
 
 
 class DetachedCotangent(Cube):
-    """Right for a constant incoming gradient, so that routes show the defect for a curved loss only."""
+    """Correct for a constant cotangent, so that routes show the defect only for a nonlinear loss."""
 
     @staticmethod
     def backward(ctx, g):
@@ -144,7 +144,7 @@ class WrongBatching(Cube):
 
 
 class WrongAxis(Cube):
-    """Right only if the batch dimension comes first."""
+    """Correct only if the batch dimension is the first."""
 
     generate_vmap_rule = False
 
@@ -163,7 +163,7 @@ class CoarseInside(Cube):
         return (x.float() ** 3).to(x.dtype)
 
 
-# Function, order, codes, and words of the evidence
+# Function, order, codes, and text of the evidence
 WRONG = [
     (DoubledTangent, 2, {"HD102"}, "jvp of DoubledTangent"),
     (ConstantTangent, 2, {"HD304"}, "ctx.slope"),
@@ -249,7 +249,7 @@ def test_gradcheck_runs_reverse_and_forward_separately():
 
 @pytest.mark.slow
 def test_compiled_code_that_ignores_the_jvp_is_found():
-    """torch.compile makes a tangent of its own, and ignores the Function's jvp."""
+    """torch.compile derives its own tangent, and ignores the Function's jvp."""
     report = check(DoubledTangent, X, compile="aot_eager", vmap=False, scipy=False)
     failed = {entry.quantity for entry in report.entries if entry.route == "compile" and entry.failed}
     assert failed == {"forward", "reverse-over-forward"}, str(report)

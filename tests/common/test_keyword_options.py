@@ -1,4 +1,4 @@
-"""A function that forwards options refuses unknown ones under its own name, at the call."""
+"""Functions that forward keyword options reject unknown options at the call, with their own name in the message."""
 
 import pytest
 import torch

@@ -17,7 +17,7 @@ def tensor(*numbers, dtype=torch.float64):
 
 
 def judged(f, inputs, order):
-    """Compare with differences, and return the status of each route: 2 of first order, 4 of second, 8 of third."""
+    """Compare with differences, and return the status of each route: 2 routes of order 1, 4 of order 2, 8 of 3."""
     generator = torch.Generator().manual_seed(0)
     problem = scalarize(f, inputs, generator)
     return [entry.status for entry in against_differences(climb(problem, problem.curved_loss, order, generator), order)]

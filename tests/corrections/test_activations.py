@@ -1,4 +1,4 @@
-"""Activations: torch's values, every route right, and torch's derivatives at kinks."""
+"""Activations: torch's values, correct derivatives by every route, and torch's derivatives at kinks."""
 
 import pytest
 import torch

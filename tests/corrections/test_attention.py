@@ -135,13 +135,13 @@ def test_values_match_torch(name, recording):
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in {"no keys", "no queries"}])
 def test_rule_handles_all_calls_without_dropout(name, recording):
-    # On a CPU dropout is left to torch's own operators.
+    # On a CPU, dropout uses torch's own operators.
     assert ("AttentionBackward" in nodes(CALLS[name])) == ("drop" not in name)
 
 
 def nodes(call):
     with hodiff.corrected():
-        output = call()  # a Function's node does not outlive it
+        output = call()  # keep the output, because a Function's node is freed with it
         queue, found = [output.grad_fn], []
     while queue:
         node = queue.pop()
@@ -157,7 +157,7 @@ def test_errors_match_torch(name, recording):
 
 
 def test_rejects_mask_on_another_device(recording):
-    """Torch returns whatever is in memory."""
+    """Torch alone reads uninitialized memory."""
     call = masked(lambda: torch.zeros(3, 5, device="meta"), *SHAPES)
     with pytest.raises(RouteError, match="attn_mask: expected a tensor on cpu as query is, got one on meta"):
         run(call, hodiff.corrected())
@@ -239,7 +239,7 @@ def test_seed_determines_dropout():
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_dropout_mask_matches_torch_by_each_route(route):
-    """Products agree with those of probabilities times the mask that torch draws."""
+    """The reference multiplies probabilities by the mask that torch draws."""
     q, k, v = normal(1, 3, 2), normal(1, 4, 2), torch.eye(4, dtype=D)[None]
     torch.manual_seed(3)
     kept = (attend(q, k, v, dropout_p=0.4) > 0) / 0.6  # the values are unit vectors

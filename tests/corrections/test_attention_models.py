@@ -68,7 +68,7 @@ def by_primitives(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fa
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_products_match_primitives(name, monkeypatch):
-    """Only the rules of attention differ between both sides."""
+    """Both sides differ only in the rules of attention."""
     model = MODELS[name]()
     x = {key: each.detach() for key, each in model.named_parameters()}
     generator = torch.Generator().manual_seed(2)
@@ -85,7 +85,7 @@ def test_products_match_primitives(name, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_all_attention_uses_the_rule(name, monkeypatch):
-    """Attention in encoder, decoder and between them uses the rule; T5 adds its learned positions by the mask."""
+    """Self-attention and cross-attention use the rule; T5 adds its learned positions by the mask."""
     taken = []
 
     def watched(*args, **kwargs):
@@ -121,7 +121,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama, shared heads"])
 def test_no_tensor_is_as_large_as_the_attention_weights(name, monkeypatch):
-    """Torch's operators run in blocks; the kernels, which are disabled while operators are counted, need less."""
+    """Torch's operators run in blocks; the kernels, which are disabled while operators are counted, use less memory."""
     monkeypatch.setattr(blockwise, "BLOCK", 2**14)
     length = 512
     model = MODELS[name]()

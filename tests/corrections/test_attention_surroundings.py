@@ -1,4 +1,4 @@
-"""Attention in training: in 16 bits, checkpointed, and with a tangent in the loss; against primitives."""
+"""Attention in training, against primitives: in 16 bits, checkpointed, and with a tangent in the loss."""
 
 import pytest
 import torch

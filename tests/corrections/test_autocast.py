@@ -44,7 +44,7 @@ def assert_torchs_dtypes(function, arguments, dtype):
 
 
 def test_functions_that_autocast_casts_have_dtypes_of_torch():
-    """A loss in 16 bits would have two or three digits, while torch's has seven."""
+    """A loss in 16 bits would have two or three correct digits, while torch's has seven."""
     taken = [assert_torchs_dtypes(f, rest, dtype) for f, *rest in CAST for dtype in (B, torch.float32)]
     assert sum(taken) > 40
 

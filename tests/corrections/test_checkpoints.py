@@ -26,7 +26,7 @@ def nested(block, h):
     return checkpoint(lambda h: checkpoint(block, h, use_reentrant=False), h, use_reentrant=False)
 
 
-# Selective checkpointing saves some results to save time; hodiff saves none.
+# Selective checkpointing saves some results to save time; hodiff recomputes all.
 SELECTIVE = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
 WAYS = {
     "plain": lambda block, h: block(h),
@@ -139,7 +139,7 @@ def test_autograd_within_corrected_matches(way, outside):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", ["checkpoint", "segments", "nested", "in contexts"])
 def test_checkpoint_called_outside_may_be_differentiated_within(way):
-    """The checkpoint is torch's own, which recomputes its function as in the first run."""
+    """The checkpoint is torch's, which recomputes its function as in the first run."""
     module, *_ = problem(way)
     x = torch.randn(6, 3, dtype=D)
     parameters = dict(module.named_parameters())
@@ -166,7 +166,7 @@ def test_torch_derivatives_at_another_point_match(way):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_batch_norm_in_training_updates_statistics_once(route):
-    """Running statistics are those of one run by any route, and the product is that of the formula."""
+    """Running statistics equal those of one run by any route, and the product equals that of the formula."""
     torch.manual_seed(0)
     module, x, v = nn.BatchNorm1d(3, dtype=D), torch.randn(4, 3, dtype=D), torch.randn(4, 3, dtype=D)
 

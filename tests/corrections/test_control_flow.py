@@ -1,4 +1,4 @@
-"""Control-flow operators, which take functions, against plain Python."""
+"""torch.cond and other control-flow operators, against plain Python."""
 
 from collections.abc import Callable
 from typing import Any

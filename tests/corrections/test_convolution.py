@@ -1,4 +1,4 @@
-"""Transposed convolutions with output padding: torch's values, and third derivatives that torch lacks."""
+"""Transposed convolutions with output padding: torch's values, and third derivatives, which torch does not support."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Functions as in torch's documentation, in every nesting of forward and reverse passes.
+"""Custom Functions as in torch's documentation, in every nesting of forward and reverse passes.
 
 The reference is the same function in elementary operators, and the derivatives of x³ in closed form.
 """
@@ -144,7 +144,7 @@ class Output(Saved):
 
 
 class Several(Function):
-    """Has two outputs with derivatives, one without, an argument that is no tensor, and a default."""
+    """Has two differentiable outputs, one non-differentiable output, a non-tensor argument, and a default."""
 
     generate_vmap_rule = True
 

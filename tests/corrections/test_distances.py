@@ -1,4 +1,4 @@
-"""Distances: torch's values and first derivatives, every route right, and torch's conventions at equal points."""
+"""Distances: torch's values and first derivatives, correct routes, and torch's conventions at equal points."""
 
 import math
 
@@ -61,7 +61,7 @@ MODES = ("use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist", "donot
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("p", NORMS)
 def test_values_and_gradients_match_torch(p, mode):
-    """Batches broadcast, and there are more than the 25 points from which on torch uses a matrix product."""
+    """Batches broadcast; with more than 25 points torch uses a matrix product."""
     x, y = draw(2, 1, 30, 3).requires_grad_(), draw(3, 2, 3, seed=1).requires_grad_()
 
     def results():

@@ -1,4 +1,4 @@
-"""Elementwise functions at 0 and elsewhere: closed forms, and every route against differences."""
+"""Elementwise functions at 0 and at other points: closed forms, and every route against differences."""
 
 import math
 
@@ -65,7 +65,7 @@ CASES = {
         (tensor(0.0, 0.3, 2.0), tensor(0.0, 0.1, 0.2)),
     ),
 }
-# Dynamo refuses complex numbers, writes in place, and the gradient of a constant tangent.
+# Dynamo does not support complex numbers, in-place writes, and the gradient of a constant tangent.
 NOT_COMPILED = {
     "ldexp of rows",
     "linspace",

@@ -1,4 +1,4 @@
-"""Embedding bags: torch's values, gradients and errors, and every route right."""
+"""Embedding bags: torch's values, gradients and errors, and correct derivatives by every route."""
 
 import pytest
 import torch

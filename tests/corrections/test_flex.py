@@ -1,4 +1,4 @@
-"""Torch's `flex_attention` inside `corrected()`: its values, and derivatives that torch lacks."""
+"""Torch's `flex_attention` inside `corrected()`: its values, and derivatives that torch does not support."""
 
 import inspect
 import math
@@ -196,7 +196,7 @@ def test_operator_of_exported_programs_matches():
 @pytest.mark.slow
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_compiled_call_matches(fullgraph):
-    torch.compiler.reset()  # the compiler skips a function for good that it met inside a transform
+    torch.compiler.reset()  # the compiler permanently skips a function that it met inside a transform
     q, k, v = drawn()
     mask = blocks(causal)
     compiled = torch.compile(lambda q: flex_attention(q, k, v, biased, mask), backend="aot_eager", fullgraph=fullgraph)

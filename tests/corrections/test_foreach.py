@@ -11,7 +11,7 @@ FOREACH = foreach_by_name()
 A, B = torch.tensor([0.5, 1.0, 2.0], dtype=D), torch.tensor([[0.3], [0.2]], dtype=D)
 X, V = torch.tensor([0.54, 0.7, 0.2], dtype=D), torch.tensor([1.0, -0.5, 0.3], dtype=D)
 
-# The operator called with a differentiated tensor, and the same by functions of one tensor
+# The operator called with a differentiated tensor, and the same call by functions of one tensor
 CASES = {
     "add, a tensor for all": (
         lambda x: FOREACH["add"]([A, B], x.sum(), alpha=2),
@@ -121,7 +121,7 @@ IN_PLACE = {
 @pytest.mark.parametrize("name", IN_PLACE)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_in_place_change_of_a_saved_tensor_is_right_or_raises(name, route):
-    """The graph keeps the changed exponential: the product is right, or raises torch's error of eager code."""
+    """The graph saves the changed exponential: the product is correct, or raises torch's error of eager code."""
 
     def f(x):
         y = x.exp()

@@ -1,4 +1,4 @@
-"""Every form of a call that torch accepts has the value and derivatives of the plain form."""
+"""Equivalent forms of a call (keywords, tensors as numbers, sequences) have equal values and derivatives."""
 
 import itertools
 
@@ -81,7 +81,7 @@ def by_name(function, args, kwargs):
 
 
 def with_other_numbers(function, args, kwargs):
-    """Yield calls with each number as a tensor or of another type, and with each list as another sequence."""
+    """Yield calls with each number as a tensor or another number type, and each list as another sequence type."""
     for place, value in itertools.chain(enumerate(args), kwargs.items()):
         if type(value) in NUMBERS:
             others = [kind(value) for kind in NUMBERS[type(value)]]
@@ -125,7 +125,7 @@ def is_variable(leaf):
 def derivatives(function, args, kwargs):
     """The value, and second derivatives of its sum of squares with the forward pass outside and inside.
 
-    Eigenvectors, whose phases are free, are left out.
+    Eigenvectors are excluded, since their phases are arbitrary.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     places = [i for i, each in enumerate(leaves) if is_variable(each)]

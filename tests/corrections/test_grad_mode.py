@@ -48,7 +48,7 @@ def after_an_exception(x):
 
 
 def called(x):
-    """Switch gradients off by a call, as torch's optimizers do."""
+    """Disable gradients by a call, as torch's optimizers do."""
     torch.set_grad_enabled(False)
     result = x.exp()
     torch.set_grad_enabled(True)
@@ -70,7 +70,7 @@ def loss(constant):
     return lambda x: (constant(x) * x**3).sum()
 
 
-# Contexts around f; a switch that is called, not entered, shows only if it changes the mode.
+# Contexts around f; a mode that is set by a call has an effect only if it changes the mode.
 AROUND = {"nothing": nullcontext, "no_grad": torch.no_grad, "corrected": hodiff.corrected}
 CASES = [(way, around) for way in WAYS for around in AROUND if (way, around) != ("called", "no_grad")]
 
@@ -350,7 +350,7 @@ OUTSIDE = V.clone()
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_gradients_by_a_leaf_made_inside_match(leaf, route):
-    """Force fields and penalties do this: the gradient of w³ c³ by a constant c is 3 w³ c², a cube of w."""
+    """As in force fields and gradient penalties: the gradient of w³ c³ by a constant c is 3 w³ c², a cube of w."""
 
     def f(w):
         c = LEAVES[leaf](w)
@@ -375,7 +375,7 @@ def test_leaf_made_inside_a_batch_is_rejected():
     torch.testing.assert_close(hodiff.corrected()(torch.func.vmap(torch.func.grad(f)))(X[None]), 8 * (X**3 * V)[None])
 
 
-# The dense forward-over-forward runs the function in a batch of directions without any of them, too.
+# Dense forward-over-forward also runs the function without tangents, in a batch of directions.
 @pytest.mark.parametrize("route", hodiff.ROUTES[:3])
 def test_requires_grad_of_a_differentiated_tensor_has_no_effect_in_batches(route):
     """Checkpointed models mark their hidden states by requires_grad_()."""
@@ -388,7 +388,7 @@ def test_requires_grad_of_a_differentiated_tensor_has_no_effect_in_batches(route
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_gradients_by_the_input_itself_match(route):
-    """Residuals of differential equations do this."""
+    """As in residuals of differential equations."""
 
     def f(x):
         x = x.clone().requires_grad_()
@@ -438,7 +438,7 @@ def test_dtype_conversion_without_effect_is_allowed(route):
     renamed = {name.replace("layer.", "0."): each for name, each in p.items()}
     expected = hodiff.hvp(lambda p: torch.func.functional_call(plain, p, X).sum(), renamed, renamed)
     torch.testing.assert_close(by_weights["layer.weight"], expected["0.weight"])
-    # The module keeps its own memory, and takes none from a transform.
+    # The module's storage is unchanged, and contains no tensor of a transform.
     assert model.layer.weight.data_ptr() == before
 
 
@@ -464,7 +464,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("function", ["jacobian", "hessian"])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_torch_autograd_functional_inside_is_right_or_rejected(name, function):
-    """PyTorch refuses them, too, in forward mode and under vmap, where their inputs are detached."""
+    """PyTorch also raises in forward mode and under vmap, where it detaches the inputs."""
     f = getattr(torch.autograd.functional, function)
     with hodiff.corrected(), pytest.raises(hodiff.errors.RouteError, match=r"torch\.func\.jacrev"):
         TRANSFORMS[name](lambda x: f(lambda y: (y**3).sum(), x) * x.sum())

@@ -1,4 +1,4 @@
-"""Matrix products in groups, by every route, against products with a mask of groups."""
+"""Grouped matrix products, by every route, against products with a mask of the groups."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products by index and along a dimension, zeros among the factors; reductions by segment; splits and strides."""
+"""Products by index and along a dimension with zero factors, reductions by segment, splits and strides."""
 
 import itertools
 
@@ -237,7 +237,7 @@ ZEROS = torch.zeros(90, dtype=torch.int64)
     ids=["cumprod", "scatter_reduce", "segment_reduce"],
 )
 def test_products_whose_parts_overflow_have_finite_derivatives(f, route):
-    """Ten factors make 1e10, all sixty 1e60; the product is 1e30, and derivatives divide it by factors."""
+    """Partial products overflow in float32 (1e60), although the product of all factors is 1e30."""
     with hodiff.corrected():
         torch.testing.assert_close(f(LONG.clone().requires_grad_()).detach(), f(LONG), rtol=1e-5, atol=0)
     gradient = hodiff.jacobian(f)(LONG)
@@ -258,7 +258,7 @@ def test_hessian_of_products_of_subnormal_numbers_is_exact(route):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
 def test_differentiated_cumprod_values_match_torch(dtype):
-    """Extreme values are torch's, too: an overflow stays, even if a smaller factor follows."""
+    """Overflow is also as in torch: the result stays infinite, even if a smaller factor follows."""
     inf, nan = torch.inf, torch.nan
     rows = [[1e30, 1e30, 1e-30], [1e-30, 1e-30, 1e30], [inf, 0, 1], [0, inf, 1], [nan, 1, 0], [-0.0, 2, 1e-45]]
     x, places = torch.tensor(rows).to(dtype), torch.zeros(6, 3, dtype=torch.int64)
@@ -330,7 +330,7 @@ def test_table_lists_the_corrections():
 
 @pytest.mark.parametrize("name", ["roll", "flip"])
 def test_roll_and_flip_of_numbers_in_a_batch(name):
-    """Under vmap torch exchanges numbers of a batch in `roll`, and refuses them in `flip`."""
+    """Under vmap torch's `roll` exchanges numbers of a batch, and its `flip` raises."""
     x = torch.tensor([0.3, 0.5], dtype=D)
     move = (lambda s: s.roll(1)) if name == "roll" else (lambda s: torch.flip(s, (0,)))
     with hodiff.corrected():

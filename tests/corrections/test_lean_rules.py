@@ -1,4 +1,4 @@
-"""Lean rules give torch's values, dtypes and derivatives, and do not affect calls that they do not cover."""
+"""Rules that skip unneeded work give torch's values, dtypes and derivatives, and leave other calls unchanged."""
 
 from contextlib import nullcontext
 

@@ -1,4 +1,4 @@
-"""Operators of torch.library: one formula gives every transform; without a formula they raise."""
+"""Operators of torch.library: every transform works with one registered backward formula, and raises without one."""
 
 import warnings
 

@@ -108,7 +108,7 @@ CASES = {
     "eigvalsh": (lambda a: LINALG.eigvalsh(a + a.mT, UPLO="U"), (DISTINCT,)),
     "eigh complex": (lambda a, b: unsigned(eigh(joined(a + a.mT, b - b.mT))[1]), (DISTINCT[:2, :2], B)),
 }
-# The compiler has no right route for general eigenvectors, and sees no values that reveal singular matrices.
+# Compiled code has no correct route for general eigenvectors, and cannot inspect values to detect singular matrices.
 EAGER_CASES = {
     "det of rank n - 1": (torch.det, (SINGULAR,)),
     # Without the sum everything is zero to second order, and errors have no scale.
@@ -161,7 +161,7 @@ def test_vmapped_and_compiled_derivatives_match_differences(name):
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, compile=compile, scipy=False)
 
 
-# The first version of torch that is right here; for determinants, only far from singular matrices
+# The first version of torch that is correct here; for determinants, only far from singular matrices
 RIGHT_SINCE = dict.fromkeys(("solve", "solve_ex", "tensorsolve", "det", "slogdet", "logdet"), "2.15")
 
 
@@ -439,7 +439,7 @@ def test_cholesky_ex_failure_affects_only_its_own_matrix(route):
 
     product = hodiff.hvp(lambda A: of_factors(A).sum(), pair, v, route=route)
     assert product[1].isnan().any()
-    if "reverse" in route:  # each number of forward mode alone depends on both matrices
+    if "reverse" in route:  # in forward mode alone, each number depends on both matrices
         alone = hodiff.hvp(lambda A: LINALG.cholesky(A).pow(3).sum(), good, v[0], route=route)
         torch.testing.assert_close(product[0], alone)
     with hodiff.corrected():

@@ -30,7 +30,7 @@ def one_call_a_rule():
     """Return the first call of each rule, with the positions of its differentiated arguments."""
     chosen = {}
     for f, args, kwargs in CALLS:
-        # The first requires a float64 result. The second refuses losses that depend on phases, as random losses do.
+        # The first requires a float64 result. The second raises for losses that depend on phases, as random losses do.
         if f in (torch.Tensor.float_power_, torch.linalg.eig):
             continue
         moving = [i for i, x in enumerate(args) if differentiable(x) and not any(x is each for each in CONSTANTS)]

@@ -1,4 +1,4 @@
-"""Sums in the log domain, of terms far apart and at minus infinity, by every route."""
+"""logaddexp, logsumexp and similar sums, of terms far apart and at minus infinity, by every route."""
 
 import pytest
 import torch
@@ -100,7 +100,7 @@ def test_complex_derivatives_match_differences(name):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_complex_logaddexp_far_apart_and_at_infinity(route):
-    """The smaller term has no share; two zeros in the log domain have half each."""
+    """The smaller term has derivative 0; two equal terms at minus infinity have 1/2 each."""
     v = torch.ones(2, dtype=D)
     for a, b, share in ((800 + 1j, 0j, 1.0), (-800 + 1j, 3j, 0.0), (-INF, 1j, 0.0), (-INF, -INF, 0.5)):
         x = torch.zeros(2, dtype=D)

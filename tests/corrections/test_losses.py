@@ -1,4 +1,4 @@
-"""Losses: torch's values and errors, every route right, closed forms."""
+"""Losses: torch's values and errors, correct derivatives by every route, closed forms."""
 
 import itertools
 import math
@@ -160,7 +160,7 @@ def test_linear_cross_entropy_with_options_uses_the_tiled_function(monkeypatch):
         with corrected:
             torch.testing.assert_close(F.linear_cross_entropy(x, w, target, **options), expected)
         assert len(calls) == min(k + 1, len(taken))
-    # Torch's kernel supports neither, and says so.
+    # Torch's kernel supports neither, and raises.
     for options in ({"label_smoothing": 0.1}, {"linear_weight": draw(3, 2, 2), "target": torch.zeros(3, 2).long()}):
         arguments = {"input": x, "linear_weight": w, "target": target, **options}
         expected = F.linear_cross_entropy(**arguments)
@@ -198,7 +198,7 @@ WEIGHTED = {
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", WEIGHTED)
 def test_derivatives_by_class_weights_match_differences(name):
-    """Torch has zeros in forward mode, and raises in reverse mode; hodiff is right."""
+    """Torch returns zeros in forward mode, and raises in reverse mode; hodiff is correct."""
     function, inputs = WEIGHTED[name], (draw(4, 3), torch.tensor([0.5, 1.2, 2.0], dtype=D))
     hodiff.assert_differentiable(corrected(function), inputs, vmap=False, scipy=False)
     moving = [each.clone().requires_grad_() for each in inputs]
@@ -255,7 +255,7 @@ def test_cosine_loss_third_derivative_matches_closed_form():
 
 
 def test_margin_losses_have_zero_derivative_at_the_margin():
-    """The derivative is zero if the margin is just kept, as in torch."""
+    """The derivative is zero exactly at the margin, as in torch."""
     x = torch.tensor([1.0, 0.0, 0.5], dtype=D, requires_grad=True)
     calls = (
         lambda: F.multi_margin_loss(x, torch.tensor(0)),
@@ -360,7 +360,7 @@ def test_broadcasting_loss_warns_as_torch_does():
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_binary_cross_entropy_at_probabilities_0_and_1(order):
-    """The infinite slopes of the logarithm are bounded by 1e12, as in torch; all other derivatives are exact."""
+    """Infinite derivatives of the logarithm are bounded by 1e12, as in torch; all other derivatives are exact."""
     p, t = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=D), torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=D)
     expected = torch.tensor([[1.0, 1e12, -1e12, -1.0], [1.0, 1e24, 1e24, 1.0]], dtype=D)
 

@@ -1,4 +1,4 @@
-"""`corrected()` affects what it should, for as long as it should, and can be left out."""
+"""`corrected()`: the calls that it affects, its scope, its strict mode, and transforms without corrections."""
 
 import math
 import threading
@@ -158,7 +158,7 @@ def test_registered_rule_is_used_and_may_decline():
     three, four = torch.tensor(3.0, requires_grad=True), torch.tensor([4.0])
     with hodiff.corrected():
         assert torch.hypot(three, four).grad_fn.name() == "SqrtBackward0"
-        assert torch.hypot(three, four[0]).grad_fn.name() == "HypotBackward0"  # the rule returned NotImplemented
+        assert torch.hypot(three, four[0]).grad_fn.name() == "HypotBackward0"  # the rule has returned NotImplemented
     row = next(row for row in table() if row.name == "torch.hypot")
     assert row.kind == "wrong"
     assert row.routes == hodiff.ROUTES

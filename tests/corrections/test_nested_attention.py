@@ -23,7 +23,7 @@ WEIGHTS, DIRECTION = drawn(*[(3, HEADS * SIZE, HEADS * SIZE)] * 2, seed=1)
 
 
 def by_sequences(sequences, weights, **options):
-    """Sum of the losses of all sequences."""
+    """Return the sum of the losses of all sequences."""
     projected = ([(x @ w.T).unflatten(-1, (HEADS, SIZE)).transpose(0, 1) for w in weights] for x in sequences)
     return sum(plain_attention(*each, **options).sin().sum() for each in projected)
 

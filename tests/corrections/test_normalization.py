@@ -1,4 +1,4 @@
-"""Normalizations inside `corrected()`: torch's values, dtypes, running statistics and errors, by all names."""
+"""Normalizations inside `corrected()`: torch's values, dtypes, running statistics and errors, by all public names."""
 
 from contextlib import nullcontext
 
@@ -317,7 +317,7 @@ def test_returned_statistics_are_differentiated(name, route):
 
 @pytest.mark.parametrize("of", ["weight", "bias"])
 def test_native_group_norm_accepts_non_contiguous_weights(of):
-    """Torch's kernel reads other numbers for such weights."""
+    """Torch's kernel reads wrong elements of such weights."""
     x, generator = torch.randn(2, 6, 3, dtype=D), torch.Generator().manual_seed(0)
     numbers = torch.randn(2, 6, dtype=D, generator=generator)
     expected = F.group_norm(x, 2, *numbers)

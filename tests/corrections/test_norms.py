@@ -366,7 +366,7 @@ def test_smooth_functions_of_a_zero_norm_match_closed_form(name):
         assert along[2].item() == pytest.approx(factor * v.square().sum().item(), rel=1e-12)
 
 
-# A write into y, and the same out of place
+# An in-place operation on y, and the same out of place
 WRITTEN = {
     "mul_": (lambda y, n: y.mul_(n), lambda y, n: y * n),
     "*=": (operator.imul, lambda y, n: y * n),
@@ -477,7 +477,7 @@ def test_matern_kernel_hessian_at_zero_is_differentiable_by_its_length_scale():
     ],
 )
 def test_unknown_functions_of_a_zero_norm_give_nan_and_warn(f):
-    """Second derivatives are NaN, never a wrong number; first derivatives are unchanged."""
+    """Second derivatives are NaN instead of a wrong number; first derivatives are unchanged."""
     x, v = torch.zeros(1, 3, dtype=D), torch.ones(1, 3, dtype=D)
     for route in hodiff.ROUTES:
         with pytest.warns(hodiff.HodiffWarning, match="0 somewhere, where it has a kink"):

@@ -1,4 +1,4 @@
-"""Tensors in place of numbers: one clear error where forward mode would drop their tangents."""
+"""Tensors in place of numbers: an error where torch's forward mode would drop their tangents."""
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ def test_differentiated_tensor_in_place_of_a_number_is_rejected(name):
 
 @pytest.mark.parametrize("name", LOST)
 def test_torch_alone_drops_the_tangent(name):
-    """Otherwise there would be nothing to refuse."""
+    """If torch kept the tangent, hodiff would not need to raise."""
     f = squares(LOST[name][1])
     assert torch.func.jvp(f, (A,), (torch.ones_like(A),))[1] == 0
     assert (f(A + 1e-3) - f(A)).abs() > 1e-6

@@ -1,4 +1,4 @@
-"""A second derivative that would silently be zero raises; all others do not."""
+"""Second derivatives through once_differentiable raise instead of returning zero; other derivatives do not raise."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Registering and unregistering rules: the newest is in force, hodiff's own return, bad arguments are named."""
+"""Registering and unregistering rules: the newest rule applies, hodiff's own are restored, bad arguments are named."""
 
 import pytest
 import torch

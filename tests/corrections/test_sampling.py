@@ -152,7 +152,7 @@ def test_spatial_transformer_matches_torch():
 def test_affine_grid_values_match_torch(size, align_corners):
     theta = draw(2, len(size) - 2, len(size) - 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # warns for a single point with aligned corners
+        warnings.simplefilter("ignore", UserWarning)  # the operator warns for a single point with aligned corners
         expected = F.affine_grid(theta, size, align_corners=align_corners)
     with corrected:
         torch.testing.assert_close(F.affine_grid(theta, size, align_corners=align_corners), expected)

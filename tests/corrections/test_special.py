@@ -261,7 +261,7 @@ def test_compiled_gradients_match(name):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["legendre", "bessel_j0"])
 def test_compiled_transforms_raise(name):
-    """A compiler differentiates the kernel within the Function, which torch treats as a constant."""
+    """The compiler differentiates the kernel inside the Function, and torch treats the kernel as a constant."""
     gradient = torch.func.vmap(torch.func.grad(corrected(FUNCTIONS[name])))
     torch.compiler.reset()
     with pytest.raises(Exception, match="would be zero"):

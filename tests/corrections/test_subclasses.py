@@ -40,7 +40,7 @@ class Unwrapping(Tensor):
 
 
 class OfItsOwn(Tensor):
-    """Computes layer_norm by primitives of its own."""
+    """Computes layer_norm by primitives."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -165,7 +165,7 @@ def test_subclass_that_hides_its_data_has_first_derivatives():
     f = layer(WEIGHT.as_subclass(Hiding))
     rows = hodiff.jacobian(f, mode="forward")(X)
     torch.testing.assert_close(plain(rows), torch.func.grad(by_hand)(X), rtol=1e-10, atol=1e-12)
-    # A graph through it would be a second derivative.
+    # A graph through it would require a second derivative.
     with pytest.raises(hodiff.errors.RouteError, match="Hiding"), hodiff.corrected():
         torch.func.jvp(f, (X.clone().requires_grad_(),), (V,))
 
@@ -178,7 +178,7 @@ def test_wrapper_subclass_is_right_or_rejected(route):
         product = hodiff.hvp(f, X, V, route=route)
     except hodiff.errors.RouteError as error:
         refused = str(error)
-    if refused:  # a part of the function has no rule
+    if refused:  # part of the function has no rule
         assert "'reverse-over-reverse'" in refused
         assert route != "reverse-over-reverse"
     else:

@@ -40,7 +40,7 @@ def summed(name):
 @DTYPES
 @pytest.mark.parametrize("name", TAILS)
 def test_each_point_alone_matches_mpmath(name, dtype):
-    """Rules depend on the numbers, so each number must be right in a tensor of its own."""
+    """Rules branch on the elements, so each element must also be correct in a tensor of its own."""
     f = summed(name)
     for point in held(name, dtype):
         x = torch.tensor([point], dtype=dtype, requires_grad=True)

@@ -1,4 +1,4 @@
-"""A correction changes no value except overflow, also for infinite, huge, tiny and zero arguments."""
+"""Corrections do not change values (except for overflow), also at infinite, huge, tiny and zero arguments."""
 
 import math
 import random
@@ -58,7 +58,7 @@ def outputs(function, leaves, structure, wanted=()):
     except RuntimeError:
         return "raises"
     found = [each.detach() for each in found if isinstance(each, torch.Tensor)]
-    # Eigenvectors have no sign of their own, and statistics beside a normalization have no derivative.
+    # The signs of eigenvectors are arbitrary, and statistics that a normalization returns have no derivative.
     of_norm = any(each in name_of(function) for each in ("batch_norm", "group_norm"))
     first = function in (torch.linalg.eigh, torch.linalg.eig) or of_norm
     return found[:1] if first else found
@@ -82,10 +82,10 @@ def test_values_at_extreme_arguments_match_torch(call):
         for which in (extreme, *([place] for place in extreme if len(extreme) > 1)):
             here = [filled(each, kind) if place in which else each for place, each in enumerate(leaves)]
             expected = outputs(function, here, structure)
-            if function in POLYNOMIALS:  # torch returns whatever is in memory
+            if function in POLYNOMIALS:  # torch returns uninitialized memory
                 expected = [each.masked_fill(here[0].isnan(), math.nan) for each in expected]
             if any(each in name_of(function) for each in ("norm", "dist")) and 3.0 in numbers:
-                # torch's powers leave the range of float32, although the norm does not.
+                # torch's powers overflow or underflow in float32, although the norm does not.
                 doubled = [each.double() if i in places else each for i, each in enumerate(here)]
                 doubled = [torch.float64 if each is torch.float32 else each for each in doubled]
                 expected = [each.float() for each in outputs(function, doubled, structure)]

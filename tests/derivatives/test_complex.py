@@ -1,4 +1,4 @@
-"""Real functions of complex points have the products of functions of their real and imaginary parts."""
+"""Products of real functions at complex points equal products with respect to the real and imaginary parts."""
 
 import copy
 import pickle

@@ -74,7 +74,7 @@ BAD_DIRECTIONS = {
     ),
 }
 
-# Every transform as a function of f and x, for the faults that they share
+# Every transform as a function of f and x, for the errors that they share
 TRANSFORMS: dict[str, Callable[[Callable[..., Any], Any], Any]] = {
     "hvp": lambda f, x: hvp(f, x, torch.utils._pytree.tree_map(torch.ones_like, x)),
     "hessian": lambda f, x: hessian(f)(x),

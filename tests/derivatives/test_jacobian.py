@@ -187,13 +187,13 @@ def test_missing_forward_rule_raises_in_forward_mode() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_rejects_complex_output(mode: str) -> None:
-    """torch.func.jacrev refuses it, too: the reverse pass of a real input would keep only the real part."""
+    """torch.func.jacrev also rejects it: reverse mode with a real input would keep only the real part."""
     with pytest.raises(InputError, match="complex"):
         jacobian(torch.fft.fft, mode=mode)(draw(3))
 
 
 def test_auto_mode_weighs_directions_against_calls() -> None:
-    """auto takes reverse mode for many small operators, and forward mode for large or few operators."""
+    """mode="auto" uses reverse mode for many small operators, and forward mode for large or few operators."""
 
     def takes_forward(f: Callable[[Tensor], Tensor], x: Tensor) -> bool:
         return _Linearized(bind("jacobian", f, (x,)), "error").forward_pays

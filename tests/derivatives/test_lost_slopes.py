@@ -1,4 +1,4 @@
-"""Functions whose backward treats its slope as a constant: refused if the slope is no constant, and only then."""
+"""Functions whose backward detaches a factor from the input: hodiff raises, unless the factor is constant."""
 
 import cProfile
 import gc
@@ -119,7 +119,7 @@ def test_elementwise_derivative_under_no_grad_is_rejected() -> None:
 
 
 class SavedFactor(torch.autograd.Function):
-    """exp(a b), whose backward uses its arguments and the saved value, which has no graph."""
+    """exp(a b), whose backward uses its arguments and the saved output, which is detached."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -160,7 +160,7 @@ class FactorOnContext(SavedFactor):
 
 
 class Recomputed(SavedFactor):
-    """exp(a b), whose backward uses the saved value only if backward is not differentiated."""
+    """exp(a b), whose backward uses the saved output only if backward is not differentiated."""
 
     @staticmethod
     def backward(ctx, g):
@@ -170,7 +170,7 @@ class Recomputed(SavedFactor):
 
 
 class Completed(SavedFactor):
-    """exp(a b), whose backward gives the saved value the derivative of a recomputed exponential."""
+    """exp(a b), whose backward adds the derivative of a recomputed exponential to the saved output."""
 
     @staticmethod
     def backward(ctx, g):
@@ -234,7 +234,7 @@ def test_right_function_inside_a_checkpoint_is_checked_less_and_less_often(name:
         next(calls)
         return Recomputed.apply(x, x.cos()).square()
 
-    # A new name makes the code unknown: the more often a check has met it, the less often it is checked.
+    # A new name makes the code new to hodiff, which checks known code less often.
     block.__code__ = block.__code__.replace(co_name=f"block of {name}")
     counts = []
     for _ in range(8):
@@ -286,7 +286,7 @@ class KeptGate(torch.autograd.Function):
 
 
 class ByConstant(torch.autograd.Function):
-    """x exp(y), whose slope is a constant if y is not differentiated."""
+    """x exp(y), whose backward is linear in x, so the factor exp(y) is constant if y is not differentiated."""
 
     @staticmethod
     def forward(ctx, x, y, count):
@@ -356,7 +356,7 @@ def _without_grad(f: Any) -> Any:
         return f()
 
 
-# Backward passes of x^2 w that lose a part of their slope, in helpers that their own code does not name
+# Backward passes of x^2 w that detach a part of the derivative, in helpers that their own code does not name
 CUT_PARTS = {
     "an argument": lambda g, x, w: (2 * x * w.detach() * g, x * x * g),
     "an argument of the other slope": lambda g, x, w: (2 * x * w * g, x * x.data * g),
@@ -554,7 +554,7 @@ class Exponential(KeptExponential):
 
 
 class Shifted(torch.autograd.Function):
-    """((x + 1e8) - 1e8)², whose gradient is rounded to multiples of 3e-8, as long as the steps of differences."""
+    """((x + 1e8) - 1e8)², whose gradient is rounded to multiples of 3e-8, the size of the steps of differences."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -622,7 +622,7 @@ class Dropout(Times):
 
 
 class Noise(Times):
-    """x times numbers that no seed reproduces."""
+    """x times random numbers that do not depend on a seed."""
 
     @staticmethod
     def forward(ctx, x):
@@ -652,7 +652,7 @@ def test_piecewise_linear_functions_have_zero_hessian(function: Any, dtype: torc
     state = torch.get_rng_state()
     assert not hodiff.hvp(lambda x: apply(x).sum(), x, x).any()
     torch.set_rng_state(state)
-    # Only the evaluation that the user asked for advances the generator.
+    # Only the user's own evaluation advances the generator.
     apply(x)
     after = torch.get_rng_state()
     torch.set_rng_state(state)
@@ -686,7 +686,7 @@ def test_function_that_rejects_other_points_is_not_checked() -> None:
 
 
 class Absolute(torch.autograd.Function):
-    """|x|, whose slope jumps at 0 and is 0 there, halfway between both sides."""
+    """|x|, whose derivative jumps at 0 and is defined as 0 there, the mean of both sides."""
 
     @staticmethod
     def forward(ctx, x):
@@ -758,7 +758,7 @@ def test_slope_kept_by_forward_is_rejected_inside_transforms(function: Any, deri
 
 
 class SplitMask(Split):
-    """x times random numbers or a given factor, which are a constant slope."""
+    """x times random numbers or a given factor, so the derivative is constant."""
 
     @staticmethod
     def forward(x, factor):

@@ -56,7 +56,7 @@ def exact(f: Callable[[Any], Tensor], x: Any) -> Tensor:
 
 @EVERY_ROUTE
 def test_parameters_that_require_grad_are_accepted(route: str) -> None:
-    """`dict(model.named_parameters())` is taken unchanged, with leaves that require gradients."""
+    """`dict(model.named_parameters())` is accepted unchanged, with leaves that require gradients."""
     model = classifier()
     parameters = dict(model.named_parameters())
     v = direction(detached(model))
@@ -70,7 +70,7 @@ def test_parameters_that_require_grad_are_accepted(route: str) -> None:
 
 @EVERY_ROUTE
 def test_frozen_parameters_are_differentiated(route: str) -> None:
-    """requires_grad=False limits what an optimizer trains, not what a derivative is taken by."""
+    """requires_grad=False affects optimizers, but not derivatives with respect to the parameter."""
     model = classifier()
     model.first.requires_grad_(False)
     live = dict(model.named_parameters())
@@ -144,7 +144,7 @@ def draw_mask(seed: int) -> Tensor:
 
 @pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
 def test_dropout_is_drawn_once(route: str) -> None:
-    """Every transform differentiates the function of the one mask that the seed gives."""
+    """Every transform differentiates the function with the mask that the seed determines."""
     model = classifier(drop=nn.Dropout(0.5))
     mask = draw_mask(7)
     assert 0 < mask.count_nonzero() < mask.numel()
@@ -168,7 +168,7 @@ def test_dropout_is_drawn_once(route: str) -> None:
 
 @OTHER_ROUTES
 def test_several_dropout_draws_raise(route: str) -> None:
-    """Rows of one matrix must not belong to different random functions."""
+    """All rows of a matrix must belong to the same random draw."""
     f, x = loss_of(model := classifier(drop=nn.Dropout(0.5))), detached(model)
     for transform in (
         lambda: hessian_matrix(f, x, route=route),

@@ -1,4 +1,4 @@
-"""Functions whose backward takes one cotangent at a time: Jacobians and Hessians compute rows one by one."""
+"""Functions whose backward cannot be batched: Jacobians and Hessians compute their rows one by one."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Errors of user code that resemble torch's: they are raised unchanged, after one call."""
+"""Errors of user code whose messages resemble torch's: they are raised unchanged, after one call."""
 
 import pytest
 import torch
@@ -85,7 +85,7 @@ def test_errors_of_torch_and_rules_are_told_from_user_errors():
     x = X.clone().requires_grad_()
     assert unavailable(caught_from(torch.autograd.grad, OnlyForward.apply(x).sum(), x))
     for f in (
-        # Errors of an operator, which has no frame; of torch's Python code; of hodiff
+        # Errors raised by an operator (without a Python frame), by torch's Python code, and by hodiff
         lambda: torch.func.hessian(lambda x: torch.nn.functional.hardsigmoid(x).sum())(X),
         lambda: torch.func.vmap(lambda x: x + torch.rand(3))(torch.ones(2, 3)),
         lambda: torch.func.grad(lambda x: Function.apply(x))(X),

@@ -1,4 +1,4 @@
-"""Warnings of hvp and operators: the gradient is not the function's derivative, or the dtype has few digits."""
+"""Warnings of hvp and operators if the gradient is not the function's derivative, or if the dtype has low precision."""
 
 import warnings
 
@@ -81,7 +81,7 @@ DOUBLING.register_full_backward_hook(lambda module, given, found: (2 * given[0],
 LISTENING.register_full_backward_hook(lambda module, given, found: None)
 
 
-# The function, and the named part that leaves the graph; empty if the gradient is the derivative
+# The function, and the name of the call that detaches from the graph; empty if the gradient is correct
 CASES = {
     "detach": (lambda x: (x.detach() * x.sin()).sum(), "x.detach()"),
     "data": (lambda x: (x.data * x.sin()).sum(), "x.data"),

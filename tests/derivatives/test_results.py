@@ -1,4 +1,4 @@
-"""Results are ordinary tensors: they own their memory, and can be changed in place, saved and given to NumPy."""
+"""Results are ordinary tensors: they own their memory, and can be changed in place, saved and converted to NumPy."""
 
 import io
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Lost slopes where finite differences are difficult: they are detected, and right Functions are accepted."""
+"""Detached factors in backward are detected where finite differences are inaccurate; correct Functions pass."""
 
 from typing import Any
 

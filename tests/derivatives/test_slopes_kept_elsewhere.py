@@ -1,4 +1,4 @@
-"""Slopes that a Function keeps in any object, on its class, in globals, or in thread and context variables."""
+"""Functions whose forward stores a factor for backward in objects, classes, globals, thread or context variables."""
 
 import collections
 import contextvars
@@ -44,7 +44,7 @@ def _buffer(slope: Tensor) -> torch.nn.Module:
     return module
 
 
-# How forward keeps a slope on the context, and how backward reads it.
+# How forward stores a derivative on the context, and how backward reads it.
 ON_THE_CONTEXT: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "object": (Box, lambda kept: kept.slope),
     "slots": (_slotted, lambda kept: kept.slope),

@@ -1,4 +1,4 @@
-"""Slopes lost by tensors outside the point: a product is right, and its derivative is refused."""
+"""Functions that detach a tensor other than x: products by x are correct, their derivatives by that tensor raise."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Functions that differ between groups of directions: replayed or refused."""
+"""Functions whose random numbers or state differ between groups of directions: draws are replayed, or hodiff raises."""
 
 import random
 
@@ -14,7 +14,7 @@ X = torch.tensor([0.5, 1.0, 2.0], dtype=D)
 GENERATOR = torch.Generator()
 NUMPY, PYTHON = np.random.default_rng(0), random.Random(0)
 
-# Random factors from sources that torch.func.vmap does not control
+# Random factors from generators that torch.func.vmap does not control
 SOURCES = {
     "private generator": lambda: torch.rand((), generator=GENERATOR, dtype=D),
     "NumPy": lambda: 0.5 + np.random.rand(),  # noqa: NPY002

@@ -186,7 +186,7 @@ def test_minimize_result_display():
     assert told(found)["iterations"] == str(found.nit)
     assert "success" in shown(found).text
     assert found.message in shown(found).text
-    # Otherwise the result behaves as SciPy's.
+    # In all other respects the result behaves like SciPy's.
     assert isinstance(found, scipy.optimize.OptimizeResult)
     assert repr(found) == repr(scipy.optimize.OptimizeResult(found))
     again = pickle.loads(pickle.dumps(found))

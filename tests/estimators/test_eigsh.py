@@ -1,4 +1,4 @@
-"""Eigenpairs at either end against NumPy, and the behaviour where they cannot be found."""
+"""Eigenpairs at either end of the spectrum against NumPy, and errors and warnings if they cannot be resolved."""
 
 import warnings
 
@@ -40,7 +40,7 @@ def test_eigenvalues_match_numpy(method, which, spectrum, dtype):
     A = symmetric(SPECTRA[spectrum]).to(dtype)
     operator = Wrapped(A)
     if method in {"lanczos", "lobpcg"} and spectrum in {"decaying", "negative"} and which != "LM":
-        # The default iteration limits suit the end where eigenvalues are far apart.
+        # The default iteration limits suffice at the end of the spectrum where eigenvalues are far apart.
         far_apart = {"decaying": "LA", "negative": "SA"}[spectrum]
         which = far_apart
     pairs = eigsh(operator, 3, which=which, method=method, tol=None if dtype == torch.float64 else 1e-3)

@@ -1,4 +1,4 @@
-"""Preconditioners: their action, against eigenvectors, and the iterations that they save."""
+"""Preconditioners: their products, against eigenvectors, and the number of iterations that they save."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Linear systems by every method against NumPy, and every way in which they can fail."""
+"""Linear systems by every method against NumPy, and their failures."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Randomized traces, diagonals and norms: right on average, with errors as large as stated."""
+"""Randomized traces, diagonals and norms: unbiased estimates, with the stated standard errors."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_standard_errors_cover_the_error(method, eigenvalues, least):
 
 @pytest.mark.slow
 def test_errors_fall_at_the_published_rates():
-    # Eigenvalues 1, 1/2, 1/3, ... give Hutch++ no more than its guaranteed rate; all methods get the same matrix.
+    # With eigenvalues 1, 1/2, 1/3, ... Hutch++ is no better than its guaranteed rate; all methods get the same matrix.
     A = symmetric(torch.linspace(1, 2, 600, dtype=torch.float64))
 
     def slope(A, method):

@@ -1,4 +1,4 @@
-"""Wrong labels are found, and the hypergradient that finds them is checked."""
+"""The example finds wrong labels, and its hypergradient matches a reference."""
 
 import importlib
 import re

@@ -1,4 +1,4 @@
-"""The demo, run as a script with smaller settings."""
+"""The example, run as a script with smaller settings."""
 
 import os
 import re

@@ -19,7 +19,7 @@ SOON = {"04_sinh", "30_checkpoint"}
 
 
 def slow_but(soon, stems):
-    """Test parameters, marked slow except for the representatives in `soon`."""
+    """Return test parameters, marked slow except for the cases in `soon`."""
     return [stem if stem in soon else pytest.param(stem, marks=pytest.mark.slow) for stem in stems]
 
 
@@ -151,7 +151,7 @@ class Naive:
         self.apply = apply
 
 
-# Typical wrong answers, and the judge's words about them
+# Typical wrong answers, and what the judge prints for them
 WRONG = {
     "03_exp": ({"Exp2": Naive(lambda x: 2 * (x - 1).exp2())}, "bytes a number are kept"),
     "07_tanh": ({"Tanh": lesson_tools.lesson(7).Tanh}, "slope at 20"),

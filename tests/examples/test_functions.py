@@ -61,7 +61,7 @@ APPROXIMATE = {
     "41_export": ("Round", 3),
 }
 
-# Kind, order, routes and remedy of a required finding; rows that must have no finding
+# Kind, order, routes and advice of each required finding; rows that must have no finding
 DEFECTS = {
     "21_once_differentiable": (("zero", 2, {"reverse-over-reverse"}, "once_differentiable"), {"reverse", "forward"}),
     "22_constant_slope": (
@@ -224,7 +224,7 @@ needs_a_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C+
 
 
 def slow_but(soon, stems):
-    """Test parameters, marked slow except for the representatives in `soon`."""
+    """Return test parameters, marked slow except for the cases in `soon`."""
     marks = {stem: [] if stem in soon else [pytest.mark.slow] for stem in stems}
     marks.get("39_cpp_operator", []).append(needs_a_compiler)
     return [pytest.param(stem, marks=each) for stem, each in marks.items()]

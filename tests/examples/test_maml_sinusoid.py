@@ -1,4 +1,4 @@
-"""The sine waves, run as a script with fewer steps."""
+"""The example, run as a script with fewer steps."""
 
 import os
 import re

@@ -35,7 +35,7 @@ def derivatives(case: FunctionCase, extremes: Extremes, point: float) -> list[fl
 
 
 def tower(f: Callable[[Tensor], Tensor]) -> list[Callable[[Tensor], Tensor]]:
-    """Return the function and its first three derivatives."""
+    """Return functions that compute the function and its first three derivatives."""
     functions = [f]
     for _ in range(3):
         functions.append(torch.func.grad(functions[-1]))
@@ -118,7 +118,7 @@ def _ulps(got: float, exact: Any, change: Any, flushed: float) -> float:
         return 0.0 if got == math.copysign(math.inf, exact) else math.inf
     if not math.isfinite(got):
         return math.inf
-    # Factors below the smallest normal number are flushed to zero, and so are their products.
+    # Factors below the smallest normal number are flushed to zero, and their products are zero.
     unit = max(EPS * max(abs(exact), abs(change)), mp.mpf(flushed))
     return float(abs(mp.mpf(got) - exact) / unit)
 

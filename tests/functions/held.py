@@ -1,4 +1,4 @@
-"""A meter of the memory that graphs hold."""
+"""Measure the memory that autograd graphs keep alive."""
 
 import weakref
 
@@ -6,7 +6,7 @@ import torch
 
 
 class Meter:
-    """Count the bytes that live graphs hold, each storage once."""
+    """Count the bytes that live graphs save, each storage once."""
 
     def __init__(self):
         self._boxes = []

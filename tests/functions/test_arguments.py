@@ -1,4 +1,4 @@
-"""Tests of the refusal of wrong shapes."""
+"""Tests of the errors for wrong shapes."""
 
 import itertools
 

@@ -49,7 +49,7 @@ SYMBOLS: dict[str, Symbols] = {
     "soft_rank-columns": (COLUMNS,),
     "soft_sort-columns": (COLUMNS,),
 }
-# These cases cannot be exported: NumPy code, eigenvalues whose gaps select a formula, a node that exists for its
+# These cases cannot be exported: NumPy code, eigenvalues whose gaps select a formula, a node that is used only for its
 # derivatives. The rest have no batch: a single vector, or a target, a draw or lengths of fixed size.
 WITHOUT = {
     "numpy_function-elementwise",

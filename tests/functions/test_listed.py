@@ -10,7 +10,7 @@ from functions.table import REVERSE_ONLY
 from hodiff import functions
 
 ROOT = Path(__file__).resolve().parents[2]
-# These have no derivatives of their own, or none that fit a table of derivatives. Their family's file tests them.
+# These have no derivatives, or none that fit a table of derivatives; their own test files test them.
 ELSEWHERE = {"stop_gradient", "clip_gradient", "noise_gradient", "gradient_hook", "nestable_jvp", "straight_through"}
 # Noise is a constant, and the cases of gumbel_softmax call perturbed_softmax with their own noise.
 ELSEWHERE |= {"sample_gumbel", "perturbed_softmax"}

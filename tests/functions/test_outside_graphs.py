@@ -1,4 +1,4 @@
-"""Tests of Functions that dynamo does not trace."""
+"""Tests of functions that run eagerly inside compiled code, since dynamo does not trace them."""
 
 import gc
 import weakref

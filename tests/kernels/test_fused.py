@@ -1,4 +1,4 @@
-"""Tests of the float32 kernels against mpmath and the replaced formulas, and of inputs that fall back to torch."""
+"""Tests of the float32 kernels against mpmath and the formulas that they replace, and of the fallback to torch."""
 
 import math
 

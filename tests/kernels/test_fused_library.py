@@ -123,7 +123,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return the output of one process for each case, until it ended or died."""
+    """Return the output of one process for each case, up to its end or crash."""
     folders = [tmp_path_factory.mktemp("without", numbered=False)]
     for spoil in [None, *(spoil for spoil, _ in REFUSED)] if LIBRARY else []:
         folders.append(tmp_path_factory.mktemp(spoil.__name__ if spoil else "as_built", numbered=False))
@@ -169,7 +169,7 @@ C_TYPES = {"long": ctypes.c_long, "float": ctypes.c_float, "double": ctypes.c_do
 
 
 def declared() -> dict[str, tuple]:
-    """Return the ctypes of result and arguments of each exported C++ function."""
+    """Return the ctypes of the result and the arguments of each exported C++ function."""
     code = "\n".join((FOLDER / name).read_text() for name in SOURCES if name.endswith(".cpp"))
     found = re.findall(r"^EXPORT ([^(]+?)(\w+)\(([^)]*)\)", code, re.MULTILINE)
     return {

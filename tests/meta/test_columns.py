@@ -1,4 +1,4 @@
-"""Tests of lists of tensors as columns, and of systems of many tasks, against torch.linalg."""
+"""Tests of lists of tensors as columns of a matrix, and of linear systems of many tasks, against torch.linalg."""
 
 import torch
 from torch import Tensor

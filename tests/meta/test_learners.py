@@ -438,7 +438,7 @@ def test_memory_of_meta_steps_is_constant(options: dict[str, Any]) -> None:
 
 
 def ours(each: object) -> bool:
-    """Whether the object is a tensor, a module or from hodiff; torch's pytrees leave empty function cycles behind."""
+    """Whether the object is a tensor, a module or from hodiff; torch's pytrees leave cycles of functions behind."""
     kind = type(each)
     return isinstance(kind, type) and (
         issubclass(kind, (Tensor, nn.Module)) or str(kind.__module__).startswith("hodiff")

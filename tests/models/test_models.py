@@ -25,7 +25,7 @@ ALL = architectures()
 
 
 def each(*, measured=False):
-    """Parametrize by all architectures, most of them slow, or only by architectures with correct derivatives."""
+    """Parametrize by all architectures (most of them slow), or only by architectures with correct derivatives."""
     return [
         pytest.param(one, id=one.name, marks=[] if one.quick else [pytest.mark.slow])
         for one in ALL
@@ -93,7 +93,7 @@ def test_operators_and_eigenvalues_match(architecture):
     assert eigenvalue_error(architecture) < 1e-4
 
 
-# Recurrent layers, masks and sizes that control flow reads, routers, solvers, scripts, a comparison of matrices.
+# Quick cases: recurrent layers, masks and sizes in control flow, routers, solvers, scripts, a comparison of matrices.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GRU", "GAT", "GraphSAGE", "Mixtral", "neural ODE, rk4", "e3nn", "ConvNeXt"])
 def test_compiled_operators_match(name):

@@ -1,4 +1,4 @@
-"""Models and losses for the curvature operators, with the textbook Hessian of each loss by the outputs.
+"""Models and losses for the curvature operators, with the textbook Hessian of each loss with respect to the outputs.
 
 All cases are small and in float64. Closed forms use elementary operations, and Jacobians of models come from
 torch.func, so they share no code with the operators.

@@ -1,4 +1,4 @@
-"""Tests of Hessian operators in the caller's modes, on unusual functions, and with wrong arguments."""
+"""Tests of Hessian operators under global modes of the caller, for unusual functions, and with wrong arguments."""
 
 from typing import Any
 

@@ -202,7 +202,7 @@ def test_buffers_are_left_unchanged(compilations: list[Any]) -> None:
     [
         pytest.param(0.0, 8, [8], marks=pytest.mark.slow),
         pytest.param(math.inf, 8, [8, *[1] * 8], marks=pytest.mark.slow),
-        # Vectors one by one are no more than there are.
+        # A block computed vector by vector takes no more products than it has vectors.
         (math.inf, 3, [8, 1, 1, 1]),
     ],
 )
@@ -332,7 +332,7 @@ def test_product_of_rounding_only_is_no_disagreement() -> None:
 
 
 def test_wrong_code_is_detected_on_a_null_vector() -> None:
-    """Code that is nearly zero agrees on a null vector, but is still detected."""
+    """Code that returns nearly zero agrees on a null vector, but is still detected."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     point = {"2.weight": model[2].weight.detach().clone()}
     A = GaussNewtonOperator(

@@ -1,4 +1,4 @@
-"""Functions that branch on numbers get a graph for each branch, or a warning with the reason for none."""
+"""Functions that branch on values compile a graph for each branch, or run eagerly with a warning."""
 
 import math
 import sys
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("captured_graphs")
 
 D = torch.float64
 X = torch.tensor([2.0, 1.0, -1.5, 0.5], dtype=D)
-# Other signs, other counts of positive elements, another order.
+# The points differ in signs, in the number of positive elements, and in their order.
 POINTS = (X, -X, 0.7 * X, X.flip(0), X.abs(), -X.abs(), X)
 
 

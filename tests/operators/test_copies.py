@@ -1,4 +1,4 @@
-"""Copied and pickled operators are at the same point, and record again."""
+"""Copied and pickled operators have the same point, and compute a new linearization."""
 
 import copy
 import io

@@ -75,7 +75,7 @@ def test_changing_state_is_detected() -> None:
 
 
 class Drifting(nn.BatchNorm1d):
-    """A batch norm in training mode that reads the running mean that it updates."""
+    """A batch norm in training mode whose output depends on the running mean that it updates."""
 
     def forward(self, x: Tensor) -> Tensor:
         super().forward(x)

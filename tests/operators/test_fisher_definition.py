@@ -22,7 +22,7 @@ N, LENGTH, FEATURES, CLASSES = 5, 3, 2, 4
 W = torch.randn(FEATURES, CLASSES, generator=GENERATOR, dtype=torch.float64)
 INPUTS = torch.randn(N, LENGTH, FEATURES, generator=GENERATOR, dtype=torch.float64)
 LABELS = torch.randint(CLASSES, (N, LENGTH), generator=GENERATOR)
-# Uneven: two tokens count in batch one, and six in batch two.
+# The batches are uneven: two tokens count in batch one, and six in batch two.
 PADDED = LABELS.masked_fill(torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 0], [0, 0, 1], [1, 0, 1]]).bool(), -100)
 CUT = 2
 

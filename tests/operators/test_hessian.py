@@ -1,4 +1,4 @@
-"""Tests of the Hessian operator against textbooks and torch's dense Hessians, in all forms and settings."""
+"""Tests of the Hessian operator against closed forms and torch's dense Hessians, in all forms and settings."""
 
 import warnings
 from typing import Any

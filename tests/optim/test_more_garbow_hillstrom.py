@@ -151,5 +151,5 @@ def test_published_minimum_is_found_by_own_methods(case):
         found = 2 * least_squares(problem.residuals, problem.start, method=method, **OWN_LEAST_SQUARES[method]).cost
     else:
         found = minimize(problem.value, problem.start, method=method, options=OWN_MINIMIZE[method]).fun
-    # Rounding decides which runs end elsewhere, as above.
+    # Rounding decides which runs do not converge, as above.
     assert problem.is_solved_by(found) or case in OWN, found

@@ -196,7 +196,7 @@ def test_callbacks_interruption_and_nan_are_reported(method):
     found = minimize(lambda x: (x * float("nan")).sum(), START, method=method)
     assert not found.success
     assert "nan" in found.message
-    # The method continues next to a boundary of NaN.
+    # The method continues beside points at which the function is NaN.
     found = minimize(lambda x: (x - x.log()).sum(), torch.full((3,), 4.0, dtype=D), method=method)
     assert found.success
     torch.testing.assert_close(found.x, torch.ones(3, dtype=D), rtol=0, atol=1e-4)

@@ -1,4 +1,4 @@
-"""Tests of sparse Hessians in `minimize`: steps of dense Hessians, Newton's method with factors, surfaces, refusals."""
+"""Tests of sparse Hessians in `minimize`: the steps of dense Hessians, Newton's method, minimal surfaces, errors."""
 
 import numpy as np
 import pytest

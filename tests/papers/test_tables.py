@@ -1,4 +1,4 @@
-"""Tests of the tables in the READMEs; the saved tables show the saved results."""
+"""Tests of the tables in the READMEs against the saved results."""
 
 import importlib.util
 import json

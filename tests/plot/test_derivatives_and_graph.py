@@ -1,4 +1,4 @@
-"""Tests of the plotted numbers against closed forms, and of the drawn graph against its known contents."""
+"""Tests of plotted derivatives against closed forms, and of the drawn graph against its known nodes."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""Tests of values and gradients at the nodes of a graph, against closed forms."""
+"""Tests of plotted values and gradients at the nodes of a graph, against closed forms."""
 
 import matplotlib.pyplot as plt
 import pytest

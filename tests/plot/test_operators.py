@@ -1,4 +1,4 @@
-"""Tests of plots of spectra, Hessians and landscapes: the numbers in the artists, not their looks."""
+"""Tests of plots of spectra, Hessians and landscapes: the data of the artists, not their appearance."""
 
 from itertools import pairwise
 
@@ -92,7 +92,7 @@ def test_hessian_of_an_operator_uses_its_matrix_and_names():
     np.testing.assert_allclose(ax.images[0].get_array(), expected)
     assert [text.get_text() for text in ax.get_yticklabels()] == A.domain.labels == ["a", "b"]
     assert ax.get_title() == "HessianOperator of f, 3 × 3\nat a, b"
-    # A quarter of the largest entry has half of its color, and the color bar shows the entry.
+    # A quarter of the largest entry has half of its color value, and the color bar is labelled with entries.
     np.testing.assert_allclose(ax.images[0].norm([-12.0, -3.0, 0.0, 3.0, 12.0]), [0, 0.25, 0.5, 0.75, 1])
 
 

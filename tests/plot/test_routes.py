@@ -143,7 +143,7 @@ def test_straight_through_curves_match():
     _, own = curves(slopes)["slope of forward"]
     assert np.nanmax(np.abs(own)) < 1e-12
     assert slopes.get_ylim()[1] < 1.2
-    # Gradient descent by hand, where weights move as if they were not rounded.
+    # Gradient descent by hand, whose updates ignore the rounding of the weights.
     w, target = np.array([-1.6, 1.7]), np.array([0.7, -1.2])
     for _ in range(25):
         away = np.round(w) - target

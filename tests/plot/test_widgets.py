@@ -16,7 +16,7 @@ def picture(panel) -> bytes:
 
 
 def follows(panel, **values) -> None:
-    """Assert that every change redraws, and leaves no figure open."""
+    """Assert that every change redraws the plot, and leaves no figure open."""
     for name, value in values.items():
         before = picture(panel)
         panel.controls[name].value = value

@@ -1,4 +1,4 @@
-"""Tests of the values that a callable reads besides its arguments: every change is detected, and nothing else."""
+"""Tests of the values that a callable reads besides its arguments: every change is detected, without false alarms."""
 
 import functools
 import types

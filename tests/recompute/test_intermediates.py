@@ -1,4 +1,4 @@
-"""Tests of recomputed intermediate results: what the graph saves, and what it refuses."""
+"""Tests of recomputed intermediate results: the tensors that the graph saves, and rejected functions."""
 
 import weakref
 

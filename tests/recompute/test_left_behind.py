@@ -1,4 +1,4 @@
-"""A checkpointed function that stores a tensor elsewhere is refused if derivatives would be lost."""
+"""A checkpointed function that stores a tensor outside of itself is rejected if derivatives would be lost."""
 
 import warnings
 
@@ -16,7 +16,7 @@ D = torch.float64
 
 
 class Leaving(nn.Module):
-    """A layer that stores its output, or `keep` of its output, in one of several places."""
+    """A layer that stores its output, or `keep` of its output, in a given place."""
 
     def __init__(self, place, keep=lambda h: h):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Functions with sparse Hessians, and the Hessians of some."""
+"""Functions with sparse Hessians, and the points at which tests evaluate them."""
 
 import torch
 from cases import rosenbrock

@@ -19,7 +19,7 @@ V = torch.tensor([1.0, -1.0, 2.0, 0.5], dtype=D)
 
 
 def written_through(take):
-    """Return a function that writes to a possible view of a value, and returns the value."""
+    """Return a function that writes through a view of a value, if there is one, and returns the value."""
 
     def f(x):
         y = x * x
@@ -138,7 +138,7 @@ class Cubed(torch.autograd.Function):
 
 
 class Doubled(torch.autograd.Function):
-    """A Function that writes to its argument."""
+    """A Function that writes into its argument."""
 
     @staticmethod
     def forward(x):
@@ -390,7 +390,7 @@ def _with_a_break(x):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("f", [lambda x: x.softmax(0).square().sum(), lambda x: x.logsumexp(0) ** 2, _with_a_break])
 def test_graph_breaks_inside_f_raise(f):
-    # The code after a graph break would get other objects, and be wrong silently.
+    # After a graph break the code would get other objects, and silently be wrong.
     torch._dynamo.reset()
     x = torch.tensor([0.1, 0.5, 0.9])
     for transformed in (hodiff.laplacian(f), lambda x: jet(f, (x,), ([x],))):

@@ -150,7 +150,7 @@ def test_softplus_at_its_threshold_matches_torch():
 
 
 def test_logaddexp_of_infinities_matches_limits():
-    """The larger argument counts, and two equal arguments count half each."""
+    """The derivative by the larger argument is 1; for equal arguments both derivatives are 1/2."""
     inf = math.inf
     for a, b, weight in ((inf, -inf, 1.0), (-inf, inf, 0.0), (-inf, -inf, 0.5), (inf, inf, 0.5), (1.0, -inf, 1.0)):
         value, (slope,) = jet(torch.logaddexp, (number(a), number(b)), ([number(1.0)], [number(3.0)]))
@@ -192,7 +192,7 @@ EXTREMES = {
 
 @pytest.mark.parametrize("name", EXTREMES)
 def test_extreme_arguments_match(name):
-    """Values equal torch's, even where the formula of the derivative fails; None marks a missing derivative."""
+    """Values equal torch's, even where the formula of the derivative is undefined; None marks a missing derivative."""
     f, point, direction, (value, slope) = EXTREMES[name]
     got, (first,) = jet(f, tuple(map(number, point)), [[number(each)] for each in direction])
     assert math.isclose(got.item(), value, rel_tol=1e-15)

@@ -227,7 +227,7 @@ def inference(x):
 
 
 def written(x):
-    """Write in place under no_grad; the tensor keeps its earlier derivative, as in torch."""
+    """Write in place under no_grad; the tensor's earlier derivative is unchanged, as in torch."""
     y = x * x
     with torch.no_grad():
         y.mul_(3)
@@ -235,7 +235,7 @@ def written(x):
 
 
 def with_a_jet(x):
-    """A jet that starts under no_grad has its derivatives."""
+    """A series that is computed under no_grad has its derivatives."""
     with torch.no_grad():
         _, (slope,) = jet(lambda a: a**3, (x,), ([torch.ones_like(x)],))
     return slope * x

@@ -1,4 +1,4 @@
-"""Tests of torch's own operators in Taylor mode: the stored audit, a partial rerun, and its verdicts on faults."""
+"""Tests of torch's own operators in Taylor mode: the stored audit, a partial rerun, and verdicts on faulty rules."""
 
 import argparse
 import dataclasses

@@ -1,4 +1,4 @@
-"""Laplacians with sparse slots are correct for any function of particles, and use slots where they can."""
+"""Laplacians with sparse directions are correct for any function of particles, and stay sparse where possible."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""A jet behaves like the tensor that it replaces, and a check by values and one product reports differences."""
+"""A jet (the tensor with derivatives inside f) behaves like a tensor; a comparison with one product detects errors."""
 
 import copy
 import functools
@@ -72,7 +72,7 @@ def test_type_checks_along_a_line_see_a_tensor(name):
 
 
 def test_norm_at_zero_passes_validated_distributions():
-    """Validated distributions take tensors alone."""
+    """Distributions with argument validation accept only tensors."""
     x, normal = torch.zeros(3, dtype=D), torch.distributions.Normal(torch.zeros((), dtype=D), torch.ones((), dtype=D))
     for length in (torch.linalg.vector_norm, lambda x: torch.cdist(x[None], 0 * x[None])[0, 0]):
         assert hodiff.laplacian(lambda x, length=length: normal.log_prob(length(x)))(x).item() == pytest.approx(-3)
@@ -88,7 +88,7 @@ def test_type_checks_in_compiled_code_see_a_tensor(name):
 
 
 class ByType(nn.Module):
-    """A module that tests for the exact type, which no stand-in has."""
+    """A module that tests for the exact type `Tensor`, which a jet does not have."""
 
     def forward(self, x):
         return (x.sin() if type(x) is torch.Tensor else x).pow(3).sum()
@@ -155,7 +155,7 @@ def test_to_of_a_constant_mask_matches():
         assert operator(f)(p) == expected
 
 
-# Accumulators
+# Sums that are accumulated in place
 
 
 def scattered(x):
@@ -196,12 +196,12 @@ def test_in_place_accumulation_into_constants_matches(name):
     torch.testing.assert_close(
         torch.func.vmap(hodiff.laplacian(f))(both), torch.stack([hodiff.laplacian(f)(each) for each in both])
     )
-    # Jets of jets.
+    # Nested series.
     truth = hodiff.taylor.derivative_tensor(f, 4)(X)
     torch.testing.assert_close(hodiff.laplacian(hodiff.laplacian(f))(X), torch.einsum("iijj", truth))
 
 
-# Stored values
+# Values that f stores
 
 
 class Keeping(nn.Module):

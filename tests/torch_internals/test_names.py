@@ -46,7 +46,7 @@ def _hidden_from_dynamo() -> Any:
 # In some versions a node loses its attributes with the tensor that it computed.
 _DOUBLED = _Double.apply(_x())
 
-# A value with the attributes, for every kind in the table.
+# A value that has the attributes, for every kind in the table.
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "tensor": _x,
     "storage": lambda: _x().untyped_storage(),

@@ -1,4 +1,4 @@
-"""Tests of the global lock: which threads wait for it, and which must not."""
+"""Tests of the global lock: which threads wait for it, and which threads must not wait."""
 
 import os
 import signal
@@ -77,7 +77,7 @@ def test_forked_process_does_not_wait():
     assert holding.wait(20.0)
     child = os.fork()
     if child == 0:
-        signal.alarm(5)  # kills the child if it waits
+        signal.alarm(5)  # end the child process if it waits
         enter()
         os._exit(0)
     _, status = os.waitpid(child, 0)

@@ -117,7 +117,7 @@ def _captured() -> Any:
 
 
 def _branching() -> Any:
-    torch.compiler.reset()  # torch gives another message the second time
+    torch.compiler.reset()  # torch gives a different message the second time
     return gradient(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)).sum())(torch.ones(3))
 
 
@@ -297,7 +297,7 @@ def _scripted(x: Tensor) -> Tensor:
 
 
 def _said(provoke: Callable[[], Any]) -> str:
-    """Return all messages of torch."""
+    """Return the messages of all errors and warnings of torch."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -320,9 +320,9 @@ def _alternatives(pattern: str) -> list[str]:
     return parts
 
 
-# What only newer versions of torch say, and since when.
+# Messages that only newer versions of torch have, and the first version.
 SINCE = {r"maybe_level\.has_value": "2.14"}
-# What only versions before 2.13 say, by hodiff's routes.
+# Messages that only versions before 2.13 have, by hodiff's routes.
 BEFORE = (
     "dispatch_on_subclass called with NO overloaded args",
     r"numel\(\) on tensor with symbolic sizes",

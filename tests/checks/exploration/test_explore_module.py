@@ -26,7 +26,7 @@ class Applied(nn.Module):
 
 
 class OfOneRow(Cube):
-    """x³, whose backward is wrong for a batch of one row."""
+    """x³, with a wrong backward for a batch of one row."""
 
     @staticmethod
     def backward(ctx, g):

@@ -51,7 +51,7 @@ def test_cause_that_needs_a_symptom_is_dropped_without_it():
 
 
 def test_unwritten_memory_suppresses_kink_findings():
-    """Unwritten memory may hold anything, so differences that do not settle there are no second fault."""
+    """Uninitialized memory has arbitrary values, so differences that do not converge there are no second fault."""
     rows = [
         entry("reverse-over-reverse", 2, "curved loss", 1e-3, "wrong"),
         entry("forward-over-forward", 2, "curved loss", 1e-3, "non-smooth", "differences do not settle"),

@@ -1,4 +1,4 @@
-"""Kernels of low precision: defects found by a reference, and by rules of few digits."""
+"""Kernels in low precision: defects found by comparison with a reference, and by tolerances for few digits."""
 
 import pytest
 import torch
@@ -113,7 +113,7 @@ def test_right_kernel_has_no_finding(dtype, seed):
 
 
 def test_first_order_error_is_reported_once():
-    """The Function has no reference within f; errors that follow from the first order have no code of their own."""
+    """The Function has no reference inside f; errors that follow from the first order have no separate code."""
     kernel, _, _ = DEFECTS["factor"]
     report = check(lambda x: kernel.apply(x) * 2, torch.tensor(NUMBERS), reference=lambda x: 2 * x**3)
     assert errors(report) == {"HD101"}, str(report)

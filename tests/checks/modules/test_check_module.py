@@ -59,7 +59,7 @@ def normalized():
 
 
 NORM, BATCH = "torch.nn.functional.layer_norm", "torch.nn.functional.batch_norm"
-# Factory of the module, inputs, options, faulty submodule, other words of the evidence, code, routes
+# Module factory, inputs, options, faulty submodule, other text of the evidence, code, routes
 WRONG = {
     "torch's layer_norm": (normalized, (X,), {"correct": False}, "1.1 (LayerNorm)", NORM, "HD406", FORWARD_INSIDE),
     "in a list": (
@@ -473,7 +473,7 @@ def test_common_modules_are_not_called_wrong(name):
 
 @pytest.mark.slow
 def test_forces_by_a_new_leaf_pass_for_parameters_only():
-    """The new leaf makes the forces a constant of the input; nothing is cut between parameters and forces."""
+    """The new leaf makes the forces independent of the input; their graph to the parameters is complete."""
     report = hodiff.check(Forces(), X[:, :2], wrt="parameters")
     assert (report.ok, report.codes) == (True, ("HD410",)), str(report)
     assert not hodiff.check(Forces(), X[:, :2]).ok
@@ -589,7 +589,7 @@ def test_compiled_module_is_compared():
 
 
 class Unsteady:
-    """Modules that are right, and that a check must add a note to."""
+    """Correct modules for which a check adds a note."""
 
     class Hooked(nn.Linear):
         def __init__(self):
@@ -781,7 +781,7 @@ def test_backward_hooks_are_noted():
 
 
 class Keeping(nn.Module):
-    """Computes a value once and keeps it, in the given way."""
+    """Computes a value once and caches it, in the given way."""
 
     def __init__(self, way):
         super().__init__()
@@ -862,7 +862,7 @@ def test_remedy_does_not_repeat_the_options_given():
 
 
 class Otherwise(nn.Linear):
-    """Rounds differently, or computes something else, where no gradients are recorded."""
+    """Rounds differently, or computes another function, if gradients are disabled."""
 
     other = 1e-14
 
@@ -890,7 +890,7 @@ def test_submodules_are_not_searched_if_the_whole_agrees(monkeypatch):
     right = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), each) for each in (nn.Tanh(), nn.SiLU(), nn.Sigmoid())))
     report = hodiff.check(nn.Sequential(Detaching(3, 3), right), torch.ones(2, 3))
     assert report.codes[0] == "HD104", str(report)
-    # One call is for the faulty part, and one for the right part as a whole.
+    # One call is for the faulty part, and one for the correct part as a whole.
     assert len(seen) == 2
 
 

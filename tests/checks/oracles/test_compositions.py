@@ -1,4 +1,4 @@
-"""Every composition of passes, against closed forms and the rules that each pass calls."""
+"""Every composition of forward and reverse passes, against closed forms, and the rules that each pass calls."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_along_directions_matches_contracted_closed_form(order):
 
 
 def test_each_route_calls_its_own_rules():
-    """A Function sees the passes that the route names, the innermost first."""
+    """Each route calls the Function's rules in the order of its passes, the innermost first."""
     calls = []
 
     class Spy(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Verdicts and remarks of preflight on models and functions."""
+"""Verdicts and remarks of `preflight` on models and functions."""
 
 import re
 
@@ -186,7 +186,7 @@ def test_rejects_non_callables():
 
 
 class Plain(torch.autograd.Function):
-    """Has a defect that its methods and attributes do not show."""
+    """Has a defect that inspection of its methods and attributes cannot detect."""
 
     generate_vmap_rule = True
 

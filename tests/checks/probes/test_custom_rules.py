@@ -1,4 +1,4 @@
-"""A wrong rule of `custom_jvp` or `custom_vjp` is found at its call, and right rules beside it are not accused."""
+"""A wrong rule of `custom_jvp` or `custom_vjp` is found at its call, and correct rules give no finding."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""A jvp that is right if all arguments have tangents, and wrong if only one has a tangent."""
+"""A jvp that is correct if all arguments have tangents, and wrong if only one argument has a tangent."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Probes of single Functions: what they find, that they leave everything unchanged, and that they never raise."""
+"""Probes of single Functions: their findings; they never raise, and leave arguments and state unchanged."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""Reports as text, HTML and JSON have the same content, and do not break the page that shows them."""
+"""Reports as text, HTML and JSON have the same content, and their HTML is valid inside a page."""
 
 import io
 import json
@@ -50,7 +50,7 @@ class Terminal(io.StringIO):
 
 
 class Checker(HTMLParser):
-    """Collects text; refuses elements that are not closed and anything from outside."""
+    """Collects text; raises on elements that are not closed and on external resources."""
 
     def __init__(self):
         super().__init__()

@@ -31,7 +31,7 @@ def small_blocks(monkeypatch):
 
 
 def everything(f, inputs):
-    """Return the value, the gradient, and one Hessian-vector product by each route."""
+    """Compute the value, the gradient, and one Hessian-vector product by each route."""
 
     def phi(flat):
         parts = [part.reshape(x.shape) for part, x in zip(flat.split([x.numel() for x in inputs]), inputs, strict=True)]

@@ -1,4 +1,4 @@
-"""Tests of the effect of gradient control on gradients, in every kind of pass."""
+"""Tests of gradient scaling, reversal and clipping, in every kind of pass."""
 
 import logging
 import unittest

@@ -1,4 +1,4 @@
-"""Tests of straight-through quantizers against torch's own values, published gradients, and the compiler."""
+"""Tests of straight-through quantizers: torch's values, published gradients, and compiled code."""
 
 import hypothesis.extra.numpy as arrays
 import numpy as np

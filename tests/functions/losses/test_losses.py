@@ -110,7 +110,7 @@ def product_passes(f):
 
 
 def test_hvp_takes_two_full_size_results():
-    """A product takes three passes: two full-size results, and a sum between them that reads one."""
+    """A product has two operators with a full-size result, and a sum over one of the results between them."""
     ours = product_passes(cross_entropy)
     assert len(ours.passes) == 2, ours.passes
     assert len(ours.held) == 1

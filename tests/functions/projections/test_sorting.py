@@ -19,7 +19,7 @@ VECTORS = arrays.arrays("float64", 4, elements=st.floats(-20, 20))
 
 
 def assert_nearest(projected, z, w):
-    """Check that the point is nearest in the hull: <z - projected, vertex - projected> is not positive."""
+    """Check that the projection is nearest in the hull: <z - projected, vertex - projected> is not positive."""
     scale = 1 + float(z.abs().max()) * float(w.abs().max() + 1)
     assert float(projected.sum()) == pytest.approx(float(w.sum()), abs=1e-10 * scale)
     for vertex in itertools.permutations(w.tolist()):

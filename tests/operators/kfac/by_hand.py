@@ -80,7 +80,7 @@ def kfac(
     bias: bool = False,
     group: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """Return A, B and the gradients (p, q) of each example and column; `roots` holds S of each example's loss term."""
+    """Return A, B and the gradients (p, q) of each example and column; `roots` has the matrix S of each loss term."""
     A, B, gradients, count = 0.0, 0.0, [], 0
     for x, S in zip(inputs, roots, strict=True):
         layer = seen(model, x)[name]

@@ -1,4 +1,4 @@
-"""Tests of quadratic models in balls, by the optimality conditions that characterize their minimizers."""
+"""Tests of minimizers of quadratic models in a ball (trust-region subproblems), by their optimality conditions."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ MODELS = {
 
 
 def turned(matrix, gradient):
-    """Transform a model into another basis."""
+    """Transform a quadratic model into another basis."""
     q, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))
     return q @ matrix @ q.T, q @ np.array(gradient)
 

@@ -105,7 +105,7 @@ def test_sophia_h_matches_pseudocode(every):
         before = w
         w, h, m = sophia(w, h, m, estimate, gradient(w), (t - 1) % every == 0)
         clipped += (np.abs(w - before * (1 - 0.3 * 0.05)) > 0.3 - 1e-12).sum()
-    assert 0 < clipped < 24  # both branches occur
+    assert 0 < clipped < 24  # the data cover both branches
     generator = torch.Generator().manual_seed(7)
     ours = train(lambda p: SophiaH(p, 0.3, (0.7, 0.9), 0.4, 1e-12, 0.05, update_every=every, generator=generator), 8)
     np.testing.assert_allclose(ours, w, rtol=1e-12)
@@ -289,7 +289,7 @@ def test_hessian_free_warm_start_continues_the_last_solution():
         closure = lambda w=w: (x @ w, lambda z: ((z - y) ** 2).mean())  # noqa: E731
         optimizer.step(closure)
         with torch.no_grad():
-            w.copy_(torch.from_numpy(START))  # repeat the same problem
+            w.copy_(torch.from_numpy(START))  # the same problem again
         optimizer.step(closure)
         assert optimizer.last.cg_iterations == expected
 

@@ -205,7 +205,7 @@ def test_columns_are_square_roots_of_the_loss_hessian(name):
     assert (drawn - true).norm() < 0.12 * true.norm()
     (given,) = pulled(columns_of(found, value, "empirical", generator))
     (gradient,) = torch.autograd.grad(value, z)
-    terms = (true.diagonal() != 0).sum() / (shape[1] if "labels" in name else 1)  # the terms that count
+    terms = (true.diagonal() != 0).sum() / (shape[1] if "labels" in name else 1)  # terms that are not ignored
     weight = 3 * terms if "scaled" in name else terms if "sum" in name else 1
     torch.testing.assert_close(given, gradient * (terms / weight) ** 0.5)
 
@@ -255,7 +255,7 @@ def test_batch_norm_in_training_and_bfloat16_work():
 
 
 class Tied(nn.Module):
-    """A model that uses a weight in a function or in two layers, or has a parameter outside of layers."""
+    """A model that uses a weight outside of its layer or in two layers, or has a parameter outside of layers."""
 
     def __init__(self, kind):
         super().__init__()

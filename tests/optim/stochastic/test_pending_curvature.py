@@ -1,4 +1,4 @@
-"""The curvature of a step belongs to the losses whose gradients are in `grad`, or the step raises."""
+"""Steps use the curvature of the losses whose gradients are in `grad`, or raise if it is not known."""
 
 import pytest
 import torch
@@ -66,7 +66,7 @@ def test_unseen_backward_pass_is_rejected_every_time(other_way):
             continue
         before, state = w.tolist(), str(optimizer.state_dict())
         for seen in (False, True):
-            # The unseen pass is alone, or follows a loss that the optimizer saw.
+            # The backward pass that the optimizer did not intercept is the only one, or follows an intercepted one.
             optimizer.zero_grad()
             if seen:
                 (w**2).sum().backward()

@@ -1,4 +1,4 @@
-"""Losses of any scale give the same step as scaling by hand, and non-finite batches raise an error."""
+"""Steps for losses of any scale equal steps with settings scaled by hand, and non-finite batches raise an error."""
 
 import inspect
 import math

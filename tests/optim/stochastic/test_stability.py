@@ -1,4 +1,4 @@
-"""A relative perturbation of the weights by 1e-12 stays small for ten steps."""
+"""Training is stable: a relative perturbation of the weights by 1e-12 stays small for ten steps."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Curvature in the ordinary loop: the optimizer intercepts `loss.backward()`, which works as usual."""
+"""Curvature with `loss.backward(); optimizer.step()`: the optimizer intercepts `backward`, which works as usual."""
 
 import gc
 import pickle
@@ -478,7 +478,7 @@ def test_curvature_is_dropped_with_discarded_gradients(name):
         torch.manual_seed(0)
         model = nn.Linear(3, 4)
         optimizer = make(model.parameters(), lr=0.01)
-        if name == "AdaHessian":  # undo the draws of the skipped batch
+        if name == "AdaHessian":  # restore the generator to its state before the skipped batch
             optimizer._generator.set_state(torch.Generator().manual_seed(0).get_state())
         nn.functional.cross_entropy(model(50 * data[1][0]), data[1][1]).backward()
         forget(model, optimizer)

@@ -1,4 +1,4 @@
-"""Tests of saved colorings, and of their representations."""
+"""Tests of saved colorings, and of their reprs."""
 
 import dataclasses
 

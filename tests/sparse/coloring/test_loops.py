@@ -1,4 +1,4 @@
-"""Compiled loops and Python loops give the same colors, orders, pairs and forests, for every representation of sets."""
+"""Compiled and Python loops give the same colors, orders, pairs and forests, for every representation of sets."""
 
 import numpy as np
 import pytest

@@ -28,7 +28,7 @@ def operators(part):
 def small_samples(name, op, count, most):
     try:
         found = samples(name, op, count)
-    except Exception:  # the database cannot make some samples here
+    except Exception:  # torch's operator database cannot make some samples here
         return []
     return [each for each in found if 0 < sum(x.numel() for x in each.point) <= most]
 

@@ -260,7 +260,7 @@ def test_message_passing_pattern_has_the_reach_of_its_rounds():
 
 
 class Rounded(torch.autograd.Function):
-    """Rounds, with the derivative of the identity, and returns a non-differentiable tensor."""
+    """Rounds with the derivative of the identity, and also returns a non-differentiable tensor."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -275,7 +275,7 @@ class Rounded(torch.autograd.Function):
 
 
 class Flipped(torch.autograd.Function):
-    """Keeps elements in place, and reverses the order of cotangents, weighted by the other argument."""
+    """Elementwise in forward; backward reverses the order of cotangents and multiplies them by the other argument."""
 
     generate_vmap_rule = True
 
@@ -299,7 +299,7 @@ class Flipped(torch.autograd.Function):
 
 
 class Overwriting(torch.autograd.Function):
-    """Draws random numbers, and overwrites its argument."""
+    """Adds random numbers to its argument and rounds it down, in place."""
 
     @staticmethod
     def forward(ctx, x):
@@ -313,7 +313,7 @@ class Overwriting(torch.autograd.Function):
 
 @hodiff.authoring.custom_vjp
 def turned(x, y):
-    """Round one argument, and send its cotangent to the neighbour."""
+    """Round one argument, and pass its cotangent to the next element."""
     return x.floor() + y.sin()
 
 
@@ -457,7 +457,7 @@ def test_validation_and_searchsorted_have_no_derivative():
     assert hessian_pattern(inside, point(3)).nnz == 3
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # as torch makes fake tensors of others
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # as torch converts other tensors to fake tensors
 def test_fake_tensors_give_the_pattern_of_their_shape():
     kernel, index = torch.ones(1, 1, 2, dtype=D), torch.tensor([0, 2, 1])
 
@@ -481,7 +481,7 @@ def test_fake_tensors_give_the_pattern_of_their_shape():
 
     for f in (lambda x: (x**3 * factor).sum(), fakes_inside):
         assert hessian_pattern(f, point(3)).nnz == 3
-    # Where a rule needs numbers the pattern may be larger, which a warning says.
+    # If a rule needs values, the pattern may be larger, with a warning.
     with FakeTensorMode() as mode, pytest.warns(HodiffWarning, match="no rule"):
         found = hessian_pattern(lambda x: (x.flip(0) * x**2).sum(), mode.from_tensor(point(4)))
     needed = hessian_pattern(lambda x: (x.flip(0) * x**2).sum(), point(4))

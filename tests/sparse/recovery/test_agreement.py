@@ -1,4 +1,4 @@
-"""Tests that distinguish missing entries from rounding: rows of very different size, and canceling terms."""
+"""Tests that the check tells missing entries from rounding: rows of very different size, and canceling terms."""
 
 import warnings
 
@@ -75,7 +75,7 @@ def test_canceling_terms_are_not_taken_for_missing_entries(name, dtype, method):
         warnings.filterwarnings("ignore", "sparse.hessian: method: substitution")
         found = hessian(f, method=method)(x).to_dense()
         hessian(f, coloring=coloring)(x)
-        # A missing entry is still detected at entries where the function does not cancel.
+        # A missing entry is still detected where the function does not cancel.
         entries = hodiff.sparse.hessian_pattern(lambda x: f(x) + (x[7] * x[300]) ** 2, x)
         hessian(lambda x: f(x) + (x[7] * x[300]) ** 2, pattern=entries)(x)
     assert (found.abs() < 1e-3 * torch.finfo(dtype).eps ** -0.5).all()

@@ -1,4 +1,4 @@
-"""Compiled sparse Hessians equal eager ones, with one graph per form, and read closed-over values on each call."""
+"""Compiled sparse Hessians equal eager ones, with one graph per argument structure and current closed-over values."""
 
 from functools import partial
 

@@ -190,7 +190,7 @@ def test_functions_that_only_autograd_differentiates_match(name, method):
     expected = torch.func.jacrev(formula)(x)
     found = J(x)
     torch.testing.assert_close(found.to_dense(), expected)
-    assert not found.requires_grad or name == "gradients inside"  # hodiff cannot know it there
+    assert not found.requires_grad or name == "gradients inside"  # hodiff cannot detect it there
     assert jacobian_pattern(f, x).nnz == (expected != 0).sum()
     scale = torch.tensor(2.0, dtype=D, requires_grad=True)
     entries = jacobian(lambda x: scale * f(x), method=method, format="values")(x.requires_grad_())
