@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from at_once import backend_of
 from corrections.against_torch import same_error
+from slow_cases import backend_of
 from torch import nn
 
 import hodiff

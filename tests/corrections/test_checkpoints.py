@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from functions.held import Meter
+from functions.saved_memory import SavedMemory
 from torch import nn
 from torch.func import functional_call
 from torch.utils import checkpoint as torch_checkpoint
@@ -283,13 +283,13 @@ def test_memory_of_a_product_matches_checkpointing():
     held = {}
     for way in ("checkpoint", "plain"):
         q = x.clone().requires_grad_()
-        with hodiff.corrected(), Meter() as meter:
+        with hodiff.corrected(), SavedMemory() as saved:
             h = q
             for block in blocks:
                 h = WAYS[way](block, h)
-            forward = meter.held()
+            forward = saved.nbytes()
             (slope,) = torch.autograd.grad(h.sin().sum(), q, create_graph=True)
-            held[way] = forward, meter.held()
+            held[way] = forward, saved.nbytes()
         assert slope.shape == x.shape
     assert held["checkpoint"][0] <= 4 * x.nbytes + parameters
     assert held["checkpoint"][1] <= 10 * x.nbytes + parameters

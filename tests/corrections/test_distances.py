@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from at_once import backend_of
 from corrections.against_torch import same_error, same_value
 from drawing import draw
+from slow_cases import backend_of
 
 import hodiff
 

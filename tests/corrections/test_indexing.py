@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 import torch
-from at_once import backend_of
 from corrections.against_torch import FAILURES, assert_every_route, judged, same_error, same_value
 from drawing import normals
+from slow_cases import backend_of
 
 import hodiff
 from hodiff.corrections import table

@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from at_once import backend_of
 from corrections.against_torch import FAILURES, assert_every_route, judged, same_error, same_value, tensor
+from slow_cases import backend_of
 
 import hodiff
 

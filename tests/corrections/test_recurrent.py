@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from at_once import some_at_once
+from slow_cases import slow_except
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -198,7 +198,7 @@ def test_vmap_of_gradients_matches_a_loop():
 @pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [torch.lstm, torch.gru])
-@pytest.mark.parametrize("route", some_at_once(hodiff.ROUTES[:3], hodiff.ROUTES[:1]))
+@pytest.mark.parametrize("route", slow_except(hodiff.ROUTES[:3], hodiff.ROUTES[:1]))
 def test_compiled_hvp_matches(kind, route):
     network = (nn.LSTM if kind is torch.lstm else nn.GRU)(2, 3).double().requires_grad_(False)
     state = torch.zeros(1, 2, 3, dtype=D)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from functions.held import Meter
+from functions.saved_memory import SavedMemory
 
 import hodiff
 from hodiff import hvp_function
@@ -70,15 +70,15 @@ def test_memory_at_first_and_second_order_is_bounded():
     def f(x):
         return torch.sin(x.exp() * x.cos()).sum() ** 2
 
-    with Meter() as meter:
+    with SavedMemory() as saved:
         y = hvp_function(f)(x, v)
-        forward = meter.held()
+        forward = saved.nbytes()
         u = torch.randn_like(y).requires_grad_()
         gradients = torch.autograd.grad(y, [x, v], u, create_graph=True)
-        assert (forward, meter.held()) == (x.nbytes + v.nbytes, x.nbytes + v.nbytes + u.nbytes)
+        assert (forward, saved.nbytes()) == (x.nbytes + v.nbytes, x.nbytes + v.nbytes + u.nbytes)
         assert len(gradients) == 2
         z = hodiff.hvp(f, x, v)
-        assert meter.held() > 10 * x.nbytes
+        assert saved.nbytes() > 10 * x.nbytes
         assert z.shape == y.shape
 
 

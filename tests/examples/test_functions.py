@@ -223,9 +223,9 @@ CLAIMS = {
 needs_a_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
 
-def slow_but(soon, stems):
-    """Return test parameters, marked slow except for the cases in `soon`."""
-    marks = {stem: [] if stem in soon else [pytest.mark.slow] for stem in stems}
+def lesson_parameters(stems, quick):
+    """Return test parameters, marked slow except for the lessons in `quick`."""
+    marks = {stem: [] if stem in quick else [pytest.mark.slow] for stem in stems}
     marks.get("39_cpp_operator", []).append(needs_a_compiler)
     return [pytest.param(stem, marks=each) for stem, each in marks.items()]
 
@@ -258,12 +258,12 @@ def test_lesson_has_title_formula_and_command(stem):
 
 
 # Lessons with numbers, indices and a kernel run among the quick tests.
-SOON = {"01_square", "15_max", "20_triton", "32_logsumexp"}
+QUICK = {"01_square", "15_max", "20_triton", "32_logsumexp"}
 
 
 @pytest.mark.slow
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("stem", slow_but(SOON, LESSONS))
+@pytest.mark.parametrize("stem", lesson_parameters(LESSONS, QUICK))
 def test_lesson_check_passes(stem, capsys):
     lesson = load(stem)
     report = lesson.main()
@@ -287,7 +287,7 @@ def no_claim(lesson, out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stem", slow_but({"34_gradient_control"}, APPROXIMATE))
+@pytest.mark.parametrize("stem", lesson_parameters(APPROXIMATE, {"34_gradient_control"}))
 def test_approximate_lesson_reports_its_approximation(stem, capsys):
     lesson = load(stem)
     report = lesson.main()

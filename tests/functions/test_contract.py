@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from at_once import some_at_once
 from functions.case import FunctionCase
 from functions.catalogue import CASES, family_of
+from slow_cases import slow_except
 from torch import Tensor
 
 import hodiff
@@ -71,9 +71,9 @@ def first_of_each_family(cases):
     return list({family_of(case): case for case in reversed(cases)}.values())
 
 
-def others_slow(cases, soon):
+def others_slow(cases, quick):
     """Run some cases by default and the others with the slow tests."""
-    return pytest.mark.parametrize("case", some_at_once(cases, soon, lambda case: case.name))
+    return pytest.mark.parametrize("case", slow_except(cases, quick, lambda case: case.name))
 
 
 FIRST = first_of_each_family([case for case in EXACT if case.order > 2])
@@ -84,13 +84,13 @@ SECOND = [case for case in EXACT if case.order == 2 or case in FIRST[1::3]]
 
 
 @pytest.mark.one_in(7)
-@others_slow(SECOND, soon=FIRST[1::3])
+@others_slow(SECOND, quick=FIRST[1::3])
 def test_second_derivatives_match_differences_by_every_route(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=2, vmap=case.vmap, **case.check_options)
 
 
 @pytest.mark.slow
-@others_slow([case for case in EXACT if case.order > 2], soon=FIRST[::6])
+@others_slow([case for case in EXACT if case.order > 2], quick=FIRST[::6])
 def test_third_derivatives_match_differences_by_every_route(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)
 
@@ -100,7 +100,7 @@ COMPILED = first_of_each_family([case for case in EXACT if case.compile])
 
 
 @pytest.mark.slow
-@others_slow(COMPILED, soon=[case for case in COMPILED if case.name == "log_sigmoid"])
+@others_slow(COMPILED, quick=[case for case in COMPILED if case.name == "log_sigmoid"])
 def test_compiled_derivatives_match(case):
     def of_intermediates(*inputs):
         # Dynamo treats a Function of graph inputs differently from a Function of intermediates.
@@ -116,7 +116,7 @@ def test_compiled_derivatives_match(case):
 @pytest.mark.one_in(12)
 @others_slow(
     [case for case in CASES if case.compile],
-    soon=first_of_each_family([case for case in CASES if case.compile]),
+    quick=first_of_each_family([case for case in CASES if case.compile]),
 )
 def test_compiled_training_matches_eager(case):
     """A gradient recorded through compiled code matches eager code."""

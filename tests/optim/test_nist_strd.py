@@ -8,11 +8,11 @@ from optim.problems.settings import LEAST_SQUARES
 from hodiff import jacobian
 from hodiff.optim import least_squares
 
-SOON = ("lower", 2, "trf")
+QUICK = ("lower", 2, "trf")
 # From the far start, these may not converge with any exact Jacobian; the benchmark includes them.
 ASTRAY = {("MGH10", 1, "lm"), ("MGH09", 1, "dogbox"), ("MGH17", 1, "dogbox"), ("Rat43", 1, "dogbox")}
 CASES = [
-    pytest.param(name, number, method, marks=[] if (set_.level, number, method) == SOON else pytest.mark.slow)
+    pytest.param(name, number, method, marks=[] if (set_.level, number, method) == QUICK else pytest.mark.slow)
     for name, set_ in REGRESSIONS.items()
     for number in (2, 1)
     for method in LEAST_SQUARES

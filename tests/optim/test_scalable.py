@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from at_once import in_turn, some_at_once
 from optim import by_torch_func
 from optim.problems.elsewhere import SCALABLE as ELSEWHERE
 from optim.problems.scalable import PROBLEMS
 from optim.problems.settings import MINIMIZE
 from scipy.differentiate import derivative
+from slow_cases import slow_except, thinned_pairs
 
 from hodiff import grad_and_hvp
 from hodiff.checks import scipy_hessian
@@ -21,7 +21,7 @@ LARGE = ("trust-ncg", "newton-cg", "l-bfgs-b")
 PUBLISHED = (1_000, 2_000, 5_000)
 # The sixteen problems of the DIXMAAN family differ in factors and powers.
 ALIKE = {name for name in PROBLEMS if name.startswith("dixmaan")} - {"dixmaan b", "dixmaan l"}
-TRIED = {*in_turn(PROBLEMS, SMALL, by=3), *((name, "trust-ncg") for name in PROBLEMS if name not in ALIKE)}
+TRIED = {*thinned_pairs(PROBLEMS, SMALL, by=3), *((name, "trust-ncg") for name in PROBLEMS if name not in ALIKE)}
 THOUSANDS_OF_STEPS = {("nondquar", "l-bfgs-b"), ("dixmaan l", "l-bfgs-b")}
 # A rounding error in the derivatives changes four steps by more than 1e-7, since the Hessians are ill-conditioned.
 FEW_DIGITS = {"variably dimensioned": 1e-2, "discrete boundary value": 1e-3}
@@ -31,7 +31,7 @@ UNDETERMINED = ("fletchcr", "trust-krylov")
 LONG = {"arwhead", "chained rosenbrock", "discrete boundary value", "extended wood", "fletchcr", "nondquar"}
 
 
-@pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: name not in ALIKE))
+@pytest.mark.parametrize("name", slow_except(PROBLEMS, lambda name: name not in ALIKE))
 def test_derivatives_along_a_line_match_differences(name):
     problem = PROBLEMS[name]
     x = problem.start(problem.size(100))
@@ -52,8 +52,8 @@ def test_derivatives_along_a_line_match_differences(name):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("method", some_at_once(SMALL, {"trust-ncg"}))
-@pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: name not in ALIKE))
+@pytest.mark.parametrize("method", slow_except(SMALL, {"trust-ncg"}))
+@pytest.mark.parametrize("name", slow_except(PROBLEMS, lambda name: name not in ALIKE))
 def test_first_steps_match_manual_derivatives(name, method):
     """Wrong products and Hessians may also lead to the minimum, but by other steps."""
     problem = PROBLEMS[name]
@@ -79,13 +79,13 @@ def cases():
                     continue
                 if n > 100 and (name, method) in THOUSANDS_OF_STEPS:
                     continue
-                soon = (
+                quick = (
                     n == 100
                     and method == "trust-ncg"
                     and name not in LONG | ALIKE
                     and (name, n, method) not in ELSEWHERE
                 )
-                yield pytest.param(name, n, method, marks=[] if soon else pytest.mark.slow)
+                yield pytest.param(name, n, method, marks=[] if quick else pytest.mark.slow)
 
 
 @pytest.mark.one_in(3)

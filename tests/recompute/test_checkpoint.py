@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from functions.held import Meter
+from functions.saved_memory import SavedMemory
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -365,12 +365,12 @@ def test_memory_at_first_and_second_order_is_bounded():
 
     held = {}
     for run in (checkpoint, plain):
-        with Meter() as meter:
+        with SavedMemory() as saved:
             y = run(deep, x)
-            forward = meter.held()
+            forward = saved.nbytes()
             u = torch.randn_like(y).requires_grad_()
             (slope,) = torch.autograd.grad(y, x, u, create_graph=True)
-            held[run] = (forward, meter.held())
+            held[run] = (forward, saved.nbytes())
         assert slope.shape == x.shape
     one = n * 8 * 8
     assert held[checkpoint] == (one + w.nbytes, 2 * one + w.nbytes)
@@ -385,9 +385,9 @@ def test_segments_save_their_inputs_only():
     expected = torch.autograd.grad(chain(x).sum(), [x, *chain.parameters()])
     parameters = sum(p.nbytes for p in chain.parameters())
     for segments in (1, 3, 9):
-        with Meter() as meter:
+        with SavedMemory() as saved:
             y = checkpoint_sequential(chain, segments, x)
-        assert meter.held() == segments * x.nbytes + parameters
+        assert saved.nbytes() == segments * x.nbytes + parameters
         for a, b in zip(torch.autograd.grad(y.sum(), [x, *chain.parameters()]), expected, strict=True):
             torch.testing.assert_close(a, b)
 

@@ -1,4 +1,4 @@
-"""Search the syntax tree of source code for private names of torch, for `test_door` and `test_names`."""
+"""Search the syntax tree of source code for private names of torch, for `test_private_names` and `test_names`."""
 
 import ast
 import functools

@@ -4,7 +4,7 @@ Most wrong examples are also specimens of the zoo, and are checked there.
 """
 
 import pytest
-from at_once import some_at_once
+from slow_cases import slow_except
 from zoo.page import SECTIONS, TEXTS, blocks, fixed_example, wrong_example
 from zoo.wrong.page import NAMES
 
@@ -41,7 +41,7 @@ def test_wrong_example_gives_the_code(code):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("code", some_at_once(FIXED, FIXED[4::9]))
+@pytest.mark.parametrize("code", slow_except(FIXED, FIXED[4::9]))
 def test_fixed_example_gives_no_finding(code):
     function, inputs, options = fixed_example(code)
     report = check(function, inputs, **options)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from at_once import some_at_once
+from slow_cases import slow_except
 from zoo.specimen import right_specimens, wrong_specimens
 
 from hodiff.checks import check
@@ -39,7 +39,7 @@ FIRST = {
 
 
 @pytest.mark.one_in(120)
-@pytest.mark.parametrize("specimen", some_at_once(WRONG, FIRST, name_of))
+@pytest.mark.parametrize("specimen", slow_except(WRONG, FIRST, name_of))
 def test_defect_has_its_code(specimen):
     # SciPy's oracle finds nothing that differences do not find; the test of right functions includes it.
     report = check(specimen.function, specimen.inputs, **{"scipy": False, **specimen.options})
@@ -68,7 +68,7 @@ AGAIN = [specimen for specimen in RIGHT if is_checked_elsewhere(specimen)][::4]
 
 
 @pytest.mark.one_in(40)
-@pytest.mark.parametrize("specimen", some_at_once([*OF_THE_ZOO, *AGAIN], OF_THE_ZOO[::3], name_of))
+@pytest.mark.parametrize("specimen", slow_except([*OF_THE_ZOO, *AGAIN], OF_THE_ZOO[::3], name_of))
 def test_right_function_has_no_error(specimen):
     report = check(specimen.function, specimen.inputs, **specimen.options)
     assert report.ok, str(report)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from modules_at_fault import Applied, Counter, CutSquare, DoubledTangent, Gate, Language, Square, Twice
+from faulty_modules import Applied, Counter, CutSquare, DoubledTangent, Gate, Language, Square, Twice
 from torch import nn
 
 import hodiff
@@ -141,7 +141,7 @@ def test_finding_names_the_line_and_repeated_modules():
     assert first.location.startswith("normalization.py:")
     assert "the same module is also 3" in first.evidence
     assert "hodiff.corrected()" in first.remedy
-    assert check_module(nn.Sequential(nn.Tanh(), Gate()), X).findings[0].location.startswith("modules_at_fault.py:")
+    assert check_module(nn.Sequential(nn.Tanh(), Gate()), X).findings[0].location.startswith("faulty_modules.py:")
 
 
 @pytest.mark.slow

@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from at_once import some_at_once
 from operators.kfac.by_hand import CASES, corrected, dense, problem
+from slow_cases import slow_except
 
 import hodiff
 
 SETTINGS = list(product(CASES, ["expand", "reduce"], ["joined", "separate"]))
 # Every case and every setting occurs once.
-SOON = [
+QUICK = [
     ("mlp", "expand", "separate"),
     ("tokens", "reduce", "joined"),
     ("conv1d", "expand", "joined"),
     ("conv2d", "reduce", "separate"),
 ]
-EACH = pytest.mark.parametrize("setting", some_at_once(SETTINGS, SOON, "-".join))
+EACH = pytest.mark.parametrize("setting", slow_except(SETTINGS, QUICK, "-".join))
 
 
 @EACH

@@ -5,7 +5,7 @@ import weakref
 import torch
 
 
-class Meter:
+class SavedMemory:
     """Count the bytes that live graphs save, each storage once."""
 
     def __init__(self):
@@ -24,7 +24,7 @@ class Meter:
         self._boxes.append(weakref.ref(box))
         return box
 
-    def held(self):
+    def nbytes(self):
         alive = [box()[0].untyped_storage() for box in self._boxes if box() is not None]
         return sum({storage.data_ptr(): storage.nbytes() for storage in alive}.values())
 

@@ -13,10 +13,10 @@ import hodiff
 import hodiff.kernels
 from hodiff.torch_internals.names import ATTRIBUTES, NAMES
 
-HOUSE = Path(hodiff.__file__).parent
+PACKAGE = Path(hodiff.__file__).parent
 KERNELS = Path(hodiff.kernels.__file__).parent
-PLUGIN = HOUSE.parent / "pytest_hodiff.py"
-DOOR = HOUSE / "torch_internals"
+PLUGIN = PACKAGE.parent / "pytest_hodiff.py"
+INTERNALS = PACKAGE / "torch_internals"
 
 VIOLATIONS = {
     "import torch\ntorch._C._set_grad_enabled(True)": "torch._C._set_grad_enabled",
@@ -62,7 +62,9 @@ def test_allowed_code_is_not_reported(source: str) -> None:
 @pytest.mark.slow
 def test_private_names_of_torch_occur_in_torch_internals_only() -> None:
     found = [
-        f"{path}:{line}: {name}" for path, line, name in of_folder(HOUSE, KERNELS, PLUGIN) if DOOR not in path.parents
+        f"{path}:{line}: {name}"
+        for path, line, name in of_folder(PACKAGE, KERNELS, PLUGIN)
+        if INTERNALS not in path.parents
     ]
     assert found == []
 
@@ -75,8 +77,8 @@ def test_private_names_do_not_occur_as_strings() -> None:
     private = {name for name in private if not name.startswith("__")}
     found = [
         f"{path}:{line}: {text!r}"
-        for path, line, text in strings_of(HOUSE, KERNELS, PLUGIN)
-        if text in private and DOOR not in path.parents
+        for path, line, text in strings_of(PACKAGE, KERNELS, PLUGIN)
+        if text in private and INTERNALS not in path.parents
     ]
     assert found == []
 
