@@ -304,7 +304,7 @@ def file_of(line: str, texts: dict[Path, str]) -> Path:
     return found[0]
 
 
-def noticed(root: Path, line: str, wrong: str, tests: tuple[str, ...]) -> str:
+def first_failure_when_broken(root: Path, line: str, wrong: str, tests: tuple[str, ...]) -> str:
     """Break the line, and return the first test that fails, or an empty string."""
     path = file_of(line, texts_of(root))
     text = path.read_text(encoding="utf-8")
@@ -342,7 +342,7 @@ def main(words: list[str]) -> int:
         for what, line, wrong, tests in BROKEN:
             if words and not any(word in what for word in words):
                 continue
-            found = noticed(root, line, wrong, tests)
+            found = first_failure_when_broken(root, line, wrong, tests)
             missed += not found
             print(f"{what}: {found or 'NOT NOTICED'}", flush=True)  # noqa: T201
     return 1 if missed else 0

@@ -27,12 +27,12 @@ D = torch.float64
 X, V = torch.tensor([0.3, -0.8, 1.2], dtype=D), torch.tensor([1.0, 2.0, -1.0], dtype=D)
 
 
-def refuse(graph: Any, inputs: Any, **_: Any) -> Any:
+def raise_if_compiled(graph: Any, inputs: Any, **_: Any) -> Any:
     raise AssertionError("compiled")
 
 
 def compiled(function: Any, **options: Any) -> Any:
-    return torch.compile(function, backend=refuse, **options)
+    return torch.compile(function, backend=raise_if_compiled, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -111,11 +111,11 @@ def test_derivatives_of_compiled_vector_functions_match(take):
 
 
 def _in_place(module: nn.Module) -> nn.Module:
-    module.compile(backend=refuse)
+    module.compile(backend=raise_if_compiled)
     return module
 
 
-def _below(module: nn.Module) -> nn.Module:
+def _compile_first_layer(module: nn.Module) -> nn.Module:
     module[0] = compiled(module[0], fullgraph=True)
     return module
 
@@ -126,7 +126,7 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "dynamic": lambda module: compiled(module, dynamic=True),
     "reduce-overhead": lambda module: compiled(module, mode="reduce-overhead"),
     "module.compile": _in_place,
-    "a submodule": _below,
+    "a submodule": _compile_first_layer,
 }
 MODELS: dict[str, Callable[[Any, Any], Any]] = {
     "hessian_matrix": lambda f, loss: hodiff.hessian_matrix(lambda p: loss(f(p, data()[0]), data()[1]), _point(f)),
@@ -159,7 +159,7 @@ def test_operators_of_compiled_models_match(way, take):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("way", [compiled, _below])
+@pytest.mark.parametrize("way", [compiled, _compile_first_layer])
 def test_check_of_compiled_models_passes(way):
     loss = compiled(mse_loss)
     report = hodiff.check(way(model()), data()[0][:2], loss=lambda y: loss(y, data()[1][:2]))
@@ -207,7 +207,9 @@ def _trained(make: Callable[[Any], Any], way: Callable[[Any], Any], loss: Any, *
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("closure", [False, True], ids=["backward", "closure"])
-@pytest.mark.parametrize("way", [compiled, _in_place, _below], ids=["torch.compile", "module.compile", "a submodule"])
+@pytest.mark.parametrize(
+    "way", [compiled, _in_place, _compile_first_layer], ids=["torch.compile", "module.compile", "a submodule"]
+)
 @pytest.mark.parametrize("make", EACH_STEP.values(), ids=EACH_STEP)
 def test_optimizers_of_compiled_models_match(make, way, closure):
     expected = _trained(make, lambda module: module, cross_entropy, closure=closure)

@@ -55,7 +55,7 @@ def numbers(cells: list[str]) -> list[str]:
     return re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", " ".join(cells))
 
 
-def says(shown: str, measured: float) -> bool:
+def is_rounded_from(shown: str, measured: float) -> bool:
     """Whether the number shown is the measured number, rounded to the digits shown."""
     plain = shown.replace(",", "")
     mantissa, _, exponent = plain.partition("e")
@@ -262,7 +262,7 @@ CLAIMS: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
 def test_figures_in_documents_match_saved_results(claim: str) -> None:
     compared = list(CLAIMS[claim]())
     assert compared
-    assert [(shown, measured) for shown, measured in compared if not says(shown, measured)] == []
+    assert [(shown, measured) for shown, measured in compared if not is_rounded_from(shown, measured)] == []
 
 
 @pytest.mark.parametrize(
@@ -272,4 +272,4 @@ def test_figures_in_documents_match_saved_results(claim: str) -> None:
      ("0.26", 0.2649, True), ("41", 40.0, False)],
 )  # fmt: skip
 def test_rounded_numbers_are_told_from_stale_ones(shown: str, measured: float, right: bool) -> None:
-    assert says(shown, measured) == right
+    assert is_rounded_from(shown, measured) == right

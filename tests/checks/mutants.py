@@ -58,7 +58,7 @@ def mutants(function: type[torch.autograd.Function], rules: tuple[str, ...]) -> 
                 yield Mutant(name, _execute(function, changed))
 
 
-def again(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+def unchanged(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
     """Return the unchanged Function, executed like a mutant."""
     return _execute(function, _tree(function))
 

@@ -227,15 +227,15 @@ def test_wrong_rules_of_a_surrogate_are_found():
     assert "HD109" in check(Doubled, normal(3)).codes
 
 
-def single(f):
+def in_float32(f):
     return lambda x: f(x.float()).to(x.dtype)
 
 
 @pytest.mark.slow
 def test_reference_judges_a_float32_only_function():
     x = normal(4, dtype=torch.float32)
-    assert not check(single(torch.sin), x).ok
-    report = check(single(torch.sin), x, reference=torch.sin)
+    assert not check(in_float32(torch.sin), x).ok
+    report = check(in_float32(torch.sin), x, reference=torch.sin)
     assert report.ok, str(report)
     assert "ulps in float32" in report.notes[0]
     assert {entry.quantity for entry in report.entries} >= {"vs reference"}
@@ -244,10 +244,10 @@ def test_reference_judges_a_float32_only_function():
 @pytest.mark.slow
 def test_reference_finds_wrong_and_imprecise_derivatives():
     x = normal(4, dtype=torch.float32)
-    assert not check(single(torch.cos), x, reference=torch.sin).ok
-    report = check(single(lambda x: x.sin() * (1 + 1e-5)), x, reference=torch.sin, ulps=20)
+    assert not check(in_float32(torch.cos), x, reference=torch.sin).ok
+    report = check(in_float32(lambda x: x.sin() * (1 + 1e-5)), x, reference=torch.sin, ulps=20)
     assert report.codes == ("HD113",), str(report)
-    assert check(single(torch.sin), x, reference=torch.sin, ulps=20).ok
+    assert check(in_float32(torch.sin), x, reference=torch.sin, ulps=20).ok
 
 
 def test_module_with_a_loss_is_checked_by_its_parameters():

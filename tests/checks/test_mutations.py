@@ -3,7 +3,7 @@
 import pytest
 import torch
 from checks.behaviour import behaviour
-from checks.mutants import again, equivalent, mutants
+from checks.mutants import equivalent, mutants, unchanged
 
 from hodiff.checks import check
 from hodiff.errors import InputError
@@ -50,7 +50,7 @@ FUNCTIONS = [
 IDS = [function.__name__ for function, _, _ in FUNCTIONS]
 
 
-def caught(function, inputs):
+def is_found(function, inputs):
     """Whether a check of second (or rarely third) order fails, or raises on a Function without a value."""
     try:
         return any(not check(function, inputs, order=order, scipy=False).ok for order in (2, 3))
@@ -66,7 +66,7 @@ def survivors(function, rules, inputs, every=1):
         if equivalent(expected, behaviour(mutant.function, inputs)):
             continue
         count += 1
-        if not caught(mutant.function, inputs):
+        if not is_found(mutant.function, inputs):
             missed.append(mutant.name)
     return missed, count
 
@@ -80,7 +80,7 @@ def survivors(function, rules, inputs, every=1):
     ],
 )
 def test_unchanged_function_passes(function, rules, inputs):
-    copied = again(function)
+    copied = unchanged(function)
     assert equivalent(behaviour(function, inputs), behaviour(copied, inputs))
     report = check(copied, inputs, order=2, scipy=False)
     assert report.ok, str(report)

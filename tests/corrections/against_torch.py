@@ -16,7 +16,7 @@ def tensor(*numbers, dtype=torch.float64):
     return torch.tensor(numbers, dtype=dtype)
 
 
-def judged(f, inputs, order):
+def route_statuses(f, inputs, order):
     """Compare with differences, and return the status of each route: 2 routes of order 1, 4 of order 2, 8 of 3."""
     generator = torch.Generator().manual_seed(0)
     problem = scalarize(f, inputs, generator)
@@ -24,7 +24,7 @@ def judged(f, inputs, order):
 
 
 def assert_every_route(f, inputs):
-    assert judged(hodiff.corrected()(f), inputs, 3) == ["ok"] * 14
+    assert route_statuses(hodiff.corrected()(f), inputs, 3) == ["ok"] * 14
 
 
 def same_value(f, **options):

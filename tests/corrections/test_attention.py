@@ -24,7 +24,7 @@ def normal(*shape, dtype=D):
     return torch.randn(shape, dtype=dtype)
 
 
-def of(*shapes, dtype=D, **options):
+def random_call(*shapes, dtype=D, **options):
     """Return a call with random q, k and v."""
     return lambda: attend(*(normal(*shape, dtype=dtype) for shape in shapes), **options)
 
@@ -47,24 +47,24 @@ SHAPES = ((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 6))
 IN_3D = tuple(shape[1:] for shape in SHAPES)
 GROUPED = ((2, 4, 3, 4), (2, 2, 5, 4), (2, 2, 5, 6))
 CALLS = {
-    "four dimensions": of(*SHAPES),
-    "three dimensions": of(*IN_3D),
-    "two dimensions": of((3, 4), (5, 4), (5, 6)),
-    "five dimensions": of(*((3, *shape) for shape in SHAPES)),
-    "broadcast": of((2, 2, 3, 4), (5, 4), (1, 2, 5, 6)),
-    "causal": of(*SHAPES, is_causal=True),
-    "causal, more queries than keys": of((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 4), is_causal=True),
-    "scale": of(*SHAPES, scale=0.3),
-    "scale of zero": of(*SHAPES, scale=0.0),
-    "no keys": of((2, 2, 3, 4), (2, 2, 0, 4), (2, 2, 0, 6)),
-    "no queries": of((2, 2, 0, 4), (2, 2, 5, 4), (2, 2, 5, 6)),
-    "no features": of((2, 2, 3, 0), (2, 2, 5, 0), (2, 2, 5, 6)),
-    "float32": of(*SHAPES, dtype=torch.float32),
-    "bfloat16": of(*SHAPES, dtype=torch.bfloat16),
-    "float16": of(*SHAPES, dtype=torch.float16),
-    "shared heads": of(*GROUPED, enable_gqa=True),
-    "shared heads, three dimensions": of(*(shape[1:] for shape in GROUPED), enable_gqa=True),
-    "shared heads, unequally": of((2, 4, 3, 4), (2, 2, 5, 4), (2, 1, 5, 6), enable_gqa=True),
+    "four dimensions": random_call(*SHAPES),
+    "three dimensions": random_call(*IN_3D),
+    "two dimensions": random_call((3, 4), (5, 4), (5, 6)),
+    "five dimensions": random_call(*((3, *shape) for shape in SHAPES)),
+    "broadcast": random_call((2, 2, 3, 4), (5, 4), (1, 2, 5, 6)),
+    "causal": random_call(*SHAPES, is_causal=True),
+    "causal, more queries than keys": random_call((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 4), is_causal=True),
+    "scale": random_call(*SHAPES, scale=0.3),
+    "scale of zero": random_call(*SHAPES, scale=0.0),
+    "no keys": random_call((2, 2, 3, 4), (2, 2, 0, 4), (2, 2, 0, 6)),
+    "no queries": random_call((2, 2, 0, 4), (2, 2, 5, 4), (2, 2, 5, 6)),
+    "no features": random_call((2, 2, 3, 0), (2, 2, 5, 0), (2, 2, 5, 6)),
+    "float32": random_call(*SHAPES, dtype=torch.float32),
+    "bfloat16": random_call(*SHAPES, dtype=torch.bfloat16),
+    "float16": random_call(*SHAPES, dtype=torch.float16),
+    "shared heads": random_call(*GROUPED, enable_gqa=True),
+    "shared heads, three dimensions": random_call(*(shape[1:] for shape in GROUPED), enable_gqa=True),
+    "shared heads, unequally": random_call((2, 4, 3, 4), (2, 2, 5, 4), (2, 1, 5, 6), enable_gqa=True),
     "shared heads, masked": masked(lambda: normal(2, 4, 3, 5), *GROUPED, enable_gqa=True),
     "boolean mask": masked(hidden_row, *SHAPES),
     "boolean mask, three dimensions": masked(hidden_row, *IN_3D),
@@ -80,15 +80,15 @@ CALLS = {
     "hidden row of floats, shared heads, some dropped": masked(
         hidden_row_of_floats, *GROUPED, dropout_p=0.4, enable_gqa=True, scale=-0.3
     ),
-    "everything dropped": of(*SHAPES, dropout_p=1.0),
-    "dropout of True": of(*SHAPES, dropout_p=True),
+    "everything dropped": random_call(*SHAPES, dropout_p=1.0),
+    "dropout of True": random_call(*SHAPES, dropout_p=True),
 }
 WRONG = {
-    "one dimension": of((4,), (5, 4), (5, 6)),
-    "features": of((2, 2, 3, 4), (2, 2, 5, 3), (2, 2, 5, 6)),
-    "lengths": of((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 4, 6)),
-    "batches": of((2, 2, 3, 4), (3, 2, 5, 4), (3, 2, 5, 4)),
-    "heads": of((2, 4, 3, 4), (2, 3, 5, 4), (2, 3, 5, 4), enable_gqa=True),
+    "one dimension": random_call((4,), (5, 4), (5, 6)),
+    "features": random_call((2, 2, 3, 4), (2, 2, 5, 3), (2, 2, 5, 6)),
+    "lengths": random_call((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 4, 6)),
+    "batches": random_call((2, 2, 3, 4), (3, 2, 5, 4), (3, 2, 5, 4)),
+    "heads": random_call((2, 4, 3, 4), (2, 3, 5, 4), (2, 3, 5, 4), enable_gqa=True),
     "dtypes": lambda: attend(normal(2, 3, 4), normal(2, 5, 4, dtype=torch.float32), normal(2, 5, 4)),
     "integers": lambda: attend(*[torch.ones(2, 3, 4, dtype=torch.long)] * 3),
     "mask of integers": masked(lambda: torch.ones(3, 5, dtype=torch.long), *SHAPES),
@@ -97,10 +97,10 @@ WRONG = {
     "mask of too many batches": masked(lambda: normal(3, 3, 5), *IN_3D),
     "mask of a larger batch": masked(lambda: normal(2, 1, 3, 5), (1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 6)),
     "mask and causal": masked(lambda: normal(3, 5), *IN_3D, is_causal=True),
-    "probability": of(*SHAPES, dropout_p=1.5),
-    "scale": of(*SHAPES, scale="large"),
+    "probability": random_call(*SHAPES, dropout_p=1.5),
+    "scale": random_call(*SHAPES, scale="large"),
     "devices": lambda: attend(normal(2, 3, 4), normal(2, 5, 4).to("meta"), normal(2, 5, 4)),
-    "causal in words": of(*IN_3D, is_causal="no"),
+    "causal in words": random_call(*IN_3D, is_causal="no"),
     "8 bits": lambda: attend(*(normal(2, 3, 4).to(torch.float8_e4m3fn) for _ in range(3))),
     "sparse": lambda: attend(*(normal(2, 3, 4).to_sparse() for _ in range(3))),
     "no tensor": lambda: attend([1.0], [1.0], [1.0]),

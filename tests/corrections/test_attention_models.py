@@ -15,24 +15,26 @@ SMALL = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4,
 TEXT = {**SMALL, "vocab_size": 40, "max_position_embeddings": 1024}
 
 
-def made(config):
+def built_model(config):
     torch.manual_seed(0)
     config._attn_implementation = "sdpa"
     return transformers.AutoModel.from_config(config).double().eval()
 
 
 MODELS = {
-    "BERT": lambda: made(transformers.BertConfig(**TEXT)),
-    "GPT-2": lambda: made(
+    "BERT": lambda: built_model(transformers.BertConfig(**TEXT)),
+    "GPT-2": lambda: built_model(
         transformers.GPT2Config(vocab_size=40, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=1024, use_cache=False)
     ),
-    "Llama, shared heads": lambda: made(transformers.LlamaConfig(**TEXT, num_key_value_heads=2, use_cache=False)),
-    "T5": lambda: made(
+    "Llama, shared heads": lambda: built_model(
+        transformers.LlamaConfig(**TEXT, num_key_value_heads=2, use_cache=False)
+    ),
+    "T5": lambda: built_model(
         transformers.T5Config(
             vocab_size=40, d_model=WIDTH, d_kv=4, d_ff=32, num_layers=2, num_heads=4, dropout_rate=0.0, use_cache=False
         )
     ),
-    "ViT": lambda: made(transformers.ViTConfig(**SMALL, image_size=28, patch_size=4, num_channels=1)),
+    "ViT": lambda: built_model(transformers.ViTConfig(**SMALL, image_size=28, patch_size=4, num_channels=1)),
 }
 
 

@@ -37,7 +37,7 @@ def value(function, args, kwargs):
     return [each for each in pytree.tree_leaves(function(*copied(args), **copied(kwargs))) if each is not None]
 
 
-def accepts(function, args, kwargs, expected):
+def torch_accepts(function, args, kwargs, expected):
     """Whether torch accepts the call and returns the expected value."""
     try:
         found = value(function, args, kwargs)
@@ -59,7 +59,7 @@ def names(function, args, kwargs):
         taken = [
             name
             for name in NAMES
-            if name not in given and accepts(function, args[:place], {name: args[place], **given}, expected)
+            if name not in given and torch_accepts(function, args[:place], {name: args[place], **given}, expected)
         ]
         # Another argument that does not affect the value may accept the same number.
         own = [*correction_of(function, args).parameters.signature.parameters, *[""] * len(args)][place]
@@ -98,7 +98,7 @@ def with_other_numbers(function, args, kwargs):
                 yield what, args, {**kwargs, place: other}
 
 
-def forms(function, args, kwargs):
+def other_forms(function, args, kwargs):
     """Yield other forms of the call."""
     if kwargs:
         yield "without keywords", args, {}
@@ -170,8 +170,8 @@ def test_every_call_form_matches_the_plain_form(call):
         pytest.skip(f"the correction stands aside in torch {torch.__version__}")
     expected = derivatives(function, args, kwargs)
     alone = value(function, args, kwargs)
-    for what, *form in forms(function, args, kwargs):
-        if not accepts(function, *form, alone):
+    for what, *form in other_forms(function, args, kwargs):
+        if not torch_accepts(function, *form, alone):
             continue
         try:
             got = derivatives(function, *form)

@@ -349,7 +349,7 @@ def test_hugging_face_checkpointing_matches(reentrant):
     assert_same(hodiff.hvp(loss, p, v), expected)
 
 
-def by_a_leaf_of_its_own(x, w):
+def gradient_by_a_new_leaf(x, w):
     x = x.detach().requires_grad_()
     return torch.autograd.grad((w @ x).sin(), x, create_graph=True)[0]
 
@@ -358,19 +358,21 @@ def by_its_input(x, w):
     return torch.autograd.grad((w @ x).sin(), x, create_graph=True)[0]
 
 
-def by_what_it_computes(x, w):
+def gradient_by_an_intermediate(x, w):
     y = x * w
     return torch.autograd.grad(y.sin().sum(), y, create_graph=True)[0] * x
 
 
-def by_a_leaf_if_need_be(x, w):
+def gradient_by_input_or_clone(x, w):
     with torch.enable_grad():
         y = x if x.requires_grad else x.clone().requires_grad_()
         return torch.autograd.grad((w @ y).sin(), y, create_graph=True)[0]
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("forces", [by_a_leaf_of_its_own, by_its_input, by_what_it_computes, by_a_leaf_if_need_be])
+@pytest.mark.parametrize(
+    "forces", [gradient_by_a_new_leaf, by_its_input, gradient_by_an_intermediate, gradient_by_input_or_clone]
+)
 def test_gradients_taken_inside_match_to_second_order(forces):
     """Forces of a potential, as molecular models compute them, are right to second order."""
     x, w = (torch.tensor(each, dtype=torch.float64, requires_grad=True) for each in ([0.5, -1.0], [1.0, 0.3]))
@@ -391,6 +393,6 @@ def test_gradients_taken_inside_match_to_second_order(forces):
 def test_gradients_taken_inside_match_by_every_route(route):
     x, v = torch.tensor([0.5, -1.0], dtype=torch.float64), torch.tensor([1.0, 0.3], dtype=torch.float64)
     w = torch.tensor([1.0, 0.3], dtype=torch.float64)
-    found = hodiff.hvp(lambda w: checkpoint(by_a_leaf_of_its_own, x, w, use_reentrant=False).sum(), w, v, route=route)
+    found = hodiff.hvp(lambda w: checkpoint(gradient_by_a_new_leaf, x, w, use_reentrant=False).sum(), w, v, route=route)
     expected = hodiff.hvp(lambda w: (w * (w @ x).cos()).sum(), w, v)
     torch.testing.assert_close(found, expected)

@@ -221,11 +221,11 @@ CASES = {
 }
 
 
-def at_once(f):
+def unbatched(f):
     return lambda x: (f(x.sin(), x.exp()) * x).sum()
 
 
-def in_batches(f):
+def batched(f):
     """Return a function that applies f to a batch of both arguments, and of one argument along the last dimension."""
 
     def total(x):
@@ -236,36 +236,38 @@ def in_batches(f):
     return total
 
 
-def passed(f, modes):
+def derivative_by_passes(f, modes):
     """Derivative of a scalar function by passes, the innermost first; all passes but the last are directional."""
     for mode in modes[:-1]:
-        f = _along(f) if mode == "forward" else _against(f)
+        f = _forward_pass(f) if mode == "forward" else _reverse_pass(f)
     return grad(f) if modes[-1] == "reverse" else jacfwd(f)
 
 
-def _along(f):
+def _forward_pass(f):
     return lambda x: jvp(f, (x,), (V,))[1]
 
 
-def _against(f):
+def _reverse_pass(f):
     return lambda x: (grad(f)(x) * V).sum()
 
 
 @pytest.mark.one_in(18)
-@pytest.mark.parametrize("arrange", [at_once, in_batches])
+@pytest.mark.parametrize("arrange", [unbatched, batched])
 @pytest.mark.parametrize("name", CASES)
 def test_every_nesting_matches_closed_form(name, arrange):
     function, truth = CASES[name]
     for modes in (*product(("reverse", "forward"), repeat=2), ("forward",) * 3, ("forward", "reverse", "forward")):
         with hodiff.corrected():
-            found = passed(arrange(function), modes)(X)
-        torch.testing.assert_close(found, passed(arrange(truth), modes)(X), msg=lambda text, m=modes: f"{m}: {text}")
+            found = derivative_by_passes(arrange(function), modes)(X)
+        torch.testing.assert_close(
+            found, derivative_by_passes(arrange(truth), modes)(X), msg=lambda text, m=modes: f"{m}: {text}"
+        )
 
 
 def test_torch_alone_is_wrong():
     """The tests above would prove nothing if torch alone were right."""
-    slope = _along(at_once(Saved.apply))
-    assert not torch.allclose(jacfwd(slope)(X), jacfwd(_along(at_once(elementary)))(X))
+    slope = _forward_pass(unbatched(Saved.apply))
+    assert not torch.allclose(jacfwd(slope)(X), jacfwd(_forward_pass(unbatched(elementary)))(X))
 
 
 class Cube(Function):
@@ -357,8 +359,8 @@ def test_autograd_around_jvp_matches():
     """Corrections reach rules if `torch.autograd` runs around `torch.func.jvp`."""
     x = X.clone().requires_grad_()
     with hodiff.corrected():
-        (found,) = torch.autograd.grad(_along(at_once(Normalized.apply))(x), x)
-    torch.testing.assert_close(found, grad(_along(at_once(normalized)))(X))
+        (found,) = torch.autograd.grad(_forward_pass(unbatched(Normalized.apply))(x), x)
+    torch.testing.assert_close(found, grad(_forward_pass(unbatched(normalized)))(X))
 
 
 class InPlace(Function):

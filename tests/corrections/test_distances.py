@@ -17,7 +17,7 @@ corrected = hodiff.corrected()
 NORMS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, math.inf)
 
 
-def both(p):
+def cdist_and_pdist(p):
     def f(x, y):
         return torch.cat([torch.cdist(x, y, p=p).flatten(), F.pdist(x, p)])
 
@@ -30,13 +30,13 @@ INPUTS = draw(2, 2), draw(1, 2, seed=1)
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("p", NORMS[1:])
 def test_derivatives_match_differences_by_every_route(p):
-    hodiff.assert_differentiable(both(p), INPUTS, vmap=False, scipy=False)
+    hodiff.assert_differentiable(cdist_and_pdist(p), INPUTS, vmap=False, scipy=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("p", NORMS[1:])
 def test_third_order_vmapped_and_compiled_derivatives_match_differences(p):
-    hodiff.assert_differentiable(both(p), INPUTS, order=3, scipy=False, compile=backend_of(p, NORMS[1:]))
+    hodiff.assert_differentiable(cdist_and_pdist(p), INPUTS, order=3, scipy=False, compile=backend_of(p, NORMS[1:]))
 
 
 def test_two_points_match_closed_form():

@@ -91,7 +91,7 @@ def by_primitives(q, k, v, table):
     return torch.softmax(scores.masked_fill(places < 0, -math.inf), -1) @ v
 
 
-def torchs(q, k, v, table):
+def flex_with_bias(q, k, v, table):
     return flex_attention(q, k, v, lambda s, b, h, i, j: s + table[h, i - j + KEYS - 1], blocks(causal))
 
 
@@ -100,7 +100,7 @@ def test_hvp_matches_primitives_by_every_route(route):
     inputs = (*drawn(), TABLE[:2])
     v = tuple(torch.ones_like(x) for x in inputs)
     found, expected = (
-        hodiff.hvp(lambda x, f=f: f(*x).square().sum(), inputs, v, route=route) for f in (torchs, by_primitives)
+        hodiff.hvp(lambda x, f=f: f(*x).square().sum(), inputs, v, route=route) for f in (flex_with_bias, by_primitives)
     )
     torch.testing.assert_close(found, expected)
 
@@ -113,7 +113,7 @@ def test_autograd_second_derivatives_match_primitives():
         return torch.autograd.grad(sum(each.square().sum() for each in gradients), leaves)
 
     with hodiff.corrected():
-        found = penalty(torchs)
+        found = penalty(flex_with_bias)
     torch.testing.assert_close(found, penalty(by_primitives))
 
 

@@ -47,7 +47,7 @@ def after_an_exception(x):
     return as_block(x) * (1 + 0 * x)
 
 
-def called(x):
+def by_set_grad_enabled(x):
     """Disable gradients by a call, as torch's optimizers do."""
     torch.set_grad_enabled(False)
     result = x.exp()
@@ -59,7 +59,10 @@ def of_data(x):
     return x.data.exp()
 
 
-WAYS = {each.__name__: each for each in (as_block, as_decorator, switched, nested, after_an_exception, called, of_data)}
+WAYS = {
+    each.__name__: each
+    for each in (as_block, as_decorator, switched, nested, after_an_exception, by_set_grad_enabled, of_data)
+}
 
 
 def detached(x):
@@ -72,7 +75,7 @@ def loss(constant):
 
 # Contexts around f; a mode that is set by a call has an effect only if it changes the mode.
 AROUND = {"nothing": nullcontext, "no_grad": torch.no_grad, "corrected": hodiff.corrected}
-CASES = [(way, around) for way in WAYS for around in AROUND if (way, around) != ("called", "no_grad")]
+CASES = [(way, around) for way in WAYS for around in AROUND if (way, around) != ("by_set_grad_enabled", "no_grad")]
 
 
 @pytest.mark.parametrize(("way", "around"), CASES)
@@ -406,7 +409,7 @@ def test_thread_state_exists_before_compilation():
 
 def test_frames_with_unhashable_code_are_handled():
     """Code written by dynamo may have a dict among its constants."""
-    plain = called.__code__
+    plain = by_set_grad_enabled.__code__
     rewritten = FunctionType(plain.replace(co_consts=(*plain.co_consts, {})), globals())
     with pytest.raises(TypeError, match="unhashable"):
         hash(rewritten.__code__)

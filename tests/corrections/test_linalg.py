@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from corrections.against_torch import FAILURES, assert_every_route, judged, same_error, same_value
+from corrections.against_torch import FAILURES, assert_every_route, route_statuses, same_error, same_value
 from drawing import normals
 from slow_cases import backend_of, slow_except
 from torch.linalg import eigh
@@ -170,7 +170,7 @@ RIGHT_SINCE = dict.fromkeys(("solve", "solve_ex", "tensorsolve", "det", "slogdet
 def test_torch_alone_is_wrong(name):
     """Torch alone fails exactly in those versions in which the rule is needed."""
     f, inputs = ALL[name]
-    fails = bool(FAILURES & set(judged(f, inputs, 2)))
+    fails = bool(FAILURES & set(route_statuses(f, inputs, 2)))
     assert fails == (name not in RIGHT_SINCE or torch.__version__ < RIGHT_SINCE[name])
 
 

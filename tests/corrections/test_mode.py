@@ -39,20 +39,20 @@ TRUTH = torch.func.grad(lambda x: torch.func.jvp(by_hand, (x,), (V,))[1])(X)
 WRONG = torch.func.grad(along)(X)
 
 
-def right(product):
+def is_right(product):
     return torch.allclose(product, TRUTH, rtol=1e-10)
 
 
 def test_torch_alone_is_wrong():
     """The tests below would prove nothing if torch alone were right."""
-    assert not right(WRONG)
+    assert not is_right(WRONG)
 
 
 def test_corrected_works_as_context_and_decorator():
     with hodiff.corrected():
-        assert right(torch.func.grad(along)(X))
+        assert is_right(torch.func.grad(along)(X))
     assert torch.equal(torch.func.grad(along)(X), WRONG)
-    assert right(hodiff.corrected()(torch.func.grad(along))(X))
+    assert is_right(hodiff.corrected()(torch.func.grad(along))(X))
 
 
 def test_corrected_ends_with_an_exception():
@@ -64,9 +64,9 @@ def test_corrected_ends_with_an_exception():
 def test_corrected_nests_and_is_reentrant():
     mode = hodiff.corrected()
     with mode, hodiff.corrected(), mode:
-        assert right(torch.func.grad(along)(X))
+        assert is_right(torch.func.grad(along)(X))
     with mode:
-        assert right(torch.func.grad(along)(X))
+        assert is_right(torch.func.grad(along)(X))
 
 
 def test_corrected_affects_its_own_thread_only():
@@ -76,7 +76,7 @@ def test_corrected_affects_its_own_thread_only():
         with hodiff.corrected():
             entered.set()
             leave.wait(10)
-            found.append(right(torch.func.grad(along)(X)))
+            found.append(is_right(torch.func.grad(along)(X)))
 
     thread = threading.Thread(target=inside)
     thread.start()
@@ -103,7 +103,7 @@ def test_every_transform_is_corrected_unless_opted_out(route):
         torch.testing.assert_close(got, truth[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(hodiff.hessian_diagonal(f, route=route)(X), truth.diag(), rtol=1e-10, atol=1e-12)
     by_torch = hodiff.hvp(f, X, V, route=route, correct=False)
-    assert right(by_torch) == (route in hodiff.ROUTES[:2])
+    assert is_right(by_torch) == (route in hodiff.ROUTES[:2])
 
 
 def test_directional_derivatives_and_jacobians_are_corrected():
@@ -131,7 +131,7 @@ def test_compiled_hvp_is_corrected(route):
     compiled = torch.compile(
         lambda x: hodiff.hvp(first_of_layer_norm, x, V, route=route), fullgraph=True, backend="aot_eager"
     )
-    assert right(compiled(X))
+    assert is_right(compiled(X))
 
 
 @pytest.mark.slow
@@ -142,10 +142,10 @@ def test_compiling_inside_and_around_corrected():
         with hodiff.corrected():
             return torch.func.grad(along)(x)
 
-    assert right(torch.compile(product, fullgraph=True, backend="aot_eager")(X))
+    assert is_right(torch.compile(product, fullgraph=True, backend="aot_eager")(X))
     torch.compiler.reset()
     with hodiff.corrected():
-        assert right(torch.compile(torch.func.grad(along), backend="aot_eager")(X))
+        assert is_right(torch.compile(torch.func.grad(along), backend="aot_eager")(X))
 
 
 def test_registered_rule_is_used_and_may_decline():

@@ -27,7 +27,7 @@ def differences(function, x, v, step=3e-4):
     }
 
 
-def closest(found, truth):
+def largest_difference(found, truth):
     """Largest difference of two dictionaries, relative to the largest number."""
     scale = max(each.abs().max() for each in truth.values())
     return (max((found[name] - truth[name]).abs().max() for name in truth) / scale).item()
@@ -40,8 +40,8 @@ def assert_all_routes(loss, x):
     truth = differences(gradient, x, v)
     products = {route: hodiff.hvp(loss, x, v, route=route) for route in hodiff.ROUTES}
     for route, product in products.items():
-        assert closest(product, truth) < 1e-7, route
-        assert closest(product, products[hodiff.ROUTES[0]]) < 1e-9, route
+        assert largest_difference(product, truth) < 1e-7, route
+        assert largest_difference(product, products[hodiff.ROUTES[0]]) < 1e-9, route
 
 
 def of_parameters(model, names, loss):

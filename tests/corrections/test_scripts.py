@@ -72,7 +72,7 @@ class UnreadableSmooth(Smooth):
         return parts["all"].sin().sum()
 
 
-def warm(module):
+def run_until_optimized(module):
     """Run the module until torch has optimized its graph."""
     for _ in range(4):
         x = X.clone().requires_grad_()
@@ -122,7 +122,7 @@ def close(found, expected, digits=1e-7):
 @pytest.mark.parametrize("kind", [Smooth, Normalized, Attending, UnreadableSmooth])
 def test_scripted_and_traced_products_match_by_every_route(kind, capture):
     gradient, product, third = truth(kind)
-    f = warm(CAPTURES[capture](model(kind)))
+    f = run_until_optimized(CAPTURES[capture](model(kind)))
     for route in hodiff.ROUTES:
         close(hodiff.hvp(f, X, V, route=route), product)
     close(hodiff.hessian_matrix(f, X) @ V, product)
@@ -136,7 +136,7 @@ def test_scripted_and_traced_products_match_by_every_route(kind, capture):
 @pytest.mark.parametrize("kind", [Smooth, Normalized])
 def test_autograd_of_scripted_models_matches(kind):
     _, product, third = truth(kind)
-    f = warm(torch.jit.script(model(kind)))
+    f = run_until_optimized(torch.jit.script(model(kind)))
     with hodiff.corrected():
         x = X.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(f(x), x, create_graph=True)
@@ -170,7 +170,7 @@ def by_hand(x, eps):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 def test_unreadable_script_is_right_or_rejected(route):
-    f = warm(torch.jit.script(model(Unreadable)))
+    f = run_until_optimized(torch.jit.script(model(Unreadable)))
     if route in hodiff.ROUTES[2:]:
         with pytest.raises(hodiff.errors.RouteError, match=r"layer_norm.*'forward'.*prim::DictConstruct"):
             hodiff.hvp(f, X, V, route=route)
@@ -179,7 +179,7 @@ def test_unreadable_script_is_right_or_rejected(route):
 
 
 def test_unreadable_script_has_first_derivatives():
-    f = warm(torch.jit.script(model(Unreadable)))
+    f = run_until_optimized(torch.jit.script(model(Unreadable)))
     expected = truth(Unreadable)[0]
     with torch.no_grad():
         close(hodiff.jacobian(f, mode="forward")(X), expected)
@@ -188,7 +188,7 @@ def test_unreadable_script_has_first_derivatives():
 
 
 def test_scripts_are_unchanged_outside_corrected():
-    f = warm(torch.jit.script(model(Smooth)))
+    f = run_until_optimized(torch.jit.script(model(Smooth)))
     # The tests above would prove nothing if torch alone were right.
     assert torch.equal(hodiff.hvp(f, X, V, route="forward-over-reverse", correct=False), torch.zeros(3, dtype=D))
     with pytest.raises(RuntimeError, match="expected at most"), hodiff.corrected():

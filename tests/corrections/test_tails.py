@@ -21,7 +21,7 @@ MORE = {
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 
 
-def held(name, dtype):
+def points_in_range(name, dtype):
     info = torch.finfo(dtype)
     return [p for p in points(name) if 10 * info.tiny < abs(p) < info.max / 10]
 
@@ -42,7 +42,7 @@ def summed(name):
 def test_each_point_alone_matches_mpmath(name, dtype):
     """Rules branch on the elements, so each element must also be correct in a tensor of its own."""
     f = summed(name)
-    for point in held(name, dtype):
+    for point in points_in_range(name, dtype):
         x = torch.tensor([point], dtype=dtype, requires_grad=True)
         with hodiff.corrected():
             y = f(x)
@@ -56,7 +56,7 @@ def test_each_point_alone_matches_mpmath(name, dtype):
 @DTYPES
 @pytest.mark.parametrize("name", TAILS)
 def test_all_points_by_every_route_match_mpmath(name, dtype):
-    f, given = summed(name), [p for p in held(name, dtype) if of_middling_size(name, p)]
+    f, given = summed(name), [p for p in points_in_range(name, dtype) if of_middling_size(name, p)]
     x = torch.tensor(given, dtype=dtype)
     one = torch.ones_like(x)
     for route in hodiff.ROUTES:

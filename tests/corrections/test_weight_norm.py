@@ -91,7 +91,7 @@ def norm(v, dims):
     return (v * v).sum(dims, keepdim=True).sqrt()
 
 
-def over_largest(W, u, v):
+def divided_by_largest_singular_value(W, u, v):
     """The weight over its largest singular value, whose singular vectors are constants in evaluation."""
     return W / (u @ W @ v)
 
@@ -139,11 +139,11 @@ MODULES = {
     ),
     "spectral_norm": (
         lambda: parametrizations.spectral_norm(nn.Linear(4, 3)).eval(),
-        lambda p, b: over_largest(p[ORIGINAL], b[U], b["parametrizations.weight.0._v"]),
+        lambda p, b: divided_by_largest_singular_value(p[ORIGINAL], b[U], b["parametrizations.weight.0._v"]),
     ),
     "spectral_norm by hooks": (
         lambda: by_hooks(nn.utils.spectral_norm, nn.Linear(4, 3)).eval(),
-        lambda p, b: over_largest(p["weight_orig"], b["weight_u"], b["weight_v"]),
+        lambda p, b: divided_by_largest_singular_value(p["weight_orig"], b["weight_u"], b["weight_v"]),
     ),
     "orthogonal": (
         lambda: parametrizations.orthogonal(nn.Linear(3, 3)),

@@ -16,7 +16,7 @@ corrected = hodiff.corrected()
 X = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
 
 
-def acts():
+def corrections_are_active():
     """Whether corrections act here, in which case layer_norm has another node."""
     return type(F.layer_norm(X, (3,)).grad_fn).__name__ != "NativeLayerNormBackward0"
 
@@ -25,11 +25,11 @@ def test_generator_body_is_corrected():
     @corrected
     def generator(first):
         try:
-            second = yield first, acts()
-            yield second, acts()
+            second = yield first, corrections_are_active()
+            yield second, corrections_are_active()
         except KeyError:
-            yield "caught", acts()
-        return acts()
+            yield "caught", corrections_are_active()
+        return corrections_are_active()
 
     def caller():
         return (yield from generator(1))
@@ -37,13 +37,13 @@ def test_generator_body_is_corrected():
     assert inspect.isgeneratorfunction(generator)
     running = caller()
     assert next(running) == (1, True)
-    assert not acts()
+    assert not corrections_are_active()
     assert running.send(2) == (2, True)
     assert running.throw(KeyError()) == ("caught", True)
     with pytest.raises(StopIteration) as end:
         next(running)
     assert end.value.value is True
-    assert not acts()
+    assert not corrections_are_active()
 
 
 def test_closed_generator_is_corrected_in_its_finally():
@@ -54,27 +54,27 @@ def test_closed_generator_is_corrected_in_its_finally():
         try:
             yield
         finally:
-            seen.append(acts())
+            seen.append(corrections_are_active())
 
     running = generator()
     next(running)
     running.close()
     assert seen == [True]
-    assert not acts()
+    assert not corrections_are_active()
 
 
 def test_concurrent_coroutines_are_corrected_separately():
     @corrected
     async def inside(x):
-        before = acts()
+        before = corrections_are_active()
         await asyncio.sleep(0.001)
-        return x, before, acts()
+        return x, before, corrections_are_active()
 
     async def outside():
         found = []
         for _ in range(4):
             await asyncio.sleep(0.0005)
-            found.append(acts())
+            found.append(corrections_are_active())
         return any(found)
 
     async def main():
@@ -92,7 +92,7 @@ def test_error_in_a_coroutine_ends_the_corrections():
 
     with pytest.raises(KeyError):
         asyncio.run(fails())
-    assert not acts()
+    assert not corrections_are_active()
 
 
 def test_asynchronous_generator_body_is_corrected():
@@ -103,17 +103,17 @@ def test_asynchronous_generator_body_is_corrected():
         try:
             for i in range(3):
                 await asyncio.sleep(0)
-                seen.append(acts())
+                seen.append(corrections_are_active())
                 yield i
         except KeyError:
             yield "caught"
         finally:
-            seen.append(acts())
+            seen.append(corrections_are_active())
 
     async def main():
         found = []
         async for each in generator():
-            found.append((each, acts()))
+            found.append((each, corrections_are_active()))
         running = generator()
         await running.asend(None)
         assert await running.athrow(KeyError()) == "caught"
@@ -126,37 +126,37 @@ def test_asynchronous_generator_body_is_corrected():
 
 class Model:
     async def __call__(self):
-        return acts()
+        return corrections_are_active()
 
 
 def test_decorator_without_parentheses():
     @hodiff.corrected
     def whether(*, sure):
         """Say whether."""
-        return acts(), sure
+        return corrections_are_active(), sure
 
     assert whether(sure=2) == (True, 2)
     assert whether.__doc__ == "Say whether."
-    assert not acts()
+    assert not corrections_are_active()
     with pytest.raises(hodiff.InputError, match="expected a function, got Tensor"):
         hodiff.corrected(torch.ones(2))
 
 
 def test_partials_modules_and_methods_are_wrapped():
     assert asyncio.run(corrected(Model())())
-    assert corrected(functools.partial(acts))()
+    assert corrected(functools.partial(corrections_are_active))()
     assert type(corrected(torch.nn.LayerNorm(3))(X).grad_fn).__name__ != "NativeLayerNormBackward0"
 
     class Holder:
         @staticmethod
         @corrected
         def beneath():
-            return acts()
+            return corrections_are_active()
 
         @classmethod
         @corrected
         def of_class(cls):
-            return acts()
+            return corrections_are_active()
 
     assert Holder.beneath()
     assert Holder.of_class()
@@ -166,8 +166,8 @@ def test_partials_modules_and_methods_are_wrapped():
     ("wrong", "message"),
     [
         (Model, "got the class Model. Decorate the methods"),
-        (staticmethod(acts), "got staticmethod. Put it beneath @staticmethod"),
-        (classmethod(acts), "got classmethod. Put it beneath @classmethod"),
+        (staticmethod(corrections_are_active), "got staticmethod. Put it beneath @staticmethod"),
+        (classmethod(corrections_are_active), "got classmethod. Put it beneath @classmethod"),
         (3, "got int. Pass a function"),
     ],
 )
@@ -185,17 +185,17 @@ def test_exit_in_another_thread_is_rejected():
             try:
                 mode.__exit__(None, None, None)
             except hodiff.HodiffError as error:
-                errors.append((str(error), acts()))
+                errors.append((str(error), corrections_are_active()))
 
     with mode:
         thread = threading.Thread(target=leave)
         thread.start()
         thread.join()
-        assert acts()
+        assert corrections_are_active()
     ((message, acted),) = errors
     assert "left in a thread that did not enter it" in message
     assert acted
-    assert not acts()
+    assert not corrections_are_active()
 
 
 def test_mode_may_be_shared_by_two_threads():
@@ -204,8 +204,8 @@ def test_mode_may_be_shared_by_two_threads():
     def work():
         with mode:
             entered.wait(10)
-            found.append(acts())
-        found.append(not acts())
+            found.append(corrections_are_active())
+        found.append(not corrections_are_active())
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for each in threads:

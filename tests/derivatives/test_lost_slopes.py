@@ -390,7 +390,7 @@ def _of_two(pull: Any, *, split: bool) -> Any:
     return OfTwo
 
 
-def _right(g, x, w):
+def _correct_backward(g, x, w):
     return 2 * x * w * g, x * x * g
 
 
@@ -454,7 +454,7 @@ def test_slope_detached_from_one_argument_is_rejected(cut: str) -> None:
 
 
 def test_saved_arguments_that_lose_nothing_are_allowed() -> None:
-    function = _of_two(_right, split=False)
+    function = _of_two(_correct_backward, split=False)
     found = hodiff.hessian_matrix(lambda p: function.apply(p["x"], p["w"]).square().sum(), {"x": X, "w": W})
     torch.testing.assert_close(found, HESSIAN)
 
@@ -466,7 +466,7 @@ def test_partly_detached_slope_is_rejected_by_every_derivative(where: str) -> No
     u = X * X * X.cos()
     first = 2 * X * X.cos() - X * X * X.sin()
     second = 2 * X.cos() - 4 * X * X.sin() - X * X * X.cos()
-    right = _of_two(_right, split=split)
+    right = _of_two(_correct_backward, split=split)
     torch.testing.assert_close(
         derivative(lambda x: right.apply(x, x.cos()).square().sum()), 2 * (first**2 + u * second)
     )
@@ -480,7 +480,7 @@ def test_sophia_rejects_detached_slope() -> None:
         _of_sophia(lambda x: Detached.apply(x).sum())
 
 
-def _in_a_step(kind: Any, function: Any, *, backward: bool = False) -> None:
+def _run_in_an_optimizer_step(kind: Any, function: Any, *, backward: bool = False) -> None:
     x = torch.nn.Parameter(X.clone())
     optimizer = kind([x], lr=0.1)
 
@@ -497,14 +497,14 @@ def _in_a_step(kind: Any, function: Any, *, backward: bool = False) -> None:
 @pytest.mark.parametrize("kind", [hodiff.optim.AdaHessian, hodiff.optim.SophiaH, hodiff.optim.NewtonCG])
 def test_steps_with_a_closure_reject_slope_kept_by_forward(kind: Any) -> None:
     with pytest.raises(RouteError, match=rf"{kind.__name__}: .*SavedCosine\.backward"):
-        _in_a_step(kind, SavedCosine)
-    _in_a_step(kind, Masked)
+        _run_in_an_optimizer_step(kind, SavedCosine)
+    _run_in_an_optimizer_step(kind, Masked)
 
 
 def test_closures_that_call_backward_reject_slope_kept_by_forward() -> None:
     with pytest.raises(RouteError, match=r"AdaHessian: .*SavedCosine\.backward"):
-        _in_a_step(hodiff.optim.AdaHessian, SavedCosine, backward=True)
-    _in_a_step(hodiff.optim.AdaHessian, Masked, backward=True)
+        _run_in_an_optimizer_step(hodiff.optim.AdaHessian, SavedCosine, backward=True)
+    _run_in_an_optimizer_step(hodiff.optim.AdaHessian, Masked, backward=True)
 
 
 class SquaredByTransforms(torch.autograd.Function):
@@ -788,7 +788,7 @@ def test_constant_kept_by_forward_is_allowed_inside_transforms(factor: Any) -> N
         torch.testing.assert_close(found, torch.diag(2 * mask**2))
 
 
-def _keeping(keep: Any) -> Any:
+def _function_that_keeps(keep: Any) -> Any:
     """Return a Function of sin(x) + x^3 that keeps part of its slope on its context, in the given form."""
 
     class Keeping(torch.autograd.Function):
@@ -822,7 +822,7 @@ KEEPING = {
 
 @pytest.mark.parametrize("keep", KEEPING.values(), ids=KEEPING)
 def test_slope_kept_in_a_container_is_rejected(keep: Any) -> None:
-    function = _keeping(keep)
+    function = _function_that_keeps(keep)
     with pytest.raises(RouteError, match=r"Keeping\.backward"):
         hodiff.hvp(lambda x: function.apply(x).sum(), X, V)
 

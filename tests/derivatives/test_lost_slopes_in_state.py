@@ -32,7 +32,7 @@ class Slotted:
     __slots__ = ("slope",)
 
 
-def _slotted(slope: Tensor) -> Slotted:
+def _object_with_slots(slope: Tensor) -> Slotted:
     box = Slotted()
     box.slope = slope
     return box
@@ -47,7 +47,7 @@ def _buffer(slope: Tensor) -> torch.nn.Module:
 # How forward stores a derivative on the context, and how backward reads it.
 ON_THE_CONTEXT: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "object": (Box, lambda kept: kept.slope),
-    "slots": (_slotted, lambda kept: kept.slope),
+    "slots": (_object_with_slots, lambda kept: kept.slope),
     "deque": (lambda s: collections.deque([s]), lambda kept: kept[0]),
     "partial": (lambda s: functools.partial(torch.add, s), lambda kept: kept(0)),
     "closure": (lambda s: lambda: s, lambda kept: kept()),
@@ -61,7 +61,7 @@ ON_THE_CONTEXT: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]
 }
 
 
-def _kept_by(put: Callable[[Any, Tensor], Any], get: Callable[[Any], Tensor]) -> Any:
+def _cube_that_keeps(put: Callable[[Any, Tensor], Any], get: Callable[[Any], Tensor]) -> Any:
     class Cube(torch.autograd.Function):
         @staticmethod
         def forward(x):
@@ -99,13 +99,13 @@ def _on_class() -> Any:
 
 FUNCTIONS = {
     **{
-        name: _kept_by(lambda ctx, s, put=put: setattr(ctx, "kept", put(s)), lambda ctx, get=get: get(ctx.kept))
+        name: _cube_that_keeps(lambda ctx, s, put=put: setattr(ctx, "kept", put(s)), lambda ctx, get=get: get(ctx.kept))
         for name, (put, get) in ON_THE_CONTEXT.items()
     },
     "class": _on_class(),
-    "global": _kept_by(lambda _, s: HELD.__setitem__("slope", s), lambda _: HELD["slope"]),
-    "context variable": _kept_by(lambda _, s: VARIABLE.set(s), lambda _: VARIABLE.get()),
-    "thread": _kept_by(lambda _, s: setattr(THREAD, "slope", s), lambda _: THREAD.slope),
+    "global": _cube_that_keeps(lambda _, s: HELD.__setitem__("slope", s), lambda _: HELD["slope"]),
+    "context variable": _cube_that_keeps(lambda _, s: VARIABLE.set(s), lambda _: VARIABLE.get()),
+    "thread": _cube_that_keeps(lambda _, s: setattr(THREAD, "slope", s), lambda _: THREAD.slope),
 }
 
 

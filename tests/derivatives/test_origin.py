@@ -51,7 +51,7 @@ def test_user_error_that_resembles_torchs_is_raised_after_one_call(transform, wo
     assert len(calls) == 1
 
 
-def caught_from(f, *args):
+def error_of(f, *args):
     try:
         f(*args)
     except Exception as error:
@@ -83,15 +83,15 @@ class OnlyForward(Function):
 
 def test_errors_of_torch_and_rules_are_told_from_user_errors():
     x = X.clone().requires_grad_()
-    assert unavailable(caught_from(torch.autograd.grad, OnlyForward.apply(x).sum(), x))
+    assert unavailable(error_of(torch.autograd.grad, OnlyForward.apply(x).sum(), x))
     for f in (
         # Errors raised by an operator (without a Python frame), by torch's Python code, and by hodiff
         lambda: torch.func.hessian(lambda x: torch.nn.functional.hardsigmoid(x).sum())(X),
         lambda: torch.func.vmap(lambda x: x + torch.rand(3))(torch.ones(2, 3)),
         lambda: torch.func.grad(lambda x: Function.apply(x))(X),
     ):
-        assert unavailable(caught_from(f))
-    assert not unavailable(caught_from(lambda: torch.ones(2) + torch.ones(3)))
+        assert unavailable(error_of(f))
+    assert not unavailable(error_of(lambda: torch.ones(2) + torch.ones(3)))
 
 
 def test_missing_rule_falls_back_to_the_next_route():

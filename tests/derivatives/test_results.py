@@ -50,11 +50,11 @@ REFUSED = {"imaginary"}
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    (first, beyond), (start, stop) = map(reach, (a, b))
+    (first, beyond), (start, stop) = map(address_range, (a, b))
     return first < stop and start < beyond
 
 
-def reach(tensor: Tensor) -> tuple[int, int]:
+def address_range(tensor: Tensor) -> tuple[int, int]:
     """Range of addresses that a tensor occupies."""
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()

@@ -49,12 +49,12 @@ class Shown(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def shown(value) -> Shown:
+def parsed(value) -> Shown:
     return Shown(value._repr_html_())
 
 
-def told(value) -> dict[str, str]:
-    return {row[0]: row[1] for row in shown(value).rows if len(row) == 2}
+def cells_by_label(value) -> dict[str, str]:
+    return {row[0]: row[1] for row in parsed(value).rows if len(row) == 2}
 
 
 def test_text_is_escaped():
@@ -100,73 +100,73 @@ def test_operator_display():
         return x["weight <b>"].pow(3).sum() * x["bias"]
 
     x = {"weight <b>": torch.ones(2, 3), "bias": torch.tensor(1.0)}
-    rows = shown(hodiff.HessianOperator(loss, x)).rows
+    rows = parsed(hodiff.HessianOperator(loss, x)).rows
     assert ["shape", "7 × 7"] in rows
     assert ["numbers", "float32 on cpu"] in rows
     assert ["of", "loss"] in rows
     assert ["weight <b>", "(2, 3)", "6"] in rows
     over_data = hodiff.HessianOperator(lambda x, batch: (x * batch).sum() ** 2, torch.ones(2), data=[torch.ones(2)] * 3)
-    assert ["batches", "3"] in shown(over_data).rows
+    assert ["batches", "3"] in parsed(over_data).rows
     jacobian = hodiff.JacobianOperator(lambda x: x[:2] ** 2, torch.ones(5))
-    assert ["shape", "2 × 5"] in shown(jacobian).rows
-    assert ["shape", "5 × 5"] in shown(jacobian.T @ jacobian).rows
+    assert ["shape", "2 × 5"] in parsed(jacobian).rows
+    assert ["shape", "5 × 5"] in parsed(jacobian.T @ jacobian).rows
     assert repr(jacobian) == "JacobianOperator(2, 5, float32, cpu)"
 
 
 def test_eigenpairs_display_lists_the_largest_first():
     pairs = estimators.eigsh(A, 2, which="LA")
-    rows = shown(pairs).rows
+    rows = parsed(pairs).rows
     assert [row[0] for row in rows[:3]] == ["eigenvalue", "3", "2"]
-    assert "2 of 4 eigenvalues" in shown(pairs).text
-    assert "converged" in shown(pairs).text
-    assert told(pairs)["products"] == str(pairs.products)
+    assert "2 of 4 eigenvalues" in parsed(pairs).text
+    assert "converged" in parsed(pairs).text
+    assert cells_by_label(pairs)["products"] == str(pairs.products)
 
 
 def test_estimate_display():
     exact = estimators.trace(A)
-    assert told(exact) == {"method": "exact", "products": "4"}
-    assert shown(exact).text.startswith("4.5")
+    assert cells_by_label(exact) == {"method": "exact", "products": "4"}
+    assert parsed(exact).text.startswith("4.5")
     large = torch.diag(torch.linspace(1, 2, 500, dtype=torch.float64))
     drawn = estimators.trace(large, method="hutchinson", products=20, probes="gaussian")
-    assert f"{drawn.value:.6g} ± {drawn.standard_error:.2g}" in shown(drawn).text
-    assert "diagonal of 4 entries" in shown(estimators.diagonal(A)).text
+    assert f"{drawn.value:.6g} ± {drawn.standard_error:.2g}" in parsed(drawn).text
+    assert "diagonal of 4 entries" in parsed(estimators.diagonal(A)).text
     density = estimators.spectral_density(A, method="exact")
-    assert told(density)["range"] == "-1 to 3"
-    assert told(density)["mean"] == "1.125"
+    assert cells_by_label(density)["range"] == "-1 to 3"
+    assert cells_by_label(density)["mean"] == "1.125"
     assert "<polyline" in density._repr_html_()
-    assert "largest eigenvalue 3" in shown(estimators.sharpness(A)).text
-    assert told(estimators.condition_number(A))["smallest"] == "0.5"
+    assert "largest eigenvalue 3" in parsed(estimators.sharpness(A)).text
+    assert cells_by_label(estimators.condition_number(A))["smallest"] == "0.5"
     solution = estimators.solve(A @ A, torch.ones(4, dtype=torch.float64))
-    assert "solution of a linear system converged" in shown(solution).text
+    assert "solution of a linear system converged" in parsed(solution).text
 
 
 def test_unconverged_results_say_so():
     large = torch.diag(torch.linspace(1, 2, 500, dtype=torch.float64))
     with pytest.warns(hodiff.HodiffWarning):
         pairs = estimators.eigsh(large, 2, method="lanczos", max_iterations=3, throw=False)
-    assert "not converged" in shown(pairs).text
+    assert "not converged" in parsed(pairs).text
 
 
 def test_preflight_display():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.LayerNorm(4))
     found = hodiff.preflight(model, torch.randn(2, 3), correct=False)
-    rows = {row[0]: row[1:] for row in shown(found).rows}
+    rows = {row[0]: row[1:] for row in parsed(found).rows}
     (norm,) = [each for each in found.operators if "layer_norm" in each.name]
     assert rows[norm.name] == ["1", *(norm.routes[route] for route in hodiff.ROUTES)]
     assert rows["all together"][1:] == [found.routes[route] for route in hodiff.ROUTES]
-    assert found.verdict in shown(found).text
-    assert norm.remedy in shown(found).text
+    assert found.verdict in parsed(found).text
+    assert norm.remedy in parsed(found).text
 
 
 def test_corrections_table_display():
     found = hodiff.corrections.table()
     assert isinstance(found, list)
     assert repr(found) == repr(list(found))
-    rows = {row[0]: row[1:] for row in shown(found).rows}
+    rows = {row[0]: row[1:] for row in parsed(found).rows}
     assert rows["torch.nn.functional.layer_norm"][0] == "wrong"
     assert len(rows) == len({row.name for row in found}) + 1
     row = Row("f", "missing", hodiff.ROUTES, ASKED, "")
-    assert ["f", "missing", "all routes", ASKED, ""] in shown(CorrectionTable([row])).rows
+    assert ["f", "missing", "all routes", ASKED, ""] in parsed(CorrectionTable([row])).rows
 
 
 def test_hypergradient_display():
@@ -176,16 +176,16 @@ def test_hypergradient_display():
         torch.tensor([0.5]),
         {"a <b>": torch.tensor(1.0)},
     )
-    assert told(found)["a <b>"] == "-0.25"
-    assert told(found)["products"] == str(found.products)
+    assert cells_by_label(found)["a <b>"] == "-0.25"
+    assert cells_by_label(found)["products"] == str(found.products)
 
 
 def test_minimize_result_display():
     found = optim.minimize(lambda x: ((x["a <b>"] - 1) ** 2).sum(), {"a <b>": torch.zeros(2)})
-    assert told(found)["a <b>"] == "[1, 1]"
-    assert told(found)["iterations"] == str(found.nit)
-    assert "success" in shown(found).text
-    assert found.message in shown(found).text
+    assert cells_by_label(found)["a <b>"] == "[1, 1]"
+    assert cells_by_label(found)["iterations"] == str(found.nit)
+    assert "success" in parsed(found).text
+    assert found.message in parsed(found).text
     # In all other respects the result behaves like SciPy's.
     assert isinstance(found, scipy.optimize.OptimizeResult)
     assert repr(found) == repr(scipy.optimize.OptimizeResult(found))
@@ -195,17 +195,17 @@ def test_minimize_result_display():
 
 def test_failed_and_batched_result_displays():
     stopped = optim.minimize(lambda x: x.cosh(), torch.tensor(3.0), options={"maxiter": 1})
-    assert shown(stopped).text.startswith("no success")
+    assert parsed(stopped).text.startswith("no success")
     many = optim.minimize(lambda x, p: (x * x - p) ** 2, torch.ones(2), torch.tensor([2.0, 9.0]), batched=True)
-    assert "2 of 2 problems ended with success" in shown(many).text
+    assert "2 of 2 problems ended with success" in parsed(many).text
     some = optim.minimize(
         lambda x, p: (x * x - p) ** 2, torch.ones(2), torch.tensor([1.0, 9.0]), batched=True, options={"maxiter": 1}
     )
-    assert "1 of 2 problems ended with success" in shown(some).text
-    assert some.message[1] in shown(some).text
+    assert "1 of 2 problems ended with success" in parsed(some).text
+    assert some.message[1] in parsed(some).text
     t = torch.linspace(0, 1, 8, dtype=torch.float64)
     fit = optim.least_squares(lambda p: torch.exp(-p * t) - torch.exp(-2 * t), torch.tensor(1.0, dtype=torch.float64))
-    assert told(fit)["x"] == "2"
-    assert float(told(fit)["cost"]) < 1e-12
+    assert cells_by_label(fit)["x"] == "2"
+    assert float(cells_by_label(fit)["cost"]) < 1e-12
     fits = optim.least_squares(lambda x, a: x * x - a, torch.ones(2, 1), torch.tensor([4.0, 9.0]), batched=True)
-    assert "2 of 2 problems" in shown(fits).text
+    assert "2 of 2 problems" in parsed(fits).text

@@ -25,7 +25,7 @@ def decaying(n: int, power: float = 2.0) -> Tensor:
     return torch.arange(1, n + 1, dtype=torch.float64) ** -power
 
 
-def spread(n: int, low: float = 1e-3, high: float = 1.0) -> Tensor:
+def linspace_spectrum(n: int, low: float = 1e-3, high: float = 1.0) -> Tensor:
     return torch.linspace(low, high, n, dtype=torch.float64)
 
 

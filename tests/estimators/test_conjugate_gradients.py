@@ -13,7 +13,7 @@ def positive(count: int, n: int = 6) -> Tensor:
     return R @ R.mT / n + torch.eye(n, dtype=torch.float64)
 
 
-def right(n: int, k: int) -> Tensor:
+def random_columns(n: int, k: int) -> Tensor:
     return torch.randn(n, k, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
@@ -30,7 +30,7 @@ class Matrices:
 
 
 def test_columns_have_their_own_matrix_and_stop() -> None:
-    matrices, b = positive(4), right(6, 4)
+    matrices, b = positive(4), random_columns(6, 4)
     matrices[1] = 3 * torch.eye(6)  # converges in one step
     b[:, 2] = 0  # converges before the first step
     product = Matrices(matrices)
@@ -43,7 +43,7 @@ def test_columns_have_their_own_matrix_and_stop() -> None:
 
 
 def test_breakdown_ends_its_column_only() -> None:
-    matrices, b = positive(3), right(6, 3)
+    matrices, b = positive(3), random_columns(6, 3)
     matrices[1] = -torch.eye(6)
     found = conjugate_gradients(Matrices(matrices), b, 1e-10 * b.norm(dim=0), 20)
     assert found.breakdowns == {1: (CURVATURE, 1)}
@@ -56,7 +56,7 @@ def test_breakdown_ends_its_column_only() -> None:
 
 
 def test_non_finite_right_hand_side_is_a_breakdown() -> None:
-    b = right(6, 2)
+    b = random_columns(6, 2)
     b[0, 1] = torch.nan
     found = conjugate_gradients(Matrices(positive(2)), b, 1e-10 * b.norm(dim=0), 20)
     assert 1 in found.breakdowns
@@ -65,7 +65,7 @@ def test_non_finite_right_hand_side_is_a_breakdown() -> None:
 
 @pytest.mark.parametrize("most", [0, 2])
 def test_norms_match_residuals_at_the_iteration_limit(most: int) -> None:
-    matrices, b = positive(2), right(6, 2)
+    matrices, b = positive(2), random_columns(6, 2)
     seen: list[int] = []
     found = conjugate_gradients(
         Matrices(matrices), b, 0 * b.norm(dim=0), most, watch=lambda iteration, _: seen.append(iteration)
@@ -76,7 +76,7 @@ def test_norms_match_residuals_at_the_iteration_limit(most: int) -> None:
 
 
 def test_neumann_series_matches_closed_sum() -> None:
-    A, b = positive(1)[0] / 4, right(6, 2)
+    A, b = positive(1)[0] / 4, random_columns(6, 2)
     found, diverged = neumann_series(lambda v: A @ v, b, torch.zeros(2), 0.5, 7)
     expected = 0.5 * sum(torch.linalg.matrix_power(torch.eye(6) - 0.5 * A, j) @ b for j in range(7))
     torch.testing.assert_close(found, expected)

@@ -5,18 +5,18 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from estimators.matrices import Wrapped, decaying, spread, symmetric
+from estimators.matrices import Wrapped, decaying, linspace_spectrum, symmetric
 
 from hodiff import HodiffWarning, InputError
 from hodiff.estimators import ConvergenceError, condition_number, eigsh, sharpness
 
 N = 120
 SPECTRA = {
-    "indefinite": spread(N, -0.705, 1),
+    "indefinite": linspace_spectrum(N, -0.705, 1),
     "decaying": decaying(N),
     "negative": -decaying(N),
-    "outliers": torch.cat([torch.tensor([-40.0, 30.0, 20.0]), spread(N - 3, -1, 1)]),
-    "many zeros": torch.cat([torch.zeros(N - 20), spread(20)]),
+    "outliers": torch.cat([torch.tensor([-40.0, 30.0, 20.0]), linspace_spectrum(N - 3, -1, 1)]),
+    "many zeros": torch.cat([torch.zeros(N - 20), linspace_spectrum(20)]),
 }
 OFFERED = [
     *[("arpack", which) for which in ("LM", "SM", "LA", "SA")],
@@ -85,10 +85,10 @@ def test_eigenvalues_below_the_tolerance_are_unresolved():
     loose = eigsh(A, 2, which="SA", tol=1e-3)
     assert loose.converged
     assert not bool(loose.resolved.all())
-    singular = eigsh(symmetric(torch.cat([torch.zeros(40), spread(60)])), 2, which="SA")
+    singular = eigsh(symmetric(torch.cat([torch.zeros(40), linspace_spectrum(60)])), 2, which="SA")
     assert singular.converged
     assert not bool(singular.resolved.any())
-    operator = Wrapped(symmetric(torch.cat([torch.zeros(40), spread(60)])).float())
+    operator = Wrapped(symmetric(torch.cat([torch.zeros(40), linspace_spectrum(60)])).float())
     first = eigsh(operator, 2, which="SA", tol=1e-4).products
     assert eigsh(operator, 2, which="SA").products <= 3 * first
 
@@ -122,7 +122,7 @@ def test_dense_method_computes_most_eigenvalues(method, k):
 @pytest.mark.slow
 def test_smallest_magnitude_eigenvalues_of_a_large_operator():
     n = 1200
-    values = torch.cat([torch.tensor([0.0, 0.01]), spread(n - 2, 0.5, 1)])
+    values = torch.cat([torch.tensor([0.0, 0.01]), linspace_spectrum(n - 2, 0.5, 1)])
     for sign in (1, -1):
         operator = Wrapped(torch.diag(sign * values))
         pairs = eigsh(operator, 2, which="SM")
@@ -145,7 +145,7 @@ def test_warm_start_takes_fewer_products(method):
 
 @pytest.mark.parametrize(("method", "iterations"), [("arpack", 1), ("lanczos", 5), ("lobpcg", 2)])
 def test_unconverged_eigsh_raises_with_its_result(method, iterations):
-    A = symmetric(spread(400, -1))
+    A = symmetric(linspace_spectrum(400, -1))
     with pytest.raises(ConvergenceError, match=rf"eigsh: {method} found \d of 4 eigenvalues .* residuals:") as caught:
         eigsh(A, 4, which="LA", method=method, max_iterations=iterations)
     assert not caught.value.result.converged
@@ -211,7 +211,7 @@ def test_sharpness_with_warm_start_takes_fewer_iterations(method):
 
 
 def test_sharpness_leaves_a_start_that_is_no_longer_the_largest():
-    values = torch.cat([torch.tensor([1.0, 1.2]), spread(1998, 0, 0.5)])
+    values = torch.cat([torch.tensor([1.0, 1.2]), linspace_spectrum(1998, 0, 0.5)])
     start = torch.zeros(2000, dtype=torch.float64)
     start[0] = 1
     assert sharpness(torch.diag(values), start=start).value == pytest.approx(1.2, rel=1e-3)
@@ -219,7 +219,7 @@ def test_sharpness_leaves_a_start_that_is_no_longer_the_largest():
 
 @pytest.mark.parametrize("method", ["lanczos", "power"])
 def test_unconverged_sharpness_raises_with_its_result(method):
-    A = symmetric(spread(400, -1))
+    A = symmetric(linspace_spectrum(400, -1))
     with pytest.raises(ConvergenceError, match=f"sharpness: {method} reached max_iterations=3 with residual") as caught:
         sharpness(A, method=method, max_iterations=3)
     assert not caught.value.result.converged
@@ -250,7 +250,7 @@ def test_sharpness_rejects_bad_arguments(options, message):
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_condition_number_by_lanczos_matches(sign):
-    values = sign * torch.cat([torch.tensor([0.02]), spread(398, 0.1, 1), torch.tensor([4.0])])
+    values = sign * torch.cat([torch.tensor([0.02]), linspace_spectrum(398, 0.1, 1), torch.tensor([4.0])])
     operator = Wrapped(torch.diag(values))
     result = condition_number(operator, max_iterations=200)
     assert (result.method, result.converged) == ("lanczos", True)
@@ -262,7 +262,7 @@ def test_condition_number_by_lanczos_matches(sign):
 
 
 def test_condition_number_tolerance_is_relative_to_the_smallest_eigenvalue():
-    A = torch.diag(torch.cat([torch.tensor([0.02]), spread(398, 0.021, 1), torch.tensor([4.0])]))
+    A = torch.diag(torch.cat([torch.tensor([0.02]), linspace_spectrum(398, 0.021, 1), torch.tensor([4.0])]))
     assert condition_number(A, max_iterations=350, tol=0.01).smallest == pytest.approx(0.02, rel=0.01)
 
 

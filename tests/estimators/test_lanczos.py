@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 import torch
-from estimators.matrices import spread, symmetric
+from estimators.matrices import linspace_spectrum, symmetric
 
 from hodiff.estimators.spectra.lanczos import Chain, advance
 from hodiff.estimators.view import view_of
 
 N = 120
 # A few steps resolve the first eigenvalues to the last digit; without restoring, orthogonality to them is lost.
-SPIKES = symmetric(torch.cat([torch.tensor([1e3, 30.0, -1e2]), spread(N - 3, 0, 1)]))
+SPIKES = symmetric(torch.cat([torch.tensor([1e3, 30.0, -1e2]), linspace_spectrum(N - 3, 0, 1)]))
 
 
 @pytest.mark.parametrize("locked", [0, 2])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from estimators.matrices import Wrapped, spread, symmetric
+from estimators.matrices import Wrapped, linspace_spectrum, symmetric
 
 from hodiff import InputError
 from hodiff.estimators import ConvergenceError, jacobi_preconditioner, nystrom_preconditioner, solve
@@ -16,7 +16,7 @@ ILL = torch.logspace(3, -3, 300, dtype=torch.float64)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", ["cg", "minres", "gmres"])
 def test_preconditioners_save_iterations_and_keep_the_solution(method):
-    A = torch.diag(ILL) + 1e-3 * symmetric(spread(300))
+    A = torch.diag(ILL) + 1e-3 * symmetric(linspace_spectrum(300))
     b = torch.ones(300, dtype=torch.float64)
     options = {"method": method, "damping": 1e-2, "tol": 1e-8, "max_iterations": 20_000}
     plain = solve(A, b, **options)

@@ -3,15 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from estimators.matrices import Wrapped, spread, symmetric
+from estimators.matrices import Wrapped, linspace_spectrum, symmetric
 
 from hodiff import HodiffWarning, InputError
 from hodiff.estimators import ConvergenceError, solve
 
 N = 100
 POSITIVE = symmetric(torch.logspace(0, -2, N, dtype=torch.float64))
-INDEFINITE = symmetric(torch.cat([spread(50, -1, -0.1), spread(50, 0.1, 1)]))
-GENERAL = torch.eye(N, dtype=torch.float64) + 0.3 * torch.triu(symmetric(spread(N, -1)))
+INDEFINITE = symmetric(torch.cat([linspace_spectrum(50, -1, -0.1), linspace_spectrum(50, 0.1, 1)]))
+GENERAL = torch.eye(N, dtype=torch.float64) + 0.3 * torch.triu(symmetric(linspace_spectrum(N, -1)))
 B = torch.randn(N, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 METHODS = {
     "cg": POSITIVE,

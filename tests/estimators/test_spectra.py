@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from drawing import seeded
-from estimators.matrices import Wrapped, decaying, spread, symmetric
+from estimators.matrices import Wrapped, decaying, linspace_spectrum, symmetric
 from scipy.integrate import trapezoid
 
 from hodiff import HodiffWarning, InputError
@@ -17,7 +17,7 @@ from hodiff.estimators.spectra.quadrature import _padded
 from hodiff.estimators.view import view_of
 
 N = 300
-EIGENVALUES = spread(N, -0.5, 1.5)
+EIGENVALUES = linspace_spectrum(N, -0.5, 1.5)
 A = symmetric(EIGENVALUES)
 
 
@@ -44,14 +44,14 @@ def test_short_rules_have_a_tenth_fewer_steps():
 
 
 def test_all_steps_find_all_eigenvalues():
-    few = symmetric(spread(30, -1))
+    few = symmetric(linspace_spectrum(30, -1))
     density = spectral_density(few, samples=2, steps=100)
-    torch.testing.assert_close(density.ritz_values, spread(30, -1).expand(2, 30), rtol=0, atol=1e-10)
+    torch.testing.assert_close(density.ritz_values, linspace_spectrum(30, -1).expand(2, 30), rtol=0, atol=1e-10)
 
 
 def test_converged_eigenvalues_appear_once():
     # Without re-orthogonalization the largest eigenvalue would appear again and again.
-    spikes = symmetric(torch.cat([torch.tensor([100.0, 50.0]), spread(N - 2, 0, 1)]))
+    spikes = symmetric(torch.cat([torch.tensor([100.0, 50.0]), linspace_spectrum(N - 2, 0, 1)]))
     density = spectral_density(spikes, samples=2, steps=80)
     assert ((density.ritz_values > 99).sum(1) == 1).all()
     assert ((density.ritz_values - 50).abs() < 1).sum(1).tolist() == [1, 1]

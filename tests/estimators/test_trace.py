@@ -3,7 +3,7 @@
 import pytest
 import torch
 from drawing import seeded
-from estimators.matrices import Wrapped, decaying, spread, symmetric
+from estimators.matrices import Wrapped, decaying, linspace_spectrum, symmetric
 
 from hodiff import InputError
 from hodiff.estimators import diagonal, frobenius_norm, trace
@@ -11,7 +11,7 @@ from hodiff.estimators import diagonal, frobenius_norm, trace
 N = 150
 
 
-def errors_of(A, repetitions, **options):
+def errors_and_standard_errors(A, repetitions, **options):
     estimates = [trace(A, generator=seeded(seed), **options) for seed in range(repetitions)]
     errors = torch.tensor([estimate.value for estimate in estimates]) - A.trace()
     return errors, torch.tensor([estimate.standard_error for estimate in estimates])
@@ -21,15 +21,15 @@ def rms(errors):
     return errors.square().mean().sqrt().item()
 
 
-UNSYMMETRIC = symmetric(decaying(N)) + 0.1 * torch.triu(symmetric(spread(N), seed=1))
+UNSYMMETRIC = symmetric(decaying(N)) + 0.1 * torch.triu(symmetric(linspace_spectrum(N), seed=1))
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("probes", ["rademacher", "gaussian", "sphere"])
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++", "xtrace"])
-@pytest.mark.parametrize("A", [symmetric(spread(N, -1)), UNSYMMETRIC], ids=["indefinite", "unsymmetric"])
+@pytest.mark.parametrize("A", [symmetric(linspace_spectrum(N, -1)), UNSYMMETRIC], ids=["indefinite", "unsymmetric"])
 def test_trace_estimates_are_unbiased(method, probes, A):
-    errors, _ = errors_of(A, 100, method=method, products=20, probes=probes)
+    errors, _ = errors_and_standard_errors(A, 100, method=method, products=20, probes=probes)
     assert abs(errors.mean()) < 4 * errors.std() / 10
 
 
@@ -37,17 +37,17 @@ def test_trace_estimates_are_unbiased(method, probes, A):
 @pytest.mark.parametrize(
     ("method", "eigenvalues", "least"),
     [
-        ("hutchinson", spread(N, -1), 0.9),
+        ("hutchinson", linspace_spectrum(N, -1), 0.9),
         ("hutchinson", decaying(N), 0.9),
-        ("hutch++", spread(N, -1), 0.9),
+        ("hutch++", linspace_spectrum(N, -1), 0.9),
         ("hutch++", decaying(N), 0.85),
         # XTrace's terms share their vectors, so that their spread is less than the error.
-        ("xtrace", spread(N, -1), 0.75),
+        ("xtrace", linspace_spectrum(N, -1), 0.75),
         ("xtrace", decaying(N), 0.75),
     ],
 )
 def test_standard_errors_cover_the_error(method, eigenvalues, least):
-    errors, standard_errors = errors_of(symmetric(eigenvalues), 100, method=method, products=40)
+    errors, standard_errors = errors_and_standard_errors(symmetric(eigenvalues), 100, method=method, products=40)
     assert (errors.abs() < 2 * standard_errors).double().mean() >= least
     assert 0.5 < standard_errors.square().mean().sqrt() / rms(errors) < 1.5
 
@@ -58,7 +58,7 @@ def test_errors_fall_at_the_published_rates():
     A = symmetric(torch.linspace(1, 2, 600, dtype=torch.float64))
 
     def slope(A, method):
-        few, many = (rms(errors_of(A, 40, method=method, products=m)[0]) for m in (16, 128))
+        few, many = (rms(errors_and_standard_errors(A, 40, method=method, products=m)[0]) for m in (16, 128))
         return torch.tensor(few / many).log().item() / torch.tensor(8.0).log().item()
 
     assert slope(A, "hutchinson") == pytest.approx(0.5, abs=0.2)
@@ -70,11 +70,12 @@ def test_errors_fall_at_the_published_rates():
 def test_xtrace_has_the_least_error_on_decaying_spectra():
     A = symmetric(decaying(N))
     by = {
-        method: rms(errors_of(A, 40, method=method, products=40)[0]) for method in ("hutchinson", "hutch++", "xtrace")
+        method: rms(errors_and_standard_errors(A, 40, method=method, products=40)[0])
+        for method in ("hutchinson", "hutch++", "xtrace")
     }
     assert by["xtrace"] < 0.7 * by["hutch++"]
     assert by["hutch++"] < 0.1 * by["hutchinson"]
-    errors, standard_errors = errors_of(A, 100, method="xtrace", products=40)
+    errors, standard_errors = errors_and_standard_errors(A, 100, method="xtrace", products=40)
     assert 0.6 < rms(standard_errors) / rms(errors) < 1  # terms that share vectors underestimate the error
 
 
@@ -125,7 +126,7 @@ def test_dependent_probes_are_not_taken_for_a_complete_range():
 
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++", "xtrace"])
 def test_number_of_products_is_as_requested(method):
-    assert trace(symmetric(spread(N)), method=method, products=36).products == 36
+    assert trace(symmetric(linspace_spectrum(N)), method=method, products=36).products == 36
 
 
 def test_estimate_converts_to_float():
@@ -186,7 +187,7 @@ def test_n_products_give_the_exact_diagonal(method):
 
 
 @pytest.mark.parametrize(
-    "A", [symmetric(spread(N, -1)), UNSYMMETRIC[:100], UNSYMMETRIC[:, :100]], ids=["square", "wide", "tall"]
+    "A", [symmetric(linspace_spectrum(N, -1)), UNSYMMETRIC[:100], UNSYMMETRIC[:, :100]], ids=["square", "wide", "tall"]
 )
 def test_frobenius_norm_estimates_are_unbiased(A):
     estimates = [frobenius_norm(A, products=40, generator=seeded(seed)) for seed in range(100)]

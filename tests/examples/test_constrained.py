@@ -81,15 +81,15 @@ def by_lasso(size: float) -> np.ndarray:
     return Lasso(alpha=size, fit_intercept=False, tol=1e-14, max_iter=100_000).fit(*patients()).coef_
 
 
-def machine(size: float) -> tuple[np.ndarray, np.ndarray, SVC]:
+def fitted_svc(size: float) -> tuple[np.ndarray, np.ndarray, SVC]:
     points, labels = (part[:QUICK] for part in patients())
     labels = np.sign(labels)
     return points, labels, SVC(kernel="linear", C=size, tol=1e-12).fit(points, labels)
 
 
-def by_machine(size: float) -> np.ndarray:
+def solution_by_quadratic_program(size: float) -> np.ndarray:
     """SciPy solves the dual as a quadratic program; the bias follows from a support vector of scikit-learn."""
-    points, labels, found = machine(size)
+    points, labels, found = fitted_svc(size)
     signed = labels[:, None] * points
     balance = {"type": "eq", "fun": lambda x: labels @ x, "jac": lambda x: labels}
     x = quadratic(signed @ signed.T, np.ones(QUICK), [(0, size)] * QUICK, (balance,))
@@ -101,7 +101,7 @@ def by_machine(size: float) -> np.ndarray:
 def test_svm_bias_matches_scikit_learn(problems: dict) -> None:
     problem = problems["support vectors, dual"]
     for size in (0.02, problem.at.exp().item(), 0.1):
-        *_, found = machine(size)
+        *_, found = fitted_svc(size)
         x = problem.solve(torch.tensor(math.log(size), dtype=torch.float64))
         assert x[-1].item() == pytest.approx(found.intercept_.item(), abs=1e-6)
         dual = np.zeros(QUICK)
@@ -130,7 +130,7 @@ def quadratic(Q: np.ndarray, c: np.ndarray, bounds: list | None, constraints: tu
 REFERENCES = {
     "ridge regression": by_ridge,
     "lasso": by_lasso,
-    "support vectors, dual": by_machine,
+    "support vectors, dual": solution_by_quadratic_program,
     "portfolio, equality": by_portfolio(None),
     "portfolio, simplex": by_portfolio([(0, None)] * EXAMPLE["ASSETS"]),
 }

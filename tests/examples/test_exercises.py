@@ -128,7 +128,7 @@ def rounded_by_one_step(w, bits):
     return w + (step * (w / step).round() - w).detach()
 
 
-def closing_over(module, x):
+def checkpoint_as_module(module, x):
     return lesson_tools.lesson(30).Checkpoint.apply(module, x)
 
 
@@ -161,7 +161,7 @@ WRONG = {
     "27_legacy_functions": ({"LogOfOnePlusSquare": lesson_tools.lesson(27).LegacyHypotenuse}, "returns"),
     "28_straight_through": ({"Ternary": lesson_tools.lesson(28).ClippedSign}, "returns"),
     "29_gumbel_softmax": ({"hard_sample": lesson_tools.lesson(29).PerturbedSoftmax.apply}, "returns"),
-    "30_checkpoint": ({"checkpoint_module": closing_over}, "parameter 0 is None"),
+    "30_checkpoint": ({"checkpoint_module": checkpoint_as_module}, "parameter 0 is None"),
     "31_masks_and_memory": ({"packed_leaky_relu": lesson_tools.lesson(31).leaky_relu}, "1 bytes a number"),
     "32_logsumexp": ({"LogAddExp": SharesOfInfinity}, "at -inf, -inf"),
     "33_swish": ({"Softplus": Naive(softplus)}, "bytes a number are kept"),

@@ -92,7 +92,7 @@ def points(name: str, extremes: Extremes) -> list[float]:
     rng = random.Random(name)
     drawn = [rng.choice((1, -1)) * float(f"{10 ** rng.uniform(-6, 4):.6g}") for _ in range(12)]
     domain = tuple(tuple(pair) for pair in extremes.domain)
-    return [*inside(domain), *(p for p in drawn if any(low < p < high for low, high in domain))]
+    return [*points_in(domain), *(p for p in drawn if any(low < p < high for low, high in domain))]
 
 
 @cache
@@ -124,7 +124,7 @@ def _ulps(got: float, exact: Any, change: Any, flushed: float) -> float:
 
 
 @cache
-def inside(domain: tuple[tuple[float, float], ...]) -> list[float]:
+def points_in(domain: tuple[tuple[float, float], ...]) -> list[float]:
     """Return the points of the list that lie in a domain."""
     return [p for p in POINTS if any(low < p < high for low, high in domain)]
 

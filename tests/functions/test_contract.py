@@ -25,7 +25,7 @@ EXACT = [case for case in CASES if case.surrogate is None]
 APPROXIMATE = [case for case in CASES if case.surrogate is not None]
 
 
-def each(cases):
+def parametrize_by(cases):
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
@@ -136,7 +136,7 @@ def test_compiled_training_matches_eager(case):
 
 
 # For the other cases, `hodiff.check` above includes SciPy.
-@each([case for case in EXACT if not case.check_options.get("scipy", True)])
+@parametrize_by([case for case in EXACT if not case.check_options.get("scipy", True)])
 def test_second_derivative_matches_scipy(case):
     phi, point = contracted(case, case.draw())
     # SciPy evaluates the function for each pair of directions. A few random directions involve every Hessian element.
@@ -155,7 +155,7 @@ def test_second_derivative_matches_scipy(case):
 
 
 @pytest.mark.one_in(6)
-@each(APPROXIMATE)
+@parametrize_by(APPROXIMATE)
 def test_derivatives_match_the_surrogate(case):
     inputs = case.draw()
     point = contracted(case, inputs)[1]
@@ -182,7 +182,7 @@ def _derivative_of_linear(case, inputs, function, route, directions, point):
     return derivative(phi, route)(point, *directions[:-1])
 
 
-@each([case for case in CASES if case.reference])
+@parametrize_by([case for case in CASES if case.reference])
 def test_value_matches_the_reference(case):
     inputs = case.draw()
     for ours, theirs in zip(outputs(case.function(*inputs)), outputs(case.reference(*inputs)), strict=True):
@@ -192,7 +192,7 @@ def test_value_matches_the_reference(case):
 
 
 @pytest.mark.one_in(3)
-@each([case for case in EXACT if case.reference])
+@parametrize_by([case for case in EXACT if case.reference])
 def test_first_and_second_derivatives_match_the_reference(case):
     inputs = case.draw()
     ours, point = contracted(case, inputs)
@@ -206,7 +206,7 @@ def test_first_and_second_derivatives_match_the_reference(case):
 
 
 @pytest.mark.one_in(6)
-@each([case for case in CASES if case.vmap])
+@parametrize_by([case for case in CASES if case.vmap])
 def test_vmap_over_any_arguments_matches_a_loop(case):
     inputs = case.draw()
     positions = case.differentiated(inputs)
@@ -223,7 +223,7 @@ def test_vmap_over_any_arguments_matches_a_loop(case):
 
 
 @pytest.mark.one_in(6)
-@each([case for case in CASES if case.vmap])
+@parametrize_by([case for case in CASES if case.vmap])
 def test_nested_vmap_of_gradients_matches_a_loop(case):
     inputs = case.draw()
     first = case.differentiated(inputs)[0]
@@ -252,7 +252,7 @@ def _total(value) -> Tensor:
 
 
 @pytest.mark.one_in(2)
-@each(CASES)
+@parametrize_by(CASES)
 def test_any_subset_of_arguments_may_need_a_gradient(case):
     inputs = case.draw()
     positions = case.differentiated(inputs)
@@ -274,7 +274,7 @@ def test_any_subset_of_arguments_may_need_a_gradient(case):
                 assert_close(gradient, everything[i])
 
 
-@each([case for case in CASES if case.Function is not None and len(case.differentiated(case.draw())) > 1])
+@parametrize_by([case for case in CASES if case.Function is not None and len(case.differentiated(case.draw())) > 1])
 def test_unneeded_gradients_are_not_computed(case, monkeypatch):
     """Backward returns None for arguments that do not require a gradient."""
     inputs = case.draw()
@@ -296,7 +296,7 @@ def test_unneeded_gradients_are_not_computed(case, monkeypatch):
 
 
 @pytest.mark.one_in(2)
-@each(CASES)
+@parametrize_by(CASES)
 def test_non_contiguous_inputs_match(case):
     inputs = case.draw()
     positions = case.differentiated(inputs)
@@ -314,7 +314,7 @@ def test_non_contiguous_inputs_match(case):
 
 
 @pytest.mark.one_in(2)
-@each(CASES)
+@parametrize_by(CASES)
 def test_float32_matches_float64(case):
     """Value, gradient and product in float32 match float64 at the same rounded point."""
     low = case.draw(torch.float32)
@@ -331,7 +331,7 @@ def test_float32_matches_float64(case):
         assert float((ours.double() - truth).abs().max()) <= case.float32_tolerance * scale
 
 
-@each([case for case in CASES if case.saved_bytes])
+@parametrize_by([case for case in CASES if case.saved_bytes])
 def test_saved_bytes_are_as_stated(case):
     """The graph holds the stated bytes between forward and backward, each storage counted once."""
     inputs = case.draw()
@@ -349,7 +349,7 @@ def test_saved_bytes_are_as_stated(case):
 
 
 @pytest.mark.one_in(2)
-@each(CASES)
+@parametrize_by(CASES)
 def test_no_grad_and_inference_mode_match(case):
     inputs = case.draw()
     expected = outputs(case.function(*inputs))
@@ -369,7 +369,7 @@ def test_no_grad_and_inference_mode_match(case):
 
 
 @pytest.mark.one_in(2)
-@each(CASES)
+@parametrize_by(CASES)
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16-autocast"])
 def test_training_step_runs_with_and_without_autocast(case, autocast):
     inputs = case.draw(torch.float32)

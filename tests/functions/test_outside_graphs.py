@@ -9,7 +9,7 @@ import torch
 from hodiff.rules.any_order import outside_graphs
 
 
-def made(factor):
+def eager_product_with(factor):
     return outside_graphs(lambda x: factor * x)
 
 
@@ -17,7 +17,7 @@ def made(factor):
 @pytest.mark.parametrize("called_before", [(), (0, 2), (1,)])
 def test_each_wrapper_breaks_the_graph_with_its_own_function(called_before):
     """Wrappers share their code, so dynamo may reuse the frame compiled for another wrapper."""
-    functions = [made(factor) for factor in (2.0, 3.0, 5.0)]
+    functions = [eager_product_with(factor) for factor in (2.0, 3.0, 5.0)]
     x = torch.ones(2)
     for i in called_before:
         functions[i](x)
@@ -28,10 +28,10 @@ def test_each_wrapper_breaks_the_graph_with_its_own_function(called_before):
 
 @pytest.mark.slow
 def test_wrapper_keeps_nothing_alive():
-    torch.compile(made(2.0), backend="eager")(torch.ones(2))
+    torch.compile(eager_product_with(2.0), backend="eager")(torch.ones(2))
     factor = torch.ones(3)
     seen = weakref.ref(factor)
-    made(factor)(factor)
+    eager_product_with(factor)(factor)
     del factor
     gc.collect()
     assert seen() is None

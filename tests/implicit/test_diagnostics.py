@@ -11,7 +11,7 @@ from hodiff.implicit import ConvergenceError, argmin, fixed_point, linear_solve,
 TWO = torch.tensor([2.0, 3.0], dtype=torch.float64)
 
 
-def nothing(residual, x0, *params):
+def solver_that_returns_the_start(residual, x0, *params):
     return x0
 
 
@@ -24,7 +24,7 @@ def gradient(f):
     return torch.autograd.grad(f(torch.ones_like(p), p).sum(), p)[0]
 
 
-@pytest.mark.parametrize("solver", [nothing, no_number])
+@pytest.mark.parametrize("solver", [solver_that_returns_the_start, no_number])
 @pytest.mark.parametrize(
     "make",
     [
@@ -59,7 +59,9 @@ def test_residual_check_does_not_depend_on_units(unit):
         with pytest.raises(ConvergenceError, match="does not solve"):
             root(equation, lambda residual, x0, p, away=away: p.sqrt() + away, throw=True)(TWO, TWO)
     with pytest.raises(ConvergenceError, match="does not solve"):
-        argmin(lambda x, p: unit * (x - p).square().sum(), nothing, throw=True)(torch.ones_like(TWO), TWO)
+        argmin(lambda x, p: unit * (x - p).square().sum(), solver_that_returns_the_start, throw=True)(
+            torch.ones_like(TWO), TWO
+        )
 
 
 def test_failed_element_of_a_batch_warns():

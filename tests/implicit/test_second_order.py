@@ -3,7 +3,7 @@
 import pytest
 import torch
 from implicit.problems import PROBLEMS
-from second_order import Row, assert_listed, assert_second_order, each, public
+from second_order import Row, assert_listed, assert_second_order, parametrize_by_rows, public
 
 import hodiff
 from hodiff import implicit
@@ -48,7 +48,7 @@ def test_every_public_name_has_a_row():
 
 
 @pytest.mark.one_in(6)
-@each(ROWS)
+@parametrize_by_rows(ROWS)
 def test_passes_gradgradcheck_and_scipy_hessian(row):
     assert_second_order(row)
 

@@ -78,33 +78,33 @@ def replace_by_another(library: Path) -> None:
     library.write_bytes(Path(torch._C.__file__).read_bytes())
 
 
-def lose_the_record(library: Path) -> None:
+def delete_record(library: Path) -> None:
     record_of(library).unlink()
 
 
-def spoil_the_record(library: Path) -> None:
+def truncate_record(library: Path) -> None:
     record_of(library).write_text("[1, 2")
 
 
-def note(library: Path, **changes: str) -> None:
+def change_record(library: Path, **changes: str) -> None:
     record = json.loads(record_of(library).read_text())
     record_of(library).write_text(json.dumps(record | changes))
 
 
 def build_from_older_code(library: Path) -> None:
-    note(library, **{"fused.cpp": "0" * 64})
+    change_record(library, **{"fused.cpp": "0" * 64})
 
 
 def build_for_older_calls(library: Path) -> None:
-    note(library, **{"fused_signatures.py": "0" * 64})
+    change_record(library, **{"fused_signatures.py": "0" * 64})
 
 
 def build_from_an_older_inclusion(library: Path) -> None:
-    note(library, **{"attention/tiles.inc": "0" * 64})
+    change_record(library, **{"attention/tiles.inc": "0" * 64})
 
 
 def build_with_other_flags(library: Path) -> None:
-    note(library, flags="-Ofast")
+    change_record(library, flags="-Ofast")
 
 
 REFUSED = [
@@ -112,8 +112,8 @@ REFUSED = [
     (empty, "truncated"),
     (flip_a_byte, "not the file that was built"),
     (replace_by_another, "not the file that was built"),
-    (lose_the_record, "nothing says what it was built from"),
-    (spoil_the_record, "nothing says what it was built from"),
+    (delete_record, "nothing says what it was built from"),
+    (truncate_record, "nothing says what it was built from"),
     (build_from_older_code, "another version of fused.cpp"),
     (build_for_older_calls, "another version of fused_signatures.py"),
     (build_from_an_older_inclusion, "another version of attention/tiles.inc"),
@@ -168,7 +168,7 @@ def test_missing_library_does_not_warn(run):
 C_TYPES = {"long": ctypes.c_long, "float": ctypes.c_float, "double": ctypes.c_double, "void": None}
 
 
-def declared() -> dict[str, tuple]:
+def declared_types() -> dict[str, tuple]:
     """Return the ctypes of the result and the arguments of each exported C++ function."""
     code = "\n".join((FOLDER / name).read_text() for name in SOURCES if name.endswith(".cpp"))
     found = re.findall(r"^EXPORT ([^(]+?)(\w+)\(([^)]*)\)", code, re.MULTILINE)
@@ -186,7 +186,7 @@ def in_ctypes(declaration: str):
 
 def test_signatures_match_the_source():
     assert len(SIGNATURES) > 15
-    assert declared() == SIGNATURES
+    assert declared_types() == SIGNATURES
 
 
 @built

@@ -51,7 +51,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 START, SHIFT = draw(3, seed=1), draw(3, seed=2)
 
 
-def adapted(optimizer: str, steps: int, **options: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def adapt_by(optimizer: str, steps: int, **options: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     return lambda w, shift, lr: adapt(quartic, w, shift, OPTIMIZERS[optimizer](lr), steps, **options)
 
 
@@ -66,19 +66,19 @@ def test_derivatives_match_differences_for_every_optimizer(optimizer: str) -> No
     """Derivatives by the start, closed-over tensors and the learning rate are correct to second order in both modes."""
     for steps in (1, 2, 3):
         assert gradcheck(
-            adapted(optimizer, steps), leaves(), check_forward_ad=steps == 2, check_batched_grad=steps == 2
+            adapt_by(optimizer, steps), leaves(), check_forward_ad=steps == 2, check_batched_grad=steps == 2
         )
-    assert gradgradcheck(adapted(optimizer, 2), leaves(), atol=1e-4)
+    assert gradgradcheck(adapt_by(optimizer, 2), leaves(), atol=1e-4)
 
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("optimizer", slow_except(["SGD", "Adam"], ["Adam"]))
 def test_derivatives_match_differences_for_every_variant(optimizer: str, variant: str) -> None:
-    f = adapted(optimizer, 3, **VARIANTS[variant])
+    f = adapt_by(optimizer, 3, **VARIANTS[variant])
     assert gradcheck(f, leaves(), check_forward_ad=True)
     assert gradgradcheck(f, leaves(), atol=1e-4, check_fwd_over_rev=optimizer == "SGD", fast_mode=True)
-    torch.testing.assert_close(f(*leaves()), adapted(optimizer, 3)(*leaves()), rtol=1e-14, atol=1e-14)
+    torch.testing.assert_close(f(*leaves()), adapt_by(optimizer, 3)(*leaves()), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.one_in(2)
@@ -122,7 +122,7 @@ def test_meta_objective_passes_check() -> None:
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_torch_transforms_match_autograd(variant: str) -> None:
-    f = adapted("Adam", 3, **VARIANTS[variant])
+    f = adapt_by("Adam", 3, **VARIANTS[variant])
     shifts, rate = draw(4, 3, seed=5), torch.tensor(0.05, dtype=torch.float64)
 
     def objective(w, shift):
@@ -145,7 +145,7 @@ def test_torch_transforms_match_autograd(variant: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", ["plain", pytest.param("mixed", marks=pytest.mark.slow)])
 def test_compiled_adapt_matches_eager(variant: str) -> None:
-    f = adapted("Adam", 2, **VARIANTS[variant])
+    f = adapt_by("Adam", 2, **VARIANTS[variant])
     inputs = leaves()
     compiled = torch.compile(f, fullgraph=True, backend="aot_eager")(*inputs)
     torch.testing.assert_close(compiled, f(*inputs))

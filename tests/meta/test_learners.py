@@ -431,13 +431,13 @@ def test_memory_of_meta_steps_is_constant(options: dict[str, Any]) -> None:
             learner(tasks_once).backward()
             optimizer.step()
             if step in {10, steps - 1}:
-                counts.append(sum(map(ours, gc.get_objects())))
+                counts.append(sum(map(is_tensor_module_or_of_hodiff, gc.get_objects())))
     finally:
         gc.enable()
     assert counts[1] == counts[0]
 
 
-def ours(each: object) -> bool:
+def is_tensor_module_or_of_hodiff(each: object) -> bool:
     """Whether the object is a tensor, a module or from hodiff; torch's pytrees leave cycles of functions behind."""
     kind = type(each)
     return isinstance(kind, type) and (

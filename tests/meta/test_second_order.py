@@ -6,7 +6,7 @@ import pytest
 import torch
 from drawing import draw
 from meta.problems import batch, mse, quartic
-from second_order import Row, assert_listed, assert_second_order, each, public
+from second_order import Row, assert_listed, assert_second_order, parametrize_by_rows, public
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -78,7 +78,7 @@ def test_every_public_name_has_a_row():
 
 
 @pytest.mark.one_in(8)
-@each(ROWS)
+@parametrize_by_rows(ROWS)
 def test_passes_gradgradcheck_and_scipy_hessian(row):
     assert_second_order(row)
 

@@ -46,7 +46,7 @@ def gauss_newton(attend, x, weights, **options):
 OPERATORS = [hessian, gauss_newton]
 
 
-def peak(operator, attend, length, **options):
+def peak_bytes(operator, attend, length, **options):
     """Return the peak number of bytes for a linearization and two products."""
     x, weights, v = problem(length)
     gc.collect()
@@ -58,7 +58,7 @@ def peak(operator, attend, length, **options):
 
 
 def assert_linear(operator, **options):
-    short, middle, long = (peak(operator, attention, length, **options) for length in (512, 1024, 2048))
+    short, middle, long = (peak_bytes(operator, attention, length, **options) for length in (512, 1024, 2048))
     # Quadratic memory would grow fourfold at twice the length.
     assert middle < 2.5 * short
     assert long < 2.5 * middle
@@ -81,7 +81,7 @@ def test_compiled_operators_take_linear_memory(operator):
 @pytest.mark.parametrize("compile", [False, True])
 def test_plain_attention_takes_quadratic_memory(compile):
     """Plain attention takes quadratic memory, so the tests above can fail."""
-    assert peak(hessian, plain_attention, 256, compile=compile) > 3 * peak(
+    assert peak_bytes(hessian, plain_attention, 256, compile=compile) > 3 * peak_bytes(
         hessian, plain_attention, 128, compile=compile
     )
 

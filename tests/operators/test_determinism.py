@@ -140,10 +140,10 @@ def test_shuffled_data_is_detected() -> None:
     A = HessianOperator(objective(module), parameters(module), data=data, cache=False)
     A @ parameters(module)
     with pytest.raises(hodiff.InputError, match=r"data: expected the same batches .* shuffle=False"):
-        walk(A)
+        run_several_passes(A)
 
 
-def walk(A: LinearOperator) -> None:
+def run_several_passes(A: LinearOperator) -> None:
     """Run so many passes that equal random permutations are improbable."""
     for _ in range(3):
         A @ torch.ones(A.shape[1]).double()

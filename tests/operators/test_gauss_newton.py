@@ -129,13 +129,13 @@ def test_blocks_and_other_points_match() -> None:
     A = GaussNewtonOperator(p.model, p.loss.function, p.x, data=p.batches(2))
     G = p.gauss_newton()
     close(A.block("2").to_dense(), G[12:, 12:])
-    close(A.block(["2.bias", "0.bias"]).to_dense(), _picked(G, [21, 22, 23, 9, 10, 11]))
+    close(A.block(["2.bias", "0.bias"]).to_dense(), _submatrix(G, [21, 22, 23, 9, 10, 11]))
     moved = {key: value + 0.3 for key, value in p.x.items()}
     close(A.at(moved).to_dense(), GaussNewtonOperator(p.model, p.loss.function, moved, p.inputs, p.targets).to_dense())
     assert (A.at(moved).to_dense() - G).abs().max() > 1e-3
 
 
-def _picked(G: Tensor, rows: list[int]) -> Tensor:
+def _submatrix(G: Tensor, rows: list[int]) -> Tensor:
     return G[rows][:, rows]
 
 

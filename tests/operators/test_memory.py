@@ -61,7 +61,7 @@ def gradient() -> None:
     torch.autograd.grad(loss(leaves, (INPUTS, TARGETS)), list(leaves.values()))
 
 
-def peak(run: Callable[[], Any]) -> int:
+def peak_bytes(run: Callable[[], Any]) -> int:
     run()
     gc.collect()
     with Living() as living:
@@ -79,10 +79,10 @@ OPERATORS = {
 @pytest.mark.parametrize(("name", "first", "later"), [("hessian", 3.0, 2.2), ("gauss-newton", 2.3, 2.2)])
 def test_products_take_memory_of_few_gradients(name: str, first: float, later: float) -> None:
     """The first product of a new operator includes the linearization, which later products reuse."""
-    floor = peak(gradient)
+    floor = peak_bytes(gradient)
     A = OPERATORS[name](data=[(INPUTS, TARGETS)])
-    assert 1.0 < peak(lambda: OPERATORS[name](data=[(INPUTS, TARGETS)]) @ X) / floor < first
-    assert 0.5 < peak(lambda: A @ X) / floor < later
+    assert 1.0 < peak_bytes(lambda: OPERATORS[name](data=[(INPUTS, TARGETS)]) @ X) / floor < first
+    assert 0.5 < peak_bytes(lambda: A @ X) / floor < later
 
 
 @pytest.mark.one_in(2)
@@ -99,17 +99,17 @@ def test_products_of_the_benchmark_network_take_memory_of_few_gradients(make: An
         A = HessianOperator(objective, x)
     else:
         A = GaussNewtonOperator(objective.module, F.cross_entropy, x, objective.inputs, objective.targets)
-    floor = peak(gradient)
-    assert peak(lambda: A.at(x) @ x) < 2.2 * floor
-    assert peak(lambda: A @ x) < 2.2 * floor
+    floor = peak_bytes(gradient)
+    assert peak_bytes(lambda: A.at(x) @ x) < 2.2 * floor
+    assert peak_bytes(lambda: A @ x) < 2.2 * floor
 
 
 @pytest.mark.slow
 def test_cache_false_holds_one_batch_at_a_time() -> None:
     quarters = list(zip(INPUTS.chunk(8), TARGETS.chunk(8), strict=True))
-    one = peak(lambda: OPERATORS["hessian"](data=quarters[:1], cache=False) @ X)
-    all_of_them = peak(lambda: OPERATORS["hessian"](data=quarters, cache=False) @ X)
-    kept = peak(lambda: OPERATORS["hessian"](data=quarters, cache=True) @ X)
+    one = peak_bytes(lambda: OPERATORS["hessian"](data=quarters[:1], cache=False) @ X)
+    all_of_them = peak_bytes(lambda: OPERATORS["hessian"](data=quarters, cache=False) @ X)
+    kept = peak_bytes(lambda: OPERATORS["hessian"](data=quarters, cache=True) @ X)
     assert all_of_them < 1.5 * one
     assert kept > 2 * one
 
@@ -150,4 +150,4 @@ def test_chunks_bound_the_memory_of_blocks() -> None:
     A = OPERATORS["hessian"](data=[(INPUTS, TARGETS)], chunk_size=1)
     B = OPERATORS["hessian"](data=[(INPUTS, TARGETS)], chunk_size=None)
     block = torch.randn(A.shape[0], 8)
-    assert peak(lambda: A @ block) < 0.7 * peak(lambda: B @ block)
+    assert peak_bytes(lambda: A @ block) < 0.7 * peak_bytes(lambda: B @ block)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from drawing import draw
 from scipy.differentiate import jacobian as scipy_jacobian
-from second_order import Row, assert_listed, assert_second_order, each, public
+from second_order import Row, assert_listed, assert_second_order, parametrize_by_rows, public
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
@@ -74,7 +74,7 @@ def test_every_public_name_has_a_row():
 
 
 @pytest.mark.one_in(3)
-@each(ROWS)
+@parametrize_by_rows(ROWS)
 def test_passes_gradgradcheck_and_scipy_hessian(row):
     assert_second_order(row)
 

@@ -16,7 +16,7 @@ D = torch.float64
 START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)
 
 
-def moved(points):
+def without_repeated_points(points):
     """Remove points that repeat the previous point, as after rejected steps."""
     return [np.array(p) for p, _ in itertools.groupby(tuple(p) for p in points)]
 
@@ -41,7 +41,7 @@ def test_iterates_match_scipy_with_fewer_products(seed):
         method="trust-ncg",
         callback=lambda x: theirs.append(x.tolist()),
     )
-    ours, theirs = moved(ours), moved(theirs)
+    ours, theirs = without_repeated_points(ours), without_repeated_points(theirs)
     assert abs(len(ours) - len(theirs)) <= 1
     for k, (one, other) in enumerate(zip(ours[:12], theirs[:12], strict=True)):
         np.testing.assert_allclose(one, other, rtol=1e-13 * 10 ** (k / 2))

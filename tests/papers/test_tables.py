@@ -15,7 +15,7 @@ PAPERS = ROOT / "papers"
 SAVED = sorted(PAPERS.glob("*/results.json"))
 
 
-def load() -> ModuleType:
+def load_tables_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("papers_tables", PAPERS / "tables.py")
     assert spec is not None
     assert spec.loader is not None
@@ -24,7 +24,7 @@ def load() -> ModuleType:
     return module
 
 
-tables = load()
+tables = load_tables_script()
 
 
 def results(*verdicts: str) -> dict[str, Any]:

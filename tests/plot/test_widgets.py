@@ -15,7 +15,7 @@ def picture(panel) -> bytes:
     return bytes(panel.picture.value)
 
 
-def follows(panel, **values) -> None:
+def assert_redraws(panel, **values) -> None:
     """Assert that every change redraws the plot, and leaves no figure open."""
     for name, value in values.items():
         before = picture(panel)
@@ -29,7 +29,7 @@ def follows(panel, **values) -> None:
 @pytest.mark.slow
 def test_function_builder_follows_its_controls():
     builder = widgets.FunctionBuilder()
-    follows(builder, order=1, backward="g * x.cos() * 2", interval=(-1.0, 1.0))
+    assert_redraws(builder, order=1, backward="g * x.cos() * 2", interval=(-1.0, 1.0))
     drawn = picture(builder)
     builder.controls["backward"].value = "g * x.cos("
     assert "InputError: backward: expected an expression in g, x and y" in builder.message.value
@@ -46,7 +46,7 @@ def test_function_builder_follows_its_controls():
 @pytest.mark.slow
 def test_gradient_flow_follows_its_controls():
     view = widgets.GradientFlow()
-    follows(view, x="1, 2, 3", f="(x * x).sum()", pick="sigmoids that vanish")
+    assert_redraws(view, x="1, 2, 3", f="(x * x).sum()", pick="sigmoids that vanish")
     assert view.controls["f"].value == "(30 * x).sigmoid().sub(9).sigmoid().sum()"
     view.controls["x"].value = "1, a"
     assert "x: expected numbers with commas between" in view.message.value
@@ -57,7 +57,7 @@ def test_gradient_flow_follows_its_controls():
 
 @pytest.mark.slow
 def test_straight_through_demo_follows_its_controls():
-    follows(widgets.StraightThroughDemo(), quantizer="sign", surrogate="tanh", w1=0.5)
+    assert_redraws(widgets.StraightThroughDemo(), quantizer="sign", surrogate="tanh", w1=0.5)
 
 
 @pytest.mark.slow

@@ -44,7 +44,7 @@ def _reads_entries(x):
     return FACTORS["one"] * x.sin() * FACTORS["list"][0] / 2
 
 
-def _reads_what_is_there(x):
+def _reads_an_optional_entry(x):
     return x.sin() * FACTORS.get("new", 2.0)
 
 
@@ -85,7 +85,7 @@ def _cases():
     yield "global", _reads_a_global, lambda: _set_global(3.0), lambda: _set_global(2.0)
     yield "entry", _reads_entries, lambda: FACTORS.update(one=3.0), lambda: FACTORS.update(one=2.0)
     yield "entry of a list", _reads_entries, lambda: FACTORS.update(list=[3.0]), lambda: FACTORS.update(list=[2.0])
-    yield "new entry", _reads_what_is_there, lambda: FACTORS.update(new=3.0), lambda: FACTORS.pop("new")
+    yield "new entry", _reads_an_optional_entry, lambda: FACTORS.update(new=3.0), lambda: FACTORS.pop("new")
 
 
 @pytest.mark.parametrize(("f", "change", "undo"), [pytest.param(*rest, id=name) for name, *rest in _cases()])

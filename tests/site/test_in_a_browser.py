@@ -65,7 +65,7 @@ def rows(page):
     )
 
 
-def choose(page, **fields):
+def fill_filters(page, **fields):
     for name, value in fields.items():
         box = page.locator(f"#audit-{name}")
         if name == "name":
@@ -79,7 +79,7 @@ def choose(page, **fields):
 def test_audit_filter_matches_the_saved_audit(page, address, version, run, index):
     table = audit_on_file(version)
     page.goto(f"{address}/{FILTER}")
-    choose(page, version=str(versions_on_file().index(version)), run=index, verdict="defect")
+    fill_filters(page, version=str(versions_on_file().index(version)), run=index, verdict="defect")
     shown = {name: verdicts for name, *verdicts in rows(page)}
     assert shown.keys() == table.defects(run).keys()
     for name, verdicts in shown.items():
@@ -88,13 +88,13 @@ def test_audit_filter_matches_the_saved_audit(page, address, version, run, index
 
 def test_filters_narrow_the_audit_table(page, address):
     page.goto(f"{address}/{FILTER}")
-    choose(page, name="LAYER_NORM", verdict="")
+    fill_filters(page, name="LAYER_NORM", verdict="")
     assert {name for name, *_ in rows(page)} == {"native_layer_norm", "nn.functional.layer_norm"}
-    choose(page, route="2", verdict="w")
+    fill_filters(page, route="2", verdict="w")
     assert ["nn.functional.layer_norm", "wrong"] in rows(page)
-    choose(page, run="1")
+    fill_filters(page, run="1")
     assert rows(page) == []
-    choose(page, run="0", version=str(len(versions_on_file())))
+    fill_filters(page, run="0", version=str(len(versions_on_file())))
     assert [len(row) for row in rows(page)] == [1 + len(versions_on_file())] * 2
     # The address includes the selection, so that it can be shared.
     again = page.url

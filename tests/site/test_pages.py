@@ -44,7 +44,7 @@ class Reader(HTMLParser):
 
 
 @cache
-def read(path):
+def parsed_page(path):
     reader = Reader()
     reader.feed(path.read_text(encoding="utf-8"))
     return reader
@@ -52,7 +52,7 @@ def read(path):
 
 @pytest.fixture(scope="module")
 def pages(site):
-    return {path: read(path) for path in sorted(site.rglob("*.html"))}
+    return {path: parsed_page(path) for path in sorted(site.rglob("*.html"))}
 
 
 def test_links_and_anchors_resolve(pages, site):
@@ -65,7 +65,7 @@ def test_links_and_anchors_resolve(pages, site):
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             there = target.exists()
             if there and parts.fragment and target.suffix == ".html":
-                there = unquote(parts.fragment) in read(target).anchors
+                there = unquote(parts.fragment) in parsed_page(target).anchors
             if not there:
                 lost.append(f"{path.relative_to(site)}: {link}")
     assert len(pages) > 150

@@ -199,13 +199,13 @@ def test_loop_whose_rows_differ_is_rejected():
         jet(f, (X,), ([V],))
 
 
-def off(x):
+def no_grad_constant(x):
     with torch.no_grad():
         c = x * x
     return c * x
 
 
-def off_and_on(x):
+def enable_grad_inside_no_grad(x):
     with torch.no_grad():
         c = x * x
         with torch.enable_grad():
@@ -226,7 +226,7 @@ def inference(x):
     return c * x
 
 
-def written(x):
+def in_place_under_no_grad(x):
     """Write in place under no_grad; the tensor's earlier derivative is unchanged, as in torch."""
     y = x * x
     with torch.no_grad():
@@ -260,15 +260,15 @@ def with_a_product(x):
 
 
 CONSTANT = {
-    "no_grad": (off, lambda x: X * X * x),
-    "enable_grad inside": (off_and_on, lambda x: X * X * x * x),
+    "no_grad": (no_grad_constant, lambda x: X * X * x),
+    "enable_grad inside": (enable_grad_inside_no_grad, lambda x: X * X * x * x),
     "set_grad_enabled": (switched, lambda x: X * X * x),
     "inference_mode": (inference, lambda x: X * X * x),
     "a jet": (with_a_jet, lambda x: 3 * X * X * x),
     "a gradient": (with_a_gradient, lambda x: 3 * X * X * x),
     "a gradient by another": (with_a_gradient_by_another, lambda x: 3 * X**3 * x),
     "a Hessian product": (with_a_product, lambda x: 6 * X * x),
-    "written": (written, lambda x: (x * x - X * X + 3 * X * X) * x),
+    "written": (in_place_under_no_grad, lambda x: (x * x - X * X + 3 * X * X) * x),
 }
 
 

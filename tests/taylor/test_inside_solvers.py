@@ -28,7 +28,7 @@ def square(q, b):
     return ((q - b) ** 2).sum()
 
 
-def descended(q, b, rate=0.1, steps=3):
+def by_gradient_descent(q, b, rate=0.1, steps=3):
     """Run gradient descent on `square`, explicitly."""
     for _ in range(steps):
         q = q - 2 * rate * (q - b)
@@ -42,7 +42,10 @@ def descended_on_quartic(q, b, steps=3):
 
 
 LOOPS = {
-    "loss": (lambda w: adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 3), lambda w: descended(ONES, w)),
+    "loss": (
+        lambda w: adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 3),
+        lambda w: by_gradient_descent(ONES, w),
+    ),
     "quartic loss": (
         lambda w: adapt(lambda q, _: ((q - w) ** 4).sum(), ONES, None, SGD(0.1), 3),
         lambda w: descended_on_quartic(ONES, w),
@@ -51,18 +54,20 @@ LOOPS = {
         lambda w: adapt(
             functools.partial(lambda held, q, _: square(q, held.w), SimpleNamespace(w=w)), ONES, None, SGD(0.1), 3
         ),
-        lambda w: descended(ONES, w),
+        lambda w: by_gradient_descent(ONES, w),
     ),
-    "batch": (lambda w: adapt(square, ONES, w, SGD(0.1), 3), lambda w: descended(ONES, w)),
+    "batch": (lambda w: adapt(square, ONES, w, SGD(0.1), 3), lambda w: by_gradient_descent(ONES, w)),
     "batches": (
         lambda w: adapt(square, ONES, lambda step: w * step, SGD(0.1), 3),
-        lambda w: descended(descended(descended(ONES, 0 * w, steps=1), w, steps=1), 2 * w, steps=1),
+        lambda w: by_gradient_descent(
+            by_gradient_descent(by_gradient_descent(ONES, 0 * w, steps=1), w, steps=1), 2 * w, steps=1
+        ),
     ),
     "rate": (
         lambda w: adapt(square, ONES, 2 * ONES, SGD(w.exp().sum() / 50), 3),
-        lambda w: descended(ONES, 2 * ONES, w.exp().sum() / 50),
+        lambda w: by_gradient_descent(ONES, 2 * ONES, w.exp().sum() / 50),
     ),
-    "start": (lambda w: adapt(square, w * w, ONES, SGD(0.1), 3), lambda w: descended(w * w, ONES)),
+    "start": (lambda w: adapt(square, w * w, ONES, SGD(0.1), 3), lambda w: by_gradient_descent(w * w, ONES)),
     "start and loss": (
         lambda w: adapt(lambda q, _: ((q - w) ** 4).sum(), w * w, None, SGD(0.1), 3),
         lambda w: descended_on_quartic(w * w, w),
@@ -73,15 +78,15 @@ LOOPS = {
     ),
     "checkpoint": (
         lambda w: adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 3, checkpoint=2),
-        lambda w: descended(ONES, w),
+        lambda w: by_gradient_descent(ONES, w),
     ),
     "forward-over-reverse": (
         lambda w: adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 3, route="forward-over-reverse"),
-        lambda w: descended(ONES, w),
+        lambda w: by_gradient_descent(ONES, w),
     ),
     "truncate": (
         lambda w: adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 3, truncate=1),
-        lambda w: descended(descended(ONES, w.detach(), steps=2), w, steps=1),
+        lambda w: by_gradient_descent(by_gradient_descent(ONES, w.detach(), steps=2), w, steps=1),
     ),
     "no steps": (lambda w: w + adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 0), lambda w: w + ONES),
 }

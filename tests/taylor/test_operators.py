@@ -50,7 +50,7 @@ def test_audit_of_three_operators_is_right():
         assert not verdict.without_rule
 
 
-def faulty(rule, f=torch.special.bessel_j1):
+def verdict_with_rule(rule, f=torch.special.bessel_j1):
     """Return the verdict on a function of torch with the given rule."""
     kept = RULES.get(f)
     register(f)(rule)
@@ -63,7 +63,7 @@ def faulty(rule, f=torch.special.bessel_j1):
 
 
 def test_wrong_rule_disagrees_with_both_oracles():
-    verdict = faulty(lambda x: torch.sin(x + math.pi / 2) + 1e-3 * (1 + x) ** 3, torch.cos)
+    verdict = verdict_with_rule(lambda x: torch.sin(x + math.pi / 2) + 1e-3 * (1 + x) ** 3, torch.cos)
     assert verdict.status == "off"
     assert verdict.detail == "values say otherwise at order 0, 1, 2, 3"
     assert min(verdict.nested.values()) > 1e-5
@@ -106,7 +106,7 @@ def test_wrong_collapsed_coefficient_is_found():
             found.write([*found.coefficients[:-1], 1.1 * found.coefficients[-1]])
         return found
 
-    verdict = faulty(rule, torch.clone)
+    verdict = verdict_with_rule(rule, torch.clone)
     assert verdict.status == "off"
     assert "are not the sum of plain ones" in verdict.detail
 

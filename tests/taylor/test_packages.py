@@ -39,7 +39,7 @@ CONVOLUTIONS = {
 }
 
 
-def agrees(f, x):
+def assert_laplacian_matches(f, x):
     torch.testing.assert_close(hodiff.laplacian(f)(x), hodiff.hessian_matrix(f, x).trace(), rtol=1e-8, atol=1e-9)
 
 
@@ -49,7 +49,7 @@ def test_torch_geometric_convolutions_match(name):
     layers = pytest.importorskip("torch_geometric.nn")
     torch.manual_seed(0)
     layer = CONVOLUTIONS[name](layers).to(D).eval()
-    agrees(lambda x: layer(x, EDGES).tanh().square().sum(), torch.randn(4, 2, dtype=D))
+    assert_laplacian_matches(lambda x: layer(x, EDGES).tanh().square().sum(), torch.randn(4, 2, dtype=D))
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_schnet_matches():
     torch.manual_seed(0)
     sizes = {"hidden_channels": 4, "num_filters": 4, "num_interactions": 2, "num_gaussians": 5}
     model = layers.SchNet(**sizes, interaction_graph=all_pairs).to(D)
-    agrees(lambda x: model(torch.tensor([6, 1, 8]), x).sum(), torch.randn(3, 3, dtype=D))
+    assert_laplacian_matches(lambda x: model(torch.tensor([6, 1, 8]), x).sum(), torch.randn(3, 3, dtype=D))
 
 
 @pytest.mark.slow
@@ -80,13 +80,15 @@ def test_e3nn_layers_match():
         features = torch.cat([x[:, :2], x], 1)
         return gate(product(features, o3.spherical_harmonics("0e+1o+2e", x, normalize=True))).square().sum()
 
-    agrees(f, torch.randn(2, 3, dtype=D))
+    assert_laplacian_matches(f, torch.randn(2, 3, dtype=D))
 
 
 def test_torchdiffeq_with_fixed_steps_matches():
     torchdiffeq = pytest.importorskip("torchdiffeq")
     times = torch.linspace(0, 1, 3, dtype=D)
-    agrees(lambda x: torchdiffeq.odeint(lambda t, y: -(y**3), x, times, method="rk4")[-1].sum(), torch.ones(2, dtype=D))
+    assert_laplacian_matches(
+        lambda x: torchdiffeq.odeint(lambda t, y: -(y**3), x, times, method="rk4")[-1].sum(), torch.ones(2, dtype=D)
+    )
 
 
 POSITIVE = torch.tensor([0.4, 1.3, 0.7], dtype=D)
@@ -117,7 +119,7 @@ DENSITIES = {
 
 @pytest.mark.parametrize("name", DENSITIES)
 def test_torch_distributions_match(name):
-    agrees(lambda x: DENSITIES[name](x).sum(), torch.tensor([0.3, -0.8, 0.5], dtype=D))
+    assert_laplacian_matches(lambda x: DENSITIES[name](x).sum(), torch.tensor([0.3, -0.8, 0.5], dtype=D))
 
 
 @pytest.mark.slow

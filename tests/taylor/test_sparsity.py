@@ -40,7 +40,7 @@ def distances(x):
     return torch.sqrt((pairs(x) ** 2).sum(-1) + EYE)
 
 
-def one(x, particle, rows):
+def one_particle_features(x, particle, rows):
     """Compute a matrix of one particle's features."""
     return features(x)[..., particle, :].unsqueeze(-2) * weights(rows, WIDTH, rows) + weights(rows, WIDTH, rows + 1)
 
@@ -178,10 +178,13 @@ PROGRAMS = {
         lambda x: torch.baddbmm(features(x), features(x) @ features(x).mT, features(x)) if x.ndim == 3 else x,
         ...,
     ),
-    "matrices of one particle": (lambda x: one(x, 0, 4) @ one(x, 0, 6).mT, 3),
-    "matrices of two particles": (lambda x: one(x, 0, 4) @ one(x, 1, 6).mT, 6),
-    "matrix of one, rows of each": (lambda x: one(x, 2, 4) @ features(x).mT, 6),
-    "determinant of one particle": (lambda x: torch.linalg.slogdet(one(x, 0, WIDTH) + weights(WIDTH, WIDTH, 7))[1], 3),
+    "matrices of one particle": (lambda x: one_particle_features(x, 0, 4) @ one_particle_features(x, 0, 6).mT, 3),
+    "matrices of two particles": (lambda x: one_particle_features(x, 0, 4) @ one_particle_features(x, 1, 6).mT, 6),
+    "matrix of one, rows of each": (lambda x: one_particle_features(x, 2, 4) @ features(x).mT, 6),
+    "determinant of one particle": (
+        lambda x: torch.linalg.slogdet(one_particle_features(x, 0, WIDTH) + weights(WIDTH, WIDTH, 7))[1],
+        3,
+    ),
     "holes along the sum": (lambda x: F.pad(features(x), (2, 1)) @ F.pad(features(x).roll(1, -2), (1, 2)).mT, 6),
     "masks along the sum": (lambda x: (torch.exp(distances(x)).triu() @ features(x)).sin(), None),
     "softmax under a mask": (

@@ -18,15 +18,15 @@ def in_another_thread(call, timeout=300.0):
     return not thread.is_alive()
 
 
-def enter():
+def take_lock():
     with one_thread_at_a_time():
         pass
 
 
 def test_other_threads_wait_for_the_lock():
     with one_thread_at_a_time(), one_thread_at_a_time():
-        assert not in_another_thread(enter, 0.1)
-    assert in_another_thread(enter)
+        assert not in_another_thread(take_lock, 0.1)
+    assert in_another_thread(take_lock)
 
 
 class Deep(torch.autograd.Function):
@@ -43,7 +43,7 @@ class Deep(torch.autograd.Function):
     def backward(ctx, g):
         if ctx.depth == 0:
             Deep.seen = threading.current_thread().name
-            enter()
+            take_lock()
             return g, None
         with torch.enable_grad():
             x = g.detach().requires_grad_()
@@ -78,7 +78,7 @@ def test_forked_process_does_not_wait():
     child = os.fork()
     if child == 0:
         signal.alarm(5)  # end the child process if it waits
-        enter()
+        take_lock()
         os._exit(0)
     _, status = os.waitpid(child, 0)
     done.set()

@@ -39,7 +39,7 @@ that declare derivatives of their own (straight-through and the like) are left o
 """
 
 
-def complaint(test):
+def reports_failure(test):
     """Return whether a tool raises, or reports a failure."""
     try:
         return test() is False
@@ -78,7 +78,7 @@ def gradcheck_complains(specimen, every_switch):
 
     def run(check, switches):
         function, tensors = tensors_of(specimen)
-        return complaint(lambda: check(function, tuple(tensors), **switches))
+        return reports_failure(lambda: check(function, tuple(tensors), **switches))
 
     return run(gradcheck, first) or run(gradgradcheck, second)
 
@@ -87,7 +87,7 @@ def opcheck_complains(specimen):
     import torch
 
     function, tensors = tensors_of(specimen)
-    return complaint(lambda: torch.library.opcheck(specimen.function.default, tuple(tensors)) and function)
+    return reports_failure(lambda: torch.library.opcheck(specimen.function.default, tuple(tensors)) and function)
 
 
 def verdicts(specimen):

@@ -18,7 +18,7 @@ WRONG, RIGHT = wrong_specimens(), right_specimens()
 NAMED = {code for code, each in CODES.items() if each.severity != "note"}
 
 
-def serious(report):
+def serious_codes(report):
     return {finding.code for finding in report.findings if finding.severity != "note"}
 
 
@@ -26,7 +26,7 @@ def name_of(specimen):
     return specimen.name
 
 
-def takes_long(specimen):
+def is_slow(specimen):
     """Return whether a specimen compiles or explores, which takes seconds."""
     explored = specimen.options.get("explore") and specimen.name != "wrong_at_ties"
     return bool(specimen.options.get("compile") or explored)
@@ -34,7 +34,7 @@ def takes_long(specimen):
 
 # The first specimen of each file and code; the page of findings covers each code quickly.
 FIRST = {
-    (specimen.function.__module__, specimen.codes): specimen for specimen in reversed(WRONG) if not takes_long(specimen)
+    (specimen.function.__module__, specimen.codes): specimen for specimen in reversed(WRONG) if not is_slow(specimen)
 }.values()
 
 
@@ -43,7 +43,7 @@ FIRST = {
 def test_defect_has_its_code(specimen):
     # SciPy's oracle finds nothing that differences do not find; the test of right functions includes it.
     report = check(specimen.function, specimen.inputs, **{"scipy": False, **specimen.options})
-    assert serious(report) == set(specimen.codes), str(report)
+    assert serious_codes(report) == set(specimen.codes), str(report)
     # Non-finite derivatives at an edge are an error if the input is at the edge, and a warning otherwise.
     if specimen.codes != ("HD112",):
         assert report.ok == all(CODES[code].severity != "error" for code in specimen.codes)

@@ -44,7 +44,7 @@ def statuses(verdicts) -> set[str]:
     return {verdict.status for verdict in verdicts.values()}
 
 
-def right_except(verdicts, *routes: str) -> bool:
+def all_right_except(verdicts, *routes: str) -> bool:
     return all((verdicts[route].status == "right") == (route not in routes) for route in AUDITED_ROUTES)
 
 
@@ -66,8 +66,8 @@ def test_right_functions_are_right_by_every_route(f):
 
 def test_layer_norm_is_wrong_in_torch_and_right_when_corrected():
     layer_norm = sample(lambda x, w, b: F.layer_norm(x, (3,), w, b), point(2, 3), 1 + point(3), point(3))
-    assert right_except(audit_sample(layer_norm, correct=False, seed=0), *ROUTES[2:], THIRD)
-    assert right_except(audit_sample(layer_norm, correct=True, seed=0))
+    assert all_right_except(audit_sample(layer_norm, correct=False, seed=0), *ROUTES[2:], THIRD)
+    assert all_right_except(audit_sample(layer_norm, correct=True, seed=0))
     assert layer_norm.is_corrected()
     assert not sample(torch.sin, point(3)).is_corrected()
 
@@ -201,15 +201,15 @@ def table() -> AuditTable:
 def test_audit_of_the_database_has_known_verdicts(table):
     assert table.torch == torch.__version__.split("+")[0]
     for name in ("sin", "nn.functional.relu", "linalg.cholesky"):  # symmetric probing makes cholesky well-posed
-        assert right_except(table.operators[name]["torch"])
-        assert right_except(table.operators[name]["corrected"])
+        assert all_right_except(table.operators[name]["torch"])
+        assert all_right_except(table.operators[name]["corrected"])
     assert statuses(table.operators["bernoulli"]["torch"]) == {"random"}
     assert statuses(table.operators["bfloat16"]["torch"]) == {"not differentiable"}
     eigh = table.operators["linalg.eigh"]["torch"]
     assert {eigh[route].status for route in (*ROUTES[:2], ROUTES[3], THIRD)} == {"right"}
     norm = table.operators["nn.functional.instance_norm"]
     assert norm["torch"]["reverse-over-forward"].status == "wrong"
-    assert right_except(norm["corrected"])
+    assert all_right_except(norm["corrected"])
 
 
 @pytest.mark.slow
@@ -306,7 +306,7 @@ def test_worsened_lists_regressions_only():
 
 
 @pytest.fixture(scope="module")
-def committed() -> AuditTable:
+def saved_audit() -> AuditTable:
     return audit_on_file("2.13")
 
 
@@ -323,10 +323,10 @@ def test_saved_tables_have_both_runs_of_every_operator(version):
     assert committed.operators["nn.functional.layer_norm"]["torch"]["reverse-over-forward"].status == "wrong"
 
 
-def test_page_matches_the_saved_tables(committed):
+def test_page_matches_the_saved_tables(saved_audit):
     versions = [audit_on_file(version) for version in versions_on_file()]
     assert (ROOT / "docs" / "reference" / "audit.md").read_text(encoding="utf-8") == markdown_page(
-        committed, versions, mutated_on_file()
+        saved_audit, versions, mutated_on_file()
     )
 
 
@@ -361,11 +361,11 @@ def test_page_lists_defects_by_torch_version():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_no_operator_is_worse_than_saved(committed, part):
-    if committed.torch != torch.__version__.split("+")[0]:
-        pytest.skip(f"the table is of torch {committed.torch}")
+def test_no_operator_is_worse_than_saved(saved_audit, part):
+    if saved_audit.torch != torch.__version__.split("+")[0]:
+        pytest.skip(f"the table is of torch {saved_audit.torch}")
     names = ruled_and_some()
     assert len(names) > 250
     found = audit(names[part::PARTS], correct=True, jobs=1)
-    worse = found.worsened(committed)
-    assert not worse, "worse than the committed table:\n" + "\n".join(worse)
+    worse = found.worsened(saved_audit)
+    assert not worse, "worse than the saved table:\n" + "\n".join(worse)

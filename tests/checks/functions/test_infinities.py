@@ -24,7 +24,7 @@ def mask():
     return found
 
 
-def hidden():
+def mask_with_hidden_row():
     """Return a mask with one row of -inf only."""
     found = mask()
     found[2] = -INF
@@ -38,7 +38,10 @@ RIGHT = {
     "infinite outputs": (lambda x, m: x**2 + m, (normal(3, 4), mask())),
     "an upper bound": (lambda x, m: torch.minimum(x, m) ** 3, (normal(3, 4), -mask())),
     "attention": (F.scaled_dot_product_attention, (normal(3, 2), normal(4, 2), normal(4, 3), mask())),
-    "a hidden row": (F.scaled_dot_product_attention, (normal(3, 2), normal(4, 2), normal(4, 3), hidden())),
+    "a hidden row": (
+        F.scaled_dot_product_attention,
+        (normal(3, 2), normal(4, 2), normal(4, 3), mask_with_hidden_row()),
+    ),
     "float32": (lambda x: torch.softmax(x, -1), ((normal(3, 4) + mask()).float(),)),
 }
 
@@ -68,7 +71,7 @@ def test_wrong_function_beside_infinities_is_found():
 @pytest.mark.slow
 def test_torch_alone_is_wrong_at_fully_masked_rows():
     """Torch's safe softmax of a masked row is wrong in reverse-over-forward; hodiff's rule is right."""
-    f, inputs = (lambda x, m: torch._safe_softmax(x + m, -1)), (normal(3, 4), hidden())
+    f, inputs = (lambda x, m: torch._safe_softmax(x + m, -1)), (normal(3, 4), mask_with_hidden_row())
     by_torch = hodiff.check(f, inputs, correct=False, **BRIEF)
     assert [(each.code, each.route) for each in by_torch.errors] == [("HD112", "reverse-over-forward")]
     report = hodiff.check(f, inputs, **BRIEF)

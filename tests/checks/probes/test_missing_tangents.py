@@ -112,14 +112,14 @@ class WrongOfAnIndex(OfAnIndex):
         return tangent if x_t.any() else -tangent
 
 
-def brief(function):
+def first_order_check(function):
     return check(function, (X, ROW), order=1, scipy=False)
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [Affine, ByIterations])
 def test_right_jvp_with_a_single_tangent_passes(function):
-    report = brief(function)
+    report = first_order_check(function)
     assert report.ok, str(report)
 
 
@@ -144,6 +144,6 @@ def test_integer_arguments_have_no_tangents():
     ],
 )
 def test_wrong_jvp_with_a_single_tangent_is_named(function, code, said):
-    (finding,) = brief(function).errors
+    (finding,) = first_order_check(function).errors
     assert finding.code == code
     assert said in " ".join((finding.message, *finding.evidence))

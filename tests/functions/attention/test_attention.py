@@ -30,7 +30,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blockwise, "FEWEST_ROWS", 2)
 
 
-def everything(f, inputs):
+def all_derivatives(f, inputs):
     """Compute the value, the gradient, and one Hessian-vector product by each route."""
 
     def phi(flat):
@@ -60,14 +60,14 @@ def test_values_match_torch(options, small_blocks):
 
 def test_block_size_does_not_change_derivatives(small_blocks):
     inputs = drawn((5, 2), (4, 2), (4, 3), (5, 4))
-    assert_same(everything(attention, inputs), everything(by_primitives, inputs))
+    assert_same(all_derivatives(attention, inputs), all_derivatives(by_primitives, inputs))
 
 
 def test_causal_mask_with_additive_mask_matches_primitives(small_blocks):
     inputs = drawn((5, 2), (5, 2), (5, 3), (5, 5))
     visible = torch.ones(5, 5).tril().bool()
-    ours = everything(lambda q, k, v, m: attention(q, k, v, m, is_causal=True), inputs)
-    assert_same(ours, everything(lambda q, k, v, m: by_primitives(q, k, v, m, visible), inputs))
+    ours = all_derivatives(lambda q, k, v, m: attention(q, k, v, m, is_causal=True), inputs)
+    assert_same(ours, all_derivatives(lambda q, k, v, m: by_primitives(q, k, v, m, visible), inputs))
 
 
 @pytest.mark.slow
@@ -80,7 +80,7 @@ def test_third_derivatives_match_differences(small_blocks):
 def test_broadcast_masks_match_primitives(shape, small_blocks):
     mask = drawn(shape)[0]
     inputs = (*drawn((3, 5, 2), (4, 2), (3, 4, 1)), mask)
-    assert_same(everything(attention, inputs), everything(by_primitives, inputs))
+    assert_same(all_derivatives(attention, inputs), all_derivatives(by_primitives, inputs))
 
 
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
@@ -89,7 +89,7 @@ def test_fully_masked_rows_are_zero_with_zero_derivatives(kind, small_blocks):
     visible = torch.tensor([[True, False, True], [False, False, False], [True, True, True], [False, False, False]])
     mask = visible if kind == "boolean" else torch.zeros(4, 3, dtype=torch.float64).masked_fill(~visible, -torch.inf)
     seen = [0, 2]
-    ours = everything(lambda q, k, v: attention(q, k, v, mask), (q, k, v))
+    ours = all_derivatives(lambda q, k, v: attention(q, k, v, mask), (q, k, v))
     assert not ours[0][[1, 3]].any()
     zeros = torch.zeros(1, 2, dtype=torch.float64)
 
@@ -97,7 +97,7 @@ def test_fully_masked_rows_are_zero_with_zero_derivatives(kind, small_blocks):
         y = by_primitives(q[seen], k, v, visible=visible[seen])
         return torch.cat([y[:1], zeros, y[1:], zeros])
 
-    assert_same(ours, everything(reference, (q, k, v)))
+    assert_same(ours, all_derivatives(reference, (q, k, v)))
     if kind == "additive":
         by_mask = torch.func.grad(lambda m: attention(q, k, v, m).square().sum())(mask)
         assert not by_mask[~visible].any()
@@ -110,14 +110,14 @@ def test_shared_heads_match_repeated_heads(small_blocks):
     def reference(q, k, v, mask):
         return by_primitives(q, k.repeat_interleave(2, -3), v.repeat_interleave(2, -3), mask)
 
-    ours = everything(lambda *x: attention(*x, enable_gqa=True), inputs)
-    assert_same(ours, everything(reference, inputs))
+    ours = all_derivatives(lambda *x: attention(*x, enable_gqa=True), inputs)
+    assert_same(ours, all_derivatives(reference, inputs))
     q, k, v, _ = inputs
     expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     assert_same([attention(q, k, v, enable_gqa=True)], [expected])
 
 
-def dropped(q, k, seed, p=0.5):
+def dropout_factors(q, k, seed, p=0.5):
     """Return the dropout factors, by applying attention to unit vectors."""
     eye = torch.eye(k.shape[-2], dtype=q.dtype)
     weights = attention(q, k, eye)
@@ -126,23 +126,23 @@ def dropped(q, k, seed, p=0.5):
 
 def test_dropout_uses_one_mask_in_every_derivative(small_blocks):
     q, k, v = drawn((5, 2), (4, 2), (4, 3))
-    factors = dropped(q, k, 3)
-    ours = everything(lambda q, k, v: attention(q, k, v, dropout_p=0.5, generator=seeded(3)), (q, k, v))
-    reference = everything(lambda q, k, v: (torch.softmax(q @ k.mT / 2**0.5, -1) * factors) @ v, (q, k, v))
+    factors = dropout_factors(q, k, 3)
+    ours = all_derivatives(lambda q, k, v: attention(q, k, v, dropout_p=0.5, generator=seeded(3)), (q, k, v))
+    reference = all_derivatives(lambda q, k, v: (torch.softmax(q @ k.mT / 2**0.5, -1) * factors) @ v, (q, k, v))
     assert_same(ours, reference)
 
 
 def test_dropout_mask_does_not_depend_on_block_size(monkeypatch):
     q, k = drawn((2, 9, 2), (2, 8, 2))
-    whole = dropped(q, k, 1)
+    whole = dropout_factors(q, k, 1)
     monkeypatch.setattr(blockwise, "BLOCK", 1)
     monkeypatch.setattr(blockwise, "FEWEST_ROWS", 2)
-    assert_same([dropped(q, k, 1)], [whole])
+    assert_same([dropout_factors(q, k, 1)], [whole])
 
 
 def test_dropout_rate_and_scale_are_right():
     q, k = torch.zeros(4, 100, 1), torch.zeros(4, 80, 1)
-    factors = dropped(q, k, 2, p=0.3)
+    factors = dropout_factors(q, k, 2, p=0.3)
     kept = factors > 0.5
     torch.testing.assert_close(factors[kept], torch.full_like(factors[kept], 1 / 0.7))
     # The tolerance is five standard errors of 32,000 draws. Rows, columns and batches must be uncorrelated.
@@ -151,7 +151,7 @@ def test_dropout_rate_and_scale_are_right():
     for dim in range(3):
         correlation = (centered * centered.roll(1, dim)).mean() / 0.21
         assert abs(float(correlation)) < 5 / kept.numel() ** 0.5
-    assert not torch.equal(kept, dropped(q, k, 5, p=0.3) > 0.5)
+    assert not torch.equal(kept, dropout_factors(q, k, 5, p=0.3) > 0.5)
 
 
 def test_dropout_draws_once_per_call_from_its_generator():
@@ -210,7 +210,7 @@ def reverse_product_step(f, q, k, v):
     torch.autograd.grad(sum(each.square().sum() for each in g), (q, k, v))
 
 
-def peak(step, f, length):
+def peak_bytes(step, f, length):
     q, k, v = (x.requires_grad_() for x in drawn(*[(length, 8)] * 3, dtype=torch.float32))
     with Peak() as counted:
         step(f, q, k, v)
@@ -221,15 +221,15 @@ def peak(step, f, length):
 @pytest.mark.parametrize("step", [gradient_step, product_step, reverse_product_step])
 def test_memory_is_linear_in_the_length(step, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 2**15)
-    ours = {length: peak(step, attention, length) for length in (1024, 2048)}
-    quadratic = peak(step, by_primitives, 2048)
+    ours = {length: peak_bytes(step, attention, length) for length in (1024, 2048)}
+    quadratic = peak_bytes(step, by_primitives, 2048)
     assert quadratic > 3 * 4 * 2048**2
     assert ours[2048] < quadratic / 8
     assert ours[2048] < 2.2 * ours[1024]
 
 
 def test_memory_counter_detects_quadratic_growth():
-    assert peak(gradient_step, by_primitives, 512) > 3.5 * peak(gradient_step, by_primitives, 256)
+    assert peak_bytes(gradient_step, by_primitives, 512) > 3.5 * peak_bytes(gradient_step, by_primitives, 256)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

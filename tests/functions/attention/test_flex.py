@@ -16,7 +16,7 @@ from functions.attention.flex_problems import (
     mask_of,
     relative,
 )
-from functions.attention.test_attention import gradient_step, peak, product_step, reverse_product_step
+from functions.attention.test_attention import gradient_step, peak_bytes, product_step, reverse_product_step
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils import _pytree as pytree
 
@@ -182,7 +182,7 @@ def assert_linear(f, step, monkeypatch, length):
     monkeypatch.setattr(blockwise, "BLOCK", 64 * length)
     for each in (length, 2 * length):
         causal_blocks(each)
-    short, long = (peak(step, f, each) for each in (length, 2 * length))
+    short, long = (peak_bytes(step, f, each) for each in (length, 2 * length))
     assert long < 2.2 * short
     assert long < 3 * 4 * (2 * length) ** 2 / 2  # half the size of three weight matrices
 

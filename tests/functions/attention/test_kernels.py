@@ -34,7 +34,7 @@ SHAPES = {
 }
 
 
-def compared(shapes, options, mask=None, dtype=torch.float64, tolerance=1e-12):
+def assert_kernels_match(shapes, options, mask=None, dtype=torch.float64, tolerance=1e-12):
     options = {**options}
     ours = {**options, "causal_corner": options.get("corner", "upper-left")}
     ours.pop("corner", None)
@@ -56,7 +56,7 @@ def compared(shapes, options, mask=None, dtype=torch.float64, tolerance=1e-12):
 def test_derivatives_match_primitives_by_every_route(options, shapes, by, calls, monkeypatch):
     if by == "operators":
         monkeypatch.setattr(cpu, "takes", lambda inputs: False)
-    compared(shapes, options)
+    assert_kernels_match(shapes, options)
     assert bool(calls) == (by == "kernels" and fused.available())
 
 
@@ -66,14 +66,14 @@ def test_derivatives_match_primitives_by_every_route(options, shapes, by, calls,
 def test_masks_match_primitives(kind, shape, calls):
     mask = normal(*shape)
     mask = mask if kind == "additive" else mask > (0.2 if kind == "boolean" else 1.5)
-    compared(SHAPES["one panel"], {}, mask)
-    compared(SHAPES["one panel"], {"is_causal": True, "softcap": 2.0}, mask)
+    assert_kernels_match(SHAPES["one panel"], {}, mask)
+    assert_kernels_match(SHAPES["one panel"], {"is_causal": True, "softcap": 2.0}, mask)
     assert bool(calls) == fused.available()
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_float32_matches_primitives(options, calls):
-    compared(SHAPES["shared keys"], options, dtype=torch.float32, tolerance=2e-5)
+    assert_kernels_match(SHAPES["shared keys"], options, dtype=torch.float32, tolerance=2e-5)
     assert bool(calls) == fused.available()
 
 
@@ -89,13 +89,13 @@ def test_any_size_and_number_of_chunks_matches(sizes, name, chunks):
     batch, heads, rows, keys, e, f = sizes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "_chunks", lambda heads, panels, threads: min(chunks, panels))
-        compared(((batch, heads, rows, e), (1, heads, keys, e), (batch, heads, keys, f)), OPTIONS[name])
+        assert_kernels_match(((batch, heads, rows, e), (1, heads, keys, e), (batch, heads, keys, f)), OPTIONS[name])
 
 
 @built
 @pytest.mark.parametrize("e", [256, 130])
 def test_large_heads_match(e):
-    compared(((3, e), (5, e), (5, e)), {})
+    assert_kernels_match(((3, e), (5, e), (5, e)), {})
 
 
 @built

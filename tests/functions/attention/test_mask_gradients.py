@@ -38,7 +38,7 @@ def drawn(shapes, seed=0):
     return tuple(normal(*shape, seed=seed + i) for i, shape in enumerate(shapes))
 
 
-def compared(inputs, options, tolerance=1e-12, dtype=torch.float64, reference=None, **ours):
+def assert_derivatives_match(inputs, options, tolerance=1e-12, dtype=torch.float64, reference=None, **ours):
     """Compare derivatives with respect to all inputs, including the mask."""
     directions = drawn([x.shape for x in inputs], seed=10)
     given = {name: each for name, each in options.items() if name != "corner"}
@@ -57,14 +57,14 @@ def compared(inputs, options, tolerance=1e-12, dtype=torch.float64, reference=No
 def test_derivatives_by_broadcast_masks_match_primitives(shape, options, by, calls, monkeypatch):
     if by == "operators":
         monkeypatch.setattr(cpu, "takes", lambda inputs: False)
-    compared((*drawn(SHAPES), with_hidden(normal(*shape))), options)
+    assert_derivatives_match((*drawn(SHAPES), with_hidden(normal(*shape))), options)
     assert any("mask" in each for each in calls) == (by == "kernels" and fused.available())
 
 
 @pytest.mark.parametrize("shape", [(37, 45), (2, 1, 1, 45)], ids=str)
 def test_float32_matches_primitives(shape):
     inputs = tuple(x.float().double() for x in (*drawn(SHAPES), with_hidden(normal(*shape))))
-    compared(inputs, OPTIONS["all at once"], tolerance=2e-5, dtype=torch.float32)
+    assert_derivatives_match(inputs, OPTIONS["all at once"], tolerance=2e-5, dtype=torch.float32)
 
 
 @st.composite

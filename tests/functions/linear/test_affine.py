@@ -12,7 +12,7 @@ def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def kept(function, *arguments):
+def saved_bytes(function, *arguments):
     held = {}
 
     def pack(tensor):
@@ -26,8 +26,8 @@ def kept(function, *arguments):
 
 def test_add_relu_saves_one_byte_per_element():
     x, y = draw(4, 5).requires_grad_(), draw(5, seed=1).requires_grad_()
-    assert kept(fused_add_relu, x, y) == 20
-    assert kept(lambda x, y: torch.relu(x + y), x, y) == 160
+    assert saved_bytes(fused_add_relu, x, y) == 20
+    assert saved_bytes(lambda x, y: torch.relu(x + y), x, y) == 160
 
 
 def test_add_relu_ignores_infinite_cotangents_where_it_is_zero():
@@ -56,8 +56,10 @@ def test_weights_may_be_python_numbers(dtypes):
 def test_weighted_sum_saves_no_terms_for_constant_weights():
     terms = [draw(4, 5, seed=k).requires_grad_() for k in range(3)]
     ws = draw(3)
-    assert kept(lambda *xs: weighted_sum(xs, ws), *terms) == ws.nbytes
-    assert kept(lambda *xs: weighted_sum(xs, ws.requires_grad_()), *terms) == ws.nbytes + sum(x.nbytes for x in terms)
+    assert saved_bytes(lambda *xs: weighted_sum(xs, ws), *terms) == ws.nbytes
+    assert saved_bytes(lambda *xs: weighted_sum(xs, ws.requires_grad_()), *terms) == ws.nbytes + sum(
+        x.nbytes for x in terms
+    )
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4, 1), (3, 5)])

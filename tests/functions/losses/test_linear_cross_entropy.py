@@ -48,7 +48,9 @@ def small_tiles(monkeypatch):
     use_tiles(monkeypatch)
 
 
-def ours(target=TARGET, reduction="mean", weight=None, smoothing=0.0, z_loss=0.0, softcap=None, ignore_index=-100):
+def fused_loss(
+    target=TARGET, reduction="mean", weight=None, smoothing=0.0, z_loss=0.0, softcap=None, ignore_index=-100
+):
     return lambda x, w, bias: linear_cross_entropy(
         x,
         w,
@@ -83,7 +85,7 @@ def contracted(f, inputs):
     return phi, point, torch.linspace(-1, 1, point.numel(), dtype=point.dtype)
 
 
-def everything(f, inputs, third=()):
+def all_derivatives(f, inputs, third=()):
     """Return the value, the gradient, one product by each route, and the gradients of some of these products."""
     phi, point, v = contracted(f, inputs)
     products = [derivative(phi, name)(point, v) for name in route_names(2)]
@@ -120,7 +122,9 @@ def test_second_derivatives_match_primitives(name, tiled, monkeypatch):
         use_tiles(monkeypatch)
     options = OPTIONS[name]
     target = TARGET.clamp(min=0) if "ignore_index" in options else TARGET
-    assert_same(everything(ours(target, **options), INPUTS), everything(reference(target, **options), INPUTS))
+    assert_same(
+        all_derivatives(fused_loss(target, **options), INPUTS), all_derivatives(reference(target, **options), INPUTS)
+    )
 
 
 @pytest.mark.slow
@@ -128,14 +132,14 @@ def test_second_derivatives_match_primitives(name, tiled, monkeypatch):
 def test_third_derivatives_match_primitives(name, small_tiles):
     options = OPTIONS[name]
     target, routes = TARGET.clamp(min=0), route_names(2)
-    expected = everything(reference(target, **options), INPUTS, third=routes)
-    assert_same(everything(ours(target, **options), INPUTS, third=routes), expected)
+    expected = all_derivatives(reference(target, **options), INPUTS, third=routes)
+    assert_same(all_derivatives(fused_loss(target, **options), INPUTS, third=routes), expected)
 
 
 @pytest.mark.slow
 def test_third_derivatives_match_differences(small_tiles):
     inputs = drawn((3, 1), (4, 1), (4,))
-    function = ours(torch.tensor([3, 0, 1]), smoothing=0.2, z_loss=0.1, softcap=2.0)
+    function = fused_loss(torch.tensor([3, 0, 1]), smoothing=0.2, z_loss=0.1, softcap=2.0)
     hodiff.assert_differentiable(function, inputs, order=3, scipy=False)
 
 
@@ -162,7 +166,7 @@ def test_any_shape_tile_and_options_match_primitives(
     with pytest.MonkeyPatch.context() as patch:
         use_tiles(patch, *tile)
         results = []
-        for f in (ours(target, **options), reference(target, **options)):
+        for f in (fused_loss(target, **options), reference(target, **options)):
             leaves = [each.clone().requires_grad_() for each in inputs]
             value = f(*leaves)
             first = torch.autograd.grad(_energy(value), leaves, create_graph=True)
@@ -212,18 +216,18 @@ def test_non_finite_ignored_samples_do_not_affect_others(tiled, monkeypatch):
         use_tiles(monkeypatch)
     x, w, bias = INPUTS
     counted = TARGET != -100
-    expected = everything(ours(TARGET[counted]), (x[counted], w, bias))
+    expected = all_derivatives(fused_loss(TARGET[counted]), (x[counted], w, bias))
     x = x.clone()
     x[2, 0], x[2, 1] = math.inf, math.nan
     leaves = [each.clone().requires_grad_() for each in (x, w, bias)]
-    value = ours()(*leaves)
+    value = fused_loss()(*leaves)
     first = torch.autograd.grad(value, leaves, create_graph=True)
     assert_same([value], expected[:1])
     assert not first[0][2].any()
     second = torch.autograd.grad(sum(map(_energy, first)), leaves)
     assert not second[0][2].any()
     clean = [each.clone().requires_grad_() for each in (INPUTS[0][counted], w, bias)]
-    clean_first = torch.autograd.grad(ours(TARGET[counted])(*clean), clean, create_graph=True)
+    clean_first = torch.autograd.grad(fused_loss(TARGET[counted])(*clean), clean, create_graph=True)
     clean_second = torch.autograd.grad(sum(map(_energy, clean_first)), clean)
     assert_same([first[0][counted], *first[1:]], clean_first)
     assert_same([second[0][counted], *second[1:]], clean_second)
@@ -259,8 +263,8 @@ def test_no_counted_sample_gives_nan_mean_and_zero_sum(samples, tiled, monkeypat
         use_tiles(monkeypatch)
     inputs = [each.requires_grad_() for each in drawn((samples, 2), (4, 2), (4,))]
     target = torch.full((samples,), -100)
-    assert ours(target)(*inputs).isnan()
-    total = ours(target, reduction="sum", smoothing=0.1, z_loss=0.1)(*inputs)
+    assert fused_loss(target)(*inputs).isnan()
+    total = fused_loss(target, reduction="sum", smoothing=0.1, z_loss=0.1)(*inputs)
     assert total == 0
     gradients = torch.autograd.grad(total, inputs, create_graph=True)
     for each, like in zip(gradients, inputs, strict=True):
@@ -268,15 +272,17 @@ def test_no_counted_sample_gives_nan_mean_and_zero_sum(samples, tiled, monkeypat
         assert not each.any()
     for each in torch.autograd.grad(sum(map(_energy, gradients)), inputs, allow_unused=True, materialize_grads=True):
         assert not each.any()
-    (by_x,) = torch.autograd.grad(ours(target)(*inputs), inputs[:1])
+    (by_x,) = torch.autograd.grad(fused_loss(target)(*inputs), inputs[:1])
     assert not by_x.any()
 
 
 def test_one_class_has_zero_loss(small_tiles):
     inputs = drawn((3, 2), (1, 2), (1,))
     target = torch.zeros(3, dtype=torch.int64)
-    assert_same(everything(ours(target, z_loss=0.5), inputs), everything(reference(target, z_loss=0.5), inputs))
-    assert ours(target)(*inputs) == 0
+    assert_same(
+        all_derivatives(fused_loss(target, z_loss=0.5), inputs), all_derivatives(reference(target, z_loss=0.5), inputs)
+    )
+    assert fused_loss(target)(*inputs) == 0
 
 
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
@@ -284,7 +290,7 @@ def test_no_features_match_bias_only(tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch)
     bias = INPUTS[2].clone().requires_grad_()
-    value = ours()(torch.zeros(SAMPLES, 0, dtype=D), torch.zeros(CLASSES, 0, dtype=D), bias)
+    value = fused_loss()(torch.zeros(SAMPLES, 0, dtype=D), torch.zeros(CLASSES, 0, dtype=D), bias)
     expected = F.cross_entropy(bias.expand(SAMPLES, CLASSES), TARGET)
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(torch.autograd.grad(value, bias), torch.autograd.grad(expected, bias))
@@ -292,9 +298,9 @@ def test_no_features_match_bias_only(tiled, monkeypatch):
 
 def test_large_logits_do_not_overflow(small_tiles):
     x, w, bias = (1e4 * each for each in INPUTS)
-    value = ours()(x, w, bias)
+    value = fused_loss()(x, w, bias)
     torch.testing.assert_close(value, F.cross_entropy(x @ w.T + bias, TARGET))
-    assert bool(torch.func.grad(lambda w: ours()(x, w, bias))(w).isfinite().all())
+    assert bool(torch.func.grad(lambda w: fused_loss()(x, w, bias))(w).isfinite().all())
 
 
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
@@ -303,7 +309,7 @@ def test_nonexistent_class_raises(target, tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch)
     with pytest.raises((IndexError, RuntimeError), match="out of"):
-        ours(torch.tensor([0, 0, target, 0, 0]))(*INPUTS)
+        fused_loss(torch.tensor([0, 0, target, 0, 0]))(*INPUTS)
 
 
 # Each case takes seconds.
@@ -320,10 +326,10 @@ def test_vmapped_products_match_a_loop(batched, tiled, monkeypatch):
         each if dim is None else torch.stack([each, each.cos(), 2 * each], dim)
         for each, dim in zip(INPUTS, batched, strict=True)
     ]
-    f = ours(smoothing=0.1, reduction="none")
+    f = fused_loss(smoothing=0.1, reduction="none")
 
     def products(x, w, bias):
-        found = everything(f, (x, w, bias))
+        found = all_derivatives(f, (x, w, bias))
         return torch.cat([each.reshape(-1) for each in found])
 
     found = torch.func.vmap(products, batched)(*inputs)
@@ -338,20 +344,20 @@ def test_vmapped_samples_share_one_call(small_tiles, monkeypatch):
     run = tiles.tilewise
     monkeypatch.setattr(tiles, "tilewise", lambda *args: calls.append(args[3][0].shape) or run(*args))
     x, w, bias = INPUTS
-    torch.func.vmap(lambda x: torch.func.grad(lambda x: ours()(x, w, bias))(x))(torch.stack([x, 2 * x]))
+    torch.func.vmap(lambda x: torch.func.grad(lambda x: fused_loss()(x, w, bias))(x))(torch.stack([x, 2 * x]))
     assert calls == [(2 * SAMPLES, SIZE)] * 2
 
 
 def test_batched_gradients_without_vmap_rule_match():
     x, w, bias = (each.clone().requires_grad_() for each in INPUTS)
-    losses = ours(reduction="none")(x, w, bias)
+    losses = fused_loss(reduction="none")(x, w, bias)
     (rows,) = torch.autograd.grad(losses, w, torch.eye(SAMPLES, dtype=D), is_grads_batched=True)
-    expected = torch.func.jacrev(lambda w: ours(reduction="none")(*(x, w, bias)))(w)
+    expected = torch.func.jacrev(lambda w: fused_loss(reduction="none")(*(x, w, bias)))(w)
     torch.testing.assert_close(rows, expected)
 
 
 def test_hvp_matches_dense_hessian(small_tiles):
-    phi, point, v = contracted(ours(z_loss=0.1), INPUTS)
+    phi, point, v = contracted(fused_loss(z_loss=0.1), INPUTS)
     expected = contracted(reference(z_loss=0.1), INPUTS)[0]
     torch.testing.assert_close(hodiff.hvp(phi, point, v), hodiff.hessian(expected)(point) @ v)
 
@@ -366,7 +372,7 @@ def test_low_precision_is_computed_in_float32(dtype, tiled, monkeypatch):
     results = []
     for kind in (dtype, D):
         leaves = [each.to(kind).requires_grad_() for each in (x, w, bias)]
-        value = ours(target, smoothing=0.1, reduction="sum")(*leaves)
+        value = fused_loss(target, smoothing=0.1, reduction="sum")(*leaves)
         results.append((value, *torch.autograd.grad(value, leaves)))
     for got, exact in zip(*results, strict=True):
         assert got.dtype == dtype
@@ -377,12 +383,12 @@ def test_low_precision_is_computed_in_float32(dtype, tiled, monkeypatch):
 def test_autocast_lowers_the_factors_and_returns_float32():
     x, w, bias = (each.float().requires_grad_() for each in INPUTS)
     with torch.autocast("cpu", torch.bfloat16):
-        value = ours()(x, w, bias)
+        value = fused_loss()(x, w, bias)
         expected = F.cross_entropy(F.linear(x, w, bias), TARGET)
     assert value.dtype == expected.dtype == torch.float32
     torch.testing.assert_close(value, expected, rtol=1e-2, atol=0)
     rounded = [each.detach().bfloat16().double() for each in (x, w, bias)]
-    torch.testing.assert_close(value.double(), ours()(*rounded), rtol=1e-6, atol=0)
+    torch.testing.assert_close(value.double(), fused_loss()(*rounded), rtol=1e-6, atol=0)
     assert all(each.dtype == torch.float32 for each in torch.autograd.grad(value, (x, w, bias)))
 
 
@@ -411,7 +417,7 @@ def third_step(f, x, w):
     torch.autograd.grad(sum(map(_energy, second)), (x, w))
 
 
-def peak(step, f, samples, classes):
+def peak_bytes(step, f, samples, classes):
     x, w = (each.requires_grad_() for each in drawn((samples, 4), (classes, 4), dtype=torch.float32))
     target = torch.arange(samples) % classes
     with Peak() as counted:
@@ -432,10 +438,10 @@ def test_memory_is_proportional_to_the_arguments(step, monkeypatch):
     def plain(x, w, target):
         return F.cross_entropy(x @ w.T, target)
 
-    ours = {size: peak(step, linear_cross_entropy, size, size) for size in (1024, 2048)}
+    ours = {size: peak_bytes(step, linear_cross_entropy, size, size) for size in (1024, 2048)}
     logits = 4 * 2048**2
     if step is not third_step:
-        assert peak(step, plain, 2048, 2048) > 2 * logits
+        assert peak_bytes(step, plain, 2048, 2048) > 2 * logits
     # Apart from the tiles, memory grows with the size of the arguments.
     assert ours[2048] < logits / 4
     assert ours[2048] < 2.1 * ours[1024]

@@ -8,10 +8,10 @@ from functions.losses.test_linear_cross_entropy import (
     INPUTS,
     OPTIONS,
     TARGET,
+    all_derivatives,
     assert_same,
     drawn,
-    everything,
-    ours,
+    fused_loss,
     reference,
     use_tiles,
 )
@@ -42,7 +42,9 @@ def test_derivatives_match_primitives_by_every_route(name, by, calls, monkeypatc
         monkeypatch.setattr(cpu, "takes", lambda *tiles: False)
     options = OPTIONS[name]
     target = TARGET.clamp(min=0) if "ignore_index" in options else TARGET
-    assert_same(everything(ours(target, **options), INPUTS), everything(reference(target, **options), INPUTS))
+    assert_same(
+        all_derivatives(fused_loss(target, **options), INPUTS), all_derivatives(reference(target, **options), INPUTS)
+    )
     # Operators handle smoothing with unequal class weights, except for the probabilities if there is no soft-cap.
     expected = {"weighted and smoothed": {"cotangent_"}, "all": set()}.get(name, {"cotangent_", "curvature_"})
     assert set(calls) == (expected if by == "kernels" and fused.available() else set())
@@ -54,8 +56,8 @@ def test_float32_matches_float64(name, monkeypatch):
     use_tiles(monkeypatch, samples=5, classes=8)
     target = torch.arange(7) * 3
     inputs = tuple(each.float() for each in drawn((7, 2), (20, 2), (20,)))
-    exact = everything(reference(target, **OPTIONS[name]), tuple(each.double() for each in inputs))
-    found = everything(ours(target, **OPTIONS[name]), inputs)
+    exact = all_derivatives(reference(target, **OPTIONS[name]), tuple(each.double() for each in inputs))
+    found = all_derivatives(fused_loss(target, **OPTIONS[name]), inputs)
     assert_same([each.double() for each in found], exact, tolerance=2e-5)
 
 
@@ -100,5 +102,5 @@ def test_inputs_are_left_unchanged(monkeypatch):
     """The kernels overwrite logits and accumulate in place, but do not change the inputs."""
     use_tiles(monkeypatch)
     before = [each.clone() for each in INPUTS]
-    everything(ours(**OPTIONS["smoothed"]), INPUTS)
+    all_derivatives(fused_loss(**OPTIONS["smoothed"]), INPUTS)
     assert all(torch.equal(a, b) for a, b in zip(INPUTS, before, strict=True))

@@ -10,18 +10,18 @@ from hodiff.functions.softmax.reductions import amax, log_softmax, logsumexp, so
 INF = float("inf")
 
 
-def of(*numbers):
+def tensor(*numbers):
     return torch.tensor(numbers, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
     ("x", "value", "gradient"),
     [
-        (of(-INF, -INF), -INF, of(0, 0)),
-        (of(INF, 0, 1), INF, of(1, 0, 0)),
-        (of(INF, INF, 1), INF, of(0.5, 0.5, 0)),
-        (of(-INF, 2), 2, of(0, 1)),
-        (of(1e308, 0), 1e308, of(1, 0)),
+        (tensor(-INF, -INF), -INF, tensor(0, 0)),
+        (tensor(INF, 0, 1), INF, tensor(1, 0, 0)),
+        (tensor(INF, INF, 1), INF, tensor(0.5, 0.5, 0)),
+        (tensor(-INF, 2), 2, tensor(0, 1)),
+        (tensor(1e308, 0), 1e308, tensor(1, 0)),
     ],
 )
 def test_logsumexp_at_infinities_is_the_limit(x, value, gradient):
@@ -40,7 +40,7 @@ def test_logsumexp_at_infinities_is_the_limit(x, value, gradient):
 
 def test_logsumexp_of_empty_and_nan_inputs():
     assert logsumexp(torch.zeros(2, 0), 1).tolist() == [-INF, -INF]
-    assert logsumexp(of(float("nan"), 1), 0).isnan()
+    assert logsumexp(tensor(float("nan"), 1), 0).isnan()
 
 
 @pytest.mark.parametrize("function", [logsumexp, amax])
@@ -69,17 +69,17 @@ def test_logsumexp_hessian_matches_closed_form():
 
 
 def test_softmax_derivatives_are_shift_invariant():
-    x = of(-3, 0, 2)
+    x = tensor(-3, 0, 2)
     for f in (softmax, log_softmax):
         torch.testing.assert_close(jacrev(jacrev(lambda x: f(x, 0)))(x + 1e9), jacrev(jacrev(lambda x: f(x, 0)))(x))
 
 
 def test_amax_ties_share_the_derivative_as_in_torch():
-    x = of(3, 1, 3).requires_grad_()
+    x = tensor(3, 1, 3).requires_grad_()
     (ours,) = torch.autograd.grad(amax(x, 0), x, create_graph=True)
     (theirs,) = torch.autograd.grad(torch.amax(x, 0), x)
     assert torch.equal(ours, theirs)
-    assert torch.func.jvp(lambda x: amax(x, 0), (x.detach(),), (of(1, 5, 2),))[1] == 1.5
+    assert torch.func.jvp(lambda x: amax(x, 0), (x.detach(),), (tensor(1, 5, 2),))[1] == 1.5
     assert not ours.requires_grad  # the second derivative is absent, not a tensor of zeros
 
 

@@ -18,7 +18,7 @@ D = torch.float64
 every = pytest.mark.parametrize("case", TABLE.values(), ids=TABLE)
 
 
-def of(**promises):
+def optimizers_with(**promises):
     """Parametrize by the optimizers with these properties."""
     kept = {name: case for name, case in TABLE.items() if all(getattr(case, k) == v for k, v in promises.items())}
     return pytest.mark.parametrize("case", kept.values(), ids=kept)
@@ -60,7 +60,7 @@ def test_training_lowers_the_loss_and_sets_grad(case):
     assert all(p.grad is not None for p in problem.model.parameters())
 
 
-@of(backward=True)
+@optimizers_with(backward=True)
 def test_both_closure_forms_and_the_plain_loop_agree(case):
     problem, again, loop = Problem(), Problem(), Problem()
     ours, theirs = case(problem.model.parameters()), case(again.model.parameters())
@@ -144,7 +144,7 @@ def test_schedulers_and_step_hooks_work(case):
     torch.testing.assert_close(problem.numbers(), other.numbers(), rtol=1e-9, atol=1e-12)
 
 
-@of(maximize=True, bare=True)
+@optimizers_with(maximize=True, bare=True)
 def test_maximize_matches_minimizing_the_negative(case):
     options = {"maximize": True, "weight_decay": 0.01} if "SAM" not in repr(case.make) else {"maximize": True}
     ours, theirs = ([torch.tensor([0.5, 1.5], dtype=D).requires_grad_()] for _ in range(2))
@@ -156,7 +156,7 @@ def test_maximize_matches_minimizing_the_negative(case):
     assert not torch.equal(ours[0], torch.tensor([0.5, 1.5], dtype=D))
 
 
-@of(apart=True)
+@optimizers_with(apart=True)
 def test_parameter_groups_match_separate_optimizers(case):
     if case.make is hodiff.optim.SophiaG:
         pytest.skip("labels are drawn for all at once")
@@ -171,7 +171,7 @@ def test_parameter_groups_match_separate_optimizers(case):
     assert same(both, apart)
 
 
-@of(bare=True)
+@optimizers_with(bare=True)
 def test_layouts_dtypes_and_empty_parameters_are_accepted(case):
     strided = torch.randn(4, 6, dtype=D)[:, ::2].T.requires_grad_()
     parameters = [
@@ -192,7 +192,7 @@ def test_layouts_dtypes_and_empty_parameters_are_accepted(case):
         torch.testing.assert_close(parameters[0].contiguous(), parameters[1])
 
 
-@of(bare=True)
+@optimizers_with(bare=True)
 def test_parameters_without_gradient_are_unchanged(case):
     used, unused, frozen = (torch.full((2,), 3.0, dtype=D, requires_grad=each) for each in (True, True, False))
     optimizer = case([used, unused, frozen])
@@ -202,7 +202,7 @@ def test_parameters_without_gradient_are_unchanged(case):
     assert not torch.equal(used, unused)
 
 
-@of(bare=True)
+@optimizers_with(bare=True)
 def test_zero_gradient_gives_zero_step(case):
     if case.make is hodiff.optim.SophiaG:
         pytest.skip("a cross-entropy has no minimum")
@@ -232,7 +232,7 @@ def test_complex_parameters_match_real_pairs_or_raise(case):
         torch.testing.assert_close(torch.view_as_real(z), pairs, rtol=1e-5, atol=1e-6)
 
 
-@of(loop=True)
+@optimizers_with(loop=True)
 def test_sparse_gradients_are_rejected(case):
     table = nn.Embedding(4, 3, sparse=True)
     optimizer = case(table.parameters(), **({"update_every": None} if case.watches else {}))
@@ -241,7 +241,7 @@ def test_sparse_gradients_are_rejected(case):
         optimizer.step()
 
 
-@of(loop=False)
+@optimizers_with(loop=False)
 def test_missing_closure_is_rejected(case):
     optimizer = case([torch.ones(2, requires_grad=True)])
     with pytest.raises(hodiff.InputError, match="step: expected a closure that computes the loss"):
@@ -257,7 +257,7 @@ def test_closure_without_loss_is_rejected(case):
             case([w]).step(lambda each=each: each)
 
 
-@of(loop=True)
+@optimizers_with(loop=True)
 def test_closure_that_returns_none_keeps_gradients(case):
     """Closures that only return None, like Lightning's in manual optimization, keep the gradients."""
     ours, theirs = Problem(), Problem()
@@ -278,7 +278,7 @@ def test_closure_that_returns_none_keeps_gradients(case):
         optimizer.step(lambda: None)
 
 
-def adding(problem, batch, optimizer=None, **zeroing):
+def accumulating_closure(problem, batch, optimizer=None, **zeroing):
     """Return a closure like Lightning's, which zeroes gradients at the first of several batches."""
 
     def closure():
@@ -291,13 +291,13 @@ def adding(problem, batch, optimizer=None, **zeroing):
     return closure
 
 
-@of(loop=True)
+@optimizers_with(loop=True)
 def test_closures_that_accumulate_gradients_match(case):
     ours, theirs = Problem(), Problem()
     optimizer, other = case(ours.model.parameters()), case(theirs.model.parameters())
     for i in range(0, 8, 2):
-        adding(ours, ours.batches[i], optimizer, set_to_none=i > 2)()
-        optimizer.step(adding(ours, ours.batches[i + 1]))
+        accumulating_closure(ours, ours.batches[i], optimizer, set_to_none=i > 2)()
+        optimizer.step(accumulating_closure(ours, ours.batches[i + 1]))
         other.zero_grad()
         for batch in theirs.batches[i : i + 2]:
             theirs.loss(batch).backward()
@@ -305,17 +305,17 @@ def test_closures_that_accumulate_gradients_match(case):
     assert same(ours.numbers(), theirs.numbers())
 
 
-@of(loop=False, backward=True)
+@optimizers_with(loop=False, backward=True)
 def test_closure_that_adds_to_older_gradients_is_rejected(case):
     problem = Problem()
     optimizer = case(problem.model.parameters())
-    adding(problem, problem.batches[0])()
+    accumulating_closure(problem, problem.batches[0])()
     before = problem.numbers()
     with pytest.raises(hodiff.InputError, match="adds to gradients from before the step"):
-        optimizer.step(adding(problem, problem.batches[1]))
+        optimizer.step(accumulating_closure(problem, problem.batches[1]))
     assert same(before, problem.numbers())
-    optimizer.step(adding(problem, problem.batches[1], optimizer))
-    optimizer.step(adding(problem, problem.batches[1]))
+    optimizer.step(accumulating_closure(problem, problem.batches[1], optimizer))
+    optimizer.step(accumulating_closure(problem, problem.batches[1]))
     assert not same(before, problem.numbers())
 
 
@@ -334,7 +334,7 @@ def test_global_step_hooks_run_once(base):
     assert seen == ["before", "own", "after"]
 
 
-@of(backward=False)
+@optimizers_with(backward=False)
 def test_closure_that_frees_its_graph_is_rejected(case):
     w = torch.ones(2, requires_grad=True)
 
@@ -508,7 +508,7 @@ def test_dtype_may_change_during_training(case):
     assert not same(before, problem.numbers())
 
 
-@of(bare=True)
+@optimizers_with(bare=True)
 def test_unused_parameters_do_not_decay(case):
     import inspect
 
@@ -523,7 +523,7 @@ def test_unused_parameters_do_not_decay(case):
     assert not torch.equal(used, torch.full((2,), 3.0, dtype=D))
 
 
-@of(bare=True)
+@optimizers_with(bare=True)
 def test_closure_that_raises_leaves_parameters_and_state(case):
     parameter = torch.full((3,), 3.0, dtype=D, requires_grad=True)
     optimizer, count = case([parameter]), itertools.count(1)
@@ -550,7 +550,7 @@ def test_closure_that_raises_leaves_parameters_and_state(case):
     assert parameter.isfinite().all()
 
 
-@of(bare=True)
+@optimizers_with(bare=True)
 def test_nan_loss_is_rejected(case):
     parameter = torch.full((3,), 3.0, dtype=D, requires_grad=True)
     optimizer = case([parameter])

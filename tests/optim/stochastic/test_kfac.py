@@ -319,7 +319,7 @@ def test_layer_calls_are_recorded_on_curvature_steps_only():
     del optimizer
 
 
-def twins():
+def two_equal_models():
     torch.manual_seed(0)
     one, two = (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double() for _ in range(2))
     two.load_state_dict(one.state_dict())
@@ -328,7 +328,7 @@ def twins():
 
 @pytest.mark.parametrize("fisher", ["monte-carlo", "empirical", "exact"])
 def test_maximize_matches_minimizing_the_negative(fisher):
-    down, up, x, y = twins()
+    down, up, x, y = two_equal_models()
     options = {**PLAIN, "fisher": fisher, "lr": 0.1, "damping": 0.1, "kl_clip": 0.01}
     for _ in range(2):
         ours = step_of(EKFAC(down.parameters(), **options), down, lambda: F.cross_entropy(down(x), y))
@@ -338,7 +338,7 @@ def test_maximize_matches_minimizing_the_negative(fisher):
 
 
 def test_weight_and_bias_in_separate_groups_share_a_block():
-    whole, parts, x, y = twins()
+    whole, parts, x, y = two_equal_models()
     options = {**PLAIN, "damping": 0.1}
     expected = step_of(KFAC(whole.parameters(), **options), whole, lambda: F.cross_entropy(whole(x), y))
     weights, biases = list(parts.parameters())[::2], list(parts.parameters())[1::2]
@@ -349,7 +349,7 @@ def test_weight_and_bias_in_separate_groups_share_a_block():
 
 
 def test_frozen_biases_are_in_no_block():
-    model, _, x, y = twins()
+    model, _, x, y = two_equal_models()
     model[0].bias.requires_grad_(False)
     optimizer = KFAC(model.parameters(), **PLAIN, damping=0.1)
     ours = step_of(optimizer, model, lambda: F.cross_entropy(model(x), y))
@@ -361,7 +361,7 @@ def test_frozen_biases_are_in_no_block():
 @pytest.mark.parametrize("make", [KFAC, EKFAC])
 def test_ignored_rows_and_chunked_calls_match_the_used_rows(make):
     """A step with ignored rows and calls on chunks equals a step on the other rows at once."""
-    whole, chunked, x, y = twins()
+    whole, chunked, x, y = two_equal_models()
     labels = y.clone()
     labels[[1, 4]] = -100
     options = {**PLAIN, "damping": 0.1, "sharing": "reduce"}

@@ -39,7 +39,7 @@ class Scaled(Problem):
         return lambda: (self.model(inputs), lambda outputs: cross_entropy(outputs, labels) * self.factor)
 
 
-def made(case, parameters, factor):
+def make_optimizer(case, parameters, factor):
     """Return an optimizer with settings scaled by hand."""
     names = inspect.signature(case.make).parameters
     kind = getattr(case.make, "func", case.make)
@@ -63,8 +63,8 @@ def test_scaled_losses_give_scaled_steps(case, dtype, factor):
     if "preconditioned" in name_of(case) or (name_of(case) == "LBFGS" and factor < 1):
         pytest.skip("Martens' preconditioner is no power of the scale, and torch's L-BFGS leaves out small changes")
     plain, scaled = Scaled(dtype), Scaled(dtype, factor)
-    theirs = plain.run(case, made(case, plain.model.parameters(), 1.0))
-    optimizer = made(case, scaled.model.parameters(), factor)
+    theirs = plain.run(case, make_optimizer(case, plain.model.parameters(), 1.0))
+    optimizer = make_optimizer(case, scaled.model.parameters(), factor)
     if dtype == torch.float32 and name_of(case) in HAVE_SQUARES:
         before = scaled.numbers()
         with pytest.raises(hodiff.InputError, match=r"squares are in the range of torch\.float32"):

@@ -17,7 +17,7 @@ RNG = np.random.default_rng(0)
 EXACT = {"cg_iterations": 200, "cg_tolerance": 1e-12, "line_search_fn": None}
 
 
-def moved(optimizer, parameters, closure):
+def step_of(optimizer, parameters, closure):
     before = [p.detach().clone() for p in parameters]
     optimizer.step(closure)
     return [p.detach() - b for b, p in zip(before, parameters, strict=True)]
@@ -38,7 +38,7 @@ def test_layerwise_steps_solve_each_layer_with_its_bias():
     ]
     inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
     optimizer = LayerwiseGaussNewton(model.named_parameters(), 0.5, 0.05, 0.02, **EXACT)
-    ours = moved(
+    ours = step_of(
         optimizer, list(model.parameters()), lambda: (model(inputs), lambda outputs: F.mse_loss(outputs, targets))
     )
     expected = [-0.5 * solved[0][:6], -0.5 * solved[0][6:], -0.5 * solved[1]]
@@ -52,13 +52,13 @@ def test_layerwise_steps_of_deep_linear_networks_match_kfac():
     other = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 4)).double()
     other.load_state_dict(model.state_dict())
     x, y = torch.randn(20, 3, dtype=D), torch.randn(20, 4, dtype=D)
-    ours = moved(
+    ours = step_of(
         LayerwiseGaussNewton(model.named_parameters(), damping=0.0, **EXACT),
         list(model.parameters()),
         lambda: (model(x), lambda z: F.mse_loss(z, y)),
     )
     kfac = KFAC(other.parameters(), 1.0, 0.0, 0.0, kl_clip=None, fisher="exact")
-    theirs = moved(kfac, list(other.parameters()), lambda: F.mse_loss(other(x), y))
+    theirs = step_of(kfac, list(other.parameters()), lambda: F.mse_loss(other(x), y))
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 

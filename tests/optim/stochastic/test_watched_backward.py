@@ -37,14 +37,14 @@ SCRIPT = textwrap.dedent("""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _only_what_is_made_here_is_looked_through():
+def _freeze_earlier_objects():
     """Exclude objects of earlier tests from garbage collection, which would take a second each time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def nobody_waits_afterwards():
+def _no_optimizer_is_left_waiting():
     yield
     gc.collect()
     assert hodiff.optim.stochastic.watched_backward._waiting.__len__() == 0
@@ -449,7 +449,7 @@ def trained(optimizer_class, forget, data):
     return model.weight.detach()
 
 
-def forget_in_vain(model, _):
+def drop_gradients_only(model, _):
     for parameter in model.parameters():
         parameter.grad = None
 
@@ -458,7 +458,7 @@ FORGETTING = {
     "optimizer": lambda _, optimizer: optimizer.zero_grad(),
     "model": lambda model, _: model.zero_grad(),
     "zeros": lambda model, _: model.zero_grad(set_to_none=False),
-    "by hand": forget_in_vain,
+    "by hand": drop_gradients_only,
 }
 WITH_CURVATURE = ["SophiaH", "SophiaG", "AdaHessian", "KFAC", "EKFAC"]
 

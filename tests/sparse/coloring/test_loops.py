@@ -23,7 +23,7 @@ LARGE = {
 }
 
 
-def both(monkeypatch, compute):
+def by_compiled_and_python_loops(monkeypatch, compute):
     found = []
     for module in (greedy, interpreted):
         for name in USERS:
@@ -43,21 +43,23 @@ def assert_equal(first, second):
 def test_compiled_loops_match_python_for_small_patterns(monkeypatch, method, order):
     table = graphs.SYMMETRIC if method in {"star", "acyclic"} else graphs.ANY
     for pattern in table.values():
-        first, second = both(monkeypatch, lambda pattern=pattern: color(pattern, method, order))
+        first, second = by_compiled_and_python_loops(monkeypatch, lambda pattern=pattern: color(pattern, method, order))
         assert_equal(*([each for each in (c.row_colors, c.column_colors) if each is not None] for c in (first, second)))
 
 
 @pytest.mark.parametrize("pattern", LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize("method", SIDES)
 def test_compiled_loops_match_python_for_larger_patterns(monkeypatch, method, pattern):
-    first, second = both(monkeypatch, lambda: color(pattern, method, ("natural", "largest-first")))
+    first, second = by_compiled_and_python_loops(
+        monkeypatch, lambda: color(pattern, method, ("natural", "largest-first"))
+    )
     assert_equal(*([each for each in (c.row_colors, c.column_colors) if each is not None] for c in (first, second)))
     assert first.num_colors > 64 or method == "bidirectional" or not pattern[:90, :90].all() or method == "rows"
 
 
 @pytest.mark.parametrize("pattern", [graphs.binary_tree(40), graphs.band(60, 3), graphs.random_geometric(50, 0.2)])
 def test_compiled_substitution_plans_match_python(monkeypatch, pattern):
-    plans = both(monkeypatch, lambda: color(pattern, "acyclic", "smallest-last").plan)
+    plans = by_compiled_and_python_loops(monkeypatch, lambda: color(pattern, "acyclic", "smallest-last").plan)
     fields = ("rows", "colors", "signs", "parents", "ends", "unknowns")
     assert_equal(*([getattr(plan, name) for name in fields] for plan in plans))
     assert plans[0].doublings == plans[1].doublings

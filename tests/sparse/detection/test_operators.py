@@ -41,7 +41,7 @@ def without_rules(warned):
     return [str(each.message) for each in warned if "no rule says" in str(each.message)]
 
 
-def missing(truth, pattern):
+def count_missing(truth, pattern):
     """Count the entries of a matrix, including infinite ones, that a pattern lacks."""
     return int(((truth != 0) & ~np.isnan(truth) & ~pattern).sum())
 
@@ -85,7 +85,7 @@ def test_jacobian_patterns_are_complete(part):
                 with warnings.catch_warnings(record=True) as warned:
                     warnings.simplefilter("always")
                     pattern = jacobian_pattern(results, tuple(x.detach() for x in moving), at_point=at_point).toarray()
-                assert missing(truth, pattern) == 0, (name, at_point)
+                assert count_missing(truth, pattern) == 0, (name, at_point)
                 assert not without_rules(warned) or name in WITHOUT_RULES, (name, without_rules(warned))
             compared += 1
     assert compared > 50
@@ -123,7 +123,7 @@ def test_hessian_patterns_are_complete(part):
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 pattern = hessian_pattern(loss, sample.point).toarray()
-            assert missing(truth, pattern) == 0, name
+            assert count_missing(truth, pattern) == 0, name
             assert not without_rules(warned) or name in WITHOUT_RULES, (name, without_rules(warned))
             compared += 1
     assert compared > 30
