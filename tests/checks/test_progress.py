@@ -1,20 +1,15 @@
 """Progress messages of a check: shown on a terminal, and nowhere else."""
 
-import io
 import sys
 
 import pytest
 import torch
+from checks.report_parts import Terminal
 
 import hodiff
 from hodiff.checks import progress
 
 X = torch.tensor([0.5, -1.2], dtype=torch.float64)
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.mark.parametrize("f", [torch.sin, torch.nn.Linear(2, 3)], ids=["function", "module"])

@@ -16,6 +16,11 @@ def tensor(*numbers, dtype=torch.float64):
     return torch.tensor(numbers, dtype=dtype)
 
 
+def unsigned(vectors):
+    """Weighted sum of projections on eigenvectors, which does not depend on their signs or phases."""
+    return (vectors * torch.arange(1, vectors.shape[-1] + 1, dtype=torch.float64)) @ vectors.mH
+
+
 def route_statuses(f, inputs, order):
     """Compare with differences, and return the status of each route: 2 routes of order 1, 4 of order 2, 8 of 3."""
     generator = torch.Generator().manual_seed(0)

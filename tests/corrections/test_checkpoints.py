@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from functions.saved_memory import SavedMemory
+from memory_use import SavedMemory
 from torch import nn
 from torch.func import functional_call
 from torch.utils import checkpoint as torch_checkpoint

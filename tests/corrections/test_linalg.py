@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from corrections.against_torch import FAILURES, assert_every_route, route_statuses, same_error, same_value
+from corrections.against_torch import FAILURES, assert_every_route, route_statuses, same_error, same_value, unsigned
 from drawing import normals
 from slow_cases import backend_of, slow_except
 from torch.linalg import eigh
@@ -37,11 +37,6 @@ def positive(matrix):
 
 def joined(real, imaginary):
     return torch.complex(real, imaginary)
-
-
-def unsigned(vectors):
-    """Weighted sum of projections on eigenvectors, which does not depend on their signs or phases."""
-    return (vectors * torch.arange(1, vectors.shape[-1] + 1, dtype=D)) @ vectors.mH
 
 
 SQUARE, OTHER, VECTOR = regular(3, 3), randn(3, 2), randn(3)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import draw_each
 from plain_attention import plain_attention
 
 import hodiff
@@ -13,13 +14,8 @@ LENGTHS, HEADS, SIZE = (4, 2, 5), 2, 3
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
 
 
-def drawn(*shapes, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator, dtype=D) for shape in shapes]
-
-
-SEQUENCES = drawn(*((length, HEADS * SIZE) for length in LENGTHS))
-WEIGHTS, DIRECTION = drawn(*[(3, HEADS * SIZE, HEADS * SIZE)] * 2, seed=1)
+SEQUENCES = draw_each(*((length, HEADS * SIZE) for length in LENGTHS))
+WEIGHTS, DIRECTION = draw_each(*[(3, HEADS * SIZE, HEADS * SIZE)] * 2, seed=1)
 
 
 def by_sequences(sequences, weights, **options):
@@ -64,8 +60,8 @@ def test_gradient_penalty_by_a_jagged_tensor_matches():
 
 
 def test_different_query_and_key_lengths_with_shared_heads_match():
-    queries = drawn(*((length, 4, SIZE) for length in LENGTHS))
-    keys = drawn(*((length, 2, SIZE) for length in (1, 3, 2)), seed=1)
+    queries = draw_each(*((length, 4, SIZE) for length in LENGTHS))
+    keys = draw_each(*((length, 2, SIZE) for length in (1, 3, 2)), seed=1)
 
     def upright(pieces):
         return torch.nested.nested_tensor(pieces, layout=torch.jagged, requires_grad=True)

@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from corrections.against_torch import unsigned
 from drawing import normals, seeded
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -46,10 +47,6 @@ RELU_RNN, TANH_RNN = (nn.RNN(3, 2, nonlinearity=name).double() for name in ("rel
 
 def statistics():
     return torch.zeros(3, dtype=D), torch.ones(3, dtype=D)
-
-
-def unsigned(vectors):
-    return (vectors * torch.arange(1, vectors.shape[-1] + 1, dtype=D)) @ vectors.mH
 
 
 def module(layer):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from functions.saved_memory import SavedMemory
+from memory_use import SavedMemory
 
 import hodiff
 from hodiff import hvp_function

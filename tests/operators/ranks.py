@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from operators.cases import close, problem, ravel
+from cases import ravel
+from operators.cases import close, problem
 
 import hodiff
 from hodiff.operators import EmpiricalFisherOperator, FisherOperator, GaussNewtonOperator, HessianOperator

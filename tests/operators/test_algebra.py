@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg as spla
 import torch
+from cases import ravel
 from hypothesis import given
 from hypothesis import strategies as st
-from operators.cases import close, problem, ravel
+from operators.cases import close, problem
 from torch import Tensor
 
 import hodiff

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from operators.test_memory import Living
+from memory_use import LiveMemory
 from plain_attention import plain_attention
 
 from hodiff.functions import attention
@@ -50,7 +50,7 @@ def peak_bytes(operator, attend, length, **options):
     """Return the peak number of bytes for a linearization and two products."""
     x, weights, v = problem(length)
     gc.collect()
-    with Living() as counted:
+    with LiveMemory() as counted:
         A = operator(attend, x, weights, **options)
         A @ v
         A @ v

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import MODELS, close, problem, ravel
+from cases import ravel
+from operators.cases import MODELS, close, problem
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 

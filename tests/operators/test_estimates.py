@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from operators.cases import close, ravel
+from cases import ravel
+from operators.cases import close
 from scipy import sparse
 from torch import Tensor
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import MODELS, close, problem, ravel, unravel
+from cases import ravel
+from operators.cases import MODELS, close, problem, unravel
 from torch import Tensor, nn
 
 import hodiff

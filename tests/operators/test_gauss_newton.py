@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import MODELS, ReverseOnce, categorical_hessian, close, problem, ravel, squares_hessian, unravel
+from cases import ravel
+from operators.cases import MODELS, ReverseOnce, categorical_hessian, close, problem, squares_hessian, unravel
 from torch import Tensor, nn
 from torch.func import jacrev
 

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import MODELS, bernoulli_hessian, close, problem, ravel, unravel
+from cases import ravel
+from operators.cases import MODELS, bernoulli_hessian, close, problem, unravel
 from torch import Tensor
 
 import hodiff

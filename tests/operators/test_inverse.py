@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from operators.cases import close, problem, ravel
+from cases import ravel
+from operators.cases import close, problem
 from torch import Tensor
 
 import hodiff

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import MODELS, ReverseOnce, close, problem, ravel, unravel
+from cases import ravel
+from operators.cases import MODELS, ReverseOnce, close, problem, unravel
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 

@@ -1,16 +1,15 @@
 """Tests of the memory of products, in bytes of live tensors."""
 
 import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from memory_use import LiveMemory
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.objectives import mlp
 from hodiff.operators import GaussNewtonOperator, HessianOperator
@@ -19,37 +18,6 @@ MODULE = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.Ta
 X = {name: parameter.detach() for name, parameter in MODULE.named_parameters()}
 # Activations are larger than the parameters, as in a benchmark's network and batch.
 INPUTS, TARGETS = torch.randn(512, 64), torch.randint(10, (512,))
-
-
-class Living(TorchDispatchMode):
-    """Count the bytes of live storages that are created inside the context, and their peak."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for output in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(output, Tensor):
-                self._count(output.untyped_storage())
-        self.peak = max(self.peak, self.bytes)
-        return result
-
-    def _count(self, storage: Any) -> None:
-        key = storage._cdata
-        if key in self._known:
-            return
-        self._known.add(key)
-        size = storage.nbytes()
-        self.bytes += size
-
-        def gone() -> None:
-            self.bytes -= size
-            self._known.discard(key)
-
-        weakref.finalize(storage, gone)
 
 
 def loss(x: Any, batch: Any) -> Tensor:
@@ -64,7 +32,7 @@ def gradient() -> None:
 def peak_bytes(run: Callable[[], Any]) -> int:
     run()
     gc.collect()
-    with Living() as living:
+    with LiveMemory() as living:
         run()
     return living.peak
 
@@ -133,7 +101,7 @@ def test_fifty_products_leave_no_tensors(name: str) -> None:
     gc.collect()
     gc.disable()
     try:
-        with Living() as living:
+        with LiveMemory() as living:
             A @ block
             after = []
             for _ in range(50):

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from functions.saved_memory import SavedMemory
+from memory_use import SavedMemory
 from torch import nn
 from torch.autograd import forward_ad
 

@@ -1,13 +1,11 @@
 """Diagnosis of failed comparisons and causes, against the expected codes of findings."""
 
-from hodiff.checks import Entry, Report
+from checks.report_parts import entry
+
+from hodiff.checks import Report
 from hodiff.checks.findings.codes import CODES
 from hodiff.checks.findings.diagnosis import LEFT_OVER, MESSAGES, diagnose
 from hodiff.checks.probes.cause import Cause, by_reverse, no_entry
-
-
-def entry(route, order, quantity, error, status="ok", detail=""):
-    return Entry(route, order, quantity, error, 1e-8, status, detail)
 
 
 def test_entries_with_one_message_make_one_finding():

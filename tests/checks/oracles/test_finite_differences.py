@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cases import rosenbrock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import rosen_hess_prod
@@ -16,12 +17,8 @@ X = torch.tensor([-0.4, 0.7, 1.1], dtype=torch.float64)
 V = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
 
 
-def rosen(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
-
-
 def test_hvp_of_rosenbrock_is_within_its_error_estimate():
-    estimate = hvp_differences(rosen, X, V)
+    estimate = hvp_differences(rosenbrock, X, V)
     expected = torch.from_numpy(rosen_hess_prod(X.numpy(), V.numpy()))
     actual = (estimate.value - expected).abs().max()
     assert actual <= max(10 * estimate.error, 1e-9)

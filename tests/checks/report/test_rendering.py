@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from checks.report_parts import Terminal
 
 from hodiff import InputError
 from hodiff.checks import Entry, Finding, Report
@@ -42,11 +43,6 @@ SURROGATE = replace(CUT, code="HD902", severity="note", title="derivatives of a 
 REPORT = Report("f<T> & g at float64[3]", ENTRIES, (SURROGATE, WASTE, CUT), ("a <b> note",))
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 class Checker(HTMLParser):

@@ -1,13 +1,10 @@
 """A report's table and failure as text, against text written by hand."""
 
 import pytest
+from checks.report_parts import entry
 
 from hodiff import CheckError
-from hodiff.checks import Entry, Finding, Report
-
-
-def entry(route, order, quantity, error, status="ok", detail=""):
-    return Entry(route, order, quantity, error, 1e-8, status, detail)
+from hodiff.checks import Finding, Report
 
 
 def test_table_is_aligned():

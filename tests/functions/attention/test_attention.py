@@ -1,26 +1,20 @@
 """Tests of attention: masks, memory, dropout, shared heads, and refused arguments."""
 
 import re
-import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
-from drawing import seeded
+from drawing import draw_each, seeded
 from functions.cases.attention import by_primitives
+from memory_use import LiveMemory
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hodiff
 from hodiff.checks import derivative, route_names
 from hodiff.errors import InputError
 from hodiff.functions.attention.attention import attention
 from hodiff.rules import blockwise
-
-
-def drawn(*shapes, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
 
 
 @pytest.fixture
@@ -52,19 +46,19 @@ def assert_same(a, b, tolerance=1e-11):
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
 def test_values_match_torch(options, small_blocks):
-    q, k, v = drawn((2, 3, 7, 4), (2, 3, 7, 4), (2, 3, 7, 5))
+    q, k, v = draw_each((2, 3, 7, 4), (2, 3, 7, 4), (2, 3, 7, 5))
     with sdpa_kernel(SDPBackend.MATH):
         expected = F.scaled_dot_product_attention(q, k, v, **options)
     assert_same([attention(q, k, v, **options)], [expected])
 
 
 def test_block_size_does_not_change_derivatives(small_blocks):
-    inputs = drawn((5, 2), (4, 2), (4, 3), (5, 4))
+    inputs = draw_each((5, 2), (4, 2), (4, 3), (5, 4))
     assert_same(all_derivatives(attention, inputs), all_derivatives(by_primitives, inputs))
 
 
 def test_causal_mask_with_additive_mask_matches_primitives(small_blocks):
-    inputs = drawn((5, 2), (5, 2), (5, 3), (5, 5))
+    inputs = draw_each((5, 2), (5, 2), (5, 3), (5, 5))
     visible = torch.ones(5, 5).tril().bool()
     ours = all_derivatives(lambda q, k, v, m: attention(q, k, v, m, is_causal=True), inputs)
     assert_same(ours, all_derivatives(lambda q, k, v, m: by_primitives(q, k, v, m, visible), inputs))
@@ -72,20 +66,20 @@ def test_causal_mask_with_additive_mask_matches_primitives(small_blocks):
 
 @pytest.mark.slow
 def test_third_derivatives_match_differences(small_blocks):
-    inputs = drawn((3, 1), (3, 1), (3, 1))
+    inputs = draw_each((3, 1), (3, 1), (3, 1))
     hodiff.assert_differentiable(lambda *x: attention(*x, is_causal=True), inputs, order=3, scipy=False)
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (1, 4), (5, 1), (3, 1, 4), (2, 1, 5, 4)], ids=str)
 def test_broadcast_masks_match_primitives(shape, small_blocks):
-    mask = drawn(shape)[0]
-    inputs = (*drawn((3, 5, 2), (4, 2), (3, 4, 1)), mask)
+    mask = draw_each(shape)[0]
+    inputs = (*draw_each((3, 5, 2), (4, 2), (3, 4, 1)), mask)
     assert_same(all_derivatives(attention, inputs), all_derivatives(by_primitives, inputs))
 
 
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
 def test_fully_masked_rows_are_zero_with_zero_derivatives(kind, small_blocks):
-    q, k, v = drawn((4, 2), (3, 2), (3, 2))
+    q, k, v = draw_each((4, 2), (3, 2), (3, 2))
     visible = torch.tensor([[True, False, True], [False, False, False], [True, True, True], [False, False, False]])
     mask = visible if kind == "boolean" else torch.zeros(4, 3, dtype=torch.float64).masked_fill(~visible, -torch.inf)
     seen = [0, 2]
@@ -105,7 +99,7 @@ def test_fully_masked_rows_are_zero_with_zero_derivatives(kind, small_blocks):
 
 
 def test_shared_heads_match_repeated_heads(small_blocks):
-    inputs = drawn((2, 4, 3, 2), (2, 2, 3, 2), (2, 2, 3, 2), (4, 3, 3))
+    inputs = draw_each((2, 4, 3, 2), (2, 2, 3, 2), (2, 2, 3, 2), (4, 3, 3))
 
     def reference(q, k, v, mask):
         return by_primitives(q, k.repeat_interleave(2, -3), v.repeat_interleave(2, -3), mask)
@@ -125,7 +119,7 @@ def dropout_factors(q, k, seed, p=0.5):
 
 
 def test_dropout_uses_one_mask_in_every_derivative(small_blocks):
-    q, k, v = drawn((5, 2), (4, 2), (4, 3))
+    q, k, v = draw_each((5, 2), (4, 2), (4, 3))
     factors = dropout_factors(q, k, 3)
     ours = all_derivatives(lambda q, k, v: attention(q, k, v, dropout_p=0.5, generator=seeded(3)), (q, k, v))
     reference = all_derivatives(lambda q, k, v: (torch.softmax(q @ k.mT / 2**0.5, -1) * factors) @ v, (q, k, v))
@@ -133,7 +127,7 @@ def test_dropout_uses_one_mask_in_every_derivative(small_blocks):
 
 
 def test_dropout_mask_does_not_depend_on_block_size(monkeypatch):
-    q, k = drawn((2, 9, 2), (2, 8, 2))
+    q, k = draw_each((2, 9, 2), (2, 8, 2))
     whole = dropout_factors(q, k, 1)
     monkeypatch.setattr(blockwise, "BLOCK", 1)
     monkeypatch.setattr(blockwise, "FEWEST_ROWS", 2)
@@ -155,7 +149,7 @@ def test_dropout_rate_and_scale_are_right():
 
 
 def test_dropout_draws_once_per_call_from_its_generator():
-    q, k, v = drawn((3, 2), (3, 2), (3, 2))
+    q, k, v = draw_each((3, 2), (3, 2), (3, 2))
     generator, state = seeded(), torch.get_rng_state()
     first = attention(q, k, v, dropout_p=0.5, generator=generator)
     second = attention(q, k, v, dropout_p=0.5, generator=generator)
@@ -164,37 +158,8 @@ def test_dropout_draws_once_per_call_from_its_generator():
 
 
 def test_dropout_of_everything_gives_zeros():
-    q, k, v = drawn((3, 2), (3, 2), (3, 2))
+    q, k, v = draw_each((3, 2), (3, 2), (3, 2))
     assert not attention(q, k, v, dropout_p=1.0, generator=seeded()).any()
-
-
-class Peak(TorchDispatchMode):
-    """Track the peak number of bytes of live tensors created inside the context."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.most = 0
-        self.seen = set()
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        result = function(*arguments, **(options or {}))
-        for each in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(each, torch.Tensor):
-                self._count(each.untyped_storage())
-        return result
-
-    def _count(self, storage):
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.seen:
-            return
-        self.seen.add(key)
-        self.now += size
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._free, key, size)
-
-    def _free(self, key, size):
-        self.seen.discard(key)
-        self.now -= size
 
 
 def gradient_step(f, q, k, v):
@@ -211,10 +176,10 @@ def reverse_product_step(f, q, k, v):
 
 
 def peak_bytes(step, f, length):
-    q, k, v = (x.requires_grad_() for x in drawn(*[(length, 8)] * 3, dtype=torch.float32))
-    with Peak() as counted:
+    q, k, v = (x.requires_grad_() for x in draw_each(*[(length, 8)] * 3, dtype=torch.float32))
+    with LiveMemory() as counted:
         step(f, q, k, v)
-    return counted.most
+    return counted.peak
 
 
 @pytest.mark.one_in(4)
@@ -234,7 +199,7 @@ def test_memory_counter_detects_quadratic_growth():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_low_precision_is_computed_in_float32(dtype):
-    q, k, v = (x.to(dtype) for x in drawn((33, 8), (65, 8), (65, 8)))
+    q, k, v = (x.to(dtype) for x in draw_each((33, 8), (65, 8), (65, 8)))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     y = attention(*leaves)
     gradients = torch.autograd.grad(y.float().square().sum(), leaves)
@@ -251,7 +216,7 @@ def test_low_precision_is_computed_in_float32(dtype):
 @pytest.mark.parametrize("sizes", [(0, 3), (3, 0)], ids=str)
 def test_no_queries_or_keys_give_zeros(sizes):
     rows, keys = sizes
-    q, k, v = (x.requires_grad_() for x in drawn((rows, 2), (keys, 2), (keys, 4)))
+    q, k, v = (x.requires_grad_() for x in draw_each((rows, 2), (keys, 2), (keys, 4)))
     y = attention(q, k, v, torch.ones(rows, keys, dtype=torch.bool))
     assert y.shape == (rows, 4)
     assert not y.any()

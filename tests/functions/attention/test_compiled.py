@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawing import draw_each
 from functions.cases.attention import by_primitives
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
@@ -14,12 +15,7 @@ D = torch.float64
 LENGTH, KEYS, SIZE = 24, 40, 2
 
 
-def drawn(*shapes, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(shape, generator=generator, dtype=D) for shape in shapes)
-
-
-Q, K, V, U = drawn((2, LENGTH, SIZE), (2, KEYS, SIZE), (2, KEYS, SIZE), (2, LENGTH, SIZE))
+Q, K, V, U = draw_each((2, LENGTH, SIZE), (2, KEYS, SIZE), (2, KEYS, SIZE), (2, LENGTH, SIZE))
 SEEN = torch.rand(LENGTH, KEYS, generator=torch.Generator().manual_seed(1)) < 0.7
 
 
@@ -118,8 +114,8 @@ def test_primitives_have_tensors_of_weights_in_their_graph():
     )
 
 
-MASKS = {"no mask": None, "boolean": SEEN, "additive": drawn((LENGTH, KEYS), seed=3)[0]}
-G, Q_T, K_T, V_T = drawn((2, LENGTH, SIZE), (2, LENGTH, SIZE), (2, KEYS, SIZE), (2, KEYS, SIZE), seed=4)
+MASKS = {"no mask": None, "boolean": SEEN, "additive": draw_each((LENGTH, KEYS), seed=3)[0]}
+G, Q_T, K_T, V_T = draw_each((2, LENGTH, SIZE), (2, LENGTH, SIZE), (2, KEYS, SIZE), (2, KEYS, SIZE), seed=4)
 ALL = (True, True, True, False)
 NONE = (False,) * 4
 TANGENTS = (Q_T, None, V_T, None)

@@ -6,10 +6,11 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from functions.attention.test_attention import Peak
+from drawing import draw_each
 from functions.cases.losses import linear_reference
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_use import LiveMemory
 
 import hodiff
 from hodiff.checks import derivative, route_names
@@ -26,12 +27,7 @@ TARGET = torch.tensor([3, 0, -100, 6, 3])
 WEIGHT = torch.linspace(0.5, 2, CLASSES, dtype=D)
 
 
-def drawn(*shapes, dtype=D, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
-
-
-INPUTS = drawn((SAMPLES, SIZE), (CLASSES, SIZE), (CLASSES,))
+INPUTS = draw_each((SAMPLES, SIZE), (CLASSES, SIZE), (CLASSES,))
 
 
 def use_tiles(patch, samples=2, classes=3):
@@ -138,7 +134,7 @@ def test_third_derivatives_match_primitives(name, small_tiles):
 
 @pytest.mark.slow
 def test_third_derivatives_match_differences(small_tiles):
-    inputs = drawn((3, 1), (4, 1), (4,))
+    inputs = draw_each((3, 1), (4, 1), (4,))
     function = fused_loss(torch.tensor([3, 0, 1]), smoothing=0.2, z_loss=0.1, softcap=2.0)
     hodiff.assert_differentiable(function, inputs, order=3, scipy=False)
 
@@ -157,7 +153,7 @@ def test_any_shape_tile_and_options_match_primitives(
     sizes, tile, reduction, smoothing, z_loss, softcap, weighted, seed
 ):
     samples, size, classes = sizes
-    inputs = drawn((samples, size), (classes, size), (classes,), seed=seed)
+    inputs = draw_each((samples, size), (classes, size), (classes,), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     target = torch.randint(classes, (samples,), generator=generator)
     target[1::3] = -100
@@ -199,7 +195,7 @@ def test_hessian_matches_closed_form():
 
 
 def test_leading_dimensions_and_single_samples_are_accepted(small_tiles):
-    x, w, bias = drawn((2, 3, 2), (7, 2), (7,))
+    x, w, bias = draw_each((2, 3, 2), (7, 2), (7,))
     target = torch.arange(6).reshape(2, 3)
     rows = linear_cross_entropy(x.reshape(6, 2), w, target.reshape(6), linear_bias=bias, reduction="none")
     losses = linear_cross_entropy(x, w, target, linear_bias=bias, reduction="none")
@@ -237,7 +233,7 @@ def test_non_finite_ignored_samples_do_not_affect_others(tiled, monkeypatch):
 def test_cotangents_of_ignored_samples_match(softcap, monkeypatch):
     """Tiles and all logits agree if the Function gets a cotangent for ignored samples, which the loss never passes."""
     x, w, bias = INPUTS
-    (g,) = drawn((SAMPLES, 3), seed=1)
+    (g,) = draw_each((SAMPLES, 3), seed=1)
     options = Options(-100, softcap, True)
 
     def gradients(x, w, bias, g):
@@ -261,7 +257,7 @@ def test_cotangents_of_ignored_samples_match(softcap, monkeypatch):
 def test_no_counted_sample_gives_nan_mean_and_zero_sum(samples, tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch)
-    inputs = [each.requires_grad_() for each in drawn((samples, 2), (4, 2), (4,))]
+    inputs = [each.requires_grad_() for each in draw_each((samples, 2), (4, 2), (4,))]
     target = torch.full((samples,), -100)
     assert fused_loss(target)(*inputs).isnan()
     total = fused_loss(target, reduction="sum", smoothing=0.1, z_loss=0.1)(*inputs)
@@ -277,7 +273,7 @@ def test_no_counted_sample_gives_nan_mean_and_zero_sum(samples, tiled, monkeypat
 
 
 def test_one_class_has_zero_loss(small_tiles):
-    inputs = drawn((3, 2), (1, 2), (1,))
+    inputs = draw_each((3, 2), (1, 2), (1,))
     target = torch.zeros(3, dtype=torch.int64)
     assert_same(
         all_derivatives(fused_loss(target, z_loss=0.5), inputs), all_derivatives(reference(target, z_loss=0.5), inputs)
@@ -367,7 +363,7 @@ def test_hvp_matches_dense_hessian(small_tiles):
 def test_low_precision_is_computed_in_float32(dtype, tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch, 16, 64)
-    x, w, bias = (each.to(dtype) for each in drawn((33, 8), (300, 8), (300,)))
+    x, w, bias = (each.to(dtype) for each in draw_each((33, 8), (300, 8), (300,)))
     target = torch.arange(33)
     results = []
     for kind in (dtype, D):
@@ -418,11 +414,11 @@ def third_step(f, x, w):
 
 
 def peak_bytes(step, f, samples, classes):
-    x, w = (each.requires_grad_() for each in drawn((samples, 4), (classes, 4), dtype=torch.float32))
+    x, w = (each.requires_grad_() for each in draw_each((samples, 4), (classes, 4), dtype=torch.float32))
     target = torch.arange(samples) % classes
-    with Peak() as counted:
+    with LiveMemory() as counted:
         step(lambda x, w: f(x, w, target), x, w)
-    return counted.most
+    return counted.peak
 
 
 STEPS = [gradient_step, reverse_product_step, forward_product_step, forward_inside_step, third_step]

@@ -4,13 +4,13 @@ import math
 
 import pytest
 import torch
+from drawing import draw_each
 from functions.losses.test_linear_cross_entropy import (
     INPUTS,
     OPTIONS,
     TARGET,
     all_derivatives,
     assert_same,
-    drawn,
     fused_loss,
     reference,
     use_tiles,
@@ -55,7 +55,7 @@ def test_derivatives_match_primitives_by_every_route(name, by, calls, monkeypatc
 def test_float32_matches_float64(name, monkeypatch):
     use_tiles(monkeypatch, samples=5, classes=8)
     target = torch.arange(7) * 3
-    inputs = tuple(each.float() for each in drawn((7, 2), (20, 2), (20,)))
+    inputs = tuple(each.float() for each in draw_each((7, 2), (20, 2), (20,)))
     exact = all_derivatives(reference(target, **OPTIONS[name]), tuple(each.double() for each in inputs))
     found = all_derivatives(fused_loss(target, **OPTIONS[name]), inputs)
     assert_same([each.double() for each in found], exact, tolerance=2e-5)
@@ -67,9 +67,9 @@ def test_float32_matches_float64(name, monkeypatch):
 def test_kernel_results_match_for_extreme_logits(columns, dtype):
     """The kernels accept per-row numbers of any strides, and very small, hidden and non-finite logits."""
     rows = 23
-    z, z_t = (each.to(dtype) for each in drawn((rows, columns), (rows, columns)))
+    z, z_t = (each.to(dtype) for each in draw_each((rows, columns), (rows, columns)))
     z[2], z[3, 0], z[4, 0] = z[2] - 200, -math.inf, math.nan
-    lse, g, mean, t, r, t_t, r_t = (drawn((rows, 14))[0].to(dtype)[:, 2 * i : 2 * i + 1] for i in range(7))
+    lse, g, mean, t, r, t_t, r_t = (draw_each((rows, 14))[0].to(dtype)[:, 2 * i : 2 * i + 1] for i in range(7))
     lse = lse + 5
     place = torch.arange(rows)[:, None] % (columns + 1) - 1
     p = torch.exp(z.double() - lse.double())

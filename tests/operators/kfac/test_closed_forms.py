@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import close, ravel
+from cases import ravel
+from operators.cases import close
 from operators.kfac.by_hand import problem
 from torch import Tensor, nn
 
