@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("hodiff", "kernels", "tests", "docs", "examples", "benchmarks", "papers", "pyproject.toml", "README.md")
 FUNCTIONS = "tests/functions/test_contract.py"
 
-# What is broken; the line in one file of hodiff/; its replacement; the tests that must fail
+# Name of the broken rule; the line in a file of hodiff/; its replacement; the tests that must fail
 BROKEN = [
     (
         "activations: third derivative of SiLU",
@@ -304,7 +304,7 @@ def file_of(line: str, texts: dict[Path, str]) -> Path:
     return found[0]
 
 
-def noticed(root: Path, line: str, wrong: str, tests: tuple[str, ...]) -> str:
+def first_failure_when_broken(root: Path, line: str, wrong: str, tests: tuple[str, ...]) -> str:
     """Break the line, and return the first test that fails, or an empty string."""
     path = file_of(line, texts_of(root))
     text = path.read_text(encoding="utf-8")
@@ -344,7 +344,7 @@ def main(words: list[str]) -> int:
         for what, line, wrong, tests in BROKEN:
             if words and not any(word in what for word in words):
                 continue
-            found = noticed(root, line, wrong, tests)
+            found = first_failure_when_broken(root, line, wrong, tests)
             missed += not found
             print(f"{what}: {found or 'NOT NOTICED'}", flush=True)  # noqa: T201
     return 1 if missed else 0

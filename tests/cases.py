@@ -1,7 +1,7 @@
-"""Functions that the tests share, with their derivatives as known from outside torch.
+"""Functions that the tests share, with derivatives that are computed without torch.
 
-A case draws its inputs and, where a textbook has them, gives its gradient and Hessian. Closed forms are written in
-NumPy, so that they share no code with the code under test. The Hessian is by the leaves of `x`, flattened in
+A case draws its inputs and, if they have a closed form, gives its gradient and Hessian. Closed forms are written in
+NumPy, so that they share no code with the code under test. The Hessian's rows are the leaves of `x`, flattened in
 pytree order.
 """
 
@@ -57,12 +57,12 @@ class Case:
         return tree_map(lambda leaf: normal(leaf.shape, dtype, generator), x)
 
     def available(self, route: str) -> bool:
-        """Whether plain torch is right by this route."""
+        """Whether plain torch returns the right product by this route."""
         return route not in self.wrong_in_torch + self.missing_in_torch
 
 
 def normal(shape: Any, dtype: torch.dtype, generator: torch.Generator, scale: float = 1.0) -> Tensor:
-    """Normal random numbers, drawn in float64 whatever the dtype."""
+    """Draw normal random numbers in float64, and convert them to `dtype`."""
     return (scale * torch.randn(shape, generator=generator, dtype=torch.float64)).to(dtype)
 
 
@@ -92,6 +92,7 @@ def array(tensor: Tensor) -> np.ndarray:
 
 
 def rosenbrock(x: Tensor) -> Tensor:
+    """Compute the chained Rosenbrock function, with a tridiagonal Hessian."""
     return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 

@@ -24,13 +24,13 @@ if not torch.cuda.is_available():
 torch.set_num_threads(1)
 
 with warnings.catch_warnings():
-    # torch's first forward-mode derivative imports TorchScript decompositions, which announce their deprecation.
+    # torch's first forward-mode derivative imports TorchScript decompositions, which emit a deprecation warning.
     warnings.simplefilter("ignore", DeprecationWarning)
     torch.func.jvp(torch.sin, (torch.ones(()),), (torch.ones(()),))
 
 # Time in seconds since 1970 after which no test begins; 0 runs all tests.
 TESTS_END = int(os.environ.get("HODIFF_TESTS_END", "0"))
-# Files that a change touches, whose rooms are tested first if time may run out.
+# Changed files; if time is limited, tests of their folders run first.
 CHANGED = [Path(name).parts for name in os.environ.get("HODIFF_TESTS_CHANGED", "").split()]
 
 settings.register_profile(
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if cases[test] % marker.args[0]:
                 item.add_marker(pytest.mark.slow)
     if TESTS_END and items:
-        # If time may run out, begin with the rooms that changed, and then each run with a different file.
+        # If time is limited, begin with the folders that changed, and then with a different file in each run.
         first = random.Random(TESTS_END).choice(items).path
         start = next(place for place, item in enumerate(items) if item.path == first)
         rooms = {parts[1] for parts in CHANGED if len(parts) > 2 and parts[0] in ("hodiff", "tests")}
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """Skip tests that a slow machine cannot begin before `.ci/run` must end; the summary counts them."""
+    """Skip tests that cannot begin before `.ci/run` must end; the summary counts them."""
     if TESTS_END and time.time() > TESTS_END:
         pytest.skip("not begun: HODIFF_TESTS_END, which .ci/run sets for slow machines, has passed")
 
@@ -87,7 +87,7 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """List the files that take longest, beside pytest's longest tests: many short tests add up to minutes."""
+    """List the slowest files in addition to pytest's slowest tests: many short tests add up to minutes."""
     shown = terminalreporter.config.getoption("durations")
     reports = [each for kind in terminalreporter.stats.values() for each in kind if isinstance(each, pytest.TestReport)]
     if not shown or not reports:

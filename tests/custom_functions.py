@@ -1,4 +1,4 @@
-"""Custom Functions that several tests share: a right one, and one that is marked once_differentiable."""
+"""Custom Functions that several tests share: a correct one, and one that is marked once_differentiable."""
 
 import torch
 from torch.autograd.function import once_differentiable
@@ -29,7 +29,7 @@ class Cube(torch.autograd.Function):
 
 
 class Square(torch.autograd.Function):
-    """x², right by every route."""
+    """x², with correct derivatives by every route."""
 
     generate_vmap_rule = True
 

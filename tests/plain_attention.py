@@ -1,4 +1,4 @@
-"""Attention by its formula, in operators that torch differentiates rightly at every order."""
+"""Attention by its formula, in operators that torch differentiates correctly at every order."""
 
 import math
 
@@ -9,7 +9,7 @@ from torch import Tensor
 def plain_attention(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, window: tuple[int | None, int | None] | None = None
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(E)) V; `window` limits a query to keys at most so far to its left and right."""
+    """Compute softmax(Q K^T / sqrt(E)) V; `window` is the largest distance to keys on the left and on the right."""
     apart = torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
     left, right = (None, None) if window is None else window
     hidden = torch.zeros_like(apart, dtype=torch.bool)

@@ -45,7 +45,7 @@ def wheel_for(interpreter: str, sdist: Path, folder: Path) -> Path:
     return Path(shutil.copy2(repaired, DIST))
 
 
-def use(interpreter: str, wheel: Path, folder: Path) -> None:
+def check_in_empty_environment(interpreter: str, wheel: Path, folder: Path) -> None:
     """Install the wheel where nothing else is, and run a program with its compiled kernels."""
     constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     torch = next(line for line in constraints if line.startswith("torch=="))
@@ -72,7 +72,7 @@ def main(interpreters: list[str]) -> None:
     (sdist,) = DIST.glob("*.tar.gz")
     for interpreter in interpreters:
         with tempfile.TemporaryDirectory() as folder:
-            use(interpreter, wheel_for(interpreter, sdist, Path(folder)), Path(folder))
+            check_in_empty_environment(interpreter, wheel_for(interpreter, sdist, Path(folder)), Path(folder))
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ class Row:
         return tuple(each for each in pytree.tree_leaves(self.function(*inputs)) if isinstance(each, Tensor))
 
 
-def each(rows: Iterable[Row]) -> pytest.MarkDecorator:
+def parametrize_by_rows(rows: Iterable[Row]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(
         "row", [pytest.param(row, id=row.id, marks=[pytest.mark.slow] if row.slow else []) for row in rows]
     )
@@ -95,7 +95,7 @@ def assert_scipy_hessian(row: Row) -> None:
 
 
 def along_directions(row: Row) -> Callable[[Tensor], Tensor]:
-    """Return a curved contraction of the outputs, as a function of steps along a few directions of all inputs."""
+    """Return a nonlinear scalar function of the outputs, as a function of steps along a few directions."""
     sizes = [each.numel() for each in row.inputs]
     directions = torch.linalg.qr(draw(max(sum(sizes), DIRECTIONS), DIRECTIONS, seed=7))[0][: sum(sizes)]
 
@@ -114,10 +114,10 @@ def along_directions(row: Row) -> Callable[[Tensor], Tensor]:
 def public(module: ModuleType) -> set[str]:
     """Names of a module's public API, without modules, exceptions and what it imports only for types."""
     names = {name for name in dir(module) if not name.startswith("_")}
-    return {name for name in names if not _left_out(getattr(module, name))}
+    return {name for name in names if not _is_excluded(getattr(module, name))}
 
 
-def _left_out(value: Any) -> bool:
+def _is_excluded(value: Any) -> bool:
     if inspect.ismodule(value):
         return True
     return inspect.isclass(value) and issubclass(value, (BaseException, Warning))

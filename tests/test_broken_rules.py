@@ -15,7 +15,7 @@ def texts() -> dict[Path, str]:
 
 
 @pytest.mark.parametrize("row", BROKEN, ids=lambda row: row[0])
-def test_the_line_is_there_once(row: tuple[str, str, str, tuple[str, ...]]) -> None:
+def test_broken_line_exists_in_hodiff(row: tuple[str, str, str, tuple[str, ...]]) -> None:
     _, line, wrong, tests = row
     assert file_of(line, texts()).read_text(encoding="utf-8").count(line) >= 1
     assert wrong != line

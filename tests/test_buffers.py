@@ -39,13 +39,13 @@ def _batches_seen(derivative: Any) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES)
-def test_a_derivative_moves_them_once(derivative: Any) -> None:
+def test_derivatives_update_buffers_once(derivative: Any) -> None:
     count, mean = _batches_seen(derivative)
     assert int(count) == 1
     torch.testing.assert_close(mean, 0.1 * X.mean(0))
 
 
 @pytest.mark.parametrize("derivative", OPERATORS.values(), ids=OPERATORS)
-def test_an_operator_moves_them_not_at_all(derivative: Any) -> None:
+def test_operators_do_not_update_buffers(derivative: Any) -> None:
     count, mean = _batches_seen(derivative)
     assert (int(count), mean.tolist()) == (0, [0.0, 0.0, 0.0])

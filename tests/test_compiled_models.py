@@ -28,12 +28,12 @@ D = torch.float64
 X, V = torch.tensor([0.3, -0.8, 1.2], dtype=D), torch.tensor([1.0, 2.0, -1.0], dtype=D)
 
 
-def refuse(graph: Any, inputs: Any, **_: Any) -> Any:
+def raise_if_compiled(graph: Any, inputs: Any, **_: Any) -> Any:
     raise AssertionError("compiled")
 
 
 def compiled(function: Any, **options: Any) -> Any:
-    return torch.compile(function, backend=refuse, **options)
+    return torch.compile(function, backend=raise_if_compiled, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +61,7 @@ def data() -> tuple[Tensor, Tensor]:
     return torch.randn(8, 3, dtype=D, generator=generator), torch.randn(8, 2, dtype=D, generator=generator)
 
 
-# Derivatives of a function of three numbers
+# Derivatives of a function of a vector of three elements
 OF_SCALARS: dict[str, Callable[[Any], Any]] = {
     **{f"hvp {route}": lambda f, route=route: hodiff.hvp(f, X, V, route=route) for route in hodiff.ROUTES},
     "hvp without corrections": lambda f: hodiff.hvp(f, X, V, correct=False),
@@ -92,7 +92,7 @@ OF_SCALARS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("take", OF_SCALARS.values(), ids=OF_SCALARS)
-def test_functions(take):
+def test_derivatives_of_compiled_scalar_functions_match(take):
     torch.testing.assert_close(take(compiled(energy)), take(energy), rtol=1e-12, atol=1e-12)
 
 
@@ -107,16 +107,16 @@ def test_functions(take):
         lambda f: torch.as_tensor(hodiff.optimize.least_squares(f, X, max_nfev=3).x),
     ],
 )
-def test_functions_of_several_numbers(take):
+def test_derivatives_of_compiled_vector_functions_match(take):
     torch.testing.assert_close(take(compiled(pair)), take(pair), rtol=1e-12, atol=1e-12)
 
 
 def _in_place(module: nn.Module) -> nn.Module:
-    module.compile(backend=refuse)
+    module.compile(backend=raise_if_compiled)
     return module
 
 
-def _below(module: nn.Module) -> nn.Module:
+def _compile_first_layer(module: nn.Module) -> nn.Module:
     module[0] = compiled(module[0], fullgraph=True)
     return module
 
@@ -127,7 +127,7 @@ WAYS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "dynamic": lambda module: compiled(module, dynamic=True),
     "reduce-overhead": lambda module: compiled(module, mode="reduce-overhead"),
     "module.compile": _in_place,
-    "a submodule": _below,
+    "a submodule": _compile_first_layer,
 }
 MODELS: dict[str, Callable[[Any, Any], Any]] = {
     "hessian_matrix": lambda f, loss: hodiff.hessian_matrix(lambda p: loss(f(p, data()[0]), data()[1]), _point(f)),
@@ -154,20 +154,20 @@ def _point(f: _Called) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("take", MODELS.values(), ids=MODELS)
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-def test_models(way, take):
+def test_operators_of_compiled_models_match(way, take):
     found = take(_Called(way(model())), compiled(mse_loss))
     torch.testing.assert_close(found, take(_Called(model()), mse_loss), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("way", [compiled, _below])
-def test_checks_of_models(way):
+@pytest.mark.parametrize("way", [compiled, _compile_first_layer])
+def test_check_of_compiled_models_passes(way):
     loss = compiled(mse_loss)
     report = hodiff.check(way(model()), data()[0][:2], loss=lambda y: loss(y, data()[1][:2]))
     assert report.ok, str(report)
 
 
-def test_kfac_operator():
+def test_kfac_of_a_compiled_model_matches():
     module = _in_place(model())
     found = hodiff.KFACOperator(module, compiled(mse_loss), dict(module.named_parameters()), data=[data()]).to_dense()
     plain = model()
@@ -208,15 +208,17 @@ def _trained(make: Callable[[Any], Any], way: Callable[[Any], Any], loss: Any, *
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("closure", [False, True], ids=["backward", "closure"])
-@pytest.mark.parametrize("way", [compiled, _in_place, _below], ids=["torch.compile", "module.compile", "a submodule"])
+@pytest.mark.parametrize(
+    "way", [compiled, _in_place, _compile_first_layer], ids=["torch.compile", "module.compile", "a submodule"]
+)
 @pytest.mark.parametrize("make", EACH_STEP.values(), ids=EACH_STEP)
-def test_optimizers(make, way, closure):
+def test_optimizers_of_compiled_models_match(make, way, closure):
     expected = _trained(make, lambda module: module, cross_entropy, closure=closure)
     torch.testing.assert_close(_trained(make, way, compiled(cross_entropy), closure=closure), expected)
 
 
 @pytest.mark.parametrize("make", [NewtonCG, HessianFree, LayerwiseGaussNewton])
-def test_optimizers_that_solve(make):
+def test_second_order_solvers_of_compiled_models_match(make):
     def trained(way: Callable[[Any], Any]) -> Tensor:
         module = model()
         called, loss, optimizer = way(module), way(cross_entropy), make(module.parameters())
@@ -230,7 +232,7 @@ def test_optimizers_that_solve(make):
     torch.testing.assert_close(trained(compiled), trained(lambda each: each))
 
 
-def test_steps_without_curvature_are_compiled():
+def test_steps_without_curvature_run_compiled():
     counted: list[int] = []
 
     def count(graph: Any, inputs: Any) -> Any:
@@ -250,7 +252,7 @@ def test_steps_without_curvature_are_compiled():
 
 
 @pytest.mark.slow
-def test_a_graph_that_was_made_by_compiled_code():
+def test_graph_recorded_by_compiled_code_is_rejected():
     module = model()
     called = torch.compile(module, backend="aot_eager")
     optimizer = SophiaH(module.parameters(), update_every=None)
@@ -263,7 +265,7 @@ def test_a_graph_that_was_made_by_compiled_code():
         factored.update_curvature(mse_loss(called(data()[0]), data()[1]))
 
 
-def test_elsewhere_compiled_code_runs_compiled():
+def test_compiled_code_outside_hodiff_runs_compiled():
     counted: list[str] = []
 
     def count(graph: Any, inputs: Any) -> Any:
@@ -290,7 +292,7 @@ def test_elsewhere_compiled_code_runs_compiled():
     assert counted[-1] == "MainThread"
 
 
-def test_the_users_stance_is_kept():
+def test_stance_of_the_user_is_kept():
     f = compiled(energy)
     with torch.compiler.set_stance("force_eager"):
         hodiff.hvp(f, X, V)
@@ -303,7 +305,7 @@ def test_the_users_stance_is_kept():
             f(X)
 
 
-def test_operators_that_torch_compiles_itself():
+def test_torch_cond_inside_a_compiled_function_matches():
     weight = torch.tensor(2.0, dtype=D)
 
     def f(x: Tensor) -> Tensor:
@@ -318,7 +320,7 @@ def test_operators_that_torch_compiles_itself():
 
 
 @pytest.mark.slow
-def test_compiled_functions_within_code_that_is_compiled():
+def test_compiled_function_inside_compiled_code_matches():
     inner = torch.compile(lambda x: nn.functional.layer_norm(x, (3,))[0], backend="aot_eager")
     plain = lambda x: nn.functional.layer_norm(x, (3,))[0]  # noqa: E731
     expected = hodiff.hvp(plain, X, V)
@@ -328,7 +330,7 @@ def test_compiled_functions_within_code_that_is_compiled():
     torch.testing.assert_close(whole(X), expected)
 
 
-def test_rules_of_compiled_functions():
+def test_custom_rules_of_compiled_functions_are_used():
     ten = hodiff.custom_jvp(compiled(torch.Tensor.sin))
 
     @ten.defjvp
@@ -343,7 +345,7 @@ def test_rules_of_compiled_functions():
         torch.testing.assert_close(torch.autograd.grad(whole(leaf), leaf)[0], torch.full_like(X, slope))
 
 
-def test_copies_and_implicit_functions():
+def test_deepcopies_and_implicit_functions_match():
     root = hodiff.implicit.root(compiled(lambda x, a: x**2 - a), lambda residual, x0, a: a.sqrt())
     a = torch.tensor([2.0, 3.0], dtype=D, requires_grad=True)
     (found,) = torch.autograd.grad(root(torch.ones(2, dtype=D), a).sum(), a)
@@ -359,7 +361,7 @@ def test_copies_and_implicit_functions():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_graphs_of_compiled_functions():
+def test_compiled_operators_of_compiled_functions_match():
     f = compiled(energy)
     torch.testing.assert_close(hodiff.HessianOperator(f, X, compile=True) @ V, hodiff.hvp(energy, X, V))
     torch.testing.assert_close(hodiff.compile_gradient(f)(X), grad(energy)(X))
@@ -368,6 +370,6 @@ def test_graphs_of_compiled_functions():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("f", [lambda x: x.pow(3), torch.sin])
-def test_check_by_inductor(f):
+def test_check_with_inductor_passes(f):
     # Inductor's kernels read zeros that forward mode keeps without memory, which crashed the process.
     assert hodiff.check(f, X[:2], compile=True, vmap=False, scipy=False).ok

@@ -68,26 +68,26 @@ def sections_of(page):
 
 
 @by_page
-def test_paths_exist(page):
+def test_named_paths_exist(page):
     assert not missing_paths(text_of(page))
 
 
 @by_page
-def test_names_exist(page):
+def test_named_functions_exist(page):
     assert not missing_names(text_of(page))
 
 
 @by_page
-def test_links_lead_somewhere(page):
+def test_links_resolve(page):
     assert not missing_links(page, text_of(page)) + missing_sections(page, text_of(page))
 
 
 @by_page
-def test_codes_of_findings_exist(page):
+def test_finding_codes_exist(page):
     assert set(re.findall(r"\bHD\d{3}\b", text_of(page))) <= set(CODES)
 
 
-def test_what_does_not_exist_is_seen():
+def test_missing_paths_names_and_links_are_detected():
     page = ROOT / "README.md"
     assert missing_paths("see `hodiff/nowhere.py`, hodiff/errors.py") == ["hodiff/nowhere.py"]
     assert missing_names("`hodiff.hvp`, `hodiff.nothing`, hodiff.meta.nothing") == [
@@ -99,7 +99,7 @@ def test_what_does_not_exist_is_seen():
     assert missing_sections(page, links) == ["docs/explanations/routes.md#detours"]
 
 
-def test_architecture_names_files_and_functions_as_they_are():
+def test_architecture_names_existing_files_and_functions():
     """The walks through the code use short file names, and names in backquotes that the code defines."""
     walks = "".join(text_of(ROOT / "docs" / "project" / "architecture.md").split("\n## The way of one ")[1:])
     files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "hodiff").rglob("*.py")}
@@ -112,7 +112,7 @@ def test_architecture_names_files_and_functions_as_they_are():
         assert re.search(rf"^ *(def|class) {name}\b|^{name}\b.* = ", code, re.MULTILINE), name
 
 
-def test_every_section_on_an_error_names_its_finding():
+def test_every_error_section_names_its_finding():
     sections = re.split(r"^### ", text_of(ROOT / "docs" / "reference" / "errors.md"), flags=re.MULTILINE)[1:]
     assert sections
     for section in sections:
@@ -120,15 +120,15 @@ def test_every_section_on_an_error_names_its_finding():
         assert re.search(r"\bHD\d{3}\b|No\s+finding|InputError", body), heading
 
 
-def test_errors_has_each_message_that_hodiff_recognises():
-    """Messages about devices, and torch's notes about itself, do not concern derivatives and need no entry."""
+def test_errors_page_has_every_recognised_message():
+    """Messages about devices and torch's internals do not concern derivatives and need no entry."""
     others = {Wording.OTHER_DEVICE, Wording.NO_NUMBERS_TO_COPY, Wording.OUTPUT_RESIZED, *OF_TORCH_ITSELF}
     page = text_of(ROOT / "docs" / "reference" / "errors.md")
     for wording in Wording:
         assert wording in others or says(page, wording), wording
 
 
-def test_readme_says_what_the_audit_says():
+def test_readme_table_matches_the_audit():
     """Rows of the README's table repeat the audit's verdicts for torch alone, by the four routes."""
     pattern = re.compile(r"^\| `([\w.]+)` \| (.+) \|$", re.MULTILINE)
     page = text_of(ROOT / "docs" / "reference" / "audit.md")

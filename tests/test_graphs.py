@@ -37,12 +37,12 @@ class OnceByVjp(Cube):
     vjp = staticmethod(once_differentiable(functools.partial(cube_gradient, factor=3.0)))
 
 
-def test_backward_that_is_no_plain_function() -> None:
+def test_partial_as_backward_is_supported() -> None:
     product = hvp(lambda x: PartialBackward.apply(x).sum(), X, torch.ones_like(X))
     torch.testing.assert_close(product, 6 * X)
 
 
-def test_once_differentiable_by_its_other_name() -> None:
+def test_once_differentiable_through_vjp_is_rejected() -> None:
     with pytest.raises(RouteError, match="once_differentiable"):
         hvp(lambda x: OnceByVjp.apply(x).sum(), X, torch.ones_like(X))
 
@@ -53,7 +53,7 @@ class Holder:
     weight = torch.tensor(2.0, requires_grad=True)
 
 
-def test_a_leaf_is_the_graph_of_itself():
+def test_graph_of_a_leaf_is_the_leaf():
     assert [id(leaf) for leaf in inspect_graph(Holder.weight)[0]] == [id(Holder.weight)]
     with pytest.raises(InputError, match="that f reaches otherwise"):
         checkpoint(lambda x: (x, Holder.weight), X.clone().requires_grad_())

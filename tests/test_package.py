@@ -32,25 +32,25 @@ def modules_after(statement: str) -> set[str]:
 
 
 @pytest.mark.slow  # the next test covers more
-def test_import_takes_nothing_heavy_along() -> None:
+def test_import_loads_no_heavy_package() -> None:
     assert HEAVY & {name.partition(".")[0] for name in modules_after("import hodiff")} == set()
 
 
 @pytest.mark.slow
-def test_import_takes_no_compiler_along() -> None:
+def test_import_loads_no_compiler() -> None:
     """Importing hodiff does not import Dynamo, which takes longer than torch."""
     assert "torch._dynamo" not in modules_after("import torch")
     assert "torch._dynamo" not in modules_after("import hodiff, hodiff.functions, hodiff.operators")
 
 
 @pytest.mark.slow
-def test_torch_itself_takes_none_of_it_along() -> None:
-    """The other tests would blame hodiff if torch imported these modules itself."""
+def test_torch_alone_loads_no_heavy_package() -> None:
+    """The other tests assume that torch does not import these modules itself."""
     assert HEAVY & {name.partition(".")[0] for name in modules_after("import torch")} == set()
 
 
 @pytest.mark.slow
-def test_a_product_takes_nothing_heavy_along() -> None:
+def test_hvp_and_hessian_load_no_heavy_package() -> None:
     statement = (
         "import torch, hodiff\n"
         "x = torch.ones(2)\n"
@@ -60,7 +60,7 @@ def test_a_product_takes_nothing_heavy_along() -> None:
 
 
 @pytest.mark.slow
-def test_first_used_in_compiled_code() -> None:
+def test_first_use_in_compiled_code_works() -> None:
     """hodiff's wrappers of torch's transforms are installed before a compiler reads them."""
     statement = (
         "import torch, hodiff\n"
@@ -71,7 +71,7 @@ def test_first_used_in_compiled_code() -> None:
     assert done.stdout == "[24.0, 24.0]\n"
 
 
-@pytest.mark.slow  # output of routes is tested below
+@pytest.mark.slow  # the output of routes is tested below
 def test_import_prints_and_warns_nothing() -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "import hodiff"], capture_output=True, text=True, check=False
@@ -88,7 +88,7 @@ def test_import_prints_and_warns_nothing() -> None:
         for route in hodiff.ROUTES
     ],
 )
-def test_routes_run_where_warnings_are_errors(route: str) -> None:
+def test_routes_run_with_warnings_as_errors(route: str) -> None:
     """Users may turn warnings into errors; torch's own warnings about TorchScript must not break a route."""
     statement = (
         "import torch, hodiff\n"
@@ -98,7 +98,7 @@ def test_routes_run_where_warnings_are_errors(route: str) -> None:
     assert (done.stdout.strip(), done.stderr) == ("[6.0, 6.0]", "")
 
 
-def test_public_names() -> None:
+def test_public_names_exist() -> None:
     """Names that tests and guides use exist, and the tables above are not empty."""
     derivatives = {
         "hvp", "hessian", "hessian_matrix", "hessian_diagonal", "jacobian", "directional_derivatives",
@@ -119,7 +119,7 @@ def test_public_names_are_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_docstrings_speak_of_every_parameter(name: str) -> None:
+def test_docstrings_explain_every_parameter(name: str) -> None:
     function = getattr(hodiff, name)
     documentation = inspect.getdoc(function) or ""
     missing = [
@@ -134,11 +134,11 @@ def test_docstrings_speak_of_every_parameter(name: str) -> None:
     assert [section for section in sections if section not in documentation] == []
 
 
-def test_version_is_that_of_the_metadata() -> None:
+def test_version_matches_the_metadata() -> None:
     assert hodiff.__version__ == importlib.metadata.version("hodiff")
 
 
-def test_citation_is_of_this_version() -> None:
+def test_citation_matches_the_version() -> None:
     """The citation has all fields that Citation File Format 1.2.0 requires."""
     citation = (Path(__file__).parents[1] / "CITATION.cff").read_text(encoding="utf-8")
     said = dict(re.findall(r"^([a-z-]+): *(.*)$", citation, re.MULTILINE))
@@ -147,7 +147,7 @@ def test_citation_is_of_this_version() -> None:
     assert '- name: "The hodiff developers"' in citation
 
 
-def test_requirements_are_few() -> None:
+def test_requirements_are_torch_numpy_scipy_and_tqdm() -> None:
     required = {
         requirement.split(">")[0] for requirement in importlib.metadata.requires("hodiff") if "extra" not in requirement
     }
@@ -162,5 +162,5 @@ def test_package_is_typed() -> None:
         assert inspect.Parameter.empty not in [*annotations, signature.return_annotation], name
 
 
-def test_kernels_import() -> None:
+def test_kernels_package_imports() -> None:
     assert importlib.import_module("hodiff.kernels").__doc__

@@ -128,18 +128,18 @@ def installed(wheel: Path, folder: Path) -> dict:
     return said
 
 
-def test_wheel_at_work(wheel, tmp_path):
+def test_wheel_works_when_installed(wheel, tmp_path):
     works = compiler_works(tmp_path)
     assert installed(wheel, tmp_path)["compiled"] == works
     assert any(name.startswith(COMPILED) and name.endswith(".so") for name in contents(wheel)) == works
 
 
-def test_wheel_at_work_where_no_compiler_was(wheel_without_compiler, tmp_path):
+def test_wheel_built_without_compiler_works(wheel_without_compiler, tmp_path):
     assert not [name for name in contents(wheel_without_compiler) if name.startswith(COMPILED)]
     assert installed(wheel_without_compiler, tmp_path)["compiled"] is False
 
 
-def test_wheel_has_all_that_the_packages_hold(wheel):
+def test_wheel_has_every_file_of_the_packages(wheel):
     """The wheel has every file of hodiff, and of the folder that it links to, except C++ sources and builds."""
     held = {
         path.relative_to(ROOT).as_posix()
@@ -157,13 +157,13 @@ def test_wheel_has_all_that_the_packages_hold(wheel):
     assert any(name.endswith("/licenses/LICENSE") for name in information)
 
 
-def test_wheel_of_the_tree_is_that_of_the_sdist(tree, wheel, tmp_path):
+def test_wheel_from_the_tree_matches_wheel_from_the_sdist(tree, wheel, tmp_path):
     copy = shutil.copytree(tree, tmp_path / "tree", symlinks=True)
     (from_tree,) = build(copy, tmp_path / "dist", "--wheel").glob("*.whl")
     assert contents(from_tree) == contents(wheel)
 
 
-def test_sdist_has_what_a_build_needs_and_no_tests(dist):
+def test_sdist_has_build_files_and_no_tests(dist):
     (sdist,) = dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -174,7 +174,7 @@ def test_sdist_has_what_a_build_needs_and_no_tests(dist):
     assert not [name for name in names if name.startswith(("tests", "kernels")) or name.endswith(".so")]
 
 
-def test_metadata(wheel):
+def test_metadata_matches_pyproject(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = email.message_from_string(archive.read(name).decode())

@@ -18,12 +18,12 @@ def in_threads(call: Callable[[Any], Any], arguments: Sequence[Any], times: int)
         except Exception as error:
             return error
 
-    with _hasty(), ThreadPoolExecutor(THREADS) as pool:
+    with _frequent_switches(), ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(attempt, [arguments[i % len(arguments)] for i in range(times)]))
 
 
 @contextmanager
-def _hasty() -> Iterator[None]:
+def _frequent_switches() -> Iterator[None]:
     """Make Python switch threads a hundred times as often."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(before / 100)

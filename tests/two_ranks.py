@@ -1,4 +1,4 @@
-"""Run a script as two gloo ranks, and read the output of both."""
+"""Run a script as two processes of a gloo group, and read the output of both."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def assert_two_ranks_agree(script: Path, folder: Path) -> None:
-    """Run both ranks with their number and a file for rendezvous; both must print that they agree."""
+    """Run both ranks, with the rank and a rendezvous file as arguments; both must print that they agree."""
     ranks = [
         subprocess.Popen(
             [sys.executable, script, str(rank), folder / "rendezvous"],

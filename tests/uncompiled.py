@@ -1,4 +1,4 @@
-"""Graphs that run uncompiled, to test their capture quickly."""
+"""Run captured graphs without compiling them, to test their capture quickly."""
 
 from types import ModuleType
 from typing import Any
@@ -8,7 +8,7 @@ from torch import fx
 
 
 def keep_graphs(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> list[fx.GraphModule]:
-    """Return a list to which each graph is added that `module` would compile; it runs as it is."""
+    """Return a list of the graphs that `module` would compile; they run uncompiled."""
     graphs: list[fx.GraphModule] = []
 
     def keep(graph: fx.GraphModule, inputs: Any, **_: Any) -> fx.GraphModule:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hodiff.audit.samples import database
 from hodiff.corrections.registry import correction_of
 
-# Without a rule, hodiff's corrections only inspect the call, so one operator in five is enough.
+# For operators without a rule, corrections only inspect the call, so one operator in five is enough.
 ONE_IN = 5
 
 

@@ -52,7 +52,7 @@ def statuses(verdicts) -> set[str]:
     return {verdict.status for verdict in verdicts.values()}
 
 
-def right_except(verdicts, *routes: str) -> bool:
+def all_right_except(verdicts, *routes: str) -> bool:
     return all((verdicts[route].status == "right") == (route not in routes) for route in AUDITED_ROUTES)
 
 
@@ -64,7 +64,7 @@ def right_except(verdicts, *routes: str) -> bool:
     [torch.sin, torch.linalg.inv, lambda x: torch.fft.fft(x), lambda x: x.float(), lambda x: 2 * x],
     ids=["sin", "inv", "complex output", "float32 output", "linear"],
 )
-def test_what_torch_differentiates_rightly_is_right_by_every_route(f):
+def test_right_functions_are_right_by_every_route(f):
     verdicts = audit_function(lambda x: (f(x),), (point(3, 3),))
     assert statuses(verdicts) == {"right"}
     assert max(verdict.error for verdict in verdicts.values()) < (
@@ -72,10 +72,10 @@ def test_what_torch_differentiates_rightly_is_right_by_every_route(f):
     )
 
 
-def test_a_forward_rule_of_torch_that_is_a_constant_is_wrong_and_its_correction_right():
+def test_layer_norm_is_wrong_in_torch_and_right_when_corrected():
     layer_norm = sample(lambda x, w, b: F.layer_norm(x, (3,), w, b), point(2, 3), 1 + point(3), point(3))
-    assert right_except(audit_sample(layer_norm, correct=False, seed=0), *ROUTES[2:], THIRD)
-    assert right_except(audit_sample(layer_norm, correct=True, seed=0))
+    assert all_right_except(audit_sample(layer_norm, correct=False, seed=0), *ROUTES[2:], THIRD)
+    assert all_right_except(audit_sample(layer_norm, correct=True, seed=0))
     assert layer_norm.is_corrected()
     assert not sample(torch.sin, point(3)).is_corrected()
 
@@ -99,7 +99,7 @@ def function_of(value, slope_of):
     return lambda x: (Function.apply(x),)
 
 
-def test_a_wrong_second_derivative_is_caught():
+def test_wrong_second_derivative_is_found():
     verdicts = audit_function(function_of(torch.sin, lambda x: x.detach().cos()), (point(3),))
     assert verdicts["reverse-over-reverse"].status == "wrong"
     assert verdicts["reverse-over-reverse"].error > 0.1
@@ -107,14 +107,14 @@ def test_a_wrong_second_derivative_is_caught():
     assert "jvp" in verdicts["reverse-over-forward"].detail
 
 
-def test_a_wrong_third_derivative_is_caught():
+def test_wrong_third_derivative_is_found():
     curvature = function_of(torch.cos, lambda x: -x.detach().sin())
     verdicts = audit_function(function_of(torch.sin, lambda x: curvature(x)[0]), (point(3),))
     assert verdicts["reverse-over-reverse"].status == "right"
     assert verdicts[THIRD].status == "wrong"
 
 
-def test_where_a_derivative_vanishes_rounding_is_forgiven_and_nothing_else():
+def test_only_rounding_is_allowed_where_a_derivative_vanishes():
     def straight(jerk):
         flat = function_of(torch.zeros_like, lambda x: torch.full_like(x, jerk))
         level = function_of(torch.ones_like, lambda x: flat(x)[0])
@@ -124,13 +124,13 @@ def test_where_a_derivative_vanishes_rounding_is_forgiven_and_nothing_else():
     assert audit_function(straight(1e-6), (point(3),))[THIRD].status == "wrong"
 
 
-def test_a_derivative_that_is_not_finite_is_found():
+def test_non_finite_derivative_is_found():
     curvature = function_of(torch.cos, lambda x: x * math.nan)
     verdicts = audit_function(function_of(torch.sin, lambda x: curvature(x)[0]), (point(3),))
     assert verdicts["reverse-over-reverse"].status == "non-finite"
 
 
-def test_a_wrong_gradient_is_named():
+def test_wrong_gradient_is_named():
     verdicts = audit_function(lambda x: (x + x.detach().sin(),), (point(3),))
     assert statuses(verdicts) == {"wrong"}
     assert "gradient" in verdicts[THIRD].detail
@@ -141,7 +141,7 @@ def test_kinks_are_not_smooth(f):
     assert statuses(audit_function(lambda x: (f(x),), (torch.zeros(2, dtype=torch.float64),))) == {"not smooth"}
 
 
-def test_random_functions_are_random_and_still_differentiated():
+def test_random_functions_have_status_random():
     assert statuses(audit_sample(sample(F.dropout, point(4)), correct=False, seed=0)) == {"random"}
     assert statuses(audit_sample(sample(torch.rand_like, point(4)), correct=False, seed=0)) == {"random"}
     calls = []
@@ -164,13 +164,13 @@ def test_random_functions_are_random_and_still_differentiated():
     ("f", "reason"),
     [(torch.Tensor.half, "16 bits"), (torch.argmax, "no floating-point output"), (torch.ones_like, "constant")],
 )
-def test_what_has_no_derivative_says_so(f, reason):
+def test_missing_derivative_states_its_reason(f, reason):
     verdicts = audit_sample(sample(f, point(3)), correct=False, seed=0)
     assert statuses(verdicts) == {"not differentiable"}
     assert reason in verdicts[THIRD].detail
 
 
-def test_a_correction_that_changes_the_value_is_wrong():
+def test_correction_that_changes_the_value_is_wrong():
     @hodiff.corrections.register(torch.lerp, reason="for the test")
     def lerp(input, end, weight):
         return input + weight * (end - input) + 1e-3
@@ -191,7 +191,7 @@ def test_operators_may_write_into_their_arguments():
 # Many samples, many operators
 
 
-def test_the_worst_sample_counts():
+def test_worst_sample_decides_the_verdict():
     good, bad, kink = (everywhere(v) for v in (Verdict("right", 1e-9), Verdict("wrong", 1.0), Verdict("not smooth")))
     empty = everywhere(Verdict("not differentiable"))
     assert worst([good, bad, empty])[THIRD] == Verdict("wrong", 1.0, "1 of 2 samples")
@@ -206,22 +206,22 @@ def table() -> AuditTable:
 
 
 @pytest.mark.slow
-def test_the_database_is_audited(table):
+def test_audit_of_the_database_has_known_verdicts(table):
     assert table.torch == torch.__version__.split("+")[0]
     for name in ("sin", "nn.functional.relu", "linalg.cholesky"):  # symmetric probing makes cholesky well-posed
-        assert right_except(table.operators[name]["torch"])
-        assert right_except(table.operators[name]["corrected"])
+        assert all_right_except(table.operators[name]["torch"])
+        assert all_right_except(table.operators[name]["corrected"])
     assert statuses(table.operators["bernoulli"]["torch"]) == {"random"}
     assert statuses(table.operators["bfloat16"]["torch"]) == {"not differentiable"}
     eigh = table.operators["linalg.eigh"]["torch"]
     assert {eigh[route].status for route in (*ROUTES[:2], ROUTES[3], THIRD)} == {"right"}
     norm = table.operators["nn.functional.instance_norm"]
     assert norm["torch"]["reverse-over-forward"].status == "wrong"
-    assert right_except(norm["corrected"])
+    assert all_right_except(norm["corrected"])
 
 
 @pytest.mark.slow
-def test_operators_are_found_by_part_of_their_names():
+def test_select_operators_matches_parts_of_names():
     worker = Worker()
     found = []
     try:
@@ -241,12 +241,12 @@ def test_operators_are_found_by_part_of_their_names():
 
 
 @pytest.mark.slow
-def test_the_time_limit_ends_an_operator():
+def test_time_limit_ends_an_operator():
     found = audit("sin", time_limit=1e-3, jobs=1)
     assert found.operators["sin"]["torch"] == everywhere(Verdict("timed out", None, "took more than 0.001 s"))
 
 
-def test_a_build_without_the_database_is_named(monkeypatch):
+def test_missing_operator_database_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch.testing._internal", None)
     monkeypatch.setitem(sys.modules, "torch.testing._internal.common_methods_invocations", None)
     with pytest.raises(HodiffError, match="no operator database"):
@@ -254,7 +254,7 @@ def test_a_build_without_the_database_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [{"correct": "maybe"}, {"samples": 0}, {"jobs": -1}, {"time_limit": 0}])
-def test_wrong_arguments_are_refused(wrong):
+def test_rejects_bad_arguments(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
         audit("sin", **wrong)
 
@@ -274,7 +274,7 @@ MIXED = AuditTable(
 )
 
 
-def test_json_has_one_entry_an_operator_run_and_route():
+def test_json_has_an_entry_per_operator_run_and_route():
     data = json.loads(MIXED.to_json())
     assert data["torch"] == "2.13.0"
     assert data["operators"]["sin"]["torch"]["forward-over-forward"] == {
@@ -297,12 +297,12 @@ def test_markdown_shows_both_runs_side_by_side():
     assert "| forward-over-forward | 0 | 1 | 1 |" in page  # wrong, raises, right
 
 
-def test_text_names_what_has_a_defect_in_each_run():
+def test_text_lists_defects_of_each_run():
     lines = str(MIXED).splitlines()
     assert lines[1:] == ["torch alone: 1 with a defect: det", "inside hodiff.corrected(): 1 with a defect: det"]
 
 
-def test_only_what_got_worse_is_named():
+def test_worsened_lists_regressions_only():
     better = AuditTable("2.13.0", {**MIXED.operators, "det": {"torch": everywhere(Verdict("right", 1e-9))}})
     assert better.worsened(MIXED) == []
     worse = MIXED.worsened(better)
@@ -314,12 +314,12 @@ def test_only_what_got_worse_is_named():
 
 
 @pytest.fixture(scope="module")
-def committed() -> AuditTable:
+def saved_audit() -> AuditTable:
     return audit_on_file("2.13")
 
 
 @pytest.mark.parametrize("version", versions_on_file())
-def test_tables_on_file_have_both_runs_of_every_operator(version):
+def test_saved_tables_have_both_runs_of_every_operator(version):
     committed = audit_on_file(version)
     assert committed.torch.startswith(f"{version}.")
     assert len(committed.operators) > 600
@@ -331,14 +331,14 @@ def test_tables_on_file_have_both_runs_of_every_operator(version):
     assert committed.operators["nn.functional.layer_norm"]["torch"]["reverse-over-forward"].status == "wrong"
 
 
-def test_the_page_shows_the_tables_on_file(committed):
+def test_page_matches_the_saved_tables(saved_audit):
     versions = [audit_on_file(version) for version in versions_on_file()]
     assert (ROOT / "docs" / "reference" / "audit.md").read_text(encoding="utf-8") == markdown_page(
-        committed, versions, mutated_on_file()
+        saved_audit, versions, mutated_on_file()
     )
 
 
-def test_no_invented_call_on_file_is_silently_wrong_inside_corrections():
+def test_saved_invented_calls_are_not_silently_wrong_when_corrected():
     found = mutated_on_file()
     assert set(found.counts["torch"]) == set(found.counts["corrected"]) >= {"sin", "nn.functional.layer_norm"}
     assert found.total("torch").silent > 50
@@ -346,14 +346,14 @@ def test_no_invented_call_on_file_is_silently_wrong_inside_corrections():
     assert not found.total("corrected").silent
 
 
-def test_a_torch_that_was_not_audited_has_the_table_of_the_nearest_older_one(monkeypatch):
+def test_unaudited_torch_version_uses_the_nearest_older_table(monkeypatch):
     monkeypatch.setattr(torch_verdicts, "versions_on_file", lambda: ["2.9", "2.11", "2.13"])
     monkeypatch.setattr(torch_verdicts, "_read", lambda version: version)
     asked = ["2.8.0", "2.9.1", "2.10.0", "2.11.0+cpu", "2.12.0a0", "2.13.0", "2.20.0", "3.0.0"]
     assert [audit_on_file(each) for each in asked] == ["2.9", "2.9", "2.9", "2.11", "2.11", "2.13", "2.13", "2.13"]
 
 
-def test_the_page_says_of_each_version_what_is_wrong_there():
+def test_page_lists_defects_by_torch_version():
     wrong = everywhere(Verdict("right", 1e-9)) | {ROUTES[2]: Verdict("wrong", 1.0), ROUTES[3]: Verdict("raises")}
     right = everywhere(Verdict("right", 1e-9))
     tables = [
@@ -369,11 +369,11 @@ def test_the_page_says_of_each_version_what_is_wrong_there():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_nothing_got_worse(committed, part):
-    if committed.torch != torch.__version__.split("+")[0]:
-        pytest.skip(f"the table is of torch {committed.torch}")
+def test_no_operator_is_worse_than_saved(saved_audit, part):
+    if saved_audit.torch != torch.__version__.split("+")[0]:
+        pytest.skip(f"the table is of torch {saved_audit.torch}")
     names = ruled_and_some()
     assert len(names) > 250
     found = audit(names[part::PARTS], correct=True, jobs=1)
-    worse = found.worsened(committed)
-    assert not worse, "worse than the committed table:\n" + "\n".join(worse)
+    worse = found.worsened(saved_audit)
+    assert not worse, "worse than the saved table:\n" + "\n".join(worse)

@@ -85,7 +85,7 @@ HOLDS = {
 
 
 @pytest.mark.parametrize("name", HOLDS)
-def test_a_change_of_the_first_argument(name):
+def test_change_of_the_first_argument_holds(name):
     found = CHANGES[name](BASE, 0, random.Random(0))
     assert HOLDS[name](found.leaves[0])
     assert torch.equal(BASE.leaves[0], MATRIX)  # the base is unchanged
@@ -94,7 +94,7 @@ def test_a_change_of_the_first_argument(name):
 
 
 @pytest.mark.parametrize("name", ["transposed", "sliced", "channels last", "expanded"])
-def test_layouts_keep_the_numbers(name):
+def test_layout_changes_keep_the_values(name):
     image = sample(lambda x: seen.append(x) or x * 2, matrix(2, 3, 4, 4))
     seen: list[Tensor] = []
     found = CHANGES[name](image, 0, random.Random(0))
@@ -107,7 +107,7 @@ def test_layouts_keep_the_numbers(name):
         assert torch.equal(argument, image.leaves[0])
 
 
-def test_indices_options_keywords_and_float32():
+def test_changes_of_indices_options_keywords_and_dtype_hold():
     draw = random.Random(0)
     index = sample(torch.index_select, MATRIX, 0, INDEX)
     assert len(CHANGES["a repeated index"](index, 2, draw).leaves[2].unique()) == 3
@@ -118,7 +118,7 @@ def test_indices_options_keywords_and_float32():
     assert [leaf.dtype for leaf in CHANGES["float32"](BASE, 0, draw).leaves[:2]] == [torch.float32] * 2
 
 
-def test_the_same_seed_makes_the_same_calls():
+def test_seed_determines_the_changes():
     first, again, other = ([name for name, _ in changed(BASE, seed)] for seed in (0, 0, 1))
     assert first == again
     assert first != other
@@ -128,12 +128,12 @@ def test_the_same_seed_makes_the_same_calls():
 # Judging a case
 
 
-def test_what_is_right_has_no_defect():
+def test_right_operator_has_no_defect():
     assert judge_case(sample(torch.sin, matrix(2)), correct=True, seed=0) == []
     assert judge_case(CHANGES["float32"](sample(torch.sin, matrix(2)), 0, random.Random(0)), correct=True, seed=0) == []
 
 
-def test_a_fault_at_zero_alone_is_found():
+def test_fault_at_zero_is_found():
     hole = sample(cubic_with_a_hole, torch.tensor([0.0, 1.0], dtype=torch.float64))
     defects = judge_case(hole, correct=False, seed=0)
     assert {(each.order, each.status) for each in defects} == {(1, "wrong")}
@@ -142,7 +142,7 @@ def test_a_fault_at_zero_alone_is_found():
 
 
 @pytest.mark.parametrize("f", [torch.abs, torch.sqrt, lambda x: x.abs() ** 1.3], ids=["abs", "sqrt", "power 1.3"])
-def test_where_differences_do_not_settle_there_is_no_case(f):
+def test_unsettled_differences_are_not_judged(f):
     assert not judge_case(sample(f, torch.zeros(2, dtype=torch.float64)), correct=False, seed=0)
 
 
@@ -155,18 +155,18 @@ NOWHERE = {
 
 
 @pytest.mark.parametrize("name", NOWHERE)
-def test_where_there_is_no_derivative_there_is_no_case(name):
+def test_missing_derivatives_are_not_judged(name):
     assert not judge_case(sample(NOWHERE[name], torch.zeros(3, dtype=torch.float64)), correct=False, seed=0)
 
 
-def test_expanded_numbers_are_judged_where_all_may_move():
+def test_expanded_arguments_are_judged_as_separate_elements():
     """The nuclear norm is smooth as a function of one expanded number, but not of nine numbers."""
     one = sample(torch.linalg.matrix_norm, torch.tensor([[2.0]], dtype=torch.float64), "nuc")
     spread = Sample(**{**vars(one), "layouts": {0: Layout(lambda x: x.expand(3, 3), "{0}.expand(3, 3)")}})
     assert not judge_case(spread, correct=False, seed=0)
 
 
-def test_draws_are_constants_and_differ_by_precision():
+def test_random_draws_are_constants():
     def drawn(x: Tensor) -> Tensor:
         return torch.normal(x, 1.0)
 
@@ -176,12 +176,12 @@ def test_draws_are_constants_and_differ_by_precision():
     assert judge_case(CHANGES["float32"](masked, 0, random.Random(0)), correct=False, seed=0) is None
 
 
-def test_what_torch_refuses_is_no_case():
+def test_calls_that_torch_rejects_are_not_judged():
     assert judge_case(sample(torch.mm, MATRIX, matrix(3, 2)), correct=True, seed=0) is None
     assert judge_case(sample(torch.argmax, MATRIX), correct=True, seed=0) is None
 
 
-def test_rounding_of_what_vanishes_is_no_defect():
+def test_rounding_of_vanishing_derivatives_is_no_defect():
     def vanishing(x: Tensor, slope: float) -> Tensor:
         return (x - x.detach()) * slope
 
@@ -192,7 +192,7 @@ def test_rounding_of_what_vanishes_is_no_defect():
 # Audit of one operator
 
 
-def test_findings_of_an_operator_shrink():
+def test_findings_are_shrunk():
     x = torch.tensor([[0.0, 0.7], [0.8, 1.0]], dtype=torch.float64)
     reply = audit_changed("example", operator(cubic_with_a_hole, x), correct=False, cases=3, seed=0)
     assert reply["judged"] == 3
@@ -203,7 +203,7 @@ def test_findings_of_an_operator_shrink():
 
 
 @pytest.mark.slow
-def test_a_script_shows_what_is_amiss():
+def test_script_reproduces_the_finding():
     layer_norm = operator(torch.nn.functional.layer_norm, matrix(2, 3), (3,))
     (base,) = samples("nn.functional.layer_norm", layer_norm, 1)
     script = script_of("nn.functional.layer_norm", layer_norm, base, correct=False)
@@ -214,7 +214,7 @@ def test_a_script_shows_what_is_amiss():
     assert "HD406" in printed.getvalue()
 
 
-def test_shrinking_keeps_the_failure_and_little_else():
+def test_shrinking_keeps_the_failure():
     start = sample(torch.add, matrix(5, 6), matrix(5, 6))
     smallest = shrink(start, lambda each: float(each.leaves[0].sum()) > 0.4)
     assert [tuple(leaf.shape) for leaf in smallest.leaves[:2]] == [(1, 1), (1, 1)]
@@ -232,7 +232,7 @@ AUDIT = MutatedAudit(
 )
 
 
-def test_json_and_text():
+def test_json_round_trips_and_text_lists_findings():
     assert MutatedAudit.from_json(AUDIT.to_json()) == AUDIT
     assert str(AUDIT).splitlines() == [
         "invented calls of operators of torch 2.13.0, seed 7",
@@ -243,7 +243,7 @@ def test_json_and_text():
         MutatedAudit.from_json("[]")
 
 
-def test_the_page_counts_invented_calls():
+def test_page_counts_invented_calls():
     page = markdown_page(AuditTable("2.13.0", {}), (), AUDIT)
     assert "torch 2.13.0, seed 7:" in page
     assert "| torch alone | 5 | 1 | 0 | none given up |" in page
@@ -255,12 +255,12 @@ def test_the_page_counts_invented_calls():
 @pytest.mark.parametrize(
     "wrong", [{"correct": "maybe"}, {"cases": 0}, {"jobs": 0}, {"seed": -1}, {"time_limit": math.nan}]
 )
-def test_wrong_arguments_are_refused(wrong):
+def test_rejects_bad_arguments(wrong):
     with pytest.raises(InputError, match=f"mutated_audit: {next(iter(wrong))}"):
         mutated_audit("sin", **wrong)
 
 
-def test_the_command(monkeypatch, capsys, tmp_path):
+def test_command_passes_options(monkeypatch, capsys, tmp_path):
     asked = {}
     monkeypatch.setattr(audit_command, "mutated_audit", lambda names, **options: asked.update(options) or AUDIT)
     written = tmp_path / "found.json"
@@ -271,7 +271,7 @@ def test_the_command(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_processes_find_what_one_finds():
+def test_several_processes_match_one():
     found = mutated_audit(["sin", "nn.functional.layer_norm"], correct="both", cases=4, jobs=2)
     assert found.total("torch").judged == found.total("corrected").judged == 8
     assert found.counts["torch"]["nn.functional.layer_norm"].silent
@@ -279,7 +279,7 @@ def test_processes_find_what_one_finds():
 
 
 @pytest.mark.slow
-def test_nothing_is_silently_wrong_inside_corrections():
+def test_corrected_operators_are_not_silently_wrong():
     """The invented calls are the same in every run."""
     found = mutated_audit(ruled_and_some(), cases=2)
     assert found.total("corrected").judged > 350

@@ -46,39 +46,39 @@ def scalar(f, batched=False):
     return lambda x: (f(x.sin()) * x).square().sum()
 
 
-def passed(f, modes):
+def derivative_by_passes(f, modes):
     """Derivative along V by the named passes, the innermost first."""
     for mode in modes:
-        f = _along(f) if mode == "forward" else _against(f)
+        f = _forward_pass(f) if mode == "forward" else _reverse_pass(f)
     return f(X)
 
 
-def _along(f):
+def _forward_pass(f):
     return lambda x: jvp(f, (x,), (V,))[1]
 
 
-def _against(f):
+def _reverse_pass(f):
     return lambda x: (grad(f)(x) * V).sum()
 
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("function", [by_tangents, by_cotangents])
-def test_within_corrected(function, batched):
+def test_derivatives_by_every_route_match_primitives(function, batched):
     for modes in (*product(("reverse", "forward"), repeat=2), ("reverse", "reverse", "forward")):
         with hodiff.corrected():
-            found = passed(scalar(function, batched), modes)
-        expected = passed(scalar(truth, batched), modes)
+            found = derivative_by_passes(scalar(function, batched), modes)
+        expected = derivative_by_passes(scalar(truth, batched), modes)
         torch.testing.assert_close(found, expected, msg=lambda text, m=modes: f"{m}: {text}")
 
 
 @pytest.mark.parametrize("function", [by_tangents, by_cotangents])
 @pytest.mark.parametrize("route", ["auto", *hodiff.ROUTES])
-def test_hvp(function, route):
-    torch.testing.assert_close(hodiff.hvp(scalar(function), X, V, route=route), grad(_along(scalar(truth)))(X))
+def test_hvp_by_every_route_matches_primitives(function, route):
+    torch.testing.assert_close(hodiff.hvp(scalar(function), X, V, route=route), grad(_forward_pass(scalar(truth)))(X))
 
 
 @pytest.mark.parametrize("function", [by_tangents, by_cotangents])
-def test_recorded_third_derivative(function):
+def test_third_derivative_through_a_recorded_hvp_matches_primitives(function):
     x = X.clone().requires_grad_()
     (found,) = torch.autograd.grad(hodiff.hvp(scalar(function), x, V) @ V, x)
-    torch.testing.assert_close(found, grad(_along(_along(scalar(truth))))(X))
+    torch.testing.assert_close(found, grad(_forward_pass(_forward_pass(scalar(truth))))(X))

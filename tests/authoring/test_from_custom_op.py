@@ -91,7 +91,7 @@ CASES = {
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", CASES)
-def test_all_derivatives_are_those_of_the_formula(name):
+def test_derivatives_match_formula_by_every_route(name):
     f, formula = CASES[name]
     own, truth = (lambda x: f(x).sin().sum()), (lambda x: formula(x).sin().sum())
     expected = torch.func.hessian(truth)(X)
@@ -106,14 +106,14 @@ def test_all_derivatives_are_those_of_the_formula(name):
 
 # Since torch 2.15, an operator without register_vmap warns that it is called once per batch element.
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_batches_and_compiled_code():
+def test_vmap_and_compiled_gradient_match_closed_form():
     torch.testing.assert_close(torch.func.vmap(CUBE)(torch.stack([X, 2 * X])), torch.stack([X, 2 * X]) ** 3)
     compiled = torch.compile(lambda x: CUBE(x).sum(), backend="aot_eager", fullgraph=True)
     x = X.clone().requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(compiled(x), x)[0], 3 * X**2)
 
 
-def test_what_is_refused():
+def test_rejects_operators_without_a_usable_rule():
     with pytest.raises(hodiff.InputError, match=r"expected an operator of torch\.library, got <built-in method sin"):
         from_custom_op(torch.sin)
 
@@ -133,7 +133,7 @@ def test_what_is_refused():
 
 
 @pytest.mark.slow
-def test_the_rule_is_checked_under_its_name():
+def test_check_names_the_wrong_rule_of_the_operator():
     @torch.library.custom_op("hodiff_tests::doubtful", mutates_args=())
     def doubtful(x: Tensor) -> Tensor:
         return x**2
@@ -153,7 +153,7 @@ def test_the_rule_is_checked_under_its_name():
         assert [each.code for each in hodiff.check(f, given, scipy=False, vmap=False).errors] == expected, f
 
 
-def test_a_module_names_the_operator():
+def test_check_of_a_module_names_the_operator():
     class Model(torch.nn.Linear):
         def forward(self, x):
             return torch.ops.hodiff_tests_of_library.cube(super().forward(x))

@@ -35,7 +35,7 @@ def vjp_of(forward, backward, f=twice, **options):
     return made
 
 
-def test_log1pexp_is_stable_where_the_formula_is_not():
+def test_log1pexp_derivatives_stay_finite_where_the_formula_overflows():
     x = torch.tensor([-800.0, 0.0, 800.0], dtype=torch.float64)
     for order, expected in ((1, [0.0, 0.5, 1.0]), (2, [0.0, 0.25, 0.0])):
         for route in route_names(order):
@@ -45,14 +45,14 @@ def test_log1pexp_is_stable_where_the_formula_is_not():
             torch.testing.assert_close(found[:2], torch.tensor(expected[:2], dtype=torch.float64))
 
 
-def test_convention_at_the_edge_of_a_domain():
+def test_rule_sets_the_derivative_at_the_edge_of_a_domain():
     assert torch.func.grad(lambda x: x / (1 + x.sqrt()))(torch.tensor(0.0)).isnan()
     assert float(torch.func.grad(sqrt_ratio)(torch.tensor(0.0))) == 1
     assert float(torch.func.jvp(sqrt_ratio, (torch.tensor(0.0),), (torch.tensor(1.0),))[1]) == 1
 
 
 @pytest.mark.parametrize("app", [app_jvp, app_vjp], ids=["jvp", "vjp"])
-def test_static_arguments_come_first_and_the_rule_decides(app):
+def test_static_arguments_are_passed_to_the_rule(app):
     (x,) = draw(3)
     # The rule doubles the derivative of sin at every order, by every route.
     for order in (1, 2, 3):
@@ -76,27 +76,27 @@ def test_static_functions_compile(app):
     torch.testing.assert_close(slope(x), 2 * x.cos() * x)
 
 
-def test_static_functions_that_close_over_something_do_not_compile():
+def test_compiling_rejects_static_functions_with_closures():
     scale = 2.0
     torch.compiler.reset()
     with pytest.raises(Exception, match="closes over nothing"):
         torch.compile(lambda x: app_jvp(lambda y: scale * y, x), fullgraph=True, backend="aot_eager")(torch.ones(2))
 
 
-def test_gradients_scaled_by_a_number():
+def test_scaled_gradient_multiplies_the_gradient():
     x = torch.tensor(3.0, requires_grad=True)
     (5 * scaled_gradient(x, 0.5)).backward()
     assert float(x.grad) == 2.5
 
 
-def test_fixed_point_has_the_derivatives_of_the_root():
+def test_fixed_point_derivatives_match_the_root():
     a = torch.tensor(4.0, dtype=torch.float64)
     root = lambda a: fixed_point(newton_step, a, torch.ones_like(a))  # noqa: E731
     assert float(torch.func.grad(root)(a)) == pytest.approx(0.25)
     assert float(torch.func.grad(torch.func.grad(root))(a)) == pytest.approx(-1 / 32)
 
 
-def test_keywords_and_defaults_are_positions():
+def test_keywords_and_defaults_become_positional_arguments():
     @custom_jvp
     def power(x, n=2.0):
         return x**n
@@ -107,7 +107,7 @@ def test_keywords_and_defaults_are_positions():
         assert float(torch.autograd.grad(call(), x)[0]) == 6
 
 
-def test_tangents_of_constants_and_of_arguments_that_stand_still():
+def test_rule_receives_zero_tangents_of_constant_arguments():
     seen = []
 
     def rule(primals, tangents):
@@ -125,7 +125,7 @@ def test_tangents_of_constants_and_of_arguments_that_stand_still():
     assert symbols[1:] == (None, None, None, None)
 
 
-def test_none_is_a_zero_tangent_and_a_zero_cotangent():
+def test_none_counts_as_zero_tangent_and_cotangent():
     f = jvp_of(
         lambda primals, tangents: ((primals[0] * 1, primals[0] * 2), (None, 2 * tangents[0])), lambda x: (x, 2 * x)
     )
@@ -152,7 +152,7 @@ def test_integer_outputs_have_no_derivative():
 @pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("view", [lambda x: x, lambda x: x.T, lambda x: x[0], lambda x: x.reshape(-1)])
-def test_functions_that_return_views_of_their_argument(view):
+def test_functions_may_return_views_of_their_argument(view):
     f = jvp_of(lambda primals, tangents: (view(primals[0]), 3 * view(tangents[0])), view)
     g = vjp_of(lambda x: (view(x), x), lambda x, c: (3 * torch.func.vjp(view, x)[1](c)[0],), view)
     (x,) = draw((2, 2))
@@ -185,7 +185,7 @@ def saved_bytes(f, *inputs):
     return sum(held.values())
 
 
-def test_memory_kept_between_forward_and_backward():
+def test_saved_bytes_count_residuals_once():
     x = torch.ones(100, requires_grad=True)
     assert saved_bytes(log1pexp, x) == 400
     same = vjp_of(lambda x: ((y := x.exp()), (x, y, y)), lambda saved, c: (c * saved[1],), torch.exp)
@@ -196,7 +196,7 @@ def test_memory_kept_between_forward_and_backward():
     assert saved_bytes(elementwise(twice, derivative=lambda _x: 2.0), x) <= 400
 
 
-def test_check_rule():
+def test_check_rule_passes_right_rules_and_rejects_wrong_ones():
     log1pexp.check_rule(*draw(3))
     sine_product.check_rule(*draw(3, 3))
     x = torch.ones(3)
@@ -248,12 +248,12 @@ def differentiate(f, *inputs):
         ),
     ],
 )
-def test_wrong_rules_are_named(make, message):
+def test_rejects_rules_that_return_wrong_values(make, message):
     with pytest.raises(hodiff.InputError, match=message):
         differentiate(make(), *ONE)
 
 
-def test_wrong_trees_are_named():
+def test_rejects_rules_that_return_wrong_pytrees():
     f = vjp_of(lambda p: (p["a"] * 2, None), lambda _, c: ({"a": c},), lambda p: p["a"] * 2)
     x = torch.ones(2, requires_grad=True)
     total = f({"a": x, "b": x}).sum()
@@ -297,7 +297,7 @@ def test_wrong_trees_are_named():
         ),
     ],
 )
-def test_wrong_uses_are_named(call, message):
+def test_rejects_misuse_of_decorators(call, message):
     with pytest.raises(hodiff.InputError, match=message):
         call()
 
@@ -324,7 +324,7 @@ KINDS = ["jvp", "vjp", "elementwise", "static", "hidden"]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("needed", [True, False], ids=["x needed", "x constant"])
-def test_closing_over_a_parameter_is_refused(kind, needed):
+def test_rejects_closure_over_a_parameter(kind, needed):
     x = torch.ones(2, requires_grad=needed)
     with pytest.raises(hodiff.InputError, match=r"closes over.*pass it as an argument"):
         capturing(kind, torch.ones(2, requires_grad=True))(x)
@@ -343,13 +343,13 @@ def test_closing_over_a_parameter_is_refused(kind, needed):
     ],
     ids=["grad", "jvp", "grad grad", "jvp grad"],
 )
-def test_closing_over_what_a_transform_tracks_is_refused(kind, transform):
+def test_rejects_closure_over_a_tensor_that_a_transform_tracks(kind, transform):
     x = torch.ones(2)
     with pytest.raises(hodiff.InputError, match=r"closes over.*pass it as an argument"):
         transform(lambda w: capturing(kind, w)(x).sum(), torch.ones(2))
 
 
-def test_methods_are_refused():
+def test_rejects_methods():
     class Holder:
         @custom_jvp
         def method(self, x):
@@ -359,7 +359,7 @@ def test_methods_are_refused():
         Holder().method(torch.ones(2))
 
 
-def test_no_recording_needs_no_rule_evaluation():
+def test_result_requires_no_grad_without_recording():
     x = torch.ones(2, requires_grad=True)
     with torch.no_grad():
         assert not log1pexp(x).requires_grad
@@ -380,7 +380,7 @@ def test_only_needed_arguments_are_differentiated():
     assert not calls
 
 
-def test_straight_through_is_the_same_function():
+def test_straight_through_has_value_of_one_function_and_derivatives_of_the_other():
     sign = straight_through(torch.sign, torch.tanh, name="sign")
     (x,) = draw(3)
     torch.testing.assert_close(sign(x), x.sign())

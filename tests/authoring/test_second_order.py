@@ -2,7 +2,7 @@
 
 import torch
 from drawing import draw
-from second_order import Row, assert_listed, assert_second_order, each, public
+from second_order import Row, assert_listed, assert_second_order, parametrize_by_rows, public
 
 from hodiff import authoring
 
@@ -47,10 +47,10 @@ ROWS = [
 ]
 
 
-def test_every_name_is_listed():
+def test_every_public_name_has_a_row():
     assert_listed(public(authoring), ROWS, {})
 
 
-@each(ROWS)
-def test_second_order(row):
+@parametrize_by_rows(ROWS)
+def test_passes_gradgradcheck_and_scipy_hessian(row):
     assert_second_order(row)

@@ -1,4 +1,4 @@
-"""The command line of the benchmarks, and that only right contestants are timed."""
+"""The command line of the benchmarks; contestants with wrong results are not timed."""
 
 import importlib
 import json
@@ -30,7 +30,7 @@ def benchmarks(*arguments: str | Path) -> str:
     return run.stdout
 
 
-def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_option_prints_all_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
     assert importlib.import_module("benchmarks.__main__").main(["--list"]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
@@ -64,7 +64,7 @@ def test_list_names_the_workloads(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 
 @pytest.mark.slow
-def test_quick_standard_problems_say_where_each_ends(
+def test_quick_standard_problems_report_where_each_method_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT))
@@ -73,7 +73,7 @@ def test_quick_standard_problems_say_where_each_ends(
     assert (tmp_path / "standard_problems.md").read_text(encoding="utf-8") in capsys.readouterr().out
     parts = json.loads((tmp_path / "standard_problems.json").read_text(encoding="utf-8"))["parts"]
     ends = [run.partition(" → ")[2] for run in parts["Moré, Garbow & Hillstrom"]["rosenbrock"].values()]
-    assert len(ends) == 18  # fourteen from SciPy, four from hodiff
+    assert len(ends) == 18  # fourteen methods of SciPy, four of hodiff
     assert all(float(end) < 1e-8 for end in ends)
     regressions = parts["NIST's certified regressions"]
     assert list(regressions) == ["BoxBOD", "Chwirut1"]
@@ -81,7 +81,7 @@ def test_quick_standard_problems_say_where_each_ends(
 
 
 @pytest.mark.slow
-def test_quick_footprints_are_those_of_their_ways(tmp_path: Path) -> None:
+def test_quick_footprints_rank_memory_as_expected(tmp_path: Path) -> None:
     benchmarks("--quick", "--only", "footprints", "--save", tmp_path)
     parts = json.loads((tmp_path / "footprints.json").read_text(encoding="utf-8"))["parts"]
     (products,) = parts["Products"].values()
@@ -114,7 +114,7 @@ def from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("from_the_root")
-def test_all_have_saved_results_that_the_index_lists() -> None:
+def test_every_workload_has_saved_results_and_an_index_entry() -> None:
     registry = importlib.import_module("benchmarks.registry")
     index = (ROOT / "docs" / "benchmarks" / "index.md").read_text(encoding="utf-8")
     for name in [*registry.WORKLOADS, *registry.TALLIES]:
@@ -127,7 +127,7 @@ def test_all_have_saved_results_that_the_index_lists() -> None:
 
 
 @pytest.mark.usefixtures("from_the_root")
-def test_on_one_core_one_thread_works() -> None:
+def test_one_core_uses_one_thread_and_restores_the_setting() -> None:
     machine = importlib.import_module("benchmarks.machine")
     threads = torch.get_num_threads()
     with machine.one_core():
@@ -136,7 +136,7 @@ def test_on_one_core_one_thread_works() -> None:
 
 
 @pytest.mark.usefixtures("from_the_root")
-def test_seconds_a_call_are_those_of_the_given_clock() -> None:
+def test_seconds_a_call_uses_the_given_clock() -> None:
     ticks = iter([3.0, 4.5])
     runs: list[None] = []
     assert (
@@ -146,7 +146,7 @@ def test_seconds_a_call_are_those_of_the_given_clock() -> None:
 
 
 @pytest.mark.usefixtures("from_the_root")
-def test_minimize_races_right_derivatives() -> None:
+def test_minimize_autograd_contestant_has_right_derivatives() -> None:
     workload = importlib.import_module("benchmarks.workloads.minimize")
     way = workload._Autograd(lambda x: (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum())
     draw = np.random.default_rng(0)
@@ -161,7 +161,7 @@ def test_minimize_races_right_derivatives() -> None:
 
 
 @pytest.mark.usefixtures("from_the_root")
-def test_steps_on_average() -> None:
+def test_average_step_weights_add_up_to_100() -> None:
     optimizers = importlib.import_module("benchmarks.optimizers")
     for kinds in optimizers.AVERAGES.values():
         assert sum(kinds.values()) == 100
@@ -176,7 +176,7 @@ def test_steps_on_average() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("from_the_root")
-def test_quick_optimizers_cost_more_than_a_gradient() -> None:
+def test_quick_optimizer_ratios_exceed_a_plain_gradient() -> None:
     (one, _, found), (average, text, means) = importlib.import_module("benchmarks.optimizers").sections(True)
     assert (one, average) == ("one step", "a step on average")
     (ratios,), (mean,) = found.values(), means.values()

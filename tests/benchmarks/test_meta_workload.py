@@ -1,4 +1,4 @@
-"""The benchmark of meta-gradients: its reference, and that wrong answers are detected."""
+"""The benchmark of meta-gradients: its reference, and detection of wrong results."""
 
 import sys
 from pathlib import Path
@@ -40,7 +40,7 @@ def meta_loss(episode: meta.Episode) -> float:
     return sum(values) / len(values)
 
 
-def test_reference_is_the_slope_of_the_loss_after_adaptation(episode: meta.Episode) -> None:
+def test_reference_gradient_matches_differences_of_the_adapted_loss(episode: meta.Episode) -> None:
     precise = episode.double()
     gradients = meta.task_by_task(precise)
     generator = torch.Generator().manual_seed(0)
@@ -60,7 +60,7 @@ def test_contestants_agree_with_the_reference(episode: meta.Episode) -> None:
         assert meta._error(expected, each.run()) < 1e-5, each.name
 
 
-def test_quick_problem_refuses_first_order_gradients() -> None:
+def test_quick_problem_rejects_first_order_gradients() -> None:
     (problem,) = WORKLOADS["meta"].problems(True)
     assert [each.group for each in problem.contestants] == ["torch", "torch", "hodiff"]
     right = problem.contestants[0].run()
@@ -74,14 +74,14 @@ def test_quick_problem_refuses_first_order_gradients() -> None:
 
 @pytest.mark.skipif(not meta_memory.STATUS.exists(), reason="the system does not tell")
 @pytest.mark.slow
-def test_memory_of_long_inner_loops() -> None:
+def test_memory_grows_with_steps_unless_checkpointed() -> None:
     """Memory grows with the number of steps, unless checkpointing keeps only a few."""
     few, many = (meta_memory.peak_of(f"T={steps}", "hodiff MAML") for steps in (50, 100))
     assert many > 1.6 * few
     assert meta_memory.peak_of("T=100", "hodiff MAML, checkpoint") < many / 2
 
 
-def test_memory_is_drawn(tmp_path: Path) -> None:
+def test_memory_figure_is_saved(tmp_path: Path) -> None:
     found = [Peak(f"T={steps}", way, float(steps)) for steps in meta_memory.LENGTHS for way in meta_memory.WAYS]
     meta_memory.draw([*found, Peak("sinusoid", "hodiff MAML", 1.0)], tmp_path)
     assert (tmp_path / "meta-memory.png").stat().st_size > 10_000

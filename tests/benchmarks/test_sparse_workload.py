@@ -1,4 +1,4 @@
-"""The benchmarks of sparse Hessians: potentials in closed form, targets, and that wrong answers are detected."""
+"""The benchmarks of sparse Hessians: potentials in closed form, targets, and detection of wrong results."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from benchmarks.workloads.potentials import Atoms, angular_energy, diamond, lenn
 from hodiff.checks.torch_warnings import silence_torch_warnings
 
 
-def test_silicon_has_minus_one_a_bond() -> None:
+def test_silicon_energy_is_minus_one_per_bond() -> None:
     """The energy is -1 a bond at the bond length of least energy and tetrahedral angles (cosine -1/3)."""
     found = stillinger_weber(60)
     chosen = found.energy.keywords
@@ -30,7 +30,7 @@ def test_silicon_has_minus_one_a_bond() -> None:
 
 
 @pytest.mark.parametrize("make", [lennard_jones, stillinger_weber])
-def test_potentials_are_those_of_shifted_and_turned_atoms(make: Callable[[int], Atoms]) -> None:
+def test_potentials_are_invariant_under_shifts_and_rotations(make: Callable[[int], Atoms]) -> None:
     found = make(30)
     turn = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
     moved = (found.x.view(-1, 3) @ turn + 0.7).view(-1)
@@ -47,13 +47,13 @@ def test_wrong_hessians_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
         sparse.stages(sparse.rosenbrock, x, dense=True, rounds=1)
 
 
-def test_targets() -> None:
+def test_targets_compare_with_their_bounds() -> None:
     assert [sparse.most("a", each, 2).met for each in (1.9, 2.1)] == [True, False]
     assert [sparse.least("a", each, 2).met for each in (1.9, 2.1)] == [False, True]
 
 
 @pytest.mark.slow
-def test_a_quick_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_prints_and_saves_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with silence_torch_warnings():
         assert main(["--quick", "--only", "sparse", "--save", str(tmp_path)]) == 0
     assert (tmp_path / "sparse.md").read_text(encoding="utf-8") in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The benchmarks of Taylor mode: references, targets, and that wrong answers are detected."""
+"""The benchmarks of Taylor mode: references, targets, and detection of wrong results."""
 
 import json
 import math
@@ -63,7 +63,7 @@ def test_targets_are_ratios_of_times() -> None:
     assert result.to_json()["verdicts"][0]["target"] == "first / second ≤ 0.5"
 
 
-def test_a_wrong_first_contestant_is_not_timed() -> None:
+def test_wrong_first_contestant_is_not_timed() -> None:
     result = measure(problem(2.0, targets=(Target("first", "second", 0.5),)), 3)
     assert result.wrong() == ["first"]
     assert [row.gradients for row in result.rows] == [None, None]
@@ -81,7 +81,7 @@ def test_quick_contestants_agree_with_the_reference(workload: Any) -> None:
             assert each.error(found * (1 + 3 * each.tolerance)) > each.tolerance, (each.name, contestant.name)
 
 
-def test_full_problems_aim_at_their_contestants() -> None:
+def test_full_problem_targets_name_its_contestants() -> None:
     net = taylor.network((5, 8, 1), torch.float32)
     found = taylor.laplacian_problem(net, 2, torch.float32, full=True)
     names = {each.name for each in found.contestants}
@@ -89,7 +89,7 @@ def test_full_problems_aim_at_their_contestants() -> None:
     assert all({each.over, each.under} <= names for each in found.targets)
 
 
-def test_exchanged_electrons_have_the_same_amplitude() -> None:
+def test_wavefunction_is_symmetric_in_electrons_of_one_spin() -> None:
     weights = wavefunction.as_tensors(wavefunction.parameters(4), torch.float64)
     x = wavefunction.positions(3, 4).double()
     value = wavefunction.log_psi(weights, x)
@@ -97,7 +97,7 @@ def test_exchanged_electrons_have_the_same_amplitude() -> None:
     assert (wavefunction.log_psi(weights, x + 0.1) - value).abs().min() > 1e-3
 
 
-def test_derivatives_by_differences_are_those_of_tanh() -> None:
+def test_exact_orders_match_closed_form_of_tanh() -> None:
     net = nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 1)).double()
     (a, b), (c, d) = ((layer.weight.item(), layer.bias.item()) for layer in (net[0], net[2]))
     y = math.tanh(0.3 * a + b)
@@ -108,7 +108,7 @@ def test_derivatives_by_differences_are_those_of_tanh() -> None:
 
 
 @pytest.mark.slow
-def test_quick_orders_are_right_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_orders_are_right_and_a_figure_is_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--quick", "--only", "taylor_orders", "--save", str(tmp_path)]) == 0
     page = (tmp_path / "taylor_orders.md").read_text(encoding="utf-8")
     assert page in capsys.readouterr().out
@@ -118,7 +118,7 @@ def test_quick_orders_are_right_and_drawn(tmp_path: Path, capsys: pytest.Capture
     assert (tmp_path / "taylor-orders.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_nested_forward_mode_is_that_order() -> None:
+def test_nested_forward_mode_matches_exact_orders() -> None:
     net = taylor.network((3, 4, 1), torch.float64)
     x, v = torch.randn(2, 3, dtype=torch.float64)
     truth = taylor_orders.exact(net, x, v, 4)
@@ -127,12 +127,12 @@ def test_nested_forward_mode_is_that_order() -> None:
 
 
 @pytest.mark.slow
-def test_a_graph_to_the_parameters_takes_memory() -> None:
+def test_keeping_the_parameter_graph_takes_more_memory() -> None:
     kept, forgotten = (taylor_memory.peaks((5, 64, 64, 1), each) for each in taylor_memory.KINDS.values())
     assert all(kept[way] > forgotten[way] > 0 for way in kept)
 
 
-def test_steps_grow_to_the_budget() -> None:
+def test_chunk_steps_grow_until_the_memory_budget() -> None:
     def steps(*mebibytes: float) -> list[dict[str, Any]]:
         return [{"seconds": 1e-3, "mebibytes": each} for each in mebibytes]
 
@@ -144,7 +144,7 @@ def test_steps_grow_to_the_budget() -> None:
     assert not taylor_dimensions.fits([*steps(1.0), {"seconds": 1.0, "mebibytes": 1.0}])
 
 
-def test_ways_in_many_dimensions_find_the_same() -> None:
+def test_full_dense_and_estimated_laplacians_agree_in_many_dimensions() -> None:
     found = {name: taylor_dimensions.measured(200, way) for name, way in taylor_dimensions.WAYS.items()}
     full, dense, estimate = found.values()
     net = taylor.network((200, 128, 128, 1), torch.float32)
@@ -158,7 +158,7 @@ def test_ways_in_many_dimensions_find_the_same() -> None:
     assert not torch.equal(first, second)
 
 
-def test_rows_of_folx_are_added_to_both_workloads(tmp_path: Path) -> None:
+def test_folx_rows_of_peers_are_added_to_both_workloads(tmp_path: Path) -> None:
     row = {"name": "folx", "group": "peer", "milliseconds": 2.0, "gradients": 0.5, "of_fastest_torch": 3.0}
     names = ["laplacian-1-float32", "sparse-nodes"]
     content = {"taylor": {name: {"rows": [row, {**row, "group": "hodiff"}]} for name in names}}
@@ -168,7 +168,7 @@ def test_rows_of_folx_are_added_to_both_workloads(tmp_path: Path) -> None:
         assert (found.name, found.gradients, found.of_fastest_torch) == ("folx †", 0.5, None)
 
 
-def test_laplacian_of_nodes_is_that_of_the_whole() -> None:
+def test_laplacian_node_by_node_matches_the_whole_hessian() -> None:
     f, x = taylor_sparse.on_nodes(3, 2)
     f, x = f.double(), x.double()
     whole = torch.stack([torch.func.hessian(f)(each).reshape(12, 12).trace() for each in x])

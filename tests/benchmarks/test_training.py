@@ -1,4 +1,4 @@
-"""Optimizers on small networks: each learns every task that it can train; the table is checked by hand."""
+"""The benchmark of optimizers on small networks: losses fall on each task, rates are tuned, the table is correct."""
 
 import importlib
 import json
@@ -23,7 +23,7 @@ def _from_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_every_optimizer_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_trains_with_every_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     assert module("__main__").main(["--quick", "--only", "training", "--save", str(tmp_path)]) == 0
     assert torch.get_num_threads() == threads
@@ -41,21 +41,21 @@ def test_every_optimizer_learns(tmp_path: Path, capsys: pytest.CaptureFixture[st
         for name, run in found.items():
             (course,) = run["courses"]
             assert course["steps"] == sorted(set(course["steps"]))
-            # No single rate suits every optimizer, and some optimizers make a single step.
+            # No single learning rate suits every optimizer, and some optimizers take a single step.
             assert min(course["losses"]) < untrained, (task.title, name)
         begin = page.index(f"## {task.title}")
         rows = re.findall(r"^\| (`.+?`.*?) \| (0.03) \|", page[begin:].split("\n## ")[0], re.MULTILINE)
         assert [name for name, _ in rows] == names
 
 
-def test_the_rate_with_the_least_loss_is_taken() -> None:
+def test_tuning_chooses_the_rate_with_the_least_loss() -> None:
     task, row = module("training.tasks").TASKS["perceptron"], module("training.optimizers").Row
     tune = module("training.courses").tune
     sgd = row(lambda model, lr: torch.optim.SGD(model.parameters(), lr))
     assert tune(task, task.load(), sgd, (1e-6, 1e-5, 0.3, 1e30), 0.05) == 0.3
 
 
-def test_a_course_that_diverges_ends() -> None:
+def test_diverging_training_stops_early() -> None:
     task, row = module("training.tasks").TASKS["perceptron"], module("training.optimizers").Row
     sgd = row(lambda model, lr: torch.optim.SGD(model.parameters(), lr))
     course = module("training.courses").train(task, task.load(), sgd, 1e38, 0, 60.0)
@@ -64,7 +64,7 @@ def test_a_course_that_diverges_ends() -> None:
     assert json.dumps(module("training.page").as_json(course), allow_nan=False)
 
 
-def test_the_table_has_medians_of_what_was_seen_next() -> None:
+def test_table_shows_medians_at_the_next_evaluation() -> None:
     course, task = module("training.courses").Course, module("training.tasks").TASKS["perceptron"]
     courses = [
         course([1, 8, 20], [0.1, 0.8, 2.1], [3.0, 2.0, level], right)

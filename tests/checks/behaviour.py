@@ -1,4 +1,4 @@
-"""Numerical behaviour of a Function by `torch.autograd` and `torch.func` alone; shares no code with check."""
+"""Values and derivatives of a Function by `torch.autograd` and `torch.func` alone, independently of `check`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions with one mechanical change in one rule, and whether the change makes a difference.
+"""Functions with one mechanical change in one rule, and a test whether the change affects results.
 
 A mutant is the class of a Function, executed from a syntax tree in which one node of one rule is replaced.
 """
@@ -58,7 +58,7 @@ def mutants(function: type[torch.autograd.Function], rules: tuple[str, ...]) -> 
                 yield Mutant(name, _execute(function, changed))
 
 
-def again(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
+def unchanged(function: type[torch.autograd.Function]) -> type[torch.autograd.Function]:
     """Return the unchanged Function, executed like a mutant."""
     return _execute(function, _tree(function))
 

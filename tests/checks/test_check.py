@@ -1,4 +1,4 @@
-"""Results of `check` for ordinary functions, at smooth and at other points."""
+"""Results of `check` for ordinary functions, at smooth points, kinks and jumps."""
 
 import math
 import warnings
@@ -23,7 +23,7 @@ def normal(*shape, dtype=torch.float64):
 
 
 @pytest.mark.slow
-def test_module():
+def test_functional_call_of_a_module_passes():
     module = torch.nn.Linear(3, 2).double()
     parameters = {name: p.detach() for name, p in module.named_parameters()}
     report = check(
@@ -54,14 +54,14 @@ RIGHT = {
 
 @pytest.mark.one_in(15)
 @pytest.mark.parametrize("name", RIGHT)
-def test_right(name):
+def test_right_function_passes(name):
     f, inputs = RIGHT[name]
     report = check(f, inputs)
     assert report.ok, str(report)
 
 
 @pytest.mark.slow
-def test_forward_mode_inside():
+def test_forward_mode_inside_a_function_passes_but_for_gradcheck():
     """torch.func's forward mode nests inside a function; gradcheck's torch.autograd.forward_ad does not."""
 
     def curvature(x):
@@ -73,7 +73,7 @@ def test_forward_mode_inside():
     assert {entry.quantity for entry in skipped} == {"forward", "forward-over-reverse"}
 
 
-def test_torch_operator_that_is_silently_wrong():
+def test_torch_operator_with_silently_wrong_derivative_is_found():
     report = check(lambda x: F.layer_norm(x, (3,)), normal(3, 3), correct=False)
     wrong = {entry.route for entry in report.entries if entry.status in {"zero", "wrong"}}
     assert wrong == {"reverse-over-forward", "forward-over-forward"}
@@ -81,7 +81,7 @@ def test_torch_operator_that_is_silently_wrong():
 
 
 @pytest.mark.slow
-def test_what_torch_alone_gets_wrong_is_a_warning():
+def test_functions_that_torch_alone_has_wrong_are_a_warning():
     def f(x):
         return F.layer_norm(x, (3,)) * torch.linalg.det(x)
 
@@ -97,15 +97,15 @@ def test_what_torch_alone_gets_wrong_is_a_warning():
 
 
 @pytest.mark.slow
-def test_memory_that_was_never_written_says_nothing_of_torch(monkeypatch):
-    """Unwritten memory holds other numbers in each call, so torch alone may fail where corrections did not."""
+def test_unwritten_memory_is_not_compared_with_torch_alone(monkeypatch):
+    """Uninitialized memory differs from call to call, so torch alone may fail although corrections did not."""
     monkeypatch.setattr(by_routes, "torch_alone", lambda *_: pytest.fail("numbers that mean nothing were compared"))
     assert "HD308" in check(EmptyInBackward, normal(3)).codes
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("f", [torch.sin, lambda x: x.clamp(-2, 2).relu(), lambda x: x.sum(0).pow(2)])
-def test_nothing_is_said_of_what_torch_has_right(f):
+def test_functions_that_torch_has_right_have_no_finding(f):
     assert check(f, normal(3)).codes == ()
 
 
@@ -120,7 +120,7 @@ KINKS = [
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize(("f", "x", "order", "kind"), KINKS)
-def test_bad_points(f, x, order, kind):
+def test_kinks_and_singular_points_are_found(f, x, order, kind):
     report = check(f, torch.tensor(x, dtype=torch.float64))
     assert (order, kind) in {(finding.order, finding.kind) for finding in report.findings}, str(report)
     rows = [entry for entry in report.entries if entry.order >= order and entry.quantity == "vs differences"]
@@ -128,21 +128,21 @@ def test_bad_points(f, x, order, kind):
     assert "ok" not in {entry.status for entry in rows}
 
 
-def test_nan_never_agrees():
+def test_nan_never_counts_as_agreement():
     report = check(lambda x: x * math.nan, normal(2))
     rows = [entry for entry in report.entries if entry.quantity == "vs differences"]
     assert {entry.status for entry in rows} <= {"non-finite", "skipped"}
     assert not report.ok
 
 
-def test_imprecise_in_float32():
+def test_cancellation_in_float32_is_imprecise():
     """1 - cos(x) cancels in float32 near zero, and 1/(...) amplifies the error."""
     report = check(lambda x: 1 / (1 - torch.cos(x)), torch.tensor([2e-3]))
     assert {finding.kind for finding in report.findings} == {"imprecise"}, str(report)
 
 
 @pytest.mark.slow
-def test_weights_in_float32_of_a_function_are_a_finding():
+def test_float32_weights_of_a_function_are_a_finding():
     linear = torch.nn.Linear(3, 2)
     report = check(lambda x: linear(x), normal(3, dtype=torch.float32))
     assert report.codes == ("HD306",), str(report)
@@ -150,7 +150,7 @@ def test_weights_in_float32_of_a_function_are_a_finding():
     assert "module.double()" in report.findings[0].remedy
 
 
-def test_a_module_in_float32_is_no_finding():
+def test_float32_module_is_no_finding():
     linear = torch.nn.Linear(3, 2)
     report = check(linear, normal(3, dtype=torch.float32))
     assert (report.ok, report.codes) == (True, ()), str(report)
@@ -158,7 +158,7 @@ def test_a_module_in_float32_is_no_finding():
     assert linear.weight.dtype == torch.float32
 
 
-def test_custom_op_without_tangent():
+def test_custom_op_without_jvp_is_a_finding():
     @torch.library.custom_op("hodiff_test::cube", mutates_args=())
     def cube(x: torch.Tensor) -> torch.Tensor:
         return x**3
@@ -168,13 +168,13 @@ def test_custom_op_without_tangent():
     assert {entry.status for entry in report.entries if entry.route == "forward"} <= {"raises", "skipped"}
 
 
-def test_control_flow_is_a_finding_of_vmap():
+def test_branch_on_values_is_a_finding_under_vmap():
     report = check(lambda x: x.sin() if x.sum() > 0 else x.cos(), normal(2))
     assert report.codes == ("HD407",), str(report)
     assert "vmap of values" in report.findings[0].route
 
 
-def test_a_noisy_function_is_a_finding():
+def test_nondeterministic_function_is_a_finding():
     report = check(torch.rand_like, normal(2))
     assert report.codes == ("HD903",)
     assert "two calls with the same inputs differ" in report.findings[0].message
@@ -182,7 +182,7 @@ def test_a_noisy_function_is_a_finding():
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("method", "moved"), [("matrices", 14), ("directions", 4), ("auto", 4)])
-def test_method_decides_how_the_input_is_moved(method, moved, monkeypatch):
+def test_method_sets_the_size_of_the_moved_point(method, moved, monkeypatch):
     sizes = []
     climb = by_routes.climb
     monkeypatch.setattr(
@@ -193,7 +193,7 @@ def test_method_decides_how_the_input_is_moved(method, moved, monkeypatch):
 
 
 @pytest.mark.slow
-def test_surrogates_are_measured_and_not_judged():
+def test_surrogate_gradients_are_a_note():
     ste = straight_through(torch.round, lambda x: x.clone())
     report = check(ste, normal(4))
     assert report.codes == ("HD902",), str(report)
@@ -202,7 +202,7 @@ def test_surrogates_are_measured_and_not_judged():
 
 
 @pytest.mark.slow
-def test_mechanics_of_a_surrogate_are_judged():
+def test_wrong_rules_of_a_surrogate_are_found():
     class Doubled(torch.autograd.Function):
         generate_vmap_rule = True
 
@@ -227,30 +227,30 @@ def test_mechanics_of_a_surrogate_are_judged():
     assert "HD109" in check(Doubled, normal(3)).codes
 
 
-def single(f):
+def in_float32(f):
     return lambda x: f(x.float()).to(x.dtype)
 
 
 @pytest.mark.slow
-def test_a_reference_judges_what_is_float32_only():
+def test_reference_judges_a_float32_only_function():
     x = normal(4, dtype=torch.float32)
-    assert not check(single(torch.sin), x).ok
-    report = check(single(torch.sin), x, reference=torch.sin)
+    assert not check(in_float32(torch.sin), x).ok
+    report = check(in_float32(torch.sin), x, reference=torch.sin)
     assert report.ok, str(report)
     assert "ulps in float32" in report.notes[0]
     assert {entry.quantity for entry in report.entries} >= {"vs reference"}
 
 
 @pytest.mark.slow
-def test_a_reference_finds_wrong_and_imprecise_derivatives():
+def test_reference_finds_wrong_and_imprecise_derivatives():
     x = normal(4, dtype=torch.float32)
-    assert not check(single(torch.cos), x, reference=torch.sin).ok
-    report = check(single(lambda x: x.sin() * (1 + 1e-5)), x, reference=torch.sin, ulps=20)
+    assert not check(in_float32(torch.cos), x, reference=torch.sin).ok
+    report = check(in_float32(lambda x: x.sin() * (1 + 1e-5)), x, reference=torch.sin, ulps=20)
     assert report.codes == ("HD113",), str(report)
-    assert check(single(torch.sin), x, reference=torch.sin, ulps=20).ok
+    assert check(in_float32(torch.sin), x, reference=torch.sin, ulps=20).ok
 
 
-def test_a_module_with_a_loss_is_checked_by_its_parameters():
+def test_module_with_a_loss_is_checked_by_its_parameters():
     module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Tanh())
     report = check(module, normal(4, 3, dtype=torch.float32), loss=lambda y: y.square().mean())
     assert report.ok, str(report)
@@ -258,7 +258,7 @@ def test_a_module_with_a_loss_is_checked_by_its_parameters():
 
 
 @pytest.mark.slow
-def test_is_reproducible_and_leaves_global_randomness_alone():
+def test_seed_determines_the_report_and_global_state_is_unchanged():
     x = normal(20)
     state = torch.get_rng_state()
     first, second = check(torch.tanh, x), check(torch.tanh, x)
@@ -267,7 +267,7 @@ def test_is_reproducible_and_leaves_global_randomness_alone():
     assert check(torch.tanh, x, seed=1) != first
 
 
-def test_inputs_are_left_alone():
+def test_inputs_are_left_unchanged():
     x = normal(3).requires_grad_()
     before = x.detach().clone()
     check(torch.sin, x)
@@ -276,25 +276,25 @@ def test_inputs_are_left_alone():
 
 
 @pytest.mark.slow
-def test_fourth_order():
+def test_fourth_order_compares_all_routes():
     report = check(lambda x: x.exp().sum(), normal(2), order=4, vmap=False)
     assert report.ok, str(report)
     assert sum(e.order == 4 and e.quantity == "vs differences" for e in report.entries) == 16
 
 
 @pytest.mark.slow
-def test_derivative_that_vanishes_near_kinks():
+def test_third_derivative_that_vanishes_near_kinks_passes():
     report = check(lambda x: F.max_pool2d(x, 2) ** 2, normal(1, 1, 6, 6), order=3, vmap=False)
     assert report.ok, str(report)
 
 
-def test_switches():
+def test_order_vmap_and_scipy_options_select_comparisons():
     report = check(torch.sin, normal(2), order=1, vmap=False, scipy=False)
     assert {entry.route for entry in report.entries} == {"reverse", "forward", "gradcheck"}
 
 
 @pytest.mark.slow
-def test_compile_by_a_named_backend():
+def test_compile_option_compares_compiled_code():
     report = check(lambda x: torch.tanh(x) * x, normal(3), compile="aot_eager", vmap=False)
     rows = [entry for entry in report.entries if entry.route == "compile"]
     assert {entry.quantity for entry in rows} >= {"value", "reverse", "forward-over-reverse"}
@@ -321,19 +321,19 @@ def test_compile_by_a_named_backend():
         (torch.sin, normal(2), {"reference": torch.sum}, "check: reference: expected outputs of shape"),
     ],
 )
-def test_refuses(f, inputs, options, message):
+def test_rejects_bad_arguments(f, inputs, options, message):
     with pytest.raises(InputError, match=message):
         check(f, inputs, **options)
 
 
-def test_a_check_without_gradients_around_it():
+def test_works_inside_no_grad():
     with torch.no_grad():
         report = check(lambda x: (x**3).sum(), torch.tensor([1.0, 2.0], dtype=torch.float64))
     assert report.ok, report
     assert not report.codes
 
 
-def test_a_function_that_takes_a_gradient_of_its_own():
+def test_gradient_inside_a_function_quotes_the_error_of_forward_mode():
     """Reverse mode is right, and the report quotes torch's error for forward mode."""
 
     def squared_slope(x):
@@ -348,19 +348,19 @@ def test_a_function_that_takes_a_gradient_of_its_own():
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_inputs_that_are_not_finite_where_f_does_not_look(value):
+def test_non_finite_elements_that_f_masks_pass(value):
     x = torch.tensor([0.3, value, -1.2], dtype=torch.float64)
     report = hodiff.check(lambda x: torch.where(x.isfinite(), x, 0.0).pow(3).sum(), x)
     assert report.ok, str(report)
 
 
-def test_inside_inference_mode():
+def test_works_inside_inference_mode():
     with torch.inference_mode():
         assert hodiff.check(torch.sin, torch.tensor([0.5, -1.2], dtype=torch.float64), scipy=False).codes == ()
 
 
 @pytest.mark.parametrize("k", [2, 5])
-def test_functions_that_raise_now_and_then_are_refused(k):
+def test_rejects_functions_that_raise_occasionally(k):
     calls = []
 
     def f(x):
@@ -373,12 +373,12 @@ def test_functions_that_raise_now_and_then_are_refused(k):
         hodiff.check(f, torch.ones(2, dtype=torch.float64))
 
 
-def test_sparse_inputs_are_refused():
+def test_rejects_sparse_inputs():
     with pytest.raises(hodiff.InputError, match=r"check: inputs\[0\]: expected a dense tensor, got .* sparse_coo"):
         hodiff.check(lambda a: a.to_dense().sin(), torch.eye(2, dtype=torch.float64).to_sparse())
 
 
-def test_a_warning_at_each_point_is_shown_once():
+def test_repeated_warning_of_f_is_shown_once():
     """The numbers in the warning differ from point to point."""
 
     def f(x):
@@ -425,7 +425,7 @@ def product_of_complex(a, b, c, d):
 
 
 class Overwriting(torch.autograd.Function):
-    """Triples its input in place, and marks it as changed."""
+    """Triples its input in place, and marks it as dirty."""
 
     @staticmethod
     def forward(x):
@@ -445,7 +445,7 @@ class Overwriting(torch.autograd.Function):
 
 
 class Recomputing(torch.autograd.Function):
-    """Keeps its slope for first derivatives, and recomputes it for higher ones, as HD103 advises."""
+    """Saves its derivative for first order, and recomputes it for higher orders, as HD103 advises."""
 
     generate_vmap_rule = True
 
@@ -491,14 +491,14 @@ NOT_ACCUSED = {
 
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", NOT_ACCUSED)
-def test_what_is_right_is_not_accused(name):
+def test_right_functions_are_not_accused(name):
     f, inputs, options = NOT_ACCUSED[name]
     report = hodiff.check(f, inputs, scipy=False, **options)
     assert {each.code for each in report.findings} <= {"HD307", "HD410", "HD501"}, str(report)
 
 
 @pytest.mark.parametrize("inputs", [(torch.zeros(2, 3, device="meta"),), (torch.zeros(2, 3),)])
-def test_tensors_without_numbers_are_refused(inputs):
+def test_rejects_meta_and_fake_tensors(inputs):
     with pytest.raises(InputError, match=r'expected tensors with numbers, got one of shape .* on the device "meta"'):
         hodiff.check(torch.nn.Linear(3, 3, device="meta"), inputs)
 
@@ -532,7 +532,7 @@ class Lowered(torch.autograd.Function):
 
 
 @pytest.mark.slow
-def test_what_is_wrong_under_autocast_alone(monkeypatch):
+def test_errors_under_autocast_only_are_found(monkeypatch):
     inputs = (normal(3, 4), normal(4, 2))
 
     def f(x, w):
@@ -546,7 +546,7 @@ def test_what_is_wrong_under_autocast_alone(monkeypatch):
     assert check(f, inputs, vmap=False, autocast=torch.bfloat16).ok
 
 
-def test_autocast_is_for_functions_and_16_bits():
+def test_autocast_is_rejected_for_modules_and_float32():
     for f, dtype in ((torch.sin, torch.float32), (torch.nn.Linear(3, 3), torch.bfloat16)):
         with pytest.raises(
             InputError, match=r"check: autocast: expected torch\.bfloat16 or torch\.float16 for a function"
@@ -554,7 +554,7 @@ def test_autocast_is_for_functions_and_16_bits():
             check(f, POINT, autocast=dtype)
 
 
-def test_another_default_device():
+def test_works_under_another_default_device():
     x, layer = torch.linspace(0.5, 1.5, 4, dtype=torch.float64), torch.nn.Linear(2, 3).double()
     with torch.device("meta"):
         assert hodiff.check(lambda x: (x[1:] * x[:-1] ** 3).sum(), x).codes == ()
@@ -562,7 +562,7 @@ def test_another_default_device():
 
 
 @pytest.mark.parametrize("factor", [1, 2])
-def test_a_jvp_by_forward_mode_is_compared_by_torch_func(factor):
+def test_jvp_written_with_torch_func_is_checked_by_routes(factor):
     """torch's gradcheck cannot nest forward mode; the routes can, and find a wrong factor."""
 
     class Pushed(Square):

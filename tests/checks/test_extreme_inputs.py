@@ -1,4 +1,4 @@
-"""Inputs of a million and of a millionth: no false alarms, wrong rules detected, unstable formulas named."""
+"""Inputs of size 1e6 and 1e-6: no false alarms, wrong rules are detected, and unstable formulas are named."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ SMOOTH = {
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", SMOOTH)
-def test_smooth_functions_are_right(name):
+def test_smooth_functions_pass(name):
     f, extreme = SMOOTH[name]
     assert hodiff.check(f, point(extreme, 0.5), vmap=False).ok
 
@@ -48,7 +48,7 @@ class WrongSine(torch.autograd.Function):
         return g * (x.cos() + 1e-3 * (x - x.detach()))
 
 
-def test_wrong_rules_are_seen_there():
+def test_wrong_rule_is_found_at_large_inputs():
     report = hodiff.check(WrongSine.apply, point(1e6, 0.5), vmap=False)
     assert {"HD104"} == set(report.codes) - {"HD401"}, report
 
@@ -66,14 +66,14 @@ def naive_softplus(x):
         (lambda x: torch.sqrt(x**2 + 1) - x.abs(), (1e6,), "HD118"),
     ],
 )
-def test_formulas_that_break_are_named(f, x, code):
+def test_unstable_formula_is_named(f, x, code):
     report = hodiff.check(f, point(*x), vmap=False)
     errors = {finding.code for finding in report.findings if finding.severity == "error"}
     assert errors == {code}, report
 
 
 @pytest.mark.parametrize(("f", "slope", "x"), [(torch.sin, torch.cos, 1e6), (torch.log, torch.reciprocal, 1e-8)])
-def test_differences_find_small_steps(f, slope, x):
+def test_differences_choose_small_steps(f, slope, x):
     estimate = central_differences(f, point(x), point(1.0))
     assert estimate.smooth
     assert abs(float(estimate.value / slope(point(x))) - 1) < 1e-6
@@ -82,21 +82,21 @@ def test_differences_find_small_steps(f, slope, x):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("f", "point"), [(torch.expm1, -40.0), (torch.nn.functional.silu, 40.0)])
-def test_tails_that_torch_loses_are_seen_where_differences_are_zero(f, point):
+def test_tails_that_torch_loses_are_found_where_differences_vanish(f, point):
     report = hodiff.check(f, (torch.tensor([point], dtype=torch.float64),), order=2, vmap=False, scipy=False)
     assert report.ok
     assert report.codes == ("HD410",)
 
 
-def test_tails_that_torch_keeps_are_not_accused():
+def test_tails_that_torch_keeps_have_no_finding():
     for f, point in ((torch.expm1, 3.0), (torch.nn.functional.silu, -40.0), (torch.tanh, 3.0)):
         report = hodiff.check(f, (torch.tensor([point], dtype=torch.float64),), order=2, vmap=False, scipy=False)
         assert not report.findings
 
 
 @pytest.mark.parametrize("start", [0.3, 0.31])
-def test_rounding_that_flatters_scipy_accuses_nobody(start):
-    # Beside 1.6, rounding takes the curvature's fourth digit. At 0.3, SciPy takes a hundredth of that for its error.
+def test_underestimated_scipy_error_is_no_finding(start):
+    # Beside 1.6, the curvature has three correct digits. At 0.3, SciPy's error estimate is a hundred times too small.
     def f(x):
         return 1.3 + start + 1e-5 * (3 * x).sin().sum() + 1e-4 * x.cos().sum()
 

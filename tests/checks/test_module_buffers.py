@@ -7,7 +7,7 @@ from hodiff.checks import check
 from hodiff.checks.module_buffers import buffers_put_back
 
 
-def test_running_statistics_survive():
+def test_running_statistics_are_restored():
     norm = nn.BatchNorm1d(3).double()
     within = nn.Sequential(nn.Linear(3, 3).double(), norm)
     with buffers_put_back():

@@ -1,9 +1,9 @@
-"""A check finds nearly every mechanical change of a rule that makes a difference."""
+"""`check` finds nearly every mechanical change of a rule that affects derivatives."""
 
 import pytest
 import torch
 from checks.behaviour import behaviour
-from checks.mutants import again, equivalent, mutants
+from checks.mutants import equivalent, mutants, unchanged
 
 from hodiff.checks import check
 from hodiff.errors import InputError
@@ -50,8 +50,8 @@ FUNCTIONS = [
 IDS = [function.__name__ for function, _, _ in FUNCTIONS]
 
 
-def caught(function, inputs):
-    """Whether a check of second or, rarely needed, third order fails, or refuses a Function without a value."""
+def is_found(function, inputs):
+    """Whether a check of second (or rarely third) order fails, or raises on a Function without a value."""
     try:
         return any(not check(function, inputs, order=order, scipy=False).ok for order in (2, 3))
     except InputError:
@@ -59,14 +59,14 @@ def caught(function, inputs):
 
 
 def survivors(function, rules, inputs, every=1):
-    """Return the names of mutants that make a difference and are not found, and the number that make one."""
+    """Return the names of effective mutants that are not found, and the number of effective mutants."""
     expected = behaviour(function, inputs)
     missed, count = [], 0
     for mutant in list(mutants(function, rules))[::every]:
         if equivalent(expected, behaviour(mutant.function, inputs)):
             continue
         count += 1
-        if not caught(mutant.function, inputs):
+        if not is_found(mutant.function, inputs):
             missed.append(mutant.name)
     return missed, count
 
@@ -79,8 +79,8 @@ def survivors(function, rules, inputs, every=1):
         for i, (row, id_) in enumerate(zip(FUNCTIONS, IDS, strict=True))
     ],
 )
-def test_unchanged_function_is_right(function, rules, inputs):
-    copied = again(function)
+def test_unchanged_function_passes(function, rules, inputs):
+    copied = unchanged(function)
     assert equivalent(behaviour(function, inputs), behaviour(copied, inputs))
     report = check(copied, inputs, order=2, scipy=False)
     assert report.ok, str(report)
@@ -88,13 +88,13 @@ def test_unchanged_function_is_right(function, rules, inputs):
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize(("function", "rules", "inputs"), FUNCTIONS, ids=IDS)
-def test_there_are_ten_ways_to_change_a_function(function, rules, inputs):
+def test_every_function_has_ten_mutants(function, rules, inputs):
     assert len({mutant.name for mutant in mutants(function, rules)}) >= 10
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "rules", "inputs"), FUNCTIONS[8:9], ids=IDS[8:9])
-def test_sample_of_mutants_is_caught(function, rules, inputs):
+def test_sample_of_mutants_is_detected(function, rules, inputs):
     missed, count = survivors(function, rules, inputs, EVERY)
     assert count
     assert not missed
@@ -102,7 +102,7 @@ def test_sample_of_mutants_is_caught(function, rules, inputs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "rules", "inputs"), FUNCTIONS, ids=IDS)
-def test_mutants_are_caught(function, rules, inputs):
+def test_all_mutants_are_detected(function, rules, inputs):
     missed, count = survivors(function, rules, inputs, FOURTH)
     assert count
     assert not missed

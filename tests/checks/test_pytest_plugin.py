@@ -41,7 +41,7 @@ class Doubled(torch.autograd.Function):
         return 4 * ctx.saved_tensors[0] * g
 """
 
-# Replaces hodiff, whose import takes seconds. This check finds a warning only, and its title says how it was
+# A stand-in for hodiff, whose import takes seconds. Its check finds a warning only, and the title says how it was
 # called.
 STUB = """
 import sys
@@ -74,7 +74,7 @@ def run(pytester, monkeypatch):
 
 
 @pytest.mark.slow
-def test_outcomes_and_what_a_failure_shows(run):
+def test_outcomes_and_failure_text(run):
     result = run(
         test_functions=FUNCTIONS
         + """
@@ -105,12 +105,12 @@ def test_no_inputs(hodiff_check):
     assert len(re.findall(r"(?m)^E +order  route ", text)) >= 2
     assert re.search(r"(?m)^FAILED test_functions.py::test_wrong - hodiff\S+CheckError: check of Doubled", text)
     assert "InputError: check: inputs: expected at least one floating-point tensor" in text
-    # Tracebacks show lines of the test file only.
+    # Tracebacks contain lines of the test file only.
     places = re.findall(r"(?m)^(\S+\.py):\d+: ", text)
     assert set(places) == {"test_functions.py"}
 
 
-def test_options_come_from_call_marker_and_ini(run):
+def test_options_come_from_call_then_marker_then_ini(run):
     result = run(
         conftest=STUB,
         test_options="""
@@ -145,7 +145,7 @@ def test_positional(hodiff_check):
     result.stdout.fnmatch_lines(["*test_positional: expected keyword arguments, such as order=3, got (3,).*"])
 
 
-def test_ini_values(run):
+def test_ini_values_are_read(run):
     values = {"order": "3", "vmap": "no", "compile": "eager", "scipy": "TRUE", "seed": "7", "method": "matrices"}
     ini = "[pytest]\n" + "".join(f"hodiff_{name} = {value}\n" for name, value in values.items())
     read = {"order": 3, "vmap": False, "compile": "eager", "scipy": True, "seed": 7, "method": "matrices"}
@@ -156,7 +156,7 @@ def test_ini_values(run):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "value"), [("order", "two"), ("vmap", "perhaps")])
-def test_ini_values_that_cannot_be_read(run, name, value):
+def test_rejects_unreadable_ini_values(run, name, value):
     result = run(ini=f"[pytest]\nhodiff_{name} = {value}\n", test_ini="def test_all(hodiff_check):\n    pass\n")
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines([f"*hodiff_{name}: expected * in the ini file, got '{value}'."])
@@ -167,7 +167,7 @@ WARNED = "def test_a(hodiff_check):\n    hodiff_check(None, None)\n    hodiff_ch
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("processes", [(), ("-p", "xdist", "-n", "1")])
-def test_warnings_are_listed_once_and_fail_nothing(run, processes):
+def test_warnings_are_listed_once_and_fail_no_test(run, processes):
     result = run(*processes, conftest=STUB, test_warned=WARNED)
     result.assert_outcomes(passed=1)
     text = result.stdout.str()
@@ -176,14 +176,14 @@ def test_warnings_are_listed_once_and_fail_nothing(run, processes):
     assert len(re.findall(expected, text)) == 1
 
 
-def test_no_warning_no_section(run):
+def test_no_warnings_print_no_section(run):
     result = run(test_nothing="def test_nothing(hodiff_check):\n    pass\n")
     result.assert_outcomes(passed=1)
     assert "warnings of hodiff" not in result.stdout.str()
 
 
 @pytest.mark.slow
-def test_the_entry_point_loads_it_and_nothing_heavy(pytester, monkeypatch):
+def test_entry_point_loads_the_plugin_without_torch(pytester, monkeypatch):
     """The distribution is built from the declarations in pyproject.toml."""
     tomllib = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -220,7 +220,7 @@ def test_assertion_returns_the_report():
     assert max(entry.order for entry in report.entries) == 1
 
 
-def test_assertion_is_an_assertion_error_with_the_report(monkeypatch):
+def test_failed_assertion_is_an_assertion_error_with_the_report(monkeypatch):
     found = hodiff.Finding("reverse", 1, "wrong", "", "mend", code="HD101", title="wrong gradient")
     report = Report("f", (), (found,))
     monkeypatch.setattr(sys.modules["hodiff.checks.check"], "check", lambda f, inputs, **options: report)
@@ -235,7 +235,7 @@ def test_checks_are_importable_without_pytest():
 
 
 @pytest.mark.slow
-def test_the_guide(run):
+def test_tests_of_the_guide_pass(run):
     """The tests in the guide pass with its ini file."""
     text = (ROOT / "docs" / "guides" / "checking.md").read_text()
     (ini,) = re.findall(r"(?s)```ini\n(.*?)```", text)

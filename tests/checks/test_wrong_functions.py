@@ -1,4 +1,4 @@
-"""Each Function is wrong in one way, and must give a finding on the right row."""
+"""Each Function has one fault, and must give a finding on the right row."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ X = torch.tensor([0.5, -1.2, 2.0], dtype=torch.float64)
 
 
 class Cube(Function):
-    """Right by every route."""
+    """Correct by every route."""
 
     generate_vmap_rule = True
 
@@ -83,7 +83,7 @@ class SavedIntermediate(Cube):
 
 
 class DetachedCotangent(Cube):
-    """Right for a constant incoming gradient, so that routes show the defect for a curved loss only."""
+    """Correct for a constant cotangent, so that routes show the defect only for a nonlinear loss."""
 
     @staticmethod
     def backward(ctx, g):
@@ -144,7 +144,7 @@ class WrongBatching(Cube):
 
 
 class WrongAxis(Cube):
-    """Right only if the batch dimension comes first."""
+    """Correct only if the batch dimension is the first."""
 
     generate_vmap_rule = False
 
@@ -163,7 +163,7 @@ class CoarseInside(Cube):
         return (x.float() ** 3).to(x.dtype)
 
 
-# Function, order, codes, and words of the evidence
+# Function, order, codes, and text of the evidence
 WRONG = [
     (DoubledTangent, 2, {"HD102"}, "jvp of DoubledTangent"),
     (ConstantTangent, 2, {"HD304"}, "ctx.slope"),
@@ -184,7 +184,7 @@ WRONG = [
 
 @pytest.mark.one_in(15)
 @pytest.mark.parametrize(("function", "order", "codes", "words"), WRONG)
-def test_finding(function, order, codes, words):
+def test_wrong_function_has_the_expected_finding(function, order, codes, words):
     report = check(function, X, order=order, scipy=False)
     errors = {finding.code for finding in report.findings if finding.severity == "error"}
     assert errors == codes, str(report)
@@ -195,7 +195,7 @@ def test_finding(function, order, codes, words):
 
 
 @pytest.mark.slow
-def test_forward_mode_that_does_not_nest():
+def test_forward_mode_that_does_not_nest_is_a_warning():
     """hodiff's transforms correct it; torch alone is wrong."""
     report = check(PlainTangent, X)
     assert (report.ok, report.codes) == (True, ("HD410",)), str(report)
@@ -235,21 +235,21 @@ def test_right_function_has_no_finding(dtype):
 
 
 @pytest.mark.slow
-def test_rows_blame_only_the_wrong_routes():
+def test_only_wrong_routes_fail():
     report = check(SavedIntermediate, X)
     failed = {entry.route for entry in report.entries if entry.failed and "-over-" in entry.route}
     assert failed == {"reverse-over-reverse", "forward-over-reverse"}
 
 
-def test_gradcheck_switches_are_separate():
+def test_gradcheck_runs_reverse_and_forward_separately():
     report = check(DoubledTangent, X, order=1, vmap=False)
     by_quantity = {e.quantity: e.status for e in report.entries if e.route == "gradcheck"}
     assert by_quantity == {"reverse": "ok", "forward": "fails"}
 
 
 @pytest.mark.slow
-def test_compiled_code_that_ignores_a_jvp():
-    """torch.compile makes a tangent of its own, and ignores the Function's jvp."""
+def test_compiled_code_that_ignores_the_jvp_is_found():
+    """torch.compile derives its own tangent, and ignores the Function's jvp."""
     report = check(DoubledTangent, X, compile="aot_eager", vmap=False, scipy=False)
     failed = {entry.quantity for entry in report.entries if entry.route == "compile" and entry.failed}
     assert failed == {"forward", "reverse-over-forward"}, str(report)

@@ -60,7 +60,7 @@ class Factor5:
         return scipy.sparse.csc_array(self._lower.T)
 
 
-DOORS = {
+INTERFACES = {
     "0.4": SimpleNamespace(
         CholmodNotPositiveDefiniteError=NotPositiveDefiniteError,
         CholmodWarning=NearlySingularWarning,
@@ -74,12 +74,12 @@ DOORS = {
 }
 
 
-@pytest.fixture(params=["installed", *DOORS])
-def door(request, monkeypatch):
+@pytest.fixture(params=["installed", *INTERFACES])
+def interface(request, monkeypatch):
     if request.param == "installed":
         return pytest.importorskip("sksparse.cholmod")
-    monkeypatch.setattr(cholmod, "library", lambda: DOORS[request.param])
-    return DOORS[request.param]
+    monkeypatch.setattr(cholmod, "library", lambda: INTERFACES[request.param])
+    return INTERFACES[request.param]
 
 
 UNITS = np.logspace(-9, 9, 25)
@@ -91,7 +91,7 @@ def grid(side):
     return scipy.sparse.csc_array(scipy.sparse.kronsum(line, line) + 0.01 * scipy.sparse.eye_array(side**2))
 
 
-def test_solutions_and_pivots(door):
+def test_solutions_and_pivots_match_numpy(interface):
     matrix = grid(7)
     sides = np.random.default_rng(0).normal(size=(49, 3))
     for shift in (0.0, 0.5):
@@ -102,7 +102,7 @@ def test_solutions_and_pivots(door):
         assert np.log(factors.pivots).sum() == pytest.approx(np.linalg.slogdet(whole)[1])
 
 
-def test_what_is_not_positive_definite_has_none(door):
+def test_indefinite_matrix_has_no_factors(interface):
     lowest = np.linalg.eigvalsh(grid(4).toarray())[0]
     assert cholmod.cholesky(grid(4), -0.9 * lowest) is not None
     assert cholmod.cholesky(grid(4), -1.1 * lowest) is None
@@ -110,7 +110,7 @@ def test_what_is_not_positive_definite_has_none(door):
     assert cholmod.cholesky(scipy.sparse.csc_array(np.ones((3, 3))), -1.0) is None
 
 
-def test_newton_directions_are_those_of_superlu(door, monkeypatch):
+def test_newton_directions_match_superlu(interface, monkeypatch):
     matrix = scipy.sparse.csr_array(grid(5))
     slope = torch.linspace(-1, 1, 25, dtype=torch.float64)
     found = [SparseMatrix(matrix).solve(shift, slope) for shift in (0.0, 0.3, -3.0)]
@@ -129,7 +129,7 @@ def test_newton_directions_are_those_of_superlu(door, monkeypatch):
         pytest.param(np.triu, [], id="not symmetric"),
     ],
 )
-def test_linear_systems_are_solved_by_either(door, monkeypatch, change, has_factors):
+def test_linear_systems_match_numpy_with_and_without_factors(interface, monkeypatch, change, has_factors):
     matrix = scipy.sparse.csr_array(change(grid(5).toarray()))
     sides = torch.randn(3, 25, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     sides *= torch.from_numpy(matrix.diagonal()).abs().sqrt()
@@ -145,7 +145,7 @@ def test_linear_systems_are_solved_by_either(door, monkeypatch, change, has_fact
 
 
 @pytest.mark.parametrize("entry", [np.nan, np.inf])
-def test_a_matrix_that_is_singular_or_not_finite_is_told(door, entry):
+def test_singular_or_non_finite_matrix_is_reported(interface, entry):
     rhs = torch.ones(1, 25, dtype=torch.float64)
     broken = grid(5).toarray()
     broken[0, 1] = broken[1, 0] = entry
@@ -154,7 +154,7 @@ def test_a_matrix_that_is_singular_or_not_finite_is_told(door, entry):
     assert trouble.startswith("the Jacobian is singular")
 
 
-def test_without_scikit_sparse_there_is_no_library(monkeypatch):
+def test_library_is_none_without_scikit_sparse(monkeypatch):
     monkeypatch.setitem(sys.modules, "sksparse.cholmod", None)
     cholmod.library.cache_clear()
     try:

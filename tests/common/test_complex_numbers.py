@@ -22,5 +22,5 @@ INF, NAN = float("inf"), float("nan")
         ([True], [True], True),
     ],
 )
-def test_nan_equals_nan_alone(a, b, equal):
+def test_equal_with_nan(a, b, equal):
     assert equal_with_nan(torch.tensor(a), torch.tensor(b)) is equal

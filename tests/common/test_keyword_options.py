@@ -1,4 +1,4 @@
-"""A function that forwards options refuses unknown ones under its own name, at the call."""
+"""Functions that forward keyword options reject unknown options at the call, with their own name in the message."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ MISTYPED = {
 
 
 @pytest.mark.parametrize("name", MISTYPED)
-def test_the_function_that_was_called_refuses_an_unknown_option(name):
+def test_unknown_option_raises_under_the_name_of_the_called_function(name):
     call, meant = MISTYPED[name]
     with pytest.raises(
         TypeError, match=rf"^{name}\(\) got an unexpected keyword argument '\w+'; did you mean '{meant}'"
@@ -32,13 +32,13 @@ def test_the_function_that_was_called_refuses_an_unknown_option(name):
         call()
 
 
-def test_all_options_are_named_where_none_is_near():
+def test_unknown_option_lists_all_options_if_none_is_similar():
     with pytest.raises(TypeError, match=r"'zzz'; it takes floor, method, .*products"):
         jacobi_preconditioner(torch.eye(2), zzz=1)
     with pytest.raises(TypeError, match=r"InverseOperator\(\) .*'tolerance'; it takes damping, tol, .*max_iterations"):
         MatrixOperator(torch.eye(2)).inverse("cg", tolerance=1)
 
 
-def test_options_that_are_known_are_handed_on():
+def test_known_options_are_forwarded():
     A = MatrixOperator(torch.eye(2), symmetric=True)
     torch.testing.assert_close(A.inverse("cg", max_iterations=5, atol=0.0) @ torch.ones(2), torch.ones(2))

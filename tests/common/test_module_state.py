@@ -6,7 +6,7 @@ import torch
 from hodiff.common.module_state import exchanged_buffers, untouched_buffers
 
 
-def test_training_updates_copies_and_the_buffers_stay_the_same_tensors():
+def test_untouched_buffers_are_copies_in_training():
     norm = torch.nn.BatchNorm1d(3)
     held, before = norm.running_mean, norm.running_mean.clone()
     with untouched_buffers([norm]):
@@ -16,14 +16,14 @@ def test_training_updates_copies_and_the_buffers_stay_the_same_tensors():
     assert torch.equal(held, before)
 
 
-def test_evaluation_sees_the_buffers_themselves():
+def test_untouched_buffers_are_not_copied_in_evaluation():
     norm = torch.nn.BatchNorm1d(3).eval()
     held = norm.running_mean
     with untouched_buffers([norm]):
         assert norm.running_mean is held
 
 
-def test_buffers_come_back_after_an_error():
+def test_buffers_are_restored_after_an_error():
     norm = torch.nn.BatchNorm1d(3)
     held, other = norm.running_var, torch.zeros(3)
 

@@ -49,12 +49,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("call", TAKEN.values(), ids=TAKEN)
-def test_what_is_taken(call):
+def test_validator_accepts(call):
     call()
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_and_in_which_words(call, message):
+def test_validator_rejects_with_message(call, message):
     with pytest.raises(InputError) as refused:
         call()
     assert str(refused.value).endswith(message)

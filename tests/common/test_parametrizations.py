@@ -55,7 +55,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_weights_kept_of_another_point_are_not_used(name, module):
+def test_cached_weights_of_another_point_are_not_used(name, module):
     loss, p, v = problem(module)
     expected = CALLS[name](loss, p, v)
     with parametrize.cached():
@@ -66,7 +66,7 @@ def test_weights_kept_of_another_point_are_not_used(name, module):
     torch.testing.assert_close(found, expected)
 
 
-def test_learners(module):
+def test_learners_ignore_cached_weights(module):
     """The tasks of a learner use their adapted parameters, not the cached weights."""
     maml = hodiff.meta.MAML(module, nn.functional.mse_loss, 0.1, 2)
     tasks = tuple(torch.randn(2, 5, 3, dtype=D) for _ in range(4))

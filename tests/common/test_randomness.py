@@ -5,7 +5,7 @@ import torch
 from hodiff.common.randomness import RandomState, drawn_seed, seeded
 
 
-def test_rewinding_draws_the_same_again_from_all_generators():
+def test_rewind_repeats_draws_of_all_generators():
     own = torch.Generator().manual_seed(1)
     state = RandomState([torch.ones(2)], [own])
     first = torch.rand(3), torch.rand(3, generator=own)
@@ -14,7 +14,7 @@ def test_rewinding_draws_the_same_again_from_all_generators():
     assert torch.equal(torch.rand(3, generator=own), first[1])
 
 
-def test_a_replay_leaves_the_generators_where_they_were():
+def test_replay_restores_the_generators_afterwards():
     own = torch.Generator().manual_seed(1)
     state = RandomState([], [own])
     first = torch.rand(3), torch.rand(3, generator=own)
@@ -27,7 +27,7 @@ def test_a_replay_leaves_the_generators_where_they_were():
     assert torch.equal(own.get_state(), now[1])
 
 
-def test_seeded_for_a_while():
+def test_seeded_context_restores_the_global_state():
     expected = torch.rand(4, generator=torch.Generator().manual_seed(5))
     before = torch.get_rng_state()
     with seeded(5, [torch.ones(1)]):
@@ -35,7 +35,7 @@ def test_seeded_for_a_while():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_drawn_seed_is_the_generators_next():
+def test_drawn_seed_depends_on_the_generator_only():
     one, other = torch.Generator().manual_seed(2), torch.Generator().manual_seed(2)
     assert [drawn_seed(one), drawn_seed(one)] == [drawn_seed(other), drawn_seed(other)]
     assert drawn_seed(one) != drawn_seed(other.manual_seed(3))

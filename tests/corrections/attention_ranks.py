@@ -1,4 +1,4 @@
-"""One of two ranks: attention of DTensors against the formula on whole tensors; run by test_sharded_attention.py."""
+"""One rank of two, run by test_sharded_attention.py: attention of DTensors against the formula on whole tensors."""
 
 import sys
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""A call of every function that has a correction, with all arguments; tests write it in torch's other forms."""
+"""A call of every function that has a correction, with all arguments; tests rewrite it in equivalent forms."""
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +49,7 @@ LOG_PROBS, TARGETS = randn(6, 2, 4).log_softmax(-1), torch.tensor([[1, 2], [3, 1
 LENGTHS = torch.tensor([6, 5]), torch.tensor([2, 1])
 RUNNING = torch.zeros(3, dtype=D), torch.ones(3, dtype=D)
 WEIGHT = VECTOR.exp()
-# Torch has no derivative by these.
+# Torch has no derivative with respect to these arguments.
 NUMBERS = torch.rand((3, 4), generator=GENERATOR, dtype=D) * 2 + 0.3
 LARGE = NUMBERS + 1
 CONSTANTS = (*RUNNING, WEIGHT, NUMBERS, LARGE)
@@ -322,7 +322,7 @@ CALLS += [
 ]
 CALLS += [(F.softmin, (X,), {"dim": -1}), (F.l1_loss, (X, Y), {"reduction": "none"}), (torch.rsub, (X, 2.0), {})]
 
-# Random functions, functions with a gradient from elsewhere, and functions whose forms have tests of their own
+# Random functions, functions with a given gradient, and functions whose calling forms have separate tests
 ELSEWHERE = {
     torch.native_dropout,
     F.dropout,
@@ -346,7 +346,7 @@ ELSEWHERE = {
     torch.ops.aten.sub.Scalar,
     torch.ops.aten.rsub.Scalar,
 }
-# Sparse tensors, lists of tensors, and functions of functions have tests of their own.
+# Sparse tensors, lists of tensors, and functions of functions have separate tests.
 FAMILIES_ELSEWHERE = (
     "torch._foreach_",
     "torch.sparse",
@@ -358,5 +358,5 @@ FAMILIES_ELSEWHERE = (
 
 
 def name_of(function):
-    """Name of a function that is equal in every process, unlike what Python prints."""
+    """Name of a function that is equal in every process, unlike its repr."""
     return resolve_name(function) or function.__name__

@@ -1,4 +1,4 @@
-"""Elementwise functions and losses, with mpmath's, where digits are lost: tails, saturation, poles, zeros."""
+"""Elementwise functions and losses with mpmath references, at points that easily lose digits: tails, poles, zeros."""
 
 import json
 import math
@@ -36,7 +36,7 @@ SIZES = (
 )
 EVERYWHERE = (-mp.inf, mp.inf)
 POSITIVE, UNIT, OPEN = (0.0, mp.inf), (0.0, 1.0), (-1.0, 1.0)
-# Domains in which functions of the table of jets are defined and mpmath keeps a few digits; the default is everywhere.
+# Domains in which the functions of `hard_points` are defined and mpmath is accurate; the default is everywhere.
 DOMAINS = {
     **dict.fromkeys(("log", "log2", "log10", "special.entr", "sqrt", "rsqrt", "x**2.5"), POSITIVE),
     **dict.fromkeys(("asin", "acos", "atanh", "erfinv"), OPEN),
@@ -190,7 +190,7 @@ def truths():
 
 
 def of_middling_size(name, point):
-    """Whether the point and its derivatives are so small that products of several of them fit float32."""
+    """Whether products of the point and several of its derivatives are in the range of float32."""
     return abs(point) < 1e30 and all(abs(mp.mpf(each)) < 1e30 for each in truths()[name][repr(point)])
 
 

@@ -1,10 +1,10 @@
-"""Activations: torch's values, every route right, and torch's derivatives at kinks."""
+"""Activations: torch's values, correct derivatives by every route, and torch's derivatives at kinks."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from at_once import backend_of
 from corrections.against_torch import same_error
+from slow_cases import backend_of
 from torch import nn
 
 import hodiff
@@ -24,13 +24,13 @@ CALLS = {
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["hardsigmoid", "glu"])
-def test_every_route(name):
+def test_derivatives_match_differences_by_every_route(name):
     hodiff.assert_differentiable(corrected(lambda x: CALLS[name](x.sin() * x)), X, vmap=False, scipy=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
-def test_third_order_batched_and_compiled(name):
+def test_third_order_vmapped_and_compiled_derivatives_match_differences(name):
     # torch.overrides hides the hard sigmoid from modes, and dynamo follows it.
     backend = backend_of(name, [each for each in CALLS if "glu" in each.lower()])
     hodiff.assert_differentiable(corrected(CALLS[name]), X, order=3, compile=backend)
@@ -38,7 +38,7 @@ def test_third_order_batched_and_compiled(name):
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_values_are_those_of_torch(name, dtype):
+def test_values_match_torch(name, dtype):
     x = torch.cat([X, torch.tensor([float("inf"), -float("inf"), 3.0, -3.0, 1e-9, 0.0], dtype=D)]).to(dtype)
     x = x[:6] if name == "GLU" else x
     expected = CALLS[name](x)
@@ -48,7 +48,7 @@ def test_values_are_those_of_torch(name, dtype):
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
-def test_hard_sigmoid_at_its_kinks_and_beyond():
+def test_hard_sigmoid_derivatives_at_kinks():
     x = torch.tensor([-5.0, -3.0, 0.0, 3.0, 5.0, float("nan")], dtype=D, requires_grad=True)
     slopes = torch.tensor([0, 0, 1, 0, 0, 0], dtype=D) / 6
     with corrected:
@@ -59,7 +59,7 @@ def test_hard_sigmoid_at_its_kinks_and_beyond():
     assert not torch.autograd.grad(first.sum(), x)[0].any()
 
 
-def test_glu_in_closed_form():
+def test_glu_second_derivatives_match_closed_form():
     """The mixed derivative of a σ(b) is σ(b) σ(-b); the second by b is a σ(b) σ(-b) (1 - 2 σ(b))."""
     x = torch.tensor([1.5, -0.4], dtype=D)
     s = torch.sigmoid(x[1])
@@ -69,7 +69,7 @@ def test_glu_in_closed_form():
         torch.testing.assert_close(hodiff.hessian(lambda x: F.glu(x)[0], route=route)(x), expected)
 
 
-def test_in_place_stays_in_place():
+def test_in_place_hardsigmoid_writes_in_place():
     x = torch.tensor([-1.0, 1.0])
     with corrected:
         assert F.hardsigmoid(x, inplace=True) is x
@@ -77,7 +77,7 @@ def test_in_place_stays_in_place():
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_derivatives_in_place(route):
+def test_in_place_hardsigmoid_hvp_matches_closed_form(route):
     """Between the kinks, the product is that of ((x + 3) / 6)³."""
     x = torch.tensor([-4.0, -1.0, 2.0, 5.0], dtype=D)
 
@@ -86,13 +86,13 @@ def test_derivatives_in_place(route):
 
 
 @pytest.mark.parametrize("call", [lambda: F.glu(torch.ones(3)), lambda: F.glu(torch.tensor(1.0))])
-def test_errors_are_those_of_torch(call):
+def test_errors_match_torch(call):
     same_error(call)
 
 
 @pytest.mark.parametrize("act", [F.silu, F.mish])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_forward_over_forward_where_gradients_are_disabled(act, mode):
+def test_hvp_by_every_route_inside_no_grad(act, mode):
     x = torch.tensor([-1.5, 0.3, 2.0], dtype=D)
 
     def f(x):

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
-from at_once import some_at_once
 from corrections.against_torch import same_error
+from slow_cases import slow_except
 from torch import nn
 
 import hodiff
@@ -24,7 +24,7 @@ def normal(*shape, dtype=D):
     return torch.randn(shape, dtype=dtype)
 
 
-def of(*shapes, dtype=D, **options):
+def random_call(*shapes, dtype=D, **options):
     """Return a call with random q, k and v."""
     return lambda: attend(*(normal(*shape, dtype=dtype) for shape in shapes), **options)
 
@@ -47,24 +47,24 @@ SHAPES = ((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 5, 6))
 IN_3D = tuple(shape[1:] for shape in SHAPES)
 GROUPED = ((2, 4, 3, 4), (2, 2, 5, 4), (2, 2, 5, 6))
 CALLS = {
-    "four dimensions": of(*SHAPES),
-    "three dimensions": of(*IN_3D),
-    "two dimensions": of((3, 4), (5, 4), (5, 6)),
-    "five dimensions": of(*((3, *shape) for shape in SHAPES)),
-    "broadcast": of((2, 2, 3, 4), (5, 4), (1, 2, 5, 6)),
-    "causal": of(*SHAPES, is_causal=True),
-    "causal, more queries than keys": of((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 4), is_causal=True),
-    "scale": of(*SHAPES, scale=0.3),
-    "scale of zero": of(*SHAPES, scale=0.0),
-    "no keys": of((2, 2, 3, 4), (2, 2, 0, 4), (2, 2, 0, 6)),
-    "no queries": of((2, 2, 0, 4), (2, 2, 5, 4), (2, 2, 5, 6)),
-    "no features": of((2, 2, 3, 0), (2, 2, 5, 0), (2, 2, 5, 6)),
-    "float32": of(*SHAPES, dtype=torch.float32),
-    "bfloat16": of(*SHAPES, dtype=torch.bfloat16),
-    "float16": of(*SHAPES, dtype=torch.float16),
-    "shared heads": of(*GROUPED, enable_gqa=True),
-    "shared heads, three dimensions": of(*(shape[1:] for shape in GROUPED), enable_gqa=True),
-    "shared heads, unequally": of((2, 4, 3, 4), (2, 2, 5, 4), (2, 1, 5, 6), enable_gqa=True),
+    "four dimensions": random_call(*SHAPES),
+    "three dimensions": random_call(*IN_3D),
+    "two dimensions": random_call((3, 4), (5, 4), (5, 6)),
+    "five dimensions": random_call(*((3, *shape) for shape in SHAPES)),
+    "broadcast": random_call((2, 2, 3, 4), (5, 4), (1, 2, 5, 6)),
+    "causal": random_call(*SHAPES, is_causal=True),
+    "causal, more queries than keys": random_call((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 4), is_causal=True),
+    "scale": random_call(*SHAPES, scale=0.3),
+    "scale of zero": random_call(*SHAPES, scale=0.0),
+    "no keys": random_call((2, 2, 3, 4), (2, 2, 0, 4), (2, 2, 0, 6)),
+    "no queries": random_call((2, 2, 0, 4), (2, 2, 5, 4), (2, 2, 5, 6)),
+    "no features": random_call((2, 2, 3, 0), (2, 2, 5, 0), (2, 2, 5, 6)),
+    "float32": random_call(*SHAPES, dtype=torch.float32),
+    "bfloat16": random_call(*SHAPES, dtype=torch.bfloat16),
+    "float16": random_call(*SHAPES, dtype=torch.float16),
+    "shared heads": random_call(*GROUPED, enable_gqa=True),
+    "shared heads, three dimensions": random_call(*(shape[1:] for shape in GROUPED), enable_gqa=True),
+    "shared heads, unequally": random_call((2, 4, 3, 4), (2, 2, 5, 4), (2, 1, 5, 6), enable_gqa=True),
     "shared heads, masked": masked(lambda: normal(2, 4, 3, 5), *GROUPED, enable_gqa=True),
     "boolean mask": masked(hidden_row, *SHAPES),
     "boolean mask, three dimensions": masked(hidden_row, *IN_3D),
@@ -80,15 +80,15 @@ CALLS = {
     "hidden row of floats, shared heads, some dropped": masked(
         hidden_row_of_floats, *GROUPED, dropout_p=0.4, enable_gqa=True, scale=-0.3
     ),
-    "everything dropped": of(*SHAPES, dropout_p=1.0),
-    "dropout of True": of(*SHAPES, dropout_p=True),
+    "everything dropped": random_call(*SHAPES, dropout_p=1.0),
+    "dropout of True": random_call(*SHAPES, dropout_p=True),
 }
 WRONG = {
-    "one dimension": of((4,), (5, 4), (5, 6)),
-    "features": of((2, 2, 3, 4), (2, 2, 5, 3), (2, 2, 5, 6)),
-    "lengths": of((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 4, 6)),
-    "batches": of((2, 2, 3, 4), (3, 2, 5, 4), (3, 2, 5, 4)),
-    "heads": of((2, 4, 3, 4), (2, 3, 5, 4), (2, 3, 5, 4), enable_gqa=True),
+    "one dimension": random_call((4,), (5, 4), (5, 6)),
+    "features": random_call((2, 2, 3, 4), (2, 2, 5, 3), (2, 2, 5, 6)),
+    "lengths": random_call((2, 2, 3, 4), (2, 2, 5, 4), (2, 2, 4, 6)),
+    "batches": random_call((2, 2, 3, 4), (3, 2, 5, 4), (3, 2, 5, 4)),
+    "heads": random_call((2, 4, 3, 4), (2, 3, 5, 4), (2, 3, 5, 4), enable_gqa=True),
     "dtypes": lambda: attend(normal(2, 3, 4), normal(2, 5, 4, dtype=torch.float32), normal(2, 5, 4)),
     "integers": lambda: attend(*[torch.ones(2, 3, 4, dtype=torch.long)] * 3),
     "mask of integers": masked(lambda: torch.ones(3, 5, dtype=torch.long), *SHAPES),
@@ -97,10 +97,10 @@ WRONG = {
     "mask of too many batches": masked(lambda: normal(3, 3, 5), *IN_3D),
     "mask of a larger batch": masked(lambda: normal(2, 1, 3, 5), (1, 2, 3, 4), (1, 2, 5, 4), (1, 2, 5, 6)),
     "mask and causal": masked(lambda: normal(3, 5), *IN_3D, is_causal=True),
-    "probability": of(*SHAPES, dropout_p=1.5),
-    "scale": of(*SHAPES, scale="large"),
+    "probability": random_call(*SHAPES, dropout_p=1.5),
+    "scale": random_call(*SHAPES, scale="large"),
     "devices": lambda: attend(normal(2, 3, 4), normal(2, 5, 4).to("meta"), normal(2, 5, 4)),
-    "causal in words": of(*IN_3D, is_causal="no"),
+    "causal in words": random_call(*IN_3D, is_causal="no"),
     "8 bits": lambda: attend(*(normal(2, 3, 4).to(torch.float8_e4m3fn) for _ in range(3))),
     "sparse": lambda: attend(*(normal(2, 3, 4).to_sparse() for _ in range(3))),
     "no tensor": lambda: attend([1.0], [1.0], [1.0]),
@@ -126,7 +126,7 @@ def recording(monkeypatch):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_values_are_those_of_torch(name, recording):
+def test_values_match_torch(name, recording):
     expected, got = (run(CALLS[name], mode) for mode in (nullcontext(), hodiff.corrected()))
     assert got.dtype == expected.dtype
     tolerance = {D: 1e-13, torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[got.dtype]
@@ -134,14 +134,14 @@ def test_values_are_those_of_torch(name, recording):
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if name not in {"no keys", "no queries"}])
-def test_the_rule_takes_those_calls(name, recording):
-    # On a CPU dropout is left to torch's own operators.
+def test_rule_handles_all_calls_without_dropout(name, recording):
+    # On a CPU, dropout uses torch's own operators.
     assert ("AttentionBackward" in nodes(CALLS[name])) == ("drop" not in name)
 
 
 def nodes(call):
     with hodiff.corrected():
-        output = call()  # a Function's node does not outlive it
+        output = call()  # keep the output, because a Function's node is freed with it
         queue, found = [output.grad_fn], []
     while queue:
         node = queue.pop()
@@ -152,29 +152,29 @@ def nodes(call):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_those_of_torch(name, recording):
+def test_errors_match_torch(name, recording):
     same_error(lambda: run(WRONG[name], nullcontext()))
 
 
-def test_a_mask_of_another_device_is_refused(recording):
-    """Torch returns whatever is in memory."""
+def test_rejects_mask_on_another_device(recording):
+    """Torch alone reads uninitialized memory."""
     call = masked(lambda: torch.zeros(3, 5, device="meta"), *SHAPES)
     with pytest.raises(RouteError, match="attn_mask: expected a tensor on cpu as query is, got one on meta"):
         run(call, hodiff.corrected())
 
 
-def test_no_heads_share_no_heads():
+def test_no_heads_give_an_empty_output():
     call = masked(lambda: normal(3, 5), (2, 0, 3, 4), (2, 0, 5, 4), (2, 0, 5, 6), enable_gqa=True, dropout_p=0.4)
     assert run(call, hodiff.corrected()).shape == (2, 0, 3, 6)
 
 
 @pytest.mark.parametrize("name", ["four dimensions", "causal", "float32", "boolean mask"])
-def test_what_is_not_differentiated_runs_torchs_kernel(name):
+def test_undifferentiated_calls_run_the_kernel_of_torch(name):
     assert torch.equal(run(CALLS[name], hodiff.corrected()), run(CALLS[name], nullcontext()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, D])
-def test_autocast(dtype):
+def test_autocast_dtypes_match_torch(dtype):
     q, k, v = (normal(2, 2, 3, 4, dtype=dtype).requires_grad_() for _ in range(3))
     with torch.autocast("cpu", torch.bfloat16):
         expected = attend(q, k, v)
@@ -196,8 +196,8 @@ CHECKED = {
 
 @pytest.mark.slow
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", some_at_once(CHECKED, ("hidden row", "dropout", "hidden rows of weights")))
-def test_all_routes_to_third_order(name):
+@pytest.mark.parametrize("name", slow_except(CHECKED, ("hidden row", "dropout", "hidden rows of weights")))
+def test_third_derivatives_by_all_routes_match_differences(name):
     f, inputs = hodiff.corrected()(CHECKED[name]), tuple(normal(1, 1, *s) for s in ((3, 2), (4, 2), (4, 1)))
     # vmap would draw other numbers for each element of its batch.
     drops = name.startswith("dropout")
@@ -205,13 +205,13 @@ def test_all_routes_to_third_order(name):
 
 
 @pytest.mark.slow
-def test_a_mask_that_is_differentiated():
+def test_derivatives_by_the_mask_match_differences():
     q, k, v = normal(1, 2, 3, 2), normal(1, 2, 4, 2), normal(1, 2, 4, 1)
     hodiff.assert_differentiable(hodiff.corrected()(lambda m: attend(q, k, v, m)), normal(2, 3, 4), scipy=False)
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_two_tokens_are_a_logistic_curve(route):
+def test_two_keys_match_the_closed_form_of_a_logistic_curve(route):
     """The weights of two keys are s(z) and s(-z), for the difference z of their scores; O = v0 + (v1 - v0) s(z)."""
     q, k, v = normal(1, 1, 1, 1), normal(1, 1, 2, 1), normal(1, 1, 2, 1)
     slope, height = (k[..., 1, :] - k[..., 0, :]).item(), (v[..., 1, :] - v[..., 0, :]).item()
@@ -221,7 +221,7 @@ def test_two_tokens_are_a_logistic_curve(route):
     torch.testing.assert_close(product, second, rtol=1e-12, atol=0)
 
 
-def test_the_seed_decides_what_is_dropped():
+def test_seed_determines_dropout():
     q, k, v = (normal(1, 2, 6, 4).requires_grad_() for _ in range(3))
 
     def drawn(seed):
@@ -238,8 +238,8 @@ def test_the_seed_decides_what_is_dropped():
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_the_draw_is_that_of_torch_by_each_route(route):
-    """Products agree with those of probabilities times the mask that torch draws."""
+def test_dropout_mask_matches_torch_by_each_route(route):
+    """The reference multiplies probabilities by the mask that torch draws."""
     q, k, v = normal(1, 3, 2), normal(1, 4, 2), torch.eye(4, dtype=D)[None]
     torch.manual_seed(3)
     kept = (attend(q, k, v, dropout_p=0.4) > 0) / 0.6  # the values are unit vectors
@@ -252,7 +252,7 @@ def test_the_draw_is_that_of_torch_by_each_route(route):
     torch.testing.assert_close(product, hodiff.hvp(by_hand, q, torch.ones_like(q), correct=False))
 
 
-def test_no_composite_hides_a_function_that_has_a_rule():
+def test_every_composite_of_corrected_functions_has_a_rule():
     """Torch disables the mode inside its Python functions, so each that calls a function with a rule needs a rule."""
     table = {each for each, entry in CORRECTIONS.items() if entry.kind != "slow"}
     for module in (F, torch.functional, torch.Tensor):
@@ -272,7 +272,7 @@ def test_no_composite_hides_a_function_that_has_a_rule():
 
 @pytest.mark.parametrize("mask", [False, True])
 @pytest.mark.parametrize("weights", [False, True])
-def test_multi_head_attention_has_torchs_values(weights, mask):
+def test_multi_head_attention_values_match_torch(weights, mask):
     model = nn.MultiheadAttention(4, 2, batch_first=True, add_bias_kv=True).double()
     x = normal(2, 3, 4)
     options = {"need_weights": weights, "attn_mask": torch.zeros(3, 3, dtype=D) if mask else None}
@@ -282,7 +282,7 @@ def test_multi_head_attention_has_torchs_values(weights, mask):
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13)
 
 
-def test_the_layer_leaves_its_fused_path_inside():
+def test_encoder_layer_leaves_its_fused_path_inside_corrected():
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).double().eval()
     x = normal(2, 3, 4)
 
@@ -313,7 +313,7 @@ def test_multi_head_attention_compiles(route):
 
 
 @pytest.mark.slow
-def test_compiled_inference_keeps_the_kernel():
+def test_compiled_inference_keeps_the_fused_kernel():
     found = []
 
     def backend(graph, _):

@@ -15,24 +15,26 @@ SMALL = {"hidden_size": WIDTH, "num_hidden_layers": 2, "num_attention_heads": 4,
 TEXT = {**SMALL, "vocab_size": 40, "max_position_embeddings": 1024}
 
 
-def made(config):
+def built_model(config):
     torch.manual_seed(0)
     config._attn_implementation = "sdpa"
     return transformers.AutoModel.from_config(config).double().eval()
 
 
 MODELS = {
-    "BERT": lambda: made(transformers.BertConfig(**TEXT)),
-    "GPT-2": lambda: made(
+    "BERT": lambda: built_model(transformers.BertConfig(**TEXT)),
+    "GPT-2": lambda: built_model(
         transformers.GPT2Config(vocab_size=40, n_embd=WIDTH, n_layer=2, n_head=4, n_positions=1024, use_cache=False)
     ),
-    "Llama, shared heads": lambda: made(transformers.LlamaConfig(**TEXT, num_key_value_heads=2, use_cache=False)),
-    "T5": lambda: made(
+    "Llama, shared heads": lambda: built_model(
+        transformers.LlamaConfig(**TEXT, num_key_value_heads=2, use_cache=False)
+    ),
+    "T5": lambda: built_model(
         transformers.T5Config(
             vocab_size=40, d_model=WIDTH, d_kv=4, d_ff=32, num_layers=2, num_heads=4, dropout_rate=0.0, use_cache=False
         )
     ),
-    "ViT": lambda: made(transformers.ViTConfig(**SMALL, image_size=28, patch_size=4, num_channels=1)),
+    "ViT": lambda: built_model(transformers.ViTConfig(**SMALL, image_size=28, patch_size=4, num_channels=1)),
 }
 
 
@@ -67,8 +69,8 @@ def by_primitives(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=Fa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_products_agree_with_primitives(name, monkeypatch):
-    """Only the rules of attention differ between both sides."""
+def test_products_match_primitives(name, monkeypatch):
+    """Both sides differ only in the rules of attention."""
     model = MODELS[name]()
     x = {key: each.detach() for key, each in model.named_parameters()}
     generator = torch.Generator().manual_seed(2)
@@ -84,8 +86,8 @@ def test_products_agree_with_primitives(name, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_all_attention_goes_by_the_rule(name, monkeypatch):
-    """Attention in encoder, decoder and between them uses the rule; T5 adds its learned positions by the mask."""
+def test_all_attention_uses_the_rule(name, monkeypatch):
+    """Self-attention and cross-attention use the rule; T5 adds its learned positions by the mask."""
     taken = []
 
     def watched(*args, **kwargs):
@@ -120,8 +122,8 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["BERT", "GPT-2", "Llama, shared heads"])
-def test_nothing_is_as_large_as_the_weights(name, monkeypatch):
-    """Torch's operators run in blocks; the kernels, which are disabled while operators are counted, need less."""
+def test_no_tensor_is_as_large_as_the_attention_weights(name, monkeypatch):
+    """Torch's operators run in blocks; the kernels, which are disabled while operators are counted, use less memory."""
     monkeypatch.setattr(blockwise, "BLOCK", 2**14)
     length = 512
     model = MODELS[name]()

@@ -1,4 +1,4 @@
-"""Attention in training: in 16 bits, checkpointed, and with a tangent in the loss; against primitives."""
+"""Attention in training, against primitives: in 16 bits, checkpointed, and with a tangent in the loss."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ EXPECTED = slope_and_product(lambda w: block(plain_attention, X, w).sin().sum())
 
 
 @pytest.mark.parametrize("attend", [attention, F.scaled_dot_product_attention], ids=["hodiff", "torch"])
-def test_autocast(attend):
+def test_autocast_errors_are_a_few_roundings(attend):
     """Errors are a few roundings to 8 bits, and less than twice those of primitives under autocast."""
     x, weights, direction = X.float(), WEIGHTS.float(), DIRECTION.float()
 
@@ -55,7 +55,7 @@ def test_autocast(attend):
 
 
 @pytest.mark.parametrize("attend", [attention, F.scaled_dot_product_attention], ids=["hodiff", "torch"])
-def test_autocast_in_hvp_by_each_route(attend):
+def test_autocast_hvp_matches_by_each_route(attend):
     x, weights, direction = X.float(), WEIGHTS.float(), DIRECTION.float()
     with torch.autocast("cpu", torch.bfloat16):
         for route in hodiff.ROUTES:
@@ -65,7 +65,7 @@ def test_autocast_in_hvp_by_each_route(attend):
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("attend", [attention, F.scaled_dot_product_attention], ids=["hodiff", "torch"])
-def test_checkpoints(attend, reentrant):
+def test_derivatives_of_checkpointed_attention_match_primitives(attend, reentrant):
     """The checkpoint contains the whole layer, and lies within the corrections."""
 
     def loss(w):
@@ -78,7 +78,7 @@ def test_checkpoints(attend, reentrant):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_products_through_checkpoints(reentrant):
+def test_hvp_through_checkpoints_matches_primitives(reentrant):
     def loss(w):
         attend = F.scaled_dot_product_attention
         return checkpoint(lambda x, w: block(attend, x, w), X, w, use_reentrant=reentrant).sin().sum()
@@ -89,7 +89,7 @@ def test_products_through_checkpoints(reentrant):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_the_corrections_inside_of_the_checkpoint_alone(reentrant):
+def test_corrections_entered_inside_a_checkpoint_are_entered_again(reentrant):
     """Corrections that the checkpointed function enters are entered again when it is recomputed."""
     inside = hodiff.corrected()(lambda x, w: block(F.scaled_dot_product_attention, x, w))
 
@@ -150,7 +150,7 @@ def through_the_tangent(attend, weights):
 
 @pytest.mark.parametrize("loss", [continuous_consistency, through_the_tangent])
 @pytest.mark.parametrize("attend", [attention, F.scaled_dot_product_attention], ids=["hodiff", "torch"])
-def test_training_with_a_tangent_in_the_loss(attend, loss):
+def test_training_loss_with_a_tangent_matches_primitives(attend, loss):
     leaf = WEIGHTS.clone().requires_grad_()
     with hodiff.corrected():
         loss(attend, leaf).backward()
@@ -162,7 +162,7 @@ def test_training_with_a_tangent_in_the_loss(attend, loss):
 @pytest.mark.slow
 @pytest.mark.parametrize("loss", [continuous_consistency, through_the_tangent])
 @pytest.mark.parametrize("attend", [attention, F.scaled_dot_product_attention], ids=["hodiff", "torch"])
-def test_such_training_compiled(attend, loss):
+def test_compiled_training_loss_with_a_tangent_matches_primitives(attend, loss):
     torch.compiler.reset()
     leaf = WEIGHTS.clone().requires_grad_()
     with hodiff.corrected():

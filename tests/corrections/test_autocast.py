@@ -43,19 +43,19 @@ def assert_torchs_dtypes(function, arguments, dtype):
     return True
 
 
-def test_what_autocast_casts():
-    """A loss in 16 bits would have two or three digits, while torch's has seven."""
+def test_functions_that_autocast_casts_have_dtypes_of_torch():
+    """A loss in 16 bits would have two or three correct digits, while torch's has seven."""
     taken = [assert_torchs_dtypes(f, rest, dtype) for f, *rest in CAST for dtype in (B, torch.float32)]
     assert sum(taken) > 40
 
 
 @pytest.mark.slow
-def test_what_autocast_leaves():
+def test_functions_that_autocast_leaves_have_dtypes_of_torch():
     taken = [assert_torchs_dtypes(f, rest, dtype) for f, *rest in NOT_CAST for dtype in (B, torch.float32)]
     assert sum(taken) > 300
 
 
-def test_derivatives_of_a_loss_keep_the_digits_of_float32():
+def test_loss_derivatives_under_autocast_are_float32():
     x = torch.tensor([1.25, -2.5, 0.75], dtype=B)
     t = torch.tensor([0.1, 0.2, 0.3])
 
@@ -71,7 +71,7 @@ def test_derivatives_of_a_loss_keep_the_digits_of_float32():
     assert loss(x).dtype == hodiff.corrected(loss)(x.requires_grad_()).dtype == torch.float32
 
 
-def test_distances_of_16_bits_are_refused_where_torch_refuses_them():
+def test_bfloat16_distances_raise_where_torch_raises():
     x = torch.ones(3, 2, dtype=B, requires_grad=True)
     with hodiff.corrected(), pytest.raises(RuntimeError, match="BFloat16"):
         torch.cdist(x, x)

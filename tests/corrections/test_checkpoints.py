@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from functions.held import Meter
+from memory_use import SavedMemory
 from torch import nn
 from torch.func import functional_call
 from torch.utils import checkpoint as torch_checkpoint
@@ -26,7 +26,7 @@ def nested(block, h):
     return checkpoint(lambda h: checkpoint(block, h, use_reentrant=False), h, use_reentrant=False)
 
 
-# Selective checkpointing saves some results to save time; hodiff saves none.
+# Selective checkpointing saves some results to save time; hodiff recomputes all.
 SELECTIVE = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
 WAYS = {
     "plain": lambda block, h: block(h),
@@ -99,7 +99,7 @@ def _quiet():
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "in contexts"])
-def test_products_at_another_point_by_every_route(way):
+def test_products_at_another_point_match_by_every_route(way):
     _, loss, formula, p, v = problem(way)
     expected = product(formula, p, v)
     for route in ("auto", *hodiff.ROUTES):
@@ -128,7 +128,7 @@ def _gradients(value, q):
 @pytest.mark.one_in(24)
 @pytest.mark.parametrize("outside", [False, True])
 @pytest.mark.parametrize("way", WAYS)
-def test_gradients_of_torch_within_corrected(way, outside):
+def test_autograd_within_corrected_matches(way, outside):
     _, loss, formula, p, _ = problem(way)
     first, second = gradients(loss, p, outside=outside)
     slope = torch.func.grad(formula)(p)
@@ -138,8 +138,8 @@ def test_gradients_of_torch_within_corrected(way, outside):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", ["checkpoint", "segments", "nested", "in contexts"])
-def test_called_outside_and_differentiated_within(way):
-    """The checkpoint is torch's own, which recomputes its function as in the first run."""
+def test_checkpoint_called_outside_may_be_differentiated_within(way):
+    """The checkpoint is torch's, which recomputes its function as in the first run."""
     module, *_ = problem(way)
     x = torch.randn(6, 3, dtype=D)
     parameters = dict(module.named_parameters())
@@ -152,7 +152,7 @@ def test_called_outside_and_differentiated_within(way):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("way", ["checkpoint", "segments", "nested", "in contexts"])
-def test_derivatives_of_torch_at_another_point(way):
+def test_torch_derivatives_at_another_point_match(way):
     """Torch's own rules are evaluated at the given parameters, not at the module's."""
     _, loss, formula, p, v = problem(way)
     expected = product(formula, p, v)
@@ -165,8 +165,8 @@ def test_derivatives_of_torch_at_another_point(way):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_batch_norm_in_training(route):
-    """Running statistics are those of one run by any route, and the product is that of the formula."""
+def test_batch_norm_in_training_updates_statistics_once(route):
+    """Running statistics equal those of one run by any route, and the product equals that of the formula."""
     torch.manual_seed(0)
     module, x, v = nn.BatchNorm1d(3, dtype=D), torch.randn(4, 3, dtype=D), torch.randn(4, 3, dtype=D)
 
@@ -183,7 +183,7 @@ def test_batch_norm_in_training(route):
 
 
 @pytest.mark.slow
-def test_everywhere_else_torch_runs():
+def test_undifferentiated_checkpoints_run_torch():
     x = torch.ones(2, requires_grad=True)
     assert type(checkpoint(torch.sin, x, use_reentrant=False).grad_fn).__name__ == "SinBackward0"
     with hodiff.corrected():
@@ -193,7 +193,7 @@ def test_everywhere_else_torch_runs():
 
 
 @pytest.mark.slow
-def test_decorated_functions():
+def test_decorated_functions_match():
     try:
         decorate = checkpoint.__wrapped__(use_reentrant=False)
     except TypeError:
@@ -217,7 +217,7 @@ def test_decorated_functions():
         lambda x: checkpoint(torch.sin, use_reentrant=False),
     ],
 )
-def test_errors_are_those_of_torch(call):
+def test_errors_match_torch(call):
     x = torch.ones(2, requires_grad=True)
     with pytest.raises((ValueError, TypeError)) as by_torch:
         call(x)
@@ -226,7 +226,7 @@ def test_errors_are_those_of_torch(call):
 
 
 @pytest.mark.slow
-def test_a_context_of_ones_own_is_entered_again():
+def test_user_contexts_are_entered_again():
     seen = []
 
     class Noted:
@@ -248,7 +248,7 @@ def test_a_context_of_ones_own_is_entered_again():
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", ["checkpoint", "reentrant", "in contexts"])
-def test_dropout_draws_as_without(way):
+def test_dropout_matches_an_uncheckpointed_run(way):
     block = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.LayerNorm(8), nn.Linear(8, 4)).to(D)
     x = torch.randn(6, 4, dtype=D, requires_grad=True)
     found = []
@@ -263,7 +263,7 @@ def test_dropout_draws_as_without(way):
 
 
 @pytest.mark.slow
-def test_autocast_is_that_of_the_call():
+def test_autocast_state_of_the_call_is_restored():
     block, x = nn.Linear(4, 4), torch.randn(3, 4, requires_grad=True)
     found = []
     for way in ("checkpoint", "plain"):
@@ -275,7 +275,7 @@ def test_autocast_is_that_of_the_call():
 
 
 @pytest.mark.slow
-def test_memory_of_a_product_is_that_of_checkpointing():
+def test_memory_of_a_product_matches_checkpointing():
     """When the gradient is recorded, each block holds its input and cotangents, not its intermediate results."""
     blocks = [nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(10))).to(D) for _ in range(4)]
     parameters = sum(each.nbytes for block in blocks for each in block.parameters())
@@ -283,13 +283,13 @@ def test_memory_of_a_product_is_that_of_checkpointing():
     held = {}
     for way in ("checkpoint", "plain"):
         q = x.clone().requires_grad_()
-        with hodiff.corrected(), Meter() as meter:
+        with hodiff.corrected(), SavedMemory() as saved:
             h = q
             for block in blocks:
                 h = WAYS[way](block, h)
-            forward = meter.held()
+            forward = saved.nbytes()
             (slope,) = torch.autograd.grad(h.sin().sum(), q, create_graph=True)
-            held[way] = forward, meter.held()
+            held[way] = forward, saved.nbytes()
         assert slope.shape == x.shape
     assert held["checkpoint"][0] <= 4 * x.nbytes + parameters
     assert held["checkpoint"][1] <= 10 * x.nbytes + parameters
@@ -298,7 +298,7 @@ def test_memory_of_a_product_is_that_of_checkpointing():
 
 
 @pytest.mark.slow
-def test_gauss_newton_and_inner_loops():
+def test_gauss_newton_and_inner_loops_match():
     module, loss, formula, p, v = problem("checkpoint")
     x, target = torch.randn(6, 3, dtype=D), torch.randn(6, 2, dtype=D)
     found = hodiff.GaussNewtonOperator(module, nn.MSELoss(reduction="sum"), p, x, target, reduction="sum") @ v
@@ -315,14 +315,14 @@ def test_gauss_newton_and_inner_loops():
 
 
 @pytest.mark.slow
-def test_preflight_looks_into_them():
+def test_preflight_sees_functions_inside_checkpoints():
     module, *_ = problem("checkpoint")
     names = {use.name for use in hodiff.preflight(module, torch.randn(6, 3, dtype=D)).operators}
     assert "torch.nn.functional.layer_norm" in names
 
 
 @pytest.mark.slow
-def test_compiled_operators():
+def test_compiled_operator_matches():
     _, loss, formula, p, v = problem("checkpoint")
     assert_same(hodiff.HessianOperator(loss, p, compile=True) @ v, product(formula, p, v))
 
@@ -331,7 +331,7 @@ def test_compiled_operators():
 # Newer versions have another name for the method.
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable.:FutureWarning")
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_hugging_face(reentrant):
+def test_hugging_face_checkpointing_matches(reentrant):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     sizes = {"vocab_size": 30, "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -349,7 +349,7 @@ def test_hugging_face(reentrant):
     assert_same(hodiff.hvp(loss, p, v), expected)
 
 
-def by_a_leaf_of_its_own(x, w):
+def gradient_by_a_new_leaf(x, w):
     x = x.detach().requires_grad_()
     return torch.autograd.grad((w @ x).sin(), x, create_graph=True)[0]
 
@@ -358,20 +358,22 @@ def by_its_input(x, w):
     return torch.autograd.grad((w @ x).sin(), x, create_graph=True)[0]
 
 
-def by_what_it_computes(x, w):
+def gradient_by_an_intermediate(x, w):
     y = x * w
     return torch.autograd.grad(y.sin().sum(), y, create_graph=True)[0] * x
 
 
-def by_a_leaf_if_need_be(x, w):
+def gradient_by_input_or_clone(x, w):
     with torch.enable_grad():
         y = x if x.requires_grad else x.clone().requires_grad_()
         return torch.autograd.grad((w @ y).sin(), y, create_graph=True)[0]
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("forces", [by_a_leaf_of_its_own, by_its_input, by_what_it_computes, by_a_leaf_if_need_be])
-def test_gradients_taken_inside(forces):
+@pytest.mark.parametrize(
+    "forces", [gradient_by_a_new_leaf, by_its_input, gradient_by_an_intermediate, gradient_by_input_or_clone]
+)
+def test_gradients_taken_inside_match_to_second_order(forces):
     """Forces of a potential, as molecular models compute them, are right to second order."""
     x, w = (torch.tensor(each, dtype=torch.float64, requires_grad=True) for each in ([0.5, -1.0], [1.0, 0.3]))
 
@@ -388,9 +390,9 @@ def test_gradients_taken_inside(forces):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_gradients_taken_inside_by_every_route(route):
+def test_gradients_taken_inside_match_by_every_route(route):
     x, v = torch.tensor([0.5, -1.0], dtype=torch.float64), torch.tensor([1.0, 0.3], dtype=torch.float64)
     w = torch.tensor([1.0, 0.3], dtype=torch.float64)
-    found = hodiff.hvp(lambda w: checkpoint(by_a_leaf_of_its_own, x, w, use_reentrant=False).sum(), w, v, route=route)
+    found = hodiff.hvp(lambda w: checkpoint(gradient_by_a_new_leaf, x, w, use_reentrant=False).sum(), w, v, route=route)
     expected = hodiff.hvp(lambda w: (w * (w @ x).cos()).sum(), w, v)
     torch.testing.assert_close(found, expected)

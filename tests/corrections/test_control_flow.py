@@ -1,4 +1,4 @@
-"""Control-flow operators, which take functions, against plain Python."""
+"""torch.cond and other control-flow operators, against plain Python."""
 
 from collections.abc import Callable
 from typing import Any
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
-def test_every_transform(name: str) -> None:
+def test_every_transform_matches_plain_python(name: str) -> None:
     f, plain = CASES[name]
     hessian = torch.autograd.functional.hessian(plain, X)
     gradient = torch.autograd.functional.jacobian(plain, X)
@@ -133,7 +133,7 @@ def test_every_transform(name: str) -> None:
     torch.testing.assert_close(batched, (hessian @ V).expand(2, 3))
 
 
-def test_torchs_own_transforms() -> None:
+def test_torch_transforms_within_corrected_match() -> None:
     x = X.clone().requires_grad_()
     with hodiff.corrected():
         (gradient,) = torch.autograd.grad(branching(x), x, create_graph=True)
@@ -143,12 +143,12 @@ def test_torchs_own_transforms() -> None:
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_rows_that_take_different_branches(route: str) -> None:
+def test_batch_rows_may_take_different_branches(route: str) -> None:
     found = torch.func.vmap(lambda x: hodiff.hvp(branching, x, V, route=route))(torch.stack([X, -X]))
     torch.testing.assert_close(found, torch.stack([6 * X * V, 2 * V]))
 
 
-def test_rows_that_take_different_numbers_of_steps() -> None:
+def test_batch_rows_with_different_step_counts_are_rejected() -> None:
     def f(x: Tensor) -> Tensor:
         return while_loop(lambda y: y.sum() < 5, lambda y: (y * y + 1,), (x,))[0].sum()
 
@@ -156,7 +156,7 @@ def test_rows_that_take_different_numbers_of_steps() -> None:
         torch.func.vmap(lambda x: hodiff.hvp(f, x, V))(torch.stack([X, -X]))
 
 
-def test_errors_in_a_branch_are_the_users() -> None:
+def test_error_in_a_branch_reaches_the_user() -> None:
     calls = []
 
     def wrong(x: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ def test_errors_in_a_branch_are_the_users() -> None:
     assert len(calls) == 1
 
 
-def test_meta_gradients() -> None:
+def test_meta_gradients_match() -> None:
     def loss(params: dict[str, Tensor], task: Tensor) -> Tensor:
         return torch.cond(task.sum() > 0, lambda w: cubes(w * task), lambda w: squares(w * task), (params["w"],))
 
@@ -179,7 +179,7 @@ def test_meta_gradients() -> None:
     torch.testing.assert_close(found, (1 - 0.01 * 6 * W**3 * X) * V)
 
 
-def test_a_graph_from_outside_is_refused() -> None:
+def test_rejects_graph_recorded_outside_corrected() -> None:
     x = X.clone().requires_grad_()
     y = branching(x)
     assert "CondAutogradOp" in type(y.grad_fn).__name__  # outside of corrections, torch is unchanged
@@ -189,7 +189,7 @@ def test_a_graph_from_outside_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_torch_is_wrong_here() -> None:
+def test_torch_alone_is_wrong() -> None:
     """The tests above would prove nothing if torch alone were right."""
     x = X.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(branching(x), x, create_graph=True)
@@ -198,7 +198,7 @@ def test_torch_is_wrong_here() -> None:
 
 
 @pytest.mark.slow
-def test_without_corrections_they_are_refused() -> None:
+def test_uncorrected_products_are_rejected() -> None:
     with pytest.raises(
         RouteError, match=r"gradient of CondAutogradOp, an operator that takes functions, is a constant"
     ):
@@ -213,7 +213,7 @@ class Exported(nn.Module):
 
 
 @pytest.mark.slow
-def test_exported_programs() -> None:
+def test_exported_program_matches_plain_python() -> None:
     program: Any = torch.export.export(Exported(), (X,)).module()
     assert {"cond", "scan", "while_loop", "map_impl"} <= {
         getattr(node.target, "__name__", "") for node in program.graph.nodes
@@ -230,7 +230,7 @@ def test_exported_programs() -> None:
 
 @pytest.mark.skipif(torch.__version__ < "2.15", reason="before 2.15 torch wants a step")
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_loops_of_no_steps(route: str) -> None:
+def test_loops_without_steps(route: str) -> None:
     nothing = torch.zeros(0, dtype=D)
 
     def f(x: Tensor) -> Any:

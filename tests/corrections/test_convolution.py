@@ -1,4 +1,4 @@
-"""Transposed convolutions with output padding: torch's values, and third derivatives that torch lacks."""
+"""Transposed convolutions with output padding: torch's values, and third derivatives, which torch does not support."""
 
 import pytest
 import torch
@@ -30,18 +30,18 @@ CASES = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
-def test_every_route(name):
+def test_derivatives_match_differences_by_every_route(name):
     f, inputs = CASES[name]
     assert_every_route(f, inputs)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_are_those_of_torch(name):
+def test_values_match_torch(name):
     f, inputs = CASES[name]
     same_value(lambda: f(*inputs))
 
 
-def test_torch_fails_here():
+def test_torch_alone_fails():
     """The tests above would prove nothing if torch alone were right."""
     f, (x, w, _) = CASES["1d"]
     leaves = [each.clone().requires_grad_() for each in (x, w, randn(1))]
@@ -52,13 +52,13 @@ def test_torch_fails_here():
         torch.autograd.grad(y, leaves)
 
 
-def test_errors_are_those_of_torch():
+def test_errors_match_torch():
     x, w = randn(1, 1, 3), randn(1, 1, 2)
     same_error(lambda: F.conv_transpose1d(x, w, output_padding=1))
 
 
 @pytest.mark.parametrize("dims", [2, 3])
-def test_unpooling_keeps_the_layout(dims):
+def test_unpooling_keeps_the_memory_format(dims):
     layout = {2: torch.channels_last, 3: torch.channels_last_3d}[dims]
     x = torch.arange(2.0 * 3 * 4**dims, dtype=torch.float64).reshape(2, 3, *(4,) * dims)
     pool, unpool = {2: (F.max_pool2d, F.max_unpool2d), 3: (F.max_pool3d, F.max_unpool3d)}[dims]

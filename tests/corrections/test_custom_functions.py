@@ -1,4 +1,4 @@
-"""Functions as in torch's documentation, in every nesting of forward and reverse passes.
+"""Custom Functions as in torch's documentation, in every nesting of forward and reverse passes.
 
 The reference is the same function in elementary operators, and the derivatives of x³ in closed form.
 """
@@ -144,7 +144,7 @@ class Output(Saved):
 
 
 class Several(Function):
-    """Has two outputs with derivatives, one without, an argument that is no tensor, and a default."""
+    """Has two differentiable outputs, one non-differentiable output, a non-tensor argument, and a default."""
 
     generate_vmap_rule = True
 
@@ -221,11 +221,11 @@ CASES = {
 }
 
 
-def at_once(f):
+def unbatched(f):
     return lambda x: (f(x.sin(), x.exp()) * x).sum()
 
 
-def in_batches(f):
+def batched(f):
     """Return a function that applies f to a batch of both arguments, and of one argument along the last dimension."""
 
     def total(x):
@@ -236,36 +236,38 @@ def in_batches(f):
     return total
 
 
-def passed(f, modes):
+def derivative_by_passes(f, modes):
     """Derivative of a scalar function by passes, the innermost first; all passes but the last are directional."""
     for mode in modes[:-1]:
-        f = _along(f) if mode == "forward" else _against(f)
+        f = _forward_pass(f) if mode == "forward" else _reverse_pass(f)
     return grad(f) if modes[-1] == "reverse" else jacfwd(f)
 
 
-def _along(f):
+def _forward_pass(f):
     return lambda x: jvp(f, (x,), (V,))[1]
 
 
-def _against(f):
+def _reverse_pass(f):
     return lambda x: (grad(f)(x) * V).sum()
 
 
 @pytest.mark.one_in(18)
-@pytest.mark.parametrize("arrange", [at_once, in_batches])
+@pytest.mark.parametrize("arrange", [unbatched, batched])
 @pytest.mark.parametrize("name", CASES)
-def test_every_nesting(name, arrange):
+def test_every_nesting_matches_closed_form(name, arrange):
     function, truth = CASES[name]
     for modes in (*product(("reverse", "forward"), repeat=2), ("forward",) * 3, ("forward", "reverse", "forward")):
         with hodiff.corrected():
-            found = passed(arrange(function), modes)(X)
-        torch.testing.assert_close(found, passed(arrange(truth), modes)(X), msg=lambda text, m=modes: f"{m}: {text}")
+            found = derivative_by_passes(arrange(function), modes)(X)
+        torch.testing.assert_close(
+            found, derivative_by_passes(arrange(truth), modes)(X), msg=lambda text, m=modes: f"{m}: {text}"
+        )
 
 
-def test_torch_alone_is_silent():
+def test_torch_alone_is_wrong():
     """The tests above would prove nothing if torch alone were right."""
-    slope = _along(at_once(Saved.apply))
-    assert not torch.allclose(jacfwd(slope)(X), jacfwd(_along(at_once(elementary)))(X))
+    slope = _forward_pass(unbatched(Saved.apply))
+    assert not torch.allclose(jacfwd(slope)(X), jacfwd(_forward_pass(unbatched(elementary)))(X))
 
 
 class Cube(Function):
@@ -294,7 +296,7 @@ def cubes(x):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_hvp(route):
+def test_hvp_and_hessian_match_by_every_route(route):
     torch.testing.assert_close(hodiff.hvp(cubes, X, V, route=route), 6 * X * V)
     torch.testing.assert_close(hodiff.hessian(cubes, route=route)(X), torch.diag(6 * X))
 
@@ -313,7 +315,7 @@ class CubeUnrecorded(Cube):
 
 
 @pytest.mark.parametrize("function", [CubeCut, CubeUnrecorded])
-def test_a_backward_whose_slope_nobody_asks_for_may_lose_it(function):
+def test_backward_that_is_not_differentiated_may_cut_the_graph(function):
     """Reverse-over-forward mode differentiates the forward rule only."""
 
     def slope(x):
@@ -325,19 +327,19 @@ def test_a_backward_whose_slope_nobody_asks_for_may_lose_it(function):
             grad(lambda x: grad(slope)(x).sum())(X)
 
 
-def test_directional_derivatives():
+def test_directional_derivatives_match_closed_form():
     found = hodiff.directional_derivatives(Cube.apply, X, V, order=4)
     truth = (X**3, 3 * X**2 * V, 6 * X * V**2, 6 * V**3, 0 * X)
     for one, other in zip(found, truth, strict=True):
         torch.testing.assert_close(one, other)
 
 
-def test_correct_is_false():
+def test_uncorrected_second_derivative_is_zero():
     second = hodiff.directional_derivatives(Cube.apply, X, V, order=2, correct=False)[2]
     assert torch.equal(second, 0 * X)
 
 
-def test_jacobian_of_a_jacobian():
+def test_forward_jacobian_of_a_jacobian_matches():
     inner = hodiff.jacobian(Cube.apply, mode="forward")
     found = hodiff.jacobian(lambda x: inner(x).sum(0), mode="forward")(X)
     torch.testing.assert_close(found, torch.diag(6 * X))
@@ -348,17 +350,17 @@ class CubeLayer(nn.Module):
         return Cube.apply(x)
 
 
-def test_in_a_module():
+def test_function_in_a_module_matches():
     found = hodiff.directional_derivatives(nn.Sequential(CubeLayer(), nn.Flatten(0)), X, V, order=2)[2]
     torch.testing.assert_close(found, 6 * X * V**2)
 
 
-def test_recorded_around_a_forward_pass():
+def test_autograd_around_jvp_matches():
     """Corrections reach rules if `torch.autograd` runs around `torch.func.jvp`."""
     x = X.clone().requires_grad_()
     with hodiff.corrected():
-        (found,) = torch.autograd.grad(_along(at_once(Normalized.apply))(x), x)
-    torch.testing.assert_close(found, grad(_along(at_once(normalized)))(X))
+        (found,) = torch.autograd.grad(_forward_pass(unbatched(Normalized.apply))(x), x)
+    torch.testing.assert_close(found, grad(_forward_pass(unbatched(normalized)))(X))
 
 
 class InPlace(Function):
@@ -375,7 +377,7 @@ class InPlace(Function):
         return t.mul_(3)
 
 
-def test_in_place():
+def test_in_place_function_matches():
     found = hodiff.directional_derivatives(lambda x: InPlace.apply(x.exp()) * x, X, V, order=2)[2]
     torch.testing.assert_close(found, 3 * X.exp() * (X + 2) * V**2)
 
@@ -394,7 +396,7 @@ class OfAPlugin(Cube, metaclass=Registered):
     pass
 
 
-def test_the_class_is_left_alone():
+def test_class_is_left_unchanged():
     before = dict(vars(OfAPlugin))
     second = hodiff.directional_derivatives(OfAPlugin.apply, X, V, order=2)[2]
     torch.testing.assert_close(second, 6 * X * V**2)
@@ -407,7 +409,7 @@ class Changed(Cube):
     pass
 
 
-def test_a_rule_that_is_exchanged_later(monkeypatch):
+def test_jvp_replaced_later_is_used(monkeypatch):
     assert hodiff.directional_derivatives(Changed.apply, X, V, order=2)[2].any()
     monkeypatch.setattr(Changed, "jvp", staticmethod(lambda ctx, t: 0 * t * ctx.saved_tensors[0]))
     assert not hodiff.directional_derivatives(Changed.apply, X, V, order=2)[2].any()
@@ -422,7 +424,7 @@ class Troubled(Cube):
         raise RuntimeError("an error of the user's")
 
 
-def test_an_error_of_the_users():
+def test_error_in_jvp_is_raised_once():
     with pytest.raises(RuntimeError, match=r"^an error of the user's$"):
         hodiff.directional_derivatives(Troubled.apply, X, V, order=2)
     assert Troubled.calls == 1
@@ -444,7 +446,7 @@ class WithoutTangent(Cube):
 
 
 @pytest.mark.parametrize("function", [OldStyle, WithoutTangent])
-def test_without_a_forward_pass(function):
+def test_functions_without_jvp_work_by_the_default_route(function):
     """Functions without a forward rule are right by the default route; Taylor mode applies `backward` twice."""
     torch.testing.assert_close(hodiff.hvp(lambda x: function.apply(x).sum(), X, V), 6 * X * V)
     if function is OldStyle:
@@ -456,7 +458,7 @@ def test_without_a_forward_pass(function):
 
 
 @pytest.mark.slow
-def test_what_check_says_of_torch_alone():
+def test_check_without_corrections_reports_hd114():
     (finding,) = hodiff.check(Cube, X, scipy=False, correct=False).findings
     assert finding.code == "HD114"
     assert "hodiff.corrected()" in finding.remedy
@@ -466,7 +468,7 @@ def test_what_check_says_of_torch_alone():
     assert hodiff.check(hodiff.corrected()(Cube.apply), X, scipy=False).codes == ()
 
 
-def test_listed():
+def test_table_lists_function_apply():
     rows = {row.name: row for row in hodiff.corrections.table()}
     assert rows["torch.autograd.Function.apply"].routes == ("forward-over-forward",)
 
@@ -490,7 +492,7 @@ class WithoutJvp(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_a_batched_function_without_jvp(route):
+def test_batched_function_without_jvp_is_right_or_rejected(route):
     x = torch.tensor([0.5, -1.0], dtype=torch.float64)
     f = lambda x: torch.vmap(WithoutJvp.apply)(x).sum()  # noqa: E731
     if route == "reverse-over-reverse":

@@ -1,13 +1,13 @@
-"""Distances: torch's values and first derivatives, every route right, and torch's conventions at equal points."""
+"""Distances: torch's values and first derivatives, correct routes, and torch's conventions at equal points."""
 
 import math
 
 import pytest
 import torch
 import torch.nn.functional as F
-from at_once import backend_of
 from corrections.against_torch import same_error, same_value
 from drawing import draw
+from slow_cases import backend_of
 
 import hodiff
 
@@ -17,7 +17,7 @@ corrected = hodiff.corrected()
 NORMS = (0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0, math.inf)
 
 
-def both(p):
+def cdist_and_pdist(p):
     def f(x, y):
         return torch.cat([torch.cdist(x, y, p=p).flatten(), F.pdist(x, p)])
 
@@ -29,17 +29,17 @@ INPUTS = draw(2, 2), draw(1, 2, seed=1)
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("p", NORMS[1:])
-def test_every_route(p):
-    hodiff.assert_differentiable(both(p), INPUTS, vmap=False, scipy=False)
+def test_derivatives_match_differences_by_every_route(p):
+    hodiff.assert_differentiable(cdist_and_pdist(p), INPUTS, vmap=False, scipy=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("p", NORMS[1:])
-def test_third_order_batched_and_compiled(p):
-    hodiff.assert_differentiable(both(p), INPUTS, order=3, scipy=False, compile=backend_of(p, NORMS[1:]))
+def test_third_order_vmapped_and_compiled_derivatives_match_differences(p):
+    hodiff.assert_differentiable(cdist_and_pdist(p), INPUTS, order=3, scipy=False, compile=backend_of(p, NORMS[1:]))
 
 
-def test_two_points_in_closed_form():
+def test_two_points_match_closed_form():
     """The Hessian of |x - y| by x is the projection orthogonal to x - y, divided by the distance."""
     x, y = torch.tensor([3.0, 4.0], dtype=D), torch.zeros(2, dtype=D)
     hessian = torch.tensor([[16.0, -12.0], [-12.0, 9.0]], dtype=D) / 125
@@ -60,8 +60,8 @@ MODES = ("use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist", "donot
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("p", NORMS)
-def test_values_and_gradients_are_those_of_torch(p, mode):
-    """Batches broadcast, and there are more than the 25 points from which on torch uses a matrix product."""
+def test_values_and_gradients_match_torch(p, mode):
+    """Batches broadcast; with more than 25 points torch uses a matrix product."""
     x, y = draw(2, 1, 30, 3).requires_grad_(), draw(3, 2, 3, seed=1).requires_grad_()
 
     def results():
@@ -72,7 +72,7 @@ def test_values_and_gradients_are_those_of_torch(p, mode):
 
 
 @pytest.mark.parametrize("p", NORMS)
-def test_at_equal_points_and_ties_first_derivatives_are_those_of_torch(p):
+def test_first_derivatives_at_equal_points_and_ties_match_torch(p):
     x = torch.tensor([[1.0, 2.0], [1.0, 2.0], [1.0, 4.0], [3.0, 4.0]], dtype=D, requires_grad=True)
     weights = draw(4, 4)
 
@@ -85,7 +85,7 @@ def test_at_equal_points_and_ties_first_derivatives_are_those_of_torch(p):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_equal_points_among_many_add_nothing_to_second_derivatives(mode):
+def test_zero_distances_add_nothing_to_second_derivatives(mode):
     """The diagonal of a large kernel matrix has distances that a matrix product rounds to 1e-8."""
     x = draw(40, 3)
 
@@ -101,7 +101,7 @@ def test_equal_points_among_many_add_nothing_to_second_derivatives(mode):
         torch.testing.assert_close(product, hodiff.hvp(without, x, v, route=route), rtol=1e-9, atol=1e-9)
 
 
-def test_an_offset_costs_no_digits():
+def test_offset_loses_no_digits():
     x, y = draw(5, 3), draw(4, 3, seed=1)
     v = draw(5, 3, seed=2)
 
@@ -113,7 +113,7 @@ def test_an_offset_costs_no_digits():
 
 @pytest.mark.parametrize("shapes", [((0, 3), (2, 3)), ((2, 3), (0, 3)), ((2, 0), (3, 0)), ((0, 2, 3), (0, 4, 3))])
 @pytest.mark.parametrize("p", [1.5, 2.0, math.inf])
-def test_nothing(shapes, p):
+def test_empty_inputs_give_empty_distances(shapes, p):
     x, y = (torch.zeros(shape, dtype=D) for shape in shapes)
     with corrected:
         assert torch.equal(torch.cdist(x, y, p), torch.zeros(*shapes[0][:-1], shapes[1][-2], dtype=D))
@@ -122,7 +122,7 @@ def test_nothing(shapes, p):
 
 
 @pytest.mark.parametrize("autocast", [False, True])
-def test_dtypes_are_those_of_torch(autocast):
+def test_dtypes_match_torch(autocast):
     x = draw(3, 2).float()
 
     def results(dtype):
@@ -148,5 +148,5 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_those_of_torch(name):
+def test_errors_match_torch(name):
     same_error(WRONG[name], draw(3, 2))

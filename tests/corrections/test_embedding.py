@@ -1,11 +1,11 @@
-"""Embedding bags: torch's values, gradients and errors, and every route right."""
+"""Embedding bags: torch's values, gradients and errors, and correct derivatives by every route."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from at_once import backend_of
 from corrections.against_torch import same_error, same_value
 from drawing import draw
+from slow_cases import backend_of
 from torch import nn
 
 import hodiff
@@ -48,14 +48,14 @@ CALLS = {
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["mean, padded", "max", "weights", "torch, weights"])
-def test_every_route(name):
+def test_derivatives_match_differences_by_every_route(name):
     function, inputs = CALLS[name]
     hodiff.assert_differentiable(corrected(lambda *x: function(*x).sin()), inputs, vmap=False, scipy=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
-def test_third_order_batched_and_compiled(name):
+def test_third_order_vmapped_and_compiled_derivatives_match_differences(name):
     function, inputs = CALLS[name]
     hodiff.assert_differentiable(
         corrected(lambda *x: function(*x).sin()), inputs, order=3, scipy=False, compile=backend_of(name, CALLS)
@@ -64,7 +64,7 @@ def test_third_order_batched_and_compiled(name):
 
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_values_and_gradients_are_those_of_torch(name, dtype):
+def test_values_and_gradients_match_torch(name, dtype):
     function, inputs = CALLS[name]
     leaves = [each.to(dtype).requires_grad_() for each in inputs]
 
@@ -76,7 +76,7 @@ def test_values_and_gradients_are_those_of_torch(name, dtype):
     same_value(results)
 
 
-def test_weights_in_closed_form():
+def test_mixed_derivatives_by_per_sample_weights_match_closed_form():
     """The mixed derivative of a weighted sum by row and weight is 1."""
     w, s = draw(4, 2), draw(6, seed=1)
 
@@ -89,28 +89,28 @@ def test_weights_in_closed_form():
             torch.testing.assert_close(jacobian(mixed)(s), expected)
 
 
-def test_of_equal_maxima_the_first_counts():
+def test_first_of_equal_maxima_gets_the_gradient():
     w = torch.ones(4, 1, dtype=D, requires_grad=True)
     (expected,) = torch.autograd.grad(bags("max")(w).sum(), w)
     with corrected:
         torch.testing.assert_close(torch.autograd.grad(bags("max")(w).sum(), w)[0], expected)
 
 
-def test_a_maximum_of_nan_is_nan():
+def test_maximum_of_nan_is_nan():
     w = draw(4, 2)
     w[3, 0] = float("nan")
     with corrected:
         assert bags("max")(w).isnan().tolist() == [[True, False], [False, False], [False, False], [True, False]]
 
 
-def test_other_outputs_are_those_of_torch():
+def test_other_outputs_match_torch():
     expected = torch.embedding_bag(draw(4, 2), ROWS, OFFSETS, mode=2)
     with corrected:
         torch.testing.assert_close(torch.embedding_bag(draw(4, 2), ROWS, OFFSETS, mode=2), expected)
 
 
 @pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"scale_grad_by_freq": True}, {"sparse": True}])
-def test_what_is_no_derivative_is_left_to_torch(options):
+def test_options_without_derivatives_are_left_to_torch(options):
     module = nn.EmbeddingBag(4, 2, dtype=D, **options)
     with torch.no_grad():
         module.weight.copy_(draw(4, 2))
@@ -120,7 +120,7 @@ def test_what_is_no_derivative_is_left_to_torch(options):
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_what_follows_the_last_offset_is_left_to_torch(mode):
+def test_indices_after_the_last_offset_match_torch(mode):
     def f():
         return F.embedding_bag(ROWS, draw(4, 2), torch.tensor([0, 2, 5]), mode=mode, include_last_offset=True)
 
@@ -128,7 +128,7 @@ def test_what_follows_the_last_offset_is_left_to_torch(mode):
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_no_indices(mode):
+def test_no_indices_give_zeros(mode):
     def f():
         return F.embedding_bag(ROWS[:0], weight, torch.tensor([0, 0]), mode=mode)
 
@@ -140,7 +140,7 @@ def test_no_indices(mode):
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_offsets_that_go_down_give_what_torch_gives(mode):
+def test_decreasing_offsets_match_torch(mode):
     def f():
         return F.embedding_bag(ROWS, draw(4, 2), torch.tensor([0, 4, 2]), mode=mode)
 
@@ -166,12 +166,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_those_of_torch(name):
+def test_errors_match_torch(name):
     same_error(WRONG[name], draw(4, 2))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_the_padding_row_is_a_constant(route):
+def test_padding_row_is_constant(route):
     """Torch alone gives the row a tangent and no gradient."""
     weight = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
     indices = torch.tensor([0, 2, 0, 3])
@@ -192,7 +192,7 @@ def test_the_padding_row_is_a_constant(route):
 
 @pytest.mark.parametrize("options", [{"max_norm": 1.0}, {"max_norm": 0.5, "norm_type": 1.0}, {"sparse": True}])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_the_padding_row_is_a_constant_with_options(options, route):
+def test_padding_row_is_constant_with_max_norm(options, route):
     weight = torch.linspace(-1, 1, 12, dtype=D).reshape(4, 3)
     indices = torch.tensor([0, 2, 0, 3])
     norms = weight.norm(options.get("norm_type", 2.0), dim=1, keepdim=True)
@@ -217,7 +217,7 @@ def test_the_padding_row_is_a_constant_with_options(options, route):
 
 
 @pytest.mark.parametrize("embed", [F.embedding, lambda i, w, **options: torch.embedding(w, i, **options)])
-def test_scaled_gradients_are_no_derivatives(embed):
+def test_scale_grad_by_freq_is_rejected_in_forward_mode(embed):
     """Torch's scaled gradient is unchanged; forward mode, which would not scale, is refused."""
     weight, indices = draw(4, 3), torch.tensor([0, 2, 2, 3])
 
@@ -233,7 +233,7 @@ def test_scaled_gradients_are_no_derivatives(embed):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_the_builtin_has_the_padding_row_as_a_constant(route):
+def test_builtin_embedding_keeps_the_padding_row_constant(route):
     weight, indices, v = draw(4, 3), torch.tensor([[0, 2], [2, 3]]), draw(4, 3, seed=1)
     mask = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=D).unsqueeze(-1)
     got = hodiff.hvp(lambda w: torch.embedding(w, indices, 2).pow(3).sum(), weight, v, route=route)

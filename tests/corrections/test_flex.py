@@ -1,4 +1,4 @@
-"""Torch's `flex_attention` inside `corrected()`: its values, and derivatives that torch lacks."""
+"""Torch's `flex_attention` inside `corrected()`: its values, and derivatives that torch does not support."""
 
 import inspect
 import math
@@ -61,7 +61,7 @@ OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in CALLS if name !
 
 
 @pytest.mark.parametrize("name", [QUICK, *OTHERS])
-def test_values_are_those_of_torch(name):
+def test_values_match_torch(name):
     inputs, options = CALLS[name]
     with torch.no_grad():
         expected = flex_attention(*inputs, **options)
@@ -76,7 +76,7 @@ def test_values_are_those_of_torch(name):
     assert aux.max_scores.shape == exponents.shape
 
 
-def test_greatest_scores():
+def test_max_scores_match_primitives():
     """Torch does not return them on a CPU."""
     q, k, v = drawn()
     with hodiff.corrected():
@@ -91,21 +91,21 @@ def by_primitives(q, k, v, table):
     return torch.softmax(scores.masked_fill(places < 0, -math.inf), -1) @ v
 
 
-def torchs(q, k, v, table):
+def flex_with_bias(q, k, v, table):
     return flex_attention(q, k, v, lambda s, b, h, i, j: s + table[h, i - j + KEYS - 1], blocks(causal))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_products_in_hodiffs_transforms(route):
+def test_hvp_matches_primitives_by_every_route(route):
     inputs = (*drawn(), TABLE[:2])
     v = tuple(torch.ones_like(x) for x in inputs)
     found, expected = (
-        hodiff.hvp(lambda x, f=f: f(*x).square().sum(), inputs, v, route=route) for f in (torchs, by_primitives)
+        hodiff.hvp(lambda x, f=f: f(*x).square().sum(), inputs, v, route=route) for f in (flex_with_bias, by_primitives)
     )
     torch.testing.assert_close(found, expected)
 
 
-def test_second_derivatives_by_torch_within_corrections():
+def test_autograd_second_derivatives_match_primitives():
     leaves = [x.clone().requires_grad_() for x in (*drawn(), TABLE[:2])]
 
     def penalty(f):
@@ -113,18 +113,18 @@ def test_second_derivatives_by_torch_within_corrections():
         return torch.autograd.grad(sum(each.square().sum() for each in gradients), leaves)
 
     with hodiff.corrected():
-        found = penalty(torchs)
+        found = penalty(flex_with_bias)
     torch.testing.assert_close(found, penalty(by_primitives))
 
 
 @pytest.mark.slow
-def test_check_to_third_order():
+def test_third_derivatives_match_differences():
     q, k, v = (x[:1, :, :3] for x in drawn(1, 1))
     f = hodiff.corrected()(lambda q, k, v: flex_attention(q, k, v, capped))
     hodiff.assert_differentiable(f, (q, k, v), order=3, scipy=False)
 
 
-def test_a_gradient_of_exponents():
+def test_gradient_of_logsumexp_output_matches():
     q, k, v = drawn()
     with hodiff.corrected():
         found = torch.func.grad(lambda q: flex_attention(q, k, v, capped, return_lse=True)[1].square().sum())(q)
@@ -135,7 +135,7 @@ def test_a_gradient_of_exponents():
     torch.testing.assert_close(found, torch.func.grad(expected)(q))
 
 
-def test_torch_is_as_it_was_outside():
+def test_torch_is_unchanged_outside_corrected():
     q, k, v = drawn()
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
         flex_attention(q.requires_grad_(), k, v)
@@ -143,7 +143,7 @@ def test_torch_is_as_it_was_outside():
     assert flex_attention is room.flex_attention
 
 
-def test_narrow_keys_and_values():
+def test_mixed_dtypes_are_accepted():
     q, k, v = drawn()
     with hodiff.corrected():
         assert flex_attention(q.float(), k.bfloat16(), v.bfloat16()).dtype == torch.float32
@@ -159,14 +159,14 @@ def test_narrow_keys_and_values():
         ({"scale": torch.tensor(0.3, requires_grad=True)}, "scale: expected a number"),
     ],
 )
-def test_refusals(change, message):
+def test_rejects_unsupported_arguments(change, message):
     q, k, v = drawn()
     arguments = {"query": q.requires_grad_(), "key": k, "value": v, **change}
     with hodiff.corrected(), pytest.raises(RouteError, match=message):
         flex_attention(**arguments)
 
 
-def test_the_operator_itself():
+def test_operator_of_exported_programs_matches():
     """An exported program passes closed-over tensors to the operator as arguments."""
     q, k, v = drawn()
     mask = blocks(causal)
@@ -195,8 +195,8 @@ def test_the_operator_itself():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fullgraph", [False, True])
-def test_compiled_by_users(fullgraph):
-    torch.compiler.reset()  # the compiler skips a function for good that it met inside a transform
+def test_compiled_call_matches(fullgraph):
+    torch.compiler.reset()  # the compiler permanently skips a function that it met inside a transform
     q, k, v = drawn()
     mask = blocks(causal)
     compiled = torch.compile(lambda q: flex_attention(q, k, v, biased, mask), backend="aot_eager", fullgraph=fullgraph)
@@ -212,7 +212,7 @@ def test_compiled_by_users(fullgraph):
 
 
 @pytest.mark.slow
-def test_products_that_are_compiled():
+def test_compiled_hvp_matches():
     q, k, v = drawn()
     mask = blocks(causal)
 
@@ -223,7 +223,7 @@ def test_products_that_are_compiled():
     torch.testing.assert_close(found, hodiff.hvp(lambda q: by_primitives(q, k, v, TABLE[:2]).square().sum(), q, q))
 
 
-def test_what_stands_for_tensors_is_asked():
+def test_torch_function_objects_receive_the_call():
     calls = []
 
     class Standing(SimpleNamespace):

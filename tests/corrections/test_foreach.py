@@ -11,7 +11,7 @@ FOREACH = foreach_by_name()
 A, B = torch.tensor([0.5, 1.0, 2.0], dtype=D), torch.tensor([[0.3], [0.2]], dtype=D)
 X, V = torch.tensor([0.54, 0.7, 0.2], dtype=D), torch.tensor([1.0, -0.5, 0.3], dtype=D)
 
-# The operator called with a differentiated tensor, and the same by functions of one tensor
+# The operator called with a differentiated tensor, and the same call by functions of one tensor
 CASES = {
     "add, a tensor for all": (
         lambda x: FOREACH["add"]([A, B], x.sum(), alpha=2),
@@ -44,7 +44,7 @@ def cubes(f):
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_every_route(name, route):
+def test_products_match_single_tensor_functions_by_every_route(name, route):
     of_lists, of_one = CASES[name]
     with hodiff.corrected():
         for got, expected in zip(of_lists(X), of_one(X), strict=True):
@@ -55,28 +55,28 @@ def test_every_route(name, route):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_first_derivatives_are_those_of_differences(name):
+def test_first_derivatives_match_differences(name):
     f, h = cubes(CASES[name][0]), 1e-5
     expected = (f(X + h * V) - f(X - h * V)) / (2 * h)
     torch.testing.assert_close(hodiff.directional_derivatives(f, X, V, order=1)[1], expected, rtol=1e-7, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["add, a tensor alone", "add_", "maximum, a number", "minimum, a number"])
-def test_torch_is_wrong_here(name):
+def test_torch_alone_is_wrong(name):
     """The tests above would prove nothing if torch alone were right."""
     f = cubes(CASES[name][0])
     derivative = hodiff.directional_derivatives(f, X, V, order=1)[1]
     assert not torch.allclose(torch.func.jvp(f, (X,), (V,))[1], derivative)
 
 
-def test_what_is_changed_in_place_is_the_list():
+def test_in_place_operators_return_their_list():
     tensors = [A.clone(), B.clone()]
     with hodiff.corrected():
         assert FOREACH["add_"](tensors, torch.ones((), dtype=D, requires_grad=True)) is tensors
 
 
 @pytest.mark.parametrize("arguments", [([], 1.0), ([A], [A, B]), ([A], "two")])
-def test_errors_are_those_of_torch(arguments):
+def test_errors_match_torch(arguments):
     with pytest.raises((RuntimeError, TypeError)) as by_torch:
         FOREACH["add"](*arguments)
     x = A.clone().requires_grad_()
@@ -87,7 +87,7 @@ def test_errors_are_those_of_torch(arguments):
 
 
 @pytest.mark.parametrize("name", ["maximum", "minimum", "maximum_", "minimum_"])
-def test_at_a_tie_each_side_has_half(name):
+def test_ties_split_the_derivative_in_half(name):
     """Torch's reverse mode has the same convention, except in place."""
     tie = torch.tensor([0.6], dtype=D)
 
@@ -120,8 +120,8 @@ IN_PLACE = {
 
 @pytest.mark.parametrize("name", IN_PLACE)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_what_a_graph_keeps_is_not_changed_unseen(name, route):
-    """The graph keeps the changed exponential: the product is right, or raises torch's error of eager code."""
+def test_in_place_change_of_a_saved_tensor_is_right_or_raises(name, route):
+    """The graph saves the changed exponential: the product is correct, or raises torch's error of eager code."""
 
     def f(x):
         y = x.exp()
@@ -145,7 +145,7 @@ def test_what_a_graph_keeps_is_not_changed_unseen(name, route):
         assert "modified by an inplace operation" in str(found)
 
 
-def test_a_row_of_numbers_beside_two_lists():
+def test_row_of_scalars_is_accepted_unless_differentiated():
     """The row is accepted as numbers, and refused if it is differentiated."""
     row = torch.tensor([0.5], dtype=D)
 

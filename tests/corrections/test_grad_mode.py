@@ -47,8 +47,8 @@ def after_an_exception(x):
     return as_block(x) * (1 + 0 * x)
 
 
-def called(x):
-    """Switch gradients off by a call, as torch's optimizers do."""
+def by_set_grad_enabled(x):
+    """Disable gradients by a call, as torch's optimizers do."""
     torch.set_grad_enabled(False)
     result = x.exp()
     torch.set_grad_enabled(True)
@@ -59,7 +59,10 @@ def of_data(x):
     return x.data.exp()
 
 
-WAYS = {each.__name__: each for each in (as_block, as_decorator, switched, nested, after_an_exception, called, of_data)}
+WAYS = {
+    each.__name__: each
+    for each in (as_block, as_decorator, switched, nested, after_an_exception, by_set_grad_enabled, of_data)
+}
 
 
 def detached(x):
@@ -70,14 +73,14 @@ def loss(constant):
     return lambda x: (constant(x) * x**3).sum()
 
 
-# Contexts around f; a switch that is called, not entered, shows only if it changes the mode.
+# Contexts around f; a mode that is set by a call has an effect only if it changes the mode.
 AROUND = {"nothing": nullcontext, "no_grad": torch.no_grad, "corrected": hodiff.corrected}
-CASES = [(way, around) for way in WAYS for around in AROUND if (way, around) != ("called", "no_grad")]
+CASES = [(way, around) for way in WAYS for around in AROUND if (way, around) != ("by_set_grad_enabled", "no_grad")]
 
 
 @pytest.mark.parametrize(("way", "around"), CASES)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_it_is_a_constant_by_every_route(route, way, around):
+def test_hvp_treats_no_grad_results_as_constants_by_every_route(route, way, around):
     """The Hessian is diagonal, with the elements 6 exp(x) x."""
     with AROUND[around]():
         product = hodiff.hvp(loss(WAYS[way]), X, V, route=route)
@@ -85,7 +88,7 @@ def test_it_is_a_constant_by_every_route(route, way, around):
 
 
 @pytest.mark.parametrize(("way", "around"), CASES)
-def test_it_is_a_constant_for_every_transform(way, around):
+def test_every_transform_treats_no_grad_results_as_constants(way, around):
     f = loss(WAYS[way])
     gradient = 3 * X.exp() * X**2
     with AROUND[around]():
@@ -120,19 +123,19 @@ def of_data_of_a_gradient(x):
 
 @pytest.mark.parametrize("way", [*WAYS.values(), of_data_of_a_gradient], ids=lambda way: way.__name__)
 @pytest.mark.parametrize("name", NESTED)
-def test_it_is_a_constant_to_each_of_nested_reverse_passes(name, way):
+def test_nested_reverse_passes_treat_no_grad_results_as_constants(name, way):
     with hodiff.corrected():
         torch.testing.assert_close(NESTED[name](loss(way)), 6 * X.exp() * X)
 
 
-def test_nested_reverse_passes_of_a_gradient_with_data():
+def test_nested_reverse_passes_treat_data_as_constant():
     """The gradient of (x c)² with a constant c is 2 x c²."""
     slope = grad(lambda x: (x * x.data.sin()).square().sum())
     for mode in ("auto", "forward", "reverse"):
         torch.testing.assert_close(hodiff.jacobian(slope, mode=mode)(X), (2 * X.sin() ** 2).diag())
 
 
-def test_data_may_be_written_to_inside_of_a_transform():
+def test_data_may_be_written_inside_a_transform():
     def f(x):
         y = x.exp()
         y.data.clamp_(max=1.5)
@@ -148,7 +151,7 @@ def in_place(x):
     return y.exp()
 
 
-def test_detached_in_place():
+def test_detach_in_place_makes_a_constant():
     f = loss(in_place)
     gradient = 3 * X.exp() * X**2
     torch.testing.assert_close(hodiff.jacobian(f, mode="forward")(X), gradient)
@@ -158,7 +161,7 @@ def test_detached_in_place():
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES[1:])
-def test_detached_in_place_in_nested_transforms_is_refused(route):
+def test_detach_in_place_in_nested_transforms_is_rejected(route):
     """Torch detaches from the innermost transform only."""
     f = loss(in_place)
     with pytest.raises(hodiff.RouteError, match=r"detach_: transforms are nested.*x = x\.detach\(\)"):
@@ -168,7 +171,7 @@ def test_detached_in_place_in_nested_transforms_is_refused(route):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_clipping_divides_by_a_constant(route):
+def test_total_norm_of_gradient_clipping_is_constant(route):
     """`torch.nn.utils` computes the norm of all gradients without a graph."""
 
     def clipped(x):
@@ -206,7 +209,7 @@ MADE = {
 
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_whatever_it_computes(name, route):
+def test_factories_and_operators_under_no_grad_are_constants(name, route):
     """A sum of c x³ with a constant c has the Hessian 6 c x."""
 
     def constant(x):
@@ -220,7 +223,7 @@ def test_whatever_it_computes(name, route):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_gradients_inside_are_on_again(route):
+def test_enable_grad_inside_no_grad_is_differentiated(route):
     def f(x):
         with torch.no_grad():
             with torch.enable_grad():
@@ -236,7 +239,7 @@ def test_gradients_inside_are_on_again(route):
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_steps_of_torchs_optimizers_are_constants(route, optimizer):
+def test_optimizer_steps_are_constants(route, optimizer):
     def f(x):
         p = nn.Parameter(torch.ones(3, dtype=D))
         steps = optimizer([p], lr=0.1)
@@ -251,7 +254,7 @@ def test_steps_of_torchs_optimizers_are_constants(route, optimizer):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_a_teacher(route):
+def test_teacher_output_under_no_grad_is_constant(route):
     """The teacher has the parameters of the student, and its output is constant."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True, dtype=D).eval()
@@ -276,7 +279,7 @@ def test_a_teacher(route):
         torch.testing.assert_close(each, expected[name], rtol=1e-7, atol=1e-9)
 
 
-def test_what_a_function_leaves_off_ends_with_it():
+def test_grad_mode_switched_off_by_f_is_restored():
     def f(x):
         torch.set_grad_enabled(False)
         return (x**2).sum()
@@ -290,13 +293,13 @@ def test_what_a_function_leaves_off_ends_with_it():
     torch.testing.assert_close(found, 2 * X @ V)
 
 
-def test_torch_goes_through():
+def test_torch_alone_is_wrong():
     """The tests above would prove nothing if torch alone were right."""
     f = loss(as_block)
     assert not torch.allclose(torch.func.jvp(f, (X,), (V,))[1], torch.func.grad(f)(X) @ V)
 
 
-def test_what_comes_after_has_tangents_again():
+def test_tangents_return_after_no_grad():
     def f(x):
         with torch.no_grad():
             scale = x.norm()
@@ -310,7 +313,7 @@ def test_what_comes_after_has_tangents_again():
     torch.testing.assert_close(got, expected)
 
 
-def test_a_transform_inside_has_tangents_of_its_own():
+def test_transform_inside_no_grad_keeps_its_tangents():
     def f(x):
         with torch.no_grad():
             slope = torch.func.jvp(torch.sin, (X,), (V,))[1]
@@ -319,7 +322,7 @@ def test_a_transform_inside_has_tangents_of_its_own():
     torch.testing.assert_close(hodiff.directional_derivatives(f, X, V, order=1)[1], (X.cos() * V * V).sum())
 
 
-def test_levels_that_users_open_are_theirs():
+def test_dual_levels_of_users_keep_tangents_under_no_grad():
     """no_grad around the user's own dual numbers drops the graph and keeps tangents."""
     with hodiff.corrected(), forward_ad.dual_level(), torch.no_grad():
         y = forward_ad.make_dual(X, V).sin()
@@ -327,7 +330,7 @@ def test_levels_that_users_open_are_theirs():
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_what_has_derivatives_may_be_marked_as_such(route):
+def test_requires_grad_of_a_differentiated_tensor_has_no_effect(route):
     """Models mark the outputs of their embeddings by requires_grad_()."""
 
     def f(x):
@@ -349,8 +352,8 @@ OUTSIDE = V.clone()
 
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_gradients_by_a_leaf_inside(leaf, route):
-    """Force fields and penalties do this: the gradient of w³ c³ by a constant c is 3 w³ c², a cube of w."""
+def test_gradients_by_a_leaf_made_inside_match(leaf, route):
+    """As in force fields and gradient penalties: the gradient of w³ c³ by a constant c is 3 w³ c², a cube of w."""
 
     def f(w):
         c = LEAVES[leaf](w)
@@ -364,7 +367,7 @@ def test_gradients_by_a_leaf_inside(leaf, route):
     OUTSIDE.requires_grad_(False)
 
 
-def test_a_leaf_inside_a_batch_is_refused():
+def test_leaf_made_inside_a_batch_is_rejected():
     def f(x):
         c = V.clone().requires_grad_()
         return (torch.autograd.grad((x**4 * c**2).sum(), c, create_graph=True)[0]).sum()
@@ -375,9 +378,9 @@ def test_a_leaf_inside_a_batch_is_refused():
     torch.testing.assert_close(hodiff.corrected()(torch.func.vmap(torch.func.grad(f)))(X[None]), 8 * (X**3 * V)[None])
 
 
-# The dense forward-over-forward runs the function in a batch of directions without any of them, too.
+# Dense forward-over-forward also runs the function without tangents, in a batch of directions.
 @pytest.mark.parametrize("route", hodiff.ROUTES[:3])
-def test_what_has_derivatives_anyway_goes_in_batches_too(route):
+def test_requires_grad_of_a_differentiated_tensor_has_no_effect_in_batches(route):
     """Checkpointed models mark their hidden states by requires_grad_()."""
 
     def f(x):
@@ -387,8 +390,8 @@ def test_what_has_derivatives_anyway_goes_in_batches_too(route):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_gradients_by_the_input_itself(route):
-    """Residuals of differential equations do this."""
+def test_gradients_by_the_input_itself_match(route):
+    """As in residuals of differential equations."""
 
     def f(x):
         x = x.clone().requires_grad_()
@@ -398,15 +401,15 @@ def test_gradients_by_the_input_itself(route):
     torch.testing.assert_close(hodiff.hvp(f, X, V, route=route), 480 * X**4 * V)
 
 
-def test_a_thread_has_its_state_before_dynamo_looks():
+def test_thread_state_exists_before_compilation():
     """An attribute that appears while a first product is compiled would fail dynamo's guards."""
     with ThreadPoolExecutor(1) as pool:
         assert "depth" in pool.submit(lambda: vars(CONSTANTS)).result()
 
 
-def test_a_frame_whose_code_cannot_be_hashed():
+def test_frames_with_unhashable_code_are_handled():
     """Code written by dynamo may have a dict among its constants."""
-    plain = called.__code__
+    plain = by_set_grad_enabled.__code__
     rewritten = FunctionType(plain.replace(co_consts=(*plain.co_consts, {})), globals())
     with pytest.raises(TypeError, match="unhashable"):
         hash(rewritten.__code__)
@@ -427,7 +430,7 @@ class Converting(nn.Module):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_a_conversion_that_changes_nothing_is_none(route):
+def test_dtype_conversion_without_effect_is_allowed(route):
     torch.manual_seed(0)
     model = Converting(D)
     before, plain = model.layer.weight.data_ptr(), nn.Sequential(model.layer, nn.Tanh())
@@ -438,13 +441,13 @@ def test_a_conversion_that_changes_nothing_is_none(route):
     renamed = {name.replace("layer.", "0."): each for name, each in p.items()}
     expected = hodiff.hvp(lambda p: torch.func.functional_call(plain, p, X).sum(), renamed, renamed)
     torch.testing.assert_close(by_weights["layer.weight"], expected["0.weight"])
-    # The module keeps its own memory, and takes none from a transform.
+    # The module's storage is unchanged, and contains no tensor of a transform.
     assert model.layer.weight.data_ptr() == before
 
 
 # Forward-over-forward is left out because it first evaluates the function once.
 @pytest.mark.parametrize("route", hodiff.ROUTES[1:3])
-def test_a_conversion_inside_of_a_transform_is_refused(route):
+def test_dtype_conversion_inside_a_transform_is_rejected(route):
     model = Converting(torch.float32)
     with pytest.raises(hodiff.RouteError, match=r"Tensor\.data: expected no assignment .* got torch.float64"):
         hodiff.hvp(model, X, V, route=route)
@@ -463,8 +466,8 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("function", ["jacobian", "hessian"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_derivatives_by_torch_autograd_functional_inside_are_right_or_refused(name, function):
-    """PyTorch refuses them, too, in forward mode and under vmap, where their inputs are detached."""
+def test_torch_autograd_functional_inside_is_right_or_rejected(name, function):
+    """PyTorch also raises in forward mode and under vmap, where it detaches the inputs."""
     f = getattr(torch.autograd.functional, function)
     with hodiff.corrected(), pytest.raises(hodiff.errors.RouteError, match=r"torch\.func\.jacrev"):
         TRANSFORMS[name](lambda x: f(lambda y: (y**3).sum(), x) * x.sum())

@@ -1,4 +1,4 @@
-"""Matrix products in groups, by every route, against products with a mask of groups."""
+"""Grouped matrix products, by every route, against products with a mask of the groups."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def curved(function):
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 @pytest.mark.parametrize("name", CASES)
-def test_products(name, route):
+def test_hvp_matches_masked_products(name, route):
     a, b, reference = CASES[name]
     v = (draw(*a.shape, seed=2), draw(*b.shape, seed=3))
     got = hodiff.hvp(curved(grouped), (a, b), v, route=route)
@@ -51,13 +51,13 @@ def test_products(name, route):
 
 
 @pytest.mark.slow
-def test_every_route_to_third_order():
+def test_third_derivatives_match_differences():
     a, b, _ = CASES["rows"]
     hodiff.assert_differentiable(lambda a, b: grouped(a.sin(), b), (a, b), order=3, scipy=False)
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_float32(route):
+def test_float32_matches_float64(route):
     a, b = draw(8, 4).float(), draw(3, 4, 4, seed=1).float()
     ends = torch.tensor([4, 4, 8], dtype=torch.int32)
 
@@ -71,7 +71,7 @@ def test_float32(route):
     )
 
 
-def test_rows_behind_the_last_group_are_zero():
+def test_rows_after_the_last_group_are_zero():
     a, b, _ = CASES["rows"]
     with hodiff.corrected():
         value = F.grouped_mm(a, b, offs=torch.tensor([2, 2, 4], dtype=torch.int32))
@@ -79,7 +79,7 @@ def test_rows_behind_the_last_group_are_zero():
     torch.testing.assert_close(value[2:4], a[2:4] @ b[2])
 
 
-def test_torch_fails_here():
+def test_torch_alone_is_wrong():
     """The tests above would prove nothing if torch alone were right."""
     with pytest.raises(RuntimeError, match="Float32"):
         grouped(*CASES["rows"][:2])

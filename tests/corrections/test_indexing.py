@@ -1,12 +1,12 @@
-"""Products by index and along a dimension, zeros among the factors; reductions by segment; splits and strides."""
+"""Products by index and along a dimension with zero factors, reductions by segment, splits and strides."""
 
 import itertools
 
 import pytest
 import torch
-from at_once import backend_of
-from corrections.against_torch import FAILURES, assert_every_route, judged, same_error, same_value
+from corrections.against_torch import FAILURES, assert_every_route, route_statuses, same_error, same_value
 from drawing import normals
+from slow_cases import backend_of
 
 import hodiff
 from hodiff.corrections import table
@@ -118,14 +118,14 @@ FAST = (*WRONG, "scatter_reduce prod without self", "segment_reduce prod", "in p
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in CASES]
 )
-def test_every_route(name):
+def test_derivatives_match_differences_by_every_route(name):
     f, inputs = CASES[name]
     assert_every_route(f, inputs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_every_route_batched_and_compiled(name):
+def test_vmapped_and_compiled_derivatives_match_differences(name):
     f, inputs = CASES[name]
     compile = backend_of(name, [each for each in CASES if each not in NOT_COMPILED])
     vmap = name not in NOT_BATCHED
@@ -134,14 +134,14 @@ def test_every_route_batched_and_compiled(name):
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_torch_fails_here(name):
+def test_torch_alone_is_wrong(name):
     """The tests above would prove nothing if torch alone were right."""
     f, inputs = CASES[name]
-    assert FAILURES & set(judged(f, inputs, 2))
+    assert FAILURES & set(route_statuses(f, inputs, 2))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_the_hessian_of_a_product_with_a_zero(route):
+def test_hessian_of_a_product_with_a_zero_factor_matches_closed_form(route):
     """The mixed derivatives of x y z at (0, y, z) are z, y and 0."""
     x = torch.tensor([0.0, 2.0, 5.0], dtype=D)
     expected = torch.tensor([[0.0, 5.0, 2.0], [5.0, 0.0, 0.0], [2.0, 0.0, 0.0]], dtype=D)
@@ -157,7 +157,7 @@ def test_the_hessian_of_a_product_with_a_zero(route):
 
 @pytest.mark.parametrize("dtype", [D, torch.float32, torch.bfloat16, torch.complex64, torch.int64])
 @pytest.mark.parametrize("n", [0, 1, 2, 7])
-def test_values_of_cumulative_products(n, dtype):
+def test_cumprod_values_match_torch(n, dtype):
     x = (2 * randn(3, n)).to(dtype)
     for dim in (0, 1, -1):
         same_value(lambda dim=dim: x.cumprod(dim))
@@ -169,7 +169,7 @@ def test_values_of_cumulative_products(n, dtype):
 
 @pytest.mark.parametrize(("reduce", "include_self"), BY_INDEX)
 @pytest.mark.parametrize("dtype", [D, torch.bfloat16, torch.int64])
-def test_values_of_reductions_by_index(reduce, include_self, dtype):
+def test_index_and_scatter_reductions_match_torch(reduce, include_self, dtype):
     x, src = (3 * randn(4, 5)).to(dtype), (3 * randn(6, 7)).to(dtype)
     rows = torch.randint(0, 4, (5, 3), generator=GENERATOR)
     columns = torch.randint(0, 5, (3, 6), generator=GENERATOR)
@@ -190,7 +190,7 @@ def test_values_of_reductions_by_index(reduce, include_self, dtype):
 @pytest.mark.parametrize(
     "lengths", [torch.tensor([1, 0, 3]), torch.tensor([[1, 0, 5], [2, 2, 2], [0, 0, 6], [6, 0, 0]])]
 )
-def test_values_of_reductions_by_segment(reduce, initial, lengths):
+def test_segment_reductions_match_torch(reduce, initial, lengths):
     data = randn(4, 6, 3)
     options = {"axis": lengths.dim() - 1, "initial": initial}
     offsets = torch.cat([torch.zeros_like(lengths[..., :1]), lengths.cumsum(-1)], -1)
@@ -202,7 +202,7 @@ def test_values_of_reductions_by_segment(reduce, initial, lengths):
 
 
 @pytest.mark.parametrize("initial", [None, 3.0, 2.0])
-def test_ties_share_as_in_torch(initial):
+def test_segment_maximum_shares_ties_as_torch(initial):
     def gradient():
         x = torch.tensor([1.0, 3.0, 3.0, 2.0], requires_grad=True)
         torch.segment_reduce(x, "max", lengths=torch.tensor([4]), initial=initial).sum().backward()
@@ -211,7 +211,7 @@ def test_ties_share_as_in_torch(initial):
     same_value(gradient)
 
 
-def test_values_of_splits_and_strides():
+def test_splits_and_strides_match_torch():
     x = torch.arange(6.0)
     for places in (torch.tensor([1, 3]), torch.tensor(3), torch.tensor([-1]), [1, 3], 2):
         same_value(lambda places=places: torch.tensor_split(x, places))
@@ -236,8 +236,8 @@ ZEROS = torch.zeros(90, dtype=torch.int64)
     ],
     ids=["cumprod", "scatter_reduce", "segment_reduce"],
 )
-def test_parts_of_a_product_beyond_the_range_of_float32(f, route):
-    """Ten factors make 1e10, all sixty 1e60; the product is 1e30, and derivatives divide it by factors."""
+def test_products_whose_parts_overflow_have_finite_derivatives(f, route):
+    """Partial products overflow in float32 (1e60), although the product of all factors is 1e30."""
     with hodiff.corrected():
         torch.testing.assert_close(f(LONG.clone().requires_grad_()).detach(), f(LONG), rtol=1e-5, atol=0)
     gradient = hodiff.jacobian(f)(LONG)
@@ -248,7 +248,7 @@ def test_parts_of_a_product_beyond_the_range_of_float32(f, route):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_products_of_subnormal_numbers(route):
+def test_hessian_of_products_of_subnormal_numbers_is_exact(route):
     """Second derivatives are not small: the mixed derivative of x y z by x and y is z."""
     x = torch.tensor([1e-310, -3e-311, 2.0], dtype=D)
     H = hodiff.hessian_matrix(lambda x: torch.cumprod(x, 0)[-1], x, route=route)
@@ -257,8 +257,8 @@ def test_products_of_subnormal_numbers(route):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64, torch.bfloat16])
-def test_values_of_products_that_are_differentiated(dtype):
-    """Extreme values are torch's, too: an overflow stays, even if a smaller factor follows."""
+def test_differentiated_cumprod_values_match_torch(dtype):
+    """Overflow is also as in torch: the result stays infinite, even if a smaller factor follows."""
     inf, nan = torch.inf, torch.nan
     rows = [[1e30, 1e30, 1e-30], [1e-30, 1e-30, 1e30], [inf, 0, 1], [0, inf, 1], [nan, 1, 0], [-0.0, 2, 1e-45]]
     x, places = torch.tensor(rows).to(dtype), torch.zeros(6, 3, dtype=torch.int64)
@@ -284,7 +284,7 @@ STRIDES = {
 
 
 @pytest.mark.parametrize("name", STRIDES)
-def test_places_that_meet_or_lie_outside(name):
+def test_as_strided_with_overlaps_and_offsets_matches(name):
     """Labels show which element each result comes from; the map is linear."""
     skipped, size, stride, offset = STRIDES[name]
     w, dx, dsrc = randn(3, 4)[skipped:], randn(3, 4), randn(*size)
@@ -319,18 +319,18 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_errors_are_those_of_torch(name):
+def test_errors_match_torch(name):
     same_error(BAD[name], torch.ones(2, 2))
 
 
-def test_the_table_says_so():
+def test_table_lists_the_corrections():
     names = {row.name for row in table()}
     assert {"torch.cumprod", "torch.index_reduce", "torch.scatter_reduce", "torch.tensor_split"} <= names
 
 
 @pytest.mark.parametrize("name", ["roll", "flip"])
-def test_numbers_stay_in_their_places(name):
-    """Under vmap torch exchanges numbers of a batch in `roll`, and refuses them in `flip`."""
+def test_roll_and_flip_of_numbers_in_a_batch(name):
+    """Under vmap torch's `roll` exchanges numbers of a batch, and its `flip` raises."""
     x = torch.tensor([0.3, 0.5], dtype=D)
     move = (lambda s: s.roll(1)) if name == "roll" else (lambda s: torch.flip(s, (0,)))
     with hodiff.corrected():

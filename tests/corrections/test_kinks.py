@@ -1,8 +1,9 @@
-"""Functions at a kink: every route has the one slope that is given here, where torch has two."""
+"""Functions at a kink: every route returns the same given derivative, while torch's routes differ."""
 
 import pytest
 import torch
 import torch.nn.functional as F
+from corrections.against_torch import tensor
 from torch.func import jvp, vjp
 
 import hodiff
@@ -10,11 +11,6 @@ from hodiff.torch_internals.operators import foreach_by_name
 
 D = torch.float64
 FOREACH = foreach_by_name()
-
-
-def tensor(*numbers):
-    return torch.tensor(numbers, dtype=D)
-
 
 A, B, C = tensor(-1, 0, 1, 1, 2), tensor(-1, -1, 1, 2, 2), tensor(-1, 1, 1, 2, 1)
 NAN = float("nan")
@@ -45,7 +41,7 @@ CASES = {name: case for name, case in CASES.items() if not name.startswith(MENDE
 EACH = [(name, index) for name, case in CASES.items() for index in range(len(case[1]))]
 
 
-def of_one(name, index):
+def function_of_one_argument(name, index):
     """Return the function of one argument, its point, and its slopes there."""
     f, arguments, slopes = CASES[name]
     return lambda x: f(*arguments[:index], x, *arguments[index + 1 :]), arguments[index], tensor(*slopes[index])
@@ -53,17 +49,17 @@ def of_one(name, index):
 
 @pytest.mark.parametrize(("name", "index"), EACH)
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
-def test_first_derivatives(name, index, mode):
-    f, x, slope = of_one(name, index)
+def test_first_derivatives_have_the_documented_slope(name, index, mode):
+    f, x, slope = function_of_one_argument(name, index)
     torch.testing.assert_close(hodiff.jacobian(f, mode=mode)(x), slope.diag())
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "index"), EACH)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_second_derivatives(name, index, route):
+def test_second_derivatives_have_the_documented_slope(name, index, route):
     """The second derivative of the sum of cubes is 6 y times the square of the slope."""
-    f, x, slope = of_one(name, index)
+    f, x, slope = function_of_one_argument(name, index)
     product = hodiff.hvp(lambda x: (f(x) ** 3).sum(), x, torch.ones_like(x), route=route)
     torch.testing.assert_close(product, 6 * f(x) * slope**2)
 
@@ -73,9 +69,9 @@ WRONG = [name for name in ("clamp from below", "clamp from above", "fmax", "prel
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_torch_has_two_slopes(name):
+def test_torch_alone_has_two_slopes(name):
     """The tests above would prove nothing if torch alone were right."""
-    f, x, _ = of_one(name, 0)
+    f, x, _ = function_of_one_argument(name, 0)
     ones = torch.ones_like(x)
     assert not torch.equal(jvp(f, (x,), (ones,))[1], vjp(f, x)[1](ones)[0])
 
@@ -84,21 +80,23 @@ def test_torch_has_two_slopes(name):
 ZEROS, ONES = torch.zeros(5, dtype=D), torch.ones(5, dtype=D)
 
 
-def beside(space, others, names):
+def functions_with(space, others, names):
     """Return the named functions of one tensor, with the other arguments after it."""
     functions = {name: getattr(space, name) for name in names.split()}
     return {name: lambda x, f=f: f(x, *others) for name, f in functions.items()}
 
 
 OTHERS = {
-    **beside(torch, (), "abs relu sign frac sort amax amin max min median nanmedian msort nan_to_num trapezoid"),
-    **beside(F, (), "relu6 hardtanh leaky_relu elu celu selu hardswish hardsigmoid softsign tanhshrink"),
-    **beside(F, (ZEROS,), "l1_loss smooth_l1_loss huber_loss"),
-    **beside(torch, (B,), "maximum minimum fmin fmax hypot logaddexp clamp_min clamp_max"),
-    **beside(torch, (1.0,), "remainder fmod"),
-    **beside(torch, (0,), "cummax cummin"),
-    **beside(torch, (2,), "kthvalue topk"),
-    **beside(torch, (0.4,), "quantile nanquantile"),
+    **functions_with(
+        torch, (), "abs relu sign frac sort amax amin max min median nanmedian msort nan_to_num trapezoid"
+    ),
+    **functions_with(F, (), "relu6 hardtanh leaky_relu elu celu selu hardswish hardsigmoid softsign tanhshrink"),
+    **functions_with(F, (ZEROS,), "l1_loss smooth_l1_loss huber_loss"),
+    **functions_with(torch, (B,), "maximum minimum fmin fmax hypot logaddexp clamp_min clamp_max"),
+    **functions_with(torch, (1.0,), "remainder fmod"),
+    **functions_with(torch, (0,), "cummax cummin"),
+    **functions_with(torch, (2,), "kthvalue topk"),
+    **functions_with(torch, (0.4,), "quantile nanquantile"),
     "threshold": lambda x: F.threshold(x, 1.0, 1.0),
     "clamp by numbers": lambda x: x.clamp(-1, 1),
     "clamp by a number": lambda x: x.clamp_min(1) * x.clamp_max(1),
@@ -158,7 +156,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_values_are_those_of_torch(name):
+def test_values_match_torch(name):
     x, y = PAIRS[0].clone().requires_grad_(), PAIRS[1]
     with hodiff.corrected():
         got = FUNCTIONS[name](x, y)
@@ -167,7 +165,7 @@ def test_values_are_those_of_torch(name):
     assert torch.equal(got.signbit() | got.isnan(), expected.signbit() | expected.isnan())
 
 
-def test_training_draws_as_torch_does():
+def test_rrelu_draws_match_torch():
     x = tensor(-1, -2, 3).requires_grad_()
     torch.manual_seed(0)
     expected = F.rrelu(x, training=True)
@@ -176,6 +174,6 @@ def test_training_draws_as_torch_does():
         assert torch.equal(F.rrelu(x, training=True), expected)
 
 
-def test_batches_of_random_slopes_are_refused():
+def test_rrelu_in_batches_is_rejected():
     with pytest.raises(hodiff.RouteError):
         hodiff.jacobian(lambda x: F.rrelu(x, training=True), mode="forward")(A)

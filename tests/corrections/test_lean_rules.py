@@ -1,4 +1,4 @@
-"""Lean rules give torch's values, dtypes and derivatives, and do not affect calls that they do not cover."""
+"""Rules that skip unneeded work give torch's values, dtypes and derivatives, and leave other calls unchanged."""
 
 from contextlib import nullcontext
 
@@ -68,7 +68,7 @@ SMOOTH = {"gelu", "silu", "mish", "softplus", "tanh", "sigmoid", "rms_norm"}
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")
 @pytest.mark.parametrize("name", CALLS)
-def test_values_and_dtypes_are_those_of_torch(name):
+def test_values_and_dtypes_match_torch(name):
     function, x = CALLS[name]
     torch.manual_seed(0)
     expected = function(x)
@@ -93,7 +93,7 @@ def test_values_and_dtypes_are_those_of_torch(name):
         *(name for name in CALLS if name.split()[0].strip(",") in SMOOTH and not {"half", "dtype"} & set(name.split())),
     ],
 )
-def test_products_are_those_of_torch(name):
+def test_products_match_torch(name):
     function, x = CALLS[name]
     x = torch.where(x.isfinite(), x, 0.5).double()
 
@@ -146,13 +146,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_those_of_torch(name):
+def test_errors_match_torch(name):
     x = torch.randn(2, 3, requires_grad=True)
     same_error(WRONG[name], x, mode=Corrections(lean=True, many=True))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_an_empty_batch_is_that_of_torch(reduction):
+def test_empty_batch_matches_torch(reduction):
     x, target = torch.randn(0, 3, requires_grad=True), torch.empty(0, dtype=torch.long)
     expected = F.cross_entropy(x, target, reduction=reduction)
     with Corrections(lean=True, many=True):
@@ -160,7 +160,7 @@ def test_an_empty_batch_is_that_of_torch(reduction):
     torch.testing.assert_close(got, expected, equal_nan=True)
 
 
-def test_reaches_modules_and_ends_with_the_context():
+def test_rules_reach_modules_and_end_with_the_context():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
     x, target = torch.randn(2, 1, 4, 4), torch.tensor([0, 2])
     with Corrections(lean=True, many=True):
@@ -170,14 +170,14 @@ def test_reaches_modules_and_ends_with_the_context():
     assert {"ConvolutionBackward0", "NllLossBackward0", "ReluBackward0"} <= outside
 
 
-def test_in_place_relu_stays_in_place():
+def test_in_place_relu_writes_in_place():
     x = torch.tensor([-1.0, 1.0])
     with Corrections(lean=True, many=True):
         assert F.relu(x, inplace=True) is x
     assert x.tolist() == [0.0, 1.0]
 
 
-def test_no_product_computes_the_gradient_of_constant_images():
+def test_products_compute_no_gradient_by_constant_images():
     """Unlike torch, a product computes no gradient by the data."""
     images, targets = torch.randn(4, 1, 128, 128), torch.tensor([0, 1, 2, 0])
     model = nn.Sequential(nn.Conv2d(1, 2, 3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(2 * 32 * 32, 3))

@@ -1,4 +1,4 @@
-"""Operators of torch.library: one formula gives every transform; without a formula they raise."""
+"""Operators of torch.library: every transform works with one registered backward formula, and raises without one."""
 
 import warnings
 
@@ -95,12 +95,12 @@ def functions(request):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_second_derivatives_by_every_route(functions, route):
+def test_second_derivatives_match_by_every_route(functions, route):
     _, _, f, plain = functions
     torch.testing.assert_close(hodiff.hvp(f, X, V, route=route), hodiff.hvp(plain, X, V))
 
 
-def test_first_derivatives(functions):
+def test_first_derivatives_match(functions):
     f, plain, scalar, plain_scalar = functions
     expected = hodiff.jacobian(plain)(X)
     for mode in ("auto", "forward", "reverse"):
@@ -114,7 +114,7 @@ def test_first_derivatives(functions):
         torch.testing.assert_close(tangent, expected @ V)
 
 
-def test_sparse_jacobians_by_default(functions):
+def test_sparse_jacobian_matches(functions):
     f, plain, _, _ = functions
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*no rule says what results depend on")
@@ -123,7 +123,7 @@ def test_sparse_jacobians_by_default(functions):
 
 
 @pytest.mark.one_in(3)
-def test_taylor_mode(functions):
+def test_taylor_mode_matches(functions):
     _, _, f, plain = functions
     torch.testing.assert_close(hodiff.laplacian(f)(X), hodiff.laplacian(plain)(X))
     for found, expected in zip(
@@ -134,7 +134,7 @@ def test_taylor_mode(functions):
         torch.testing.assert_close(found, expected)
 
 
-def test_an_operator_without_formula_is_refused():
+def test_operator_without_formula_is_rejected():
     for route in hodiff.ROUTES:
         with pytest.raises(hodiff.RouteError, match=r"hodiff_libraries.*bare"):
             hodiff.hvp(lambda x: bare(x).sum() + x.sum(), X, V, route=route)
@@ -150,7 +150,7 @@ def test_an_operator_without_formula_is_refused():
     )
 
 
-def test_an_operator_without_an_autograd_kernel_is_refused():
+def test_operator_without_autograd_kernel_is_rejected():
     library = torch.library.Library("hodiff_kernels", "DEF")
     library.define("cube(Tensor x) -> Tensor")
     library.impl("cube", lambda x: torch.from_numpy(x.detach().numpy() ** 3), "CPU")
@@ -162,7 +162,7 @@ def test_an_operator_without_an_autograd_kernel_is_refused():
         hodiff.jacobian(lambda x: cube(x) * x)(X)
 
 
-def test_a_formula_that_records_nothing_has_no_transpose():
+def test_detached_formula_is_rejected():
     cut = torch.library.custom_op(
         "hodiff_libraries::cut", lambda x: x**2, mutates_args=(), schema="(Tensor x) -> Tensor"
     )
@@ -174,7 +174,7 @@ def test_a_formula_that_records_nothing_has_no_transpose():
         hodiff.jacobian(lambda x: cut(x) + x, mode="forward")(X)
 
 
-def test_the_made_function_within_corrections():
+def test_from_custom_op_within_corrected_does_not_recurse():
     """The function of from_custom_op and the operator's correction do not call each other endlessly."""
     f = hodiff.authoring.from_custom_op(exponential)
     with hodiff.corrected(), forward_ad.dual_level():
@@ -192,7 +192,7 @@ class Seen(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_modes_of_users_see_the_operator():
+def test_torch_function_modes_see_the_operator():
     with Seen() as seen:
         hodiff.authoring.from_custom_op(square)(X)
     assert square._opoverload in seen.functions
@@ -223,12 +223,12 @@ def _of_doubled(x):
         lambda f: hodiff.jacobian(f)(X),
     ],
 )
-def test_operators_that_write_into_what_is_differentiated_are_refused(derivative):
+def test_operator_that_writes_into_a_differentiated_tensor_is_rejected(derivative):
     with pytest.raises(hodiff.RouteError, match=r"double_.* writes into x, which is differentiated"):
         derivative(_of_doubled)
 
 
-def test_operators_that_write_what_is_differentiated_warn():
+def test_operator_that_writes_results_into_an_argument_warns():
     def f(x):
         out = torch.empty_like(x)
         square_to(x, out)
@@ -240,7 +240,7 @@ def test_operators_that_write_what_is_differentiated_warn():
         hodiff.hvp(f, X, V)
 
 
-def test_operators_that_write_what_nobody_differentiates_are_left():
+def test_operator_that_writes_into_constants_is_accepted():
     def f(x):
         count = torch.zeros(3, dtype=torch.float64)
         square_to(count + 1, count)

@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 import torch
-from at_once import backend_of, some_at_once
-from corrections.against_torch import FAILURES, assert_every_route, judged, same_error, same_value
+from corrections.against_torch import FAILURES, assert_every_route, route_statuses, same_error, same_value, unsigned
 from drawing import normals
+from slow_cases import backend_of, slow_except
 from torch.linalg import eigh
 
 import hodiff
@@ -37,11 +37,6 @@ def positive(matrix):
 
 def joined(real, imaginary):
     return torch.complex(real, imaginary)
-
-
-def unsigned(vectors):
-    """Weighted sum of projections on eigenvectors, which does not depend on their signs or phases."""
-    return (vectors * torch.arange(1, vectors.shape[-1] + 1, dtype=D)) @ vectors.mH
 
 
 SQUARE, OTHER, VECTOR = regular(3, 3), randn(3, 2), randn(3)
@@ -108,7 +103,7 @@ CASES = {
     "eigvalsh": (lambda a: LINALG.eigvalsh(a + a.mT, UPLO="U"), (DISTINCT,)),
     "eigh complex": (lambda a, b: unsigned(eigh(joined(a + a.mT, b - b.mT))[1]), (DISTINCT[:2, :2], B)),
 }
-# The compiler has no right route for general eigenvectors, and sees no values that reveal singular matrices.
+# Compiled code has no correct route for general eigenvectors, and cannot inspect values to detect singular matrices.
 EAGER_CASES = {
     "det of rank n - 1": (torch.det, (SINGULAR,)),
     # Without the sum everything is zero to second order, and errors have no scale.
@@ -145,15 +140,15 @@ WRONG = (
 
 # One case of each function; the other cases differ in arguments, and are slow.
 @pytest.mark.one_in(9)
-@pytest.mark.parametrize("name", some_at_once(ALL, WRONG[::2]))
-def test_every_route(name):
+@pytest.mark.parametrize("name", slow_except(ALL, WRONG[::2]))
+def test_derivatives_match_differences_by_every_route(name):
     f, inputs = ALL[name]
     assert_every_route(f, inputs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
-def test_every_route_batched_and_compiled(name):
+def test_vmapped_and_compiled_derivatives_match_differences(name):
     f, inputs = ALL[name]
     # Dynamo raises on the reshaped result of tensorsolve in a gradient of a tangent.
     compile = backend_of(name, [each for each in CASES if not each.startswith("tensorsolve")])
@@ -161,21 +156,21 @@ def test_every_route_batched_and_compiled(name):
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, compile=compile, scipy=False)
 
 
-# The first version of torch that is right here; for determinants, only far from singular matrices
+# The first version of torch that is correct here; for determinants, only far from singular matrices
 RIGHT_SINCE = dict.fromkeys(("solve", "solve_ex", "tensorsolve", "det", "slogdet", "logdet"), "2.15")
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WRONG)
-def test_torch_fails_here(name):
+def test_torch_alone_is_wrong(name):
     """Torch alone fails exactly in those versions in which the rule is needed."""
     f, inputs = ALL[name]
-    fails = bool(FAILURES & set(judged(f, inputs, 2)))
+    fails = bool(FAILURES & set(route_statuses(f, inputs, 2)))
     assert fails == (name not in RIGHT_SINCE or torch.__version__ < RIGHT_SINCE[name])
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_determinants_written_out(route):
+def test_determinant_hessian_matches_closed_form(route):
     """The mixed derivatives of a d - b c are 1 by a and d, and -1 by b and c."""
     expected = torch.tensor([0.0, 0, 0, 1, 0, 0, -1, 0, 0, -1, 0, 0, 1, 0, 0, 0], dtype=D).reshape(4, 4)
     for matrix in (A, torch.zeros(2, 2, dtype=D)):
@@ -197,7 +192,7 @@ def test_determinants_written_out(route):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_solutions_written_out(route):
+def test_solve_matches_cramers_rule(route):
     """Solutions agree with Cramer's rule for two unknowns, in a weighted sum."""
 
     def cramer(a):
@@ -213,7 +208,7 @@ def test_solutions_written_out(route):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_perturbation_theory(route):
+def test_eigenvalue_and_eigenvector_derivatives_match_perturbation_theory(route):
     """Perturbation theory: l_i'' = 2 sum_j E_ij^2 / (l_i - l_j), <v_i, v_i>'' = -sum_j (E_ij / (l_i - l_j))^2."""
     values, change = torch.tensor([1.0, 2.0, 4.0], dtype=D), DISTINCT + DISTINCT.mT
     gaps = (values[:, None] - values).fill_diagonal_(torch.inf)
@@ -227,7 +222,7 @@ def test_perturbation_theory(route):
 
 @pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_derivatives_of_exponentials_at_every_scale(route, single):
+def test_matrix_exp_products_keep_all_digits_at_every_scale(route, single):
     """Products have all digits at every scale of loss and vector; the reference is a series in float64."""
     eps = torch.finfo(torch.float32 if single else D).eps
     weights, v = randn(3, 3), randn(3, 3)
@@ -248,7 +243,7 @@ def test_derivatives_of_exponentials_at_every_scale(route, single):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, D, torch.complex64, torch.complex128])
-def test_values_and_types(dtype):
+def test_values_and_dtypes_match_torch(dtype):
     a, b = (
         torch.randn(2, 5, 5, generator=GENERATOR, dtype=dtype),
         torch.randn(2, 5, 3, generator=GENERATOR, dtype=dtype),
@@ -290,7 +285,7 @@ def test_values_and_types(dtype):
     assert LINALG.solve_ex(a, b).info.dtype == torch.int32
 
 
-def test_float32_is_as_precise_as_the_primal():
+def test_float32_hessian_of_slogdet_is_as_precise_as_the_primal():
     """The Hessian of log|det| in float32 is accurate for a matrix of condition about 10."""
     a = regular(4, 4)
     exact = hodiff.hessian_matrix(lambda a: LINALG.slogdet(a)[1], a)
@@ -298,7 +293,7 @@ def test_float32_is_as_precise_as_the_primal():
     torch.testing.assert_close(got.double(), exact, rtol=0, atol=1e-5 * float(exact.abs().max()))
 
 
-def test_a_repeated_eigenvalue_is_not_finite_unless_its_vectors_are_left_out():
+def test_repeated_eigenvalue_gives_nan_only_through_eigenvectors():
     identity = torch.eye(3, dtype=D)
     with hodiff.corrected():
         gradient = torch.func.grad(lambda a: eigh(a)[0].square().sum())(identity)
@@ -310,7 +305,7 @@ def test_a_repeated_eigenvalue_is_not_finite_unless_its_vectors_are_left_out():
 
 @pytest.mark.parametrize("values", [LINALG.eigvalsh, lambda a: LINALG.eig(a)[0].real], ids=["symmetric", "general"])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_second_derivatives_by_nearly_equal_eigenvalues_warn(values, route):
+def test_nearly_equal_eigenvalues_warn_in_second_derivatives(values, route):
     near, apart = (torch.diag(torch.tensor([1.0, 1.0 + gap, 3.0], dtype=D)) for gap in (1e-10, 1e-3))
 
     def energy(a):
@@ -323,7 +318,7 @@ def test_second_derivatives_by_nearly_equal_eigenvalues_warn(values, route):
         hodiff.hvp(energy, apart, torch.ones_like(apart), route=route)
 
 
-def test_first_derivatives_by_equal_eigenvalues_are_right_and_do_not_warn():
+def test_equal_eigenvalues_have_right_first_derivatives_without_warning():
     identity = torch.eye(3, dtype=D)
     with hodiff.corrected(), warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -337,13 +332,13 @@ def test_first_derivatives_by_equal_eigenvalues_are_right_and_do_not_warn():
 
 
 @pytest.mark.parametrize("f", [LINALG.eigh, LINALG.eig])
-def test_losses_of_phases_are_refused(f):
+def test_losses_that_depend_on_eigenvector_phases_are_rejected(f):
     matrix = torch.complex(A + A.mT, B - B.mT).requires_grad_()
     with hodiff.corrected(), pytest.raises(hodiff.RouteError, match="phases of complex eigenvectors"):
         f(matrix)[1].imag.sum().backward()
 
 
-def test_phases_at_large_gradients_are_not_refused_for_their_rounding():
+def test_rounding_at_large_gradients_is_not_taken_for_a_phase():
     matrix = torch.complex(A, B).requires_grad_()
     with hodiff.corrected():
         vectors = LINALG.eig(matrix)[1]
@@ -372,11 +367,11 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_errors_are_those_of_torch(name):
+def test_errors_match_torch(name):
     same_error(BAD[name], A)
 
 
-def test_the_table_says_so():
+def test_table_lists_the_corrections():
     rows = {row.name: row for row in table()}
     assert {"torch.linalg.solve", "torch.linalg.det", "torch.slogdet", "torch.linalg.eigh"} <= set(rows)
     assert rows["torch.ormqr"].kind == "missing"
@@ -387,7 +382,7 @@ def test_the_table_says_so():
 
 
 @pytest.mark.parametrize("stride", [1, 3, 9])
-def test_factors_may_have_any_stride_where_they_have_one_element(stride):
+def test_factors_with_single_element_dimensions_may_have_any_stride(stride):
     matrices, right = regular(2, 1, 1, 3, 3), randn(2, 1, 1, 3, 2)
     pair, pivots, _ = LINALG.lu_factor_ex(matrices)
     pair = pair.as_strided(pair.shape, (9, stride, stride, 1, 3), 0)
@@ -395,7 +390,7 @@ def test_factors_may_have_any_stride_where_they_have_one_element(stride):
     torch.testing.assert_close(matrices @ found, right)
 
 
-def test_directions_at_once_through_a_batch_of_one():
+def test_eig_directions_broadcast_through_a_batch_of_one():
     """Slopes agree with projections on eigenvectors, which are exact to first order."""
     matrix, directions = regular(1, 1, 4, 4), randn(3, 1, 1, 4, 4)
     values, vectors = LINALG.eig(matrix)
@@ -414,7 +409,7 @@ def test_directions_at_once_through_a_batch_of_one():
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 @pytest.mark.parametrize("driver", ["gelsd", "gelss"])
-def test_singular_values_of_least_squares_are_no_constants(driver, route):
+def test_lstsq_singular_values_are_differentiated(driver, route):
     a, b, v = randn(4, 3), randn(4, 2), randn(4, 3)
 
     def f(a):
@@ -430,7 +425,7 @@ def test_singular_values_of_least_squares_are_no_constants(driver, route):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_a_matrix_without_a_cholesky_factor_has_no_derivatives_and_the_others_have_theirs(route):
+def test_cholesky_ex_failure_affects_only_its_own_matrix(route):
     good, bad = positive(randn(3, 3)), -positive(randn(3, 3))
     pair, v = torch.stack([good, bad]), randn(2, 3, 3)
 
@@ -439,7 +434,7 @@ def test_a_matrix_without_a_cholesky_factor_has_no_derivatives_and_the_others_ha
 
     product = hodiff.hvp(lambda A: of_factors(A).sum(), pair, v, route=route)
     assert product[1].isnan().any()
-    if "reverse" in route:  # each number of forward mode alone depends on both matrices
+    if "reverse" in route:  # in forward mode alone, each number depends on both matrices
         alone = hodiff.hvp(lambda A: LINALG.cholesky(A).pow(3).sum(), good, v[0], route=route)
         torch.testing.assert_close(product[0], alone)
     with hodiff.corrected():

@@ -26,11 +26,11 @@ def differentiable(x):
     return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
 
 
-def one_call_a_rule():
+def first_call_of_each_rule():
     """Return the first call of each rule, with the positions of its differentiated arguments."""
     chosen = {}
     for f, args, kwargs in CALLS:
-        # The first requires a float64 result. The second refuses losses that depend on phases, as random losses do.
+        # The first requires a float64 result. The second raises for losses that depend on phases, as random losses do.
         if f in (torch.Tensor.float_power_, torch.linalg.eig):
             continue
         moving = [i for i, x in enumerate(args) if differentiable(x) and not any(x is each for each in CONSTANTS)]
@@ -128,7 +128,7 @@ def assert_linear(f, args, kwargs, moving, single):
                     )
 
 
-def each(problems):
+def parametrize_by(problems):
     return pytest.mark.parametrize(
         ("f", "args", "kwargs", "moving"), [pytest.param(*rest, id=name) for name, *rest in problems]
     )
@@ -136,13 +136,13 @@ def each(problems):
 
 @pytest.mark.one_in(24)
 @pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
-@each(one_call_a_rule())
-def test_corrections(f, args, kwargs, moving, single):
+@parametrize_by(first_call_of_each_rule())
+def test_corrections_are_linear_in_cotangents_and_tangents(f, args, kwargs, moving, single):
     assert_linear(f, args, kwargs, moving, single)
 
 
 @pytest.mark.one_in(24)
 @pytest.mark.parametrize("single", [False, True], ids=["float64", "float32"])
-@each(each_function())
-def test_functions(f, args, kwargs, moving, single):
+@parametrize_by(each_function())
+def test_functions_are_linear_in_cotangents_and_tangents(f, args, kwargs, moving, single):
     assert_linear(f, args, kwargs, moving, single)

@@ -1,4 +1,4 @@
-"""Losses: torch's values and errors, every route right, closed forms."""
+"""Losses: torch's values and errors, correct derivatives by every route, closed forms."""
 
 import itertools
 import math
@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from at_once import backend_of, some_at_once
 from corrections.against_torch import same_error, same_value
 from drawing import draw
+from slow_cases import backend_of, slow_except
 
 import hodiff
 
@@ -104,15 +104,15 @@ if hasattr(F, "linear_cross_entropy"):
 
 
 @pytest.mark.one_in(15)
-@pytest.mark.parametrize("name", some_at_once(CALLS, list(CALLS)[::2]))
-def test_every_route(name):
+@pytest.mark.parametrize("name", slow_except(CALLS, list(CALLS)[::2]))
+def test_derivatives_match_differences_by_every_route(name):
     function, inputs = CALLS[name]
     hodiff.assert_differentiable(corrected(function), inputs, vmap=False, scipy=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
-def test_third_order_batched_and_compiled(name):
+def test_third_order_vmapped_and_compiled_derivatives_match_differences(name):
     function, inputs = CALLS[name]
     # Dynamo hides torch's linear_cross_entropy from modes; compiled, its second derivative raises.
     backend = backend_of(name, [each for each in CALLS if not each.startswith("linear_cross_entropy")])
@@ -128,7 +128,7 @@ OF_TORCH = [name for name in CALLS if name != "linear_cross_entropy, by weights"
 @pytest.mark.parametrize(
     ("name", "dtype"), [(name, dtype) for name in OF_TORCH for dtype in ((D,) if name in WIDE else (D, torch.float32))]
 )
-def test_values_and_gradients_are_those_of_torch(name, dtype):
+def test_values_and_gradients_match_torch(name, dtype):
     function, inputs = CALLS[name]
     leaves = [each.to(dtype).requires_grad_() for each in inputs]
 
@@ -142,7 +142,7 @@ def test_values_and_gradients_are_those_of_torch(name, dtype):
 
 
 @pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="new in torch 2.13")
-def test_linear_cross_entropy_by_tiles_where_torchs_kernel_goes_by_chunks(monkeypatch):
+def test_linear_cross_entropy_with_options_uses_the_tiled_function(monkeypatch):
     calls = []
     ours = hodiff.functions.linear_cross_entropy
     monkeypatch.setattr(hodiff.functions, "linear_cross_entropy", lambda *a, **k: calls.append(a) or ours(*a, **k))
@@ -160,7 +160,7 @@ def test_linear_cross_entropy_by_tiles_where_torchs_kernel_goes_by_chunks(monkey
         with corrected:
             torch.testing.assert_close(F.linear_cross_entropy(x, w, target, **options), expected)
         assert len(calls) == min(k + 1, len(taken))
-    # Torch's kernel supports neither, and says so.
+    # Torch's kernel supports neither, and raises.
     for options in ({"label_smoothing": 0.1}, {"linear_weight": draw(3, 2, 2), "target": torch.zeros(3, 2).long()}):
         arguments = {"input": x, "linear_weight": w, "target": target, **options}
         expected = F.linear_cross_entropy(**arguments)
@@ -171,7 +171,7 @@ def test_linear_cross_entropy_by_tiles_where_torchs_kernel_goes_by_chunks(monkey
         F.linear_cross_entropy(x, w[:, :1], target, options=OPTIONS)
 
 
-def test_huber_in_closed_form():
+def test_huber_loss_matches_closed_form():
     x = torch.tensor([0.3, -2.0, 1.0], dtype=D, requires_grad=True)
     with corrected:
         value = F.huber_loss(x, torch.zeros(3, dtype=D), "none", 1.0)
@@ -197,8 +197,8 @@ WEIGHTED = {
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", WEIGHTED)
-def test_derivatives_by_weights(name):
-    """Torch has zeros in forward mode, and raises in reverse mode; hodiff is right."""
+def test_derivatives_by_class_weights_match_differences(name):
+    """Torch returns zeros in forward mode, and raises in reverse mode; hodiff is correct."""
     function, inputs = WEIGHTED[name], (draw(4, 3), torch.tensor([0.5, 1.2, 2.0], dtype=D))
     hodiff.assert_differentiable(corrected(function), inputs, vmap=False, scipy=False)
     moving = [each.clone().requires_grad_() for each in inputs]
@@ -208,7 +208,7 @@ def test_derivatives_by_weights(name):
 
 @pytest.mark.parametrize("deprecated", [{"size_average": False}, {"reduce": False}, (False,), (None, -100, False)])
 @pytest.mark.filterwarnings("ignore:size_average and reduce args:UserWarning")
-def test_deprecated_reductions_are_torchs_where_weights_are_constants(deprecated):
+def test_deprecated_reductions_match_torch_with_constant_weights(deprecated):
     x, w = draw(4, 3), torch.tensor([0.5, 1.2, 2.0], dtype=D)
     args, kwargs = ((), deprecated) if isinstance(deprecated, dict) else (deprecated, {})
     expected = F.cross_entropy(x, SOME, w, *args, **kwargs)
@@ -220,7 +220,7 @@ def test_deprecated_reductions_are_torchs_where_weights_are_constants(deprecated
             F.cross_entropy(x, SOME, torch.autograd.forward_ad.make_dual(w, torch.ones_like(w)), *args, **kwargs)
 
 
-def test_the_mean_by_a_weight():
+def test_weighted_mean_derivative_by_a_weight_matches_closed_form():
     """The mean of two examples is (w a + v b) / (w + v), whose derivative by w is v (a - b) / (w + v)²."""
     x, w = draw(2, 2), torch.tensor([0.5, 2.0], dtype=D)
     a, b = (-x.log_softmax(1)).diagonal()
@@ -229,14 +229,14 @@ def test_the_mean_by_a_weight():
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_counts_that_are_not_positive(route):
+def test_poisson_nll_full_with_counts_below_one_matches_closed_form(route):
     """Counts below 1 add no term of their own: the loss is exp(x) - t x, with a mixed derivative of -1."""
     point = torch.tensor([0.5, -7.0], dtype=D)
     H = hodiff.hessian_matrix(lambda p: F.poisson_nll_loss(p[:1], p[1:], full=True), point, route=route)
     torch.testing.assert_close(H, torch.tensor([[math.exp(0.5), -1.0], [-1.0, 0.0]], dtype=D))
 
 
-def test_third_derivatives_of_cosines():
+def test_cosine_loss_third_derivative_matches_closed_form():
     """The loss along a unit circle is cos(a), and its third derivative sin(a) by all nestings of modes."""
     angle, one = torch.tensor(0.7, dtype=D), torch.ones((), dtype=D)
 
@@ -254,8 +254,8 @@ def test_third_derivatives_of_cosines():
         torch.testing.assert_close(derivative(angle), angle.sin())
 
 
-def test_margins_at_their_kinks():
-    """The derivative is zero if the margin is just kept, as in torch."""
+def test_margin_losses_have_zero_derivative_at_the_margin():
+    """The derivative is zero exactly at the margin, as in torch."""
     x = torch.tensor([1.0, 0.0, 0.5], dtype=D, requires_grad=True)
     calls = (
         lambda: F.multi_margin_loss(x, torch.tensor(0)),
@@ -280,7 +280,7 @@ def by_enumeration(log_probs, target, blank):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("target", [[], [1], [1, 2], [1, 1], [2, 1, 2]])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_ctc_is_the_sum_of_all_alignments(target, route):
+def test_ctc_loss_matches_the_sum_over_alignments(target, route):
     x, v = draw(4, 3), draw(4, 3, seed=1)
 
     def loss(x):
@@ -296,7 +296,7 @@ def test_ctc_is_the_sum_of_all_alignments(target, route):
     torch.testing.assert_close(hodiff.hvp(loss, x, v, route=route), hodiff.hvp(truth, x, v))
 
 
-def test_ctc_of_the_impossible():
+def test_ctc_loss_of_impossible_alignment_is_infinite_with_nan_gradient():
     x = draw(2, 2, 3)
 
     def loss(x, **options):
@@ -313,7 +313,7 @@ def test_ctc_of_the_impossible():
     assert not finite[:, 1].any()
 
 
-def test_ctc_with_impossible_labels_has_finite_derivatives():
+def test_ctc_loss_with_zero_probability_labels_has_finite_derivatives():
     x = draw(3, 1, 3).log_softmax(-1)
     x[1, 0, 2] = -math.inf
     with corrected:
@@ -346,11 +346,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_those_of_torch(name):
+def test_errors_match_torch(name):
     same_error(WRONG[name], draw(2, 3))
 
 
-def test_a_loss_that_broadcasts_warns_as_torch_does():
+def test_broadcasting_loss_warns_as_torch_does():
     x, t = draw(2, 3), draw(3, seed=1)
     with pytest.warns(UserWarning, match="different to the input size"):
         expected = F.huber_loss(x, t)
@@ -359,8 +359,8 @@ def test_a_loss_that_broadcasts_warns_as_torch_does():
 
 
 @pytest.mark.parametrize("order", [1, 2])
-def test_probabilities_of_0_and_1(order):
-    """The infinite slopes of the logarithm are bounded by 1e12, as in torch; all other derivatives are exact."""
+def test_binary_cross_entropy_at_probabilities_0_and_1(order):
+    """Infinite derivatives of the logarithm are bounded by 1e12, as in torch; all other derivatives are exact."""
     p, t = torch.tensor([0.0, 1.0, 0.0, 1.0], dtype=D), torch.tensor([0.0, 0.0, 1.0, 1.0], dtype=D)
     expected = torch.tensor([[1.0, 1e12, -1e12, -1.0], [1.0, 1e24, 1e24, 1.0]], dtype=D)
 
@@ -378,7 +378,7 @@ def test_probabilities_of_0_and_1(order):
 
 
 @pytest.mark.parametrize("weight", [None, torch.tensor([0.5, 1.2, 2.0], dtype=D)], ids=["plain", "weighted"])
-def test_saturated_cross_entropy_of_each_sample(weight):
+def test_saturated_cross_entropy_hessian_matches_closed_form(weight):
     """The Hessian of a sample is -p_i p_j off the diagonal, and its rows sum to zero."""
     x, target = torch.tensor([[40.0, 0.0, 0.0], [0.0, 1.0, 30.0]], dtype=D), torch.tensor([0, 1])
     p = x.softmax(1)

@@ -1,4 +1,4 @@
-"""`corrected()` affects what it should, for as long as it should, and can be left out."""
+"""`corrected()`: the calls that it affects, its scope, its strict mode, and transforms without corrections."""
 
 import math
 import threading
@@ -39,44 +39,44 @@ TRUTH = torch.func.grad(lambda x: torch.func.jvp(by_hand, (x,), (V,))[1])(X)
 WRONG = torch.func.grad(along)(X)
 
 
-def right(product):
+def is_right(product):
     return torch.allclose(product, TRUTH, rtol=1e-10)
 
 
-def test_torch_is_wrong_here():
+def test_torch_alone_is_wrong():
     """The tests below would prove nothing if torch alone were right."""
-    assert not right(WRONG)
+    assert not is_right(WRONG)
 
 
-def test_as_a_context_and_as_a_decorator():
+def test_corrected_works_as_context_and_decorator():
     with hodiff.corrected():
-        assert right(torch.func.grad(along)(X))
+        assert is_right(torch.func.grad(along)(X))
     assert torch.equal(torch.func.grad(along)(X), WRONG)
-    assert right(hodiff.corrected()(torch.func.grad(along))(X))
+    assert is_right(hodiff.corrected()(torch.func.grad(along))(X))
 
 
-def test_it_ends_with_an_exception():
+def test_corrected_ends_with_an_exception():
     with pytest.raises(KeyError), hodiff.corrected():
         raise KeyError
     assert torch.equal(torch.func.grad(along)(X), WRONG)
 
 
-def test_it_nests_and_enters_twice():
+def test_corrected_nests_and_is_reentrant():
     mode = hodiff.corrected()
     with mode, hodiff.corrected(), mode:
-        assert right(torch.func.grad(along)(X))
+        assert is_right(torch.func.grad(along)(X))
     with mode:
-        assert right(torch.func.grad(along)(X))
+        assert is_right(torch.func.grad(along)(X))
 
 
-def test_it_stays_in_its_thread():
+def test_corrected_affects_its_own_thread_only():
     entered, leave, found = threading.Event(), threading.Event(), []
 
     def inside():
         with hodiff.corrected():
             entered.set()
             leave.wait(10)
-            found.append(right(torch.func.grad(along)(X)))
+            found.append(is_right(torch.func.grad(along)(X)))
 
     thread = threading.Thread(target=inside)
     thread.start()
@@ -88,7 +88,7 @@ def test_it_stays_in_its_thread():
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_every_route_of_every_transform_and_opting_out(route):
+def test_every_transform_is_corrected_unless_opted_out(route):
     layer = nn.LayerNorm(3).double()
 
     def f(x):
@@ -103,10 +103,10 @@ def test_every_route_of_every_transform_and_opting_out(route):
         torch.testing.assert_close(got, truth[0], rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(hodiff.hessian_diagonal(f, route=route)(X), truth.diag(), rtol=1e-10, atol=1e-12)
     by_torch = hodiff.hvp(f, X, V, route=route, correct=False)
-    assert right(by_torch) == (route in hodiff.ROUTES[:2])
+    assert is_right(by_torch) == (route in hodiff.ROUTES[:2])
 
 
-def test_directional_derivatives_and_jacobians():
+def test_directional_derivatives_and_jacobians_are_corrected():
     values = hodiff.directional_derivatives(first_of_layer_norm, X, V, order=3)
     truth = hodiff.directional_derivatives(by_hand, X, V, order=3)
     torch.testing.assert_close(values, truth, rtol=1e-9, atol=1e-12)
@@ -117,7 +117,7 @@ def test_directional_derivatives_and_jacobians():
         torch.testing.assert_close(twice, torch.func.hessian(by_hand)(X), rtol=1e-9, atol=1e-12)
 
 
-def test_under_vmap():
+def test_vmap_inside_corrected():
     xs = torch.stack([X, X.sin()])
     expected = torch.stack([torch.func.grad(lambda x: torch.func.jvp(by_hand, (x,), (V,))[1])(x) for x in xs])
     with hodiff.corrected():
@@ -126,29 +126,29 @@ def test_under_vmap():
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_under_compile(route):
+def test_compiled_hvp_is_corrected(route):
     torch.compiler.reset()
     compiled = torch.compile(
         lambda x: hodiff.hvp(first_of_layer_norm, x, V, route=route), fullgraph=True, backend="aot_eager"
     )
-    assert right(compiled(X))
+    assert is_right(compiled(X))
 
 
 @pytest.mark.slow
-def test_compiled_inside_and_around():
+def test_compiling_inside_and_around_corrected():
     torch.compiler.reset()
 
     def product(x):
         with hodiff.corrected():
             return torch.func.grad(along)(x)
 
-    assert right(torch.compile(product, fullgraph=True, backend="aot_eager")(X))
+    assert is_right(torch.compile(product, fullgraph=True, backend="aot_eager")(X))
     torch.compiler.reset()
     with hodiff.corrected():
-        assert right(torch.compile(torch.func.grad(along), backend="aot_eager")(X))
+        assert is_right(torch.compile(torch.func.grad(along), backend="aot_eager")(X))
 
 
-def test_registering():
+def test_registered_rule_is_used_and_may_decline():
     before = CORRECTIONS[torch.hypot]
 
     @register(torch.hypot, reason="a test", routes=hodiff.ROUTES, reference="none")
@@ -158,7 +158,7 @@ def test_registering():
     three, four = torch.tensor(3.0, requires_grad=True), torch.tensor([4.0])
     with hodiff.corrected():
         assert torch.hypot(three, four).grad_fn.name() == "SqrtBackward0"
-        assert torch.hypot(three, four[0]).grad_fn.name() == "HypotBackward0"  # the rule returned NotImplemented
+        assert torch.hypot(three, four[0]).grad_fn.name() == "HypotBackward0"  # the rule has returned NotImplemented
     row = next(row for row in table() if row.name == "torch.hypot")
     assert row.kind == "wrong"
     assert row.routes == hodiff.ROUTES
@@ -166,7 +166,7 @@ def test_registering():
     assert CORRECTIONS[torch.hypot] is before
 
 
-def test_a_rule_that_fails_is_not_hidden():
+def test_error_in_a_rule_is_raised():
     @register(torch.hypot, reason="a test")
     def hypot(input, other):
         raise RuntimeError("mine")
@@ -216,7 +216,7 @@ ONES = torch.ones(2)
 
 
 @pytest.mark.parametrize("answer", [UNNEEDED, NotImplemented, "not covered"])
-def test_what_needs_no_rule_is_left_to_torch(answer, strict, enter_hypot):
+def test_unneeded_rule_leaves_the_call_to_torch(answer, strict, enter_hypot):
     enter_hypot(answer, covers=(lambda *_: False) if answer == "not covered" else None)
     with hodiff.corrected():
         assert torch.equal(torch.hypot(ONES, ONES), ONES * 2**0.5)
@@ -232,7 +232,7 @@ def test_what_needs_no_rule_is_left_to_torch(answer, strict, enter_hypot):
         (hodiff.InputError("hypot: expected more"), "because hypot: expected more"),
     ],
 )
-def test_what_no_rule_mends_is_decided_in_one_place(answer, because, strict, enter_hypot):
+def test_declined_call_raises_with_the_reason_in_strict_mode(answer, because, strict, enter_hypot):
     """Torch's own function runs if nothing is differentiated; `declined` receives the reason."""
     enter_hypot(answer)
     with hodiff.corrected():
@@ -271,7 +271,7 @@ CONSTANT = {
 
 @pytest.mark.parametrize("kind", ["wrong", "missing"])
 @pytest.mark.parametrize("take", [*DERIVATIVES, *CONSTANT])
-def test_a_derivative_through_a_declined_call_is_refused(take, kind, enter_hypot):
+def test_derivative_through_a_declined_call_is_rejected(take, kind, enter_hypot):
     """A missing derivative is left to torch, and a call without a derivative runs."""
     enter_hypot(unable("numbers are round"), kind=kind, routes=hodiff.ROUTES[2:])
 
@@ -287,7 +287,7 @@ def test_a_derivative_through_a_declined_call_is_refused(take, kind, enter_hypot
 
 
 @pytest.mark.parametrize(("mended", "runs"), [("", True), ("2.0", False), ("99.0", True)])
-def test_a_rule_stands_aside_where_torch_is_mended(mended, runs, strict, enter_hypot):
+def test_rule_is_skipped_in_versions_where_torch_is_fixed(mended, runs, strict, enter_hypot):
     enter_hypot(torch.zeros(()), mended=mended)
     with strict:
         assert torch.equal(torch.hypot(ONES, ONES), torch.zeros(()) if runs else ONES * 2**0.5)
@@ -295,7 +295,7 @@ def test_a_rule_stands_aside_where_torch_is_mended(mended, runs, strict, enter_h
     assert next(row for row in table() if (row.name, row.reason) == ("torch.hypot", "a test")).mended == mended
 
 
-def test_subclasses_bring_their_own_rules():
+def test_subclasses_with_their_own_rule_are_asked_first():
     class Loud(torch.Tensor):
         @classmethod
         def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -327,7 +327,7 @@ OF_DOUBLED = {
 
 
 @pytest.mark.parametrize("name", OF_DOUBLED)
-def test_modes_entered_outside_see_functions_with_a_rule(name):
+def test_outer_function_modes_see_corrected_functions(name):
     expected = OF_DOUBLED[name](by_doubled)
     with Doubled():
         torch.testing.assert_close(OF_DOUBLED[name](lambda x: F.layer_norm(x.sin(), (3,)).pow(3).sum()), expected)
@@ -335,7 +335,7 @@ def test_modes_entered_outside_see_functions_with_a_rule(name):
         torch.testing.assert_close(OF_DOUBLED[name](lambda x: F.layer_norm(x.sin(), (3,)).pow(3).sum()), expected)
 
 
-def test_a_mode_that_is_left_by_an_error_is_where_it_was():
+def test_mode_stack_is_restored_after_an_error():
     class Refusing(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):
             raise ValueError("refused")
@@ -346,7 +346,7 @@ def test_a_mode_that_is_left_by_an_error_is_where_it_was():
         assert active_function_modes() == [outer, inner]
 
 
-def test_errors():
+def test_register_rejects_bad_arguments():
     with pytest.raises(hodiff.InputError, match="expected at least one torch function"):
         register(reason="x")
     with pytest.raises(hodiff.InputError, match="expected callables, got str"):
@@ -357,7 +357,7 @@ def test_errors():
         register(torch.hypot, reason="x")(3)
 
 
-def test_the_table_names_each_function_once():
+def test_table_lists_each_function_once():
     names = [row.name for row in table()]
     assert names == sorted(set(names))
     for row in table():
@@ -369,7 +369,7 @@ def test_the_table_names_each_function_once():
         assert row.kind == "slow" or (row.reference and (row.routes or elsewhere)), row
 
 
-def test_the_documentation_lists_every_correction():
+def test_documentation_lists_every_correction():
     page = (Path(__file__).resolve().parents[2] / "docs" / "guides" / "corrections.md").read_text(encoding="utf-8")
     for row in table():
         (line,) = (each for each in page.splitlines() if each.startswith(f"| `{row.name}` |"))
@@ -391,7 +391,7 @@ ADDED = foreach_by_name()["add"]
     ],
     ids=["weight_norm", "vander", "foreach", "linspace"],
 )
-def test_dynamo_shows_rules_what_is_not_public(f, route):
+def test_dynamo_traces_rules_of_private_functions(f, route):
     """dynamo traces rules of private functions without a break."""
     x, v = torch.tensor([0.5, 1.0, 2.0], dtype=D), torch.tensor([1.0, -0.5, 0.3], dtype=D)
     torch.compiler.reset()
@@ -401,7 +401,7 @@ def test_dynamo_shows_rules_what_is_not_public(f, route):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_powers_by_tensors_are_not_compiled():
+def test_compiled_pow_with_tensor_exponent_is_right():
     """The second derivative of x^(x - 1/2) at 1/2, where the exponent is 0, is log² x + 2 / x."""
     x = torch.tensor([0.5, 1.0, 2.0], dtype=D)
     torch.compiler.reset()

@@ -27,7 +27,7 @@ def differences(function, x, v, step=3e-4):
     }
 
 
-def closest(found, truth):
+def largest_difference(found, truth):
     """Largest difference of two dictionaries, relative to the largest number."""
     scale = max(each.abs().max() for each in truth.values())
     return (max((found[name] - truth[name]).abs().max() for name in truth) / scale).item()
@@ -40,8 +40,8 @@ def assert_all_routes(loss, x):
     truth = differences(gradient, x, v)
     products = {route: hodiff.hvp(loss, x, v, route=route) for route in hodiff.ROUTES}
     for route, product in products.items():
-        assert closest(product, truth) < 1e-7, route
-        assert closest(product, products[hodiff.ROUTES[0]]) < 1e-9, route
+        assert largest_difference(product, truth) < 1e-7, route
+        assert largest_difference(product, products[hodiff.ROUTES[0]]) < 1e-9, route
 
 
 def of_parameters(model, names, loss):
@@ -58,7 +58,7 @@ def of_parameters(model, names, loss):
 # The encoder warns that it does not use its path for nested tensors.
 @pytest.mark.one_in(9)
 @pytest.mark.filterwarnings("ignore:.*nested:UserWarning")
-def test_transformer_encoder(norm_first, training, padded):
+def test_transformer_encoder_derivatives_agree(norm_first, training, padded):
     layer = nn.TransformerEncoderLayer(4, 2, 6, 0.0, "gelu", batch_first=True, norm_first=norm_first)
     model = nn.TransformerEncoder(layer, 2).double().requires_grad_(False).train(training)
     mask = torch.tensor([[False] * 3, [False, False, True]]) if padded else None
@@ -71,7 +71,7 @@ def test_transformer_encoder(norm_first, training, padded):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_torch_alone_is_wrong_or_raises_there(route):
+def test_torch_alone_is_wrong_or_raises(route):
     """The tests of this file would prove nothing if torch alone were right."""
     model = nn.TransformerEncoderLayer(4, 2, 6, 0.0, "gelu", batch_first=True).double().requires_grad_(False)
     x, v = torch.randn(2, 3, 4, dtype=D), torch.randn(2, 3, 4, dtype=D)
@@ -87,7 +87,7 @@ def test_torch_alone_is_wrong_or_raises_there(route):
 
 
 @pytest.mark.parametrize("need_weights", [False, True])
-def test_multi_head_attention(need_weights):
+def test_multi_head_attention_derivatives_agree(need_weights):
     model = nn.MultiheadAttention(4, 2, batch_first=True)
     x = torch.randn(2, 3, 4, dtype=D)
 
@@ -115,7 +115,7 @@ class LanguageModel(nn.Module):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("lengths", [None, [5, 3]], ids=["padded", "packed"])
-def test_lstm_language_model(lengths):
+def test_lstm_language_model_derivatives_agree(lengths):
     tokens = torch.randint(7, (2, 6))
     targets = tokens[:, 1:]
     if lengths is not None:
@@ -140,7 +140,7 @@ class Block(nn.Module):
         return F.silu(x + self.norms[1](self.second(inner)))
 
 
-def test_residual_block_with_batch_norm_in_training():
+def test_residual_block_with_batch_norm_in_training_derivatives_agree():
     x = torch.randn(3, 2, 4, 4, dtype=D)
     assert_all_routes(*of_parameters(Block().train(), [""], lambda call: call(x).square().mean()))
 
@@ -151,7 +151,7 @@ TINY = {"vocab_size": 11, "num_hidden_layers": 1, "num_attention_heads": 2, "hid
 @pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["GPT2", "Bert"])
-def test_hugging_face(name):
+def test_hugging_face_model_derivatives_agree(name):
     transformers = pytest.importorskip("transformers")
     no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     if name == "GPT2":
@@ -189,7 +189,7 @@ def of_square(slope):
 
 @pytest.mark.parametrize("penalty", [of_norm, of_square], ids=["WGAN-GP", "R1"])
 @pytest.mark.parametrize("model", ["critic", "encoder"])
-def test_gradient_penalty(model, penalty):
+def test_gradient_penalty_derivatives_agree(model, penalty):
     if model == "critic":
         model, x = critic(), torch.randn(3, 4, dtype=D)
     else:
@@ -205,7 +205,7 @@ def test_gradient_penalty(model, penalty):
     assert_gradient(loss, model)
 
 
-def test_force_training():
+def test_force_training_derivatives_agree():
     """Forces are minus the gradient of an energy by positions, from a normalized network with attention."""
     model = nn.Sequential(
         nn.Linear(4, 4), nn.LayerNorm(4), nn.TransformerEncoderLayer(4, 2, 6, 0.0, "gelu"), nn.Linear(4, 1)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing import draw_each
 from plain_attention import plain_attention
 
 import hodiff
@@ -13,17 +14,12 @@ LENGTHS, HEADS, SIZE = (4, 2, 5), 2, 3
 pytestmark = pytest.mark.filterwarnings("ignore:.*nested tensors:UserWarning")
 
 
-def drawn(*shapes, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(shape, generator=generator, dtype=D) for shape in shapes]
-
-
-SEQUENCES = drawn(*((length, HEADS * SIZE) for length in LENGTHS))
-WEIGHTS, DIRECTION = drawn(*[(3, HEADS * SIZE, HEADS * SIZE)] * 2, seed=1)
+SEQUENCES = draw_each(*((length, HEADS * SIZE) for length in LENGTHS))
+WEIGHTS, DIRECTION = draw_each(*[(3, HEADS * SIZE, HEADS * SIZE)] * 2, seed=1)
 
 
 def by_sequences(sequences, weights, **options):
-    """Sum of the losses of all sequences."""
+    """Return the sum of the losses of all sequences."""
     projected = ([(x @ w.T).unflatten(-1, (HEADS, SIZE)).transpose(0, 1) for w in weights] for x in sequences)
     return sum(plain_attention(*each, **options).sin().sum() for each in projected)
 
@@ -38,7 +34,7 @@ def jagged(**options):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_jagged_value_gradient_and_product_by_weights(is_causal):
+def test_jagged_value_gradient_and_hvp_match_the_formula(is_causal):
     options = {"is_causal": is_causal}
     x = jagged()
     found = hodiff.value_grad_hvp(lambda w: jagged_loss(x, w, **options), WEIGHTS, DIRECTION)
@@ -52,7 +48,7 @@ def second(loss, leaves, squares):
     return torch.autograd.grad(squares(gradients), leaves)
 
 
-def test_a_gradient_penalty_by_a_jagged_tensor():
+def test_gradient_penalty_by_a_jagged_tensor_matches():
     leaf = jagged(requires_grad=True)
     with hodiff.corrected():
         (found,) = second(jagged_loss(leaf, WEIGHTS), [leaf], lambda gradients: gradients[0].values().square().sum())
@@ -63,9 +59,9 @@ def test_a_gradient_penalty_by_a_jagged_tensor():
         torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-12)
 
 
-def test_queries_and_keys_of_different_lengths_and_shared_heads():
-    queries = drawn(*((length, 4, SIZE) for length in LENGTHS))
-    keys = drawn(*((length, 2, SIZE) for length in (1, 3, 2)), seed=1)
+def test_different_query_and_key_lengths_with_shared_heads_match():
+    queries = draw_each(*((length, 4, SIZE) for length in LENGTHS))
+    keys = draw_each(*((length, 2, SIZE) for length in (1, 3, 2)), seed=1)
 
     def upright(pieces):
         return torch.nested.nested_tensor(pieces, layout=torch.jagged, requires_grad=True)
@@ -84,7 +80,7 @@ def test_queries_and_keys_of_different_lengths_and_shared_heads():
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
 
 
-def test_jagged_tensors_that_nobody_differentiates_are_left_to_torch():
+def test_undifferentiated_jagged_tensors_are_left_to_torch():
     x = jagged()
     with hodiff.corrected():
         found = jagged_loss(x, WEIGHTS)
@@ -102,13 +98,13 @@ def strided_loss(sequences, weights, **options):
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_strided_product(is_causal):
+def test_strided_hvp_matches_the_formula(is_causal):
     options = {"is_causal": is_causal}
     found = hodiff.hvp(lambda w: strided_loss(SEQUENCES, w, **options), WEIGHTS, DIRECTION)
     expected = hodiff.hvp(lambda w: by_sequences(SEQUENCES, w, **options), WEIGHTS, DIRECTION)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
 
-def test_forward_mode_is_refused_as_torch_makes_no_nested_tensors_there():
+def test_forward_mode_is_rejected():
     with pytest.raises(hodiff.RouteError, match="does not implement"):
         hodiff.hvp(lambda w: strided_loss(SEQUENCES, w), WEIGHTS, DIRECTION, route="forward-over-reverse")

@@ -1,4 +1,4 @@
-"""Tensors in place of numbers: one clear error where forward mode would drop their tangents."""
+"""Tensors in place of numbers: an error where torch's forward mode would drop their tangents."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def squares(f):
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_a_tensor_that_moves_is_refused(name):
+def test_differentiated_tensor_in_place_of_a_number_is_rejected(name):
     place, f = LOST[name]
     one = torch.ones_like(A)
     with pytest.raises(hodiff.RouteError, match=f"{place}: expected a number, got a tensor without dimensions"):
@@ -64,15 +64,15 @@ def test_a_tensor_that_moves_is_refused(name):
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_torch_drops_its_tangent(name):
-    """Otherwise there would be nothing to refuse."""
+def test_torch_alone_drops_the_tangent(name):
+    """If torch kept the tangent, hodiff would not need to raise."""
     f = squares(LOST[name][1])
     assert torch.func.jvp(f, (A,), (torch.ones_like(A),))[1] == 0
     assert (f(A + 1e-3) - f(A)).abs() > 1e-6
 
 
 @pytest.mark.parametrize("name", LOST)
-def test_a_tensor_that_does_not_move_stands_for_a_number(name):
+def test_constant_tensor_is_accepted_in_place_of_a_number(name):
     """Buffers and detached tensors are accepted."""
     f = LOST[name][1]
     expected = f(A).to(D) * 2
@@ -86,7 +86,7 @@ def test_a_tensor_that_does_not_move_stands_for_a_number(name):
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_places_of_tensors_keep_theirs(name):
+def test_tensor_arguments_keep_their_tangent(name):
     f, h = squares(KEPT[name]), 1e-5
     got = hodiff.directional_derivatives(f, A, torch.ones_like(A), order=1)[1]
     torch.testing.assert_close(got, (f(A + h) - f(A - h)) / (2 * h), rtol=1e-7, atol=1e-7)

@@ -1,4 +1,4 @@
-"""A second derivative that would silently be zero raises; all others do not."""
+"""Second derivatives through once_differentiable raise instead of returning zero; other derivatives do not raise."""
 
 import pytest
 import torch
@@ -15,19 +15,19 @@ def square(x):
     return Square.apply(x).sum()
 
 
-def x():
+def new_leaf():
     return torch.tensor([1.0, 2.0], requires_grad=True)
 
 
-def test_torch_alone_is_silent():
+def test_torch_alone_returns_zero():
     """The true second derivative is 6 x; the tests below would prove nothing if torch alone were right."""
-    product = torch.func.grad(lambda x: torch.func.grad(cube)(x).sum())(x().detach())
+    product = torch.func.grad(lambda x: torch.func.grad(cube)(x).sum())(new_leaf().detach())
     assert torch.equal(product, torch.zeros(2))
 
 
-def test_recorded_gradients():
+def test_recorded_second_derivative_is_rejected():
     with hodiff.corrected():
-        leaf = x()
+        leaf = new_leaf()
         with pytest.raises(hodiff.RouteError, match=r"Cube\.backward is marked once_differentiable"):
             torch.autograd.grad(cube(leaf), leaf, create_graph=True)
         with pytest.raises(hodiff.RouteError, match=r"Cube\.backward is marked once_differentiable"):
@@ -36,9 +36,9 @@ def test_recorded_gradients():
             cube(leaf).backward(create_graph=True)
 
 
-def test_first_derivatives_go_on():
+def test_first_derivatives_are_allowed():
     with hodiff.corrected():
-        leaf = x()
+        leaf = new_leaf()
         (gradient,) = torch.autograd.grad(cube(leaf), leaf)
         cube(leaf).backward()
         assert torch.equal(gradient, leaf.grad)
@@ -59,17 +59,17 @@ def test_first_derivatives_go_on():
     ],
     ids=["grad of grad", "jvp of grad", "vjp of grad", "jacrev of jacrev"],
 )
-def test_transforms(second):
-    point = x().detach()
+def test_nested_transforms_are_rejected(second):
+    point = new_leaf().detach()
     with hodiff.corrected():
         assert torch.equal(second(square)(point), 2 * torch.ones(2))
         with pytest.raises(hodiff.RouteError, match=r"Cube\.backward is marked once_differentiable"):
             second(cube)(point)
 
 
-def test_gradient_penalty_of_right_functions():
+def test_gradient_penalty_of_right_functions_is_allowed():
     with hodiff.corrected():
-        leaf = x()
+        leaf = new_leaf()
         (gradient,) = torch.autograd.grad(square(leaf), leaf, create_graph=True)
         gradient.square().sum().backward()
     assert torch.equal(leaf.grad, 8 * leaf.detach())

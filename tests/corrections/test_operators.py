@@ -7,6 +7,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from corrections.against_torch import unsigned
 from drawing import normals, seeded
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -46,10 +47,6 @@ RELU_RNN, TANH_RNN = (nn.RNN(3, 2, nonlinearity=name).double() for name in ("rel
 
 def statistics():
     return torch.zeros(3, dtype=D), torch.ones(3, dtype=D)
-
-
-def unsigned(vectors):
-    return (vectors * torch.arange(1, vectors.shape[-1] + 1, dtype=D)) @ vectors.mH
 
 
 def module(layer):
@@ -259,7 +256,7 @@ def by_differences(f, x, v, step=1e-5):
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("capture", CAPTURES)
-def test_captured_graphs_by_every_route(name, capture):
+def test_captured_graphs_match_differences_by_every_route(name, capture):
     f, x = FUNCTIONS[name]
     x, v = x.clone(), torch.linspace(-1, 1.5, x.numel(), dtype=D).view(x.shape)
     loss = scalar(f)
@@ -272,7 +269,7 @@ def test_captured_graphs_by_every_route(name, capture):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CALLED)
-def test_operators_by_name_by_every_route(name):
+def test_aten_operators_match_differences_by_every_route(name):
     f, x = CALLED[name]
     v = torch.linspace(-1, 1.5, x.numel(), dtype=D).view(x.shape)
     loss = scalar(f)
@@ -312,7 +309,7 @@ PROGRAMS = {
     # torch's symbolic tracer cannot trace attention.
     [pair for pair in itertools.product(MODELS, PROGRAMS) if pair != ("transformer", "symbolic")],
 )
-def test_programs_of_whole_models(name, program):
+def test_captured_models_match_differences(name, program):
     if (name, program) == ("transformer", "exported") and torch.__version__ < "2.13":
         pytest.skip("torch's exported attention fails for inputs that are differentiated")
     torch.manual_seed(0)
@@ -330,7 +327,7 @@ def test_programs_of_whole_models(name, program):
 
 
 @pytest.mark.slow
-def test_every_operator_with_a_rule_of_its_own_is_tried_above():
+def test_every_operator_rule_is_tested():
     """Operators that share the rule of a function are not required."""
     seen = set()
 

@@ -4,17 +4,12 @@ import math
 
 import pytest
 import torch
-from at_once import backend_of
-from corrections.against_torch import FAILURES, assert_every_route, judged, same_error, same_value
+from corrections.against_torch import FAILURES, assert_every_route, route_statuses, same_error, same_value, tensor
+from slow_cases import backend_of
 
 import hodiff
 
 D = torch.float64
-
-
-def tensor(*numbers):
-    return torch.tensor(numbers, dtype=D)
-
 
 ZEROS = tensor(0.0, 2.0, 0.0, 0.0, 0.5)
 ROWS = torch.stack([ZEROS, tensor(1.0, 3.0, -0.5, 2.0, 0.2), tensor(0.0, 1.0, 2.0, -1.0, 1.5)])
@@ -38,28 +33,28 @@ WRONG = ("prod", "prod of rows", "linalg.vander", "vander")
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", CASES)
-def test_every_route(name):
+def test_derivatives_match_differences_by_every_route(name):
     f, inputs = CASES[name]
     assert_every_route(f, inputs)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_every_route_batched_and_compiled(name):
+def test_vmapped_and_compiled_derivatives_match_differences(name):
     f, inputs = CASES[name]
     compile = backend_of(name, [each for each in CASES if each not in NOT_COMPILED])
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=2, compile=compile, scipy=False)
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_torch_fails_here(name):
+def test_torch_alone_is_wrong(name):
     """The tests above would prove nothing if torch alone were right."""
     f, inputs = CASES[name]
-    assert FAILURES & set(judged(f, inputs, 3 if "prod" in name else 2))
+    assert FAILURES & set(route_statuses(f, inputs, 3 if "prod" in name else 2))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_quotients_by_small_factors_do_not_overflow(route):
+def test_derivatives_with_tiny_factors_do_not_overflow(route):
     """The mixed derivative of 4000 x y is 4000, also in 16 bits; that of c x y z at tiny numbers is c z."""
     x = torch.tensor([0.03, 1.0, 1.0, 1.0], dtype=torch.float16)
     assert hodiff.hessian(lambda x: 4000.0 * torch.prod(x), route=route)(x)[0, 1] == 4000
@@ -76,7 +71,7 @@ def third(f, x):
                 yield hodiff.corrected()(last(second(first(f))))(x)
 
 
-def test_the_third_derivatives_of_a_product_with_zeros_by_hand():
+def test_third_derivatives_of_prod_with_zeros_match_closed_form():
     """Third derivatives of a b c d by three different factors are the fourth factor; all others are 0."""
     x = tensor(0.0, 5.0, 0.0, 0.0)
     expected = torch.zeros(4, 4, 4, dtype=D)
@@ -90,7 +85,7 @@ def test_the_third_derivatives_of_a_product_with_zeros_by_hand():
         torch.testing.assert_close(got, expected)
 
 
-def test_the_third_derivatives_of_powers_by_hand():
+def test_third_derivatives_of_vander_at_zero_match_closed_form():
     """The k-th column has the third derivative k (k - 1) (k - 2) x^(k - 3)."""
     x = tensor(0.0)
     expected = tensor(*(math.perm(k, 3) * (k == 3) for k in range(5)))
@@ -99,7 +94,7 @@ def test_the_third_derivatives_of_powers_by_hand():
 
 
 @pytest.mark.parametrize("dtype", [D, torch.float32, torch.bfloat16, torch.complex64, torch.int64])
-def test_values_are_those_of_torch(dtype):
+def test_values_match_torch(dtype):
     x = ROWS.mul(2).to(dtype)
     for f in (
         lambda: x.prod(),
@@ -126,5 +121,5 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_errors_are_those_of_torch(name):
+def test_errors_match_torch(name):
     same_error(BAD[name], torch.zeros(2, 2))

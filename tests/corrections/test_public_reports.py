@@ -12,6 +12,7 @@ import mpmath
 import pytest
 import torch
 import torch.nn.functional as F
+from corrections.against_torch import tensor
 from custom_functions import Square
 
 import hodiff
@@ -20,10 +21,6 @@ import hodiff
 pytestmark = pytest.mark.filterwarnings("ignore:torch.triangular_solve .*:UserWarning")
 
 D = torch.float64
-
-
-def tensor(*numbers, dtype=D):
-    return torch.tensor(numbers, dtype=dtype)
 
 
 def number(value):
@@ -282,7 +279,7 @@ def routes_of(order):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", REPORTS)
-def test_mended(name):
+def test_reported_function_is_right_within_corrected(name):
     report = REPORTS[name]
     at = torch.tensor(report.at, dtype=report.dtype)
     for routes in routes_of(report.order):
@@ -292,7 +289,7 @@ def test_mended(name):
 
 
 @pytest.mark.parametrize("name", REPORTS)
-def test_torch_alone_is_wrong(name):
+def test_torch_alone_is_wrong_until_the_fixed_version(name):
     """Torch alone is wrong before the version in which a report is fixed; otherwise the report would prove nothing."""
     report = REPORTS[name]
     at = torch.tensor(report.at, dtype=report.dtype)
@@ -309,7 +306,7 @@ def test_torch_alone_is_wrong(name):
 
 
 @pytest.mark.parametrize("name", TAILS)
-def test_tails(name):
+def test_reported_tail_is_right_within_corrected(name):
     report = TAILS[name]
     at = torch.tensor(report.at, dtype=report.dtype)
     for routes in routes_of(report.order):
@@ -318,7 +315,7 @@ def test_tails(name):
         assert got.item() == pytest.approx(report.truth, rel=report.relative, abs=0), "".join(routes)
 
 
-def test_prod_in_16_bits():
+def test_prod_hessian_in_float16():
     """#193012: torch divides by small factors before it multiplies by others."""
     x = torch.tensor([0.03, 1.0, 1.0, 1.0], dtype=torch.float16)
 
@@ -330,14 +327,14 @@ def test_prod_in_16_bits():
         assert hessian()[0, 1] == 4000
 
 
-def test_a_function_with_jvp_by_hodiffs_own_transforms():
+def test_function_with_jvp_is_right_by_directional_derivatives():
     """#197867 is right by transforms that nest forward mode themselves."""
     x = tensor(3.0)
     derivatives = hodiff.directional_derivatives(lambda x: squares_of_squares(x).sum(), x, torch.ones_like(x), order=3)
     assert [each.item() for each in derivatives] == [81.0, 108.0, 108.0, 72.0]
 
 
-def test_distances_differentiated_by_torch_func():
+def test_cdist_second_gradient_by_torch_func():
     """Second gradients of cdist are zeros in torch 2.15, and raise in 2.13."""
     x, y = tensor(3.0, 4.0), tensor(0.0, 0.0)
     expected = tensor(16.0, -12.0) / 125
@@ -351,7 +348,7 @@ def test_distances_differentiated_by_torch_func():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-def test_compiled_functions_differentiated_twice():
+def test_compiled_functions_differentiated_twice_are_right_or_raise():
     """#91469, #181581, #183603: torch raises where it was silently wrong; hodiff's transform is right."""
     quintic = torch.compile(lambda x: (x**5).sum(), backend="aot_eager")
     gradient = torch.compile(lambda x: torch.autograd.grad((x**5).sum(), x, create_graph=True)[0], backend="aot_eager")

@@ -5,7 +5,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from at_once import some_at_once
+from slow_cases import slow_except
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -44,7 +44,7 @@ def unrolled(network, x, lengths, state, mode):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("lengths", [None, LENGTHS], ids=["padded", "packed"])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_values_and_draws_are_those_of_torch(name, lengths):
+def test_values_and_dropout_draws_match_torch(name, lengths):
     for bias, layers, both_ways, batch_first in itertools.product((True, False), (1, 3), (False, True), (False, True)):
         network = NETWORKS[name](
             3, 4, layers, bias=bias, dropout=0.4 * (layers > 1), bidirectional=both_ways, batch_first=batch_first
@@ -64,7 +64,7 @@ def test_values_and_draws_are_those_of_torch(name, lengths):
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NETWORKS)
-def test_other_dtypes_and_autocast(name, dtype):
+def test_low_precision_and_autocast_match_torch(name, dtype):
     network = NETWORKS[name](3, 4).to(dtype)
     x = normal(5, 2, 3, dtype=dtype)
     for lowered in (False, True):
@@ -82,13 +82,13 @@ def test_other_dtypes_and_autocast(name, dtype):
             torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
-def test_unbatched_input():
+def test_unbatched_input_matches_torch():
     network, x = nn.LSTM(3, 4).double(), normal(5, 3)
     expected, got = (unrolled(network, x, None, None, mode) for mode in (nullcontext(), hodiff.corrected()))
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-13)
 
 
-def test_what_is_not_differentiated_runs_torchs_kernel():
+def test_undifferentiated_calls_run_the_kernel_of_torch():
     network, x = nn.LSTM(3, 4), normal(5, 2, 3, dtype=torch.float32)
     with torch.no_grad():
         expected, got = (unrolled(network, x, None, None, mode) for mode in (nullcontext(), hodiff.corrected()))
@@ -97,7 +97,7 @@ def test_what_is_not_differentiated_runs_torchs_kernel():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
-def test_all_routes_of_packed_networks(name):
+def test_packed_networks_match_differences_by_all_routes(name):
     network = NETWORKS[name](1, 3, 2, bidirectional=True).double().requires_grad_(False)
 
     @hodiff.corrected()
@@ -111,7 +111,7 @@ def test_all_routes_of_packed_networks(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["lstm", "gru"])
-def test_third_order_by_input_and_weights(name):
+def test_third_derivatives_by_input_and_weights_match_differences(name):
     network = NETWORKS[name](1, 2).double()
     names = [name for name, _ in network.named_parameters()]
 
@@ -124,7 +124,7 @@ def test_third_order_by_input_and_weights(name):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_lstm_of_float32_has_every_route(route):
+def test_float32_lstm_hvp_by_every_route_matches_float64(route):
     """Torch's kernel for it has no forward mode."""
     network = nn.LSTM(3, 4).requires_grad_(False)
     double = nn.LSTM(3, 4).double()
@@ -136,7 +136,7 @@ def test_lstm_of_float32_has_every_route(route):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_one_step_by_hand(route):
+def test_one_lstm_step_matches_closed_form(route):
     r"""One cell without biases, from c = 1 and h = 0: $h = s(ox) \tanh(s(fx) + s(ix) \tanh(gx))$."""
     i, f, g, o = 0.3, -0.8, 1.1, 0.6
     network = nn.LSTM(1, 1, bias=False).double()
@@ -172,7 +172,7 @@ def test_one_step_by_hand(route):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_cells_are_right_without_a_rule(route):
+def test_cells_match_by_every_route(route):
     for cell in (nn.LSTMCell(3, 4), nn.GRUCell(3, 4), nn.RNNCell(3, 4), nn.RNNCell(3, 4, nonlinearity="relu")):
         cell.double().requires_grad_(False)
 
@@ -186,7 +186,7 @@ def test_cells_are_right_without_a_rule(route):
     assert not {torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell} & set(CORRECTIONS)
 
 
-def test_under_vmap():
+def test_vmap_of_gradients_matches_a_loop():
     network = nn.GRU(3, 4).double()
     xs = normal(6, 5, 2, 3)
     gradient = torch.func.grad(hodiff.corrected()(lambda x: network(x)[0].sin().sum()))
@@ -198,8 +198,8 @@ def test_under_vmap():
 @pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [torch.lstm, torch.gru])
-@pytest.mark.parametrize("route", some_at_once(hodiff.ROUTES[:3], hodiff.ROUTES[:1]))
-def test_compiled(kind, route):
+@pytest.mark.parametrize("route", slow_except(hodiff.ROUTES[:3], hodiff.ROUTES[:1]))
+def test_compiled_hvp_matches(kind, route):
     network = (nn.LSTM if kind is torch.lstm else nn.GRU)(2, 3).double().requires_grad_(False)
     state = torch.zeros(1, 2, 3, dtype=D)
     start = (state, state) if kind is torch.lstm else state
@@ -250,7 +250,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_those_of_torch(name):
+def test_errors_match_torch(name):
     def outcome(mode):
         torch.manual_seed(0)
         with mode:

@@ -1,4 +1,4 @@
-"""Registering and unregistering rules: the newest is in force, hodiff's own return, bad arguments are named."""
+"""Registering and unregistering rules: the newest rule applies, hodiff's own are restored, bad arguments are named."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def corrected_lerp():
         return torch.lerp(ONES, ONES, 0.5)
 
 
-def test_unregistering_brings_back_hodiffs_own_rule():
+def test_unregister_restores_the_rule_of_hodiff():
     before, rows = CORRECTIONS[F.layer_norm], table()
     register(F.layer_norm, torch.layer_norm, reason="mine")(constant(7.0))
     assert "mine" in {row.reason for row in table()}
@@ -34,7 +34,7 @@ def test_unregistering_brings_back_hodiffs_own_rule():
     assert table() == rows
 
 
-def test_products_are_right_again_after_unregistering():
+def test_products_are_right_after_unregister():
     x, v = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64), torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)
 
     def product(**options):
@@ -49,7 +49,7 @@ def test_products_are_right_again_after_unregistering():
     assert not torch.allclose(by_own_rule, product(correct=False), rtol=1e-3)
 
 
-def test_rules_are_taken_away_newest_first():
+def test_unregister_removes_the_newest_rule_first():
     register(torch.lerp, torch.lerp, reason="old")(constant(1.0))
     register(torch.lerp, reason="new")(constant(2.0))
     assert [row.reason for row in table() if row.name == "torch.lerp"] == ["new"]
@@ -61,7 +61,7 @@ def test_rules_are_taken_away_newest_first():
     assert "torch.lerp" not in {row.name for row in table()}
 
 
-def test_a_rule_that_stands_aside_leaves_the_one_before_in_force():
+def test_skipped_rule_leaves_the_older_rule_active():
     register(torch.lerp, reason="old")(constant(1.0))
     register(torch.lerp, reason="new", mended="2.0")(constant(2.0))
     assert corrected_lerp() == 1
@@ -72,7 +72,7 @@ def test_a_rule_that_stands_aside_leaves_the_one_before_in_force():
     assert torch.lerp not in CORRECTIONS
 
 
-def test_unregistering_what_is_not_the_users():
+def test_unregister_rejects_functions_without_a_user_rule():
     with pytest.raises(hodiff.InputError, match=r"torch\.cosh with none"):
         unregister(torch.cosh)
     with pytest.raises(hodiff.InputError, match=r"layer_norm with only hodiff's own, which stays"):
@@ -100,14 +100,14 @@ def test_unregistering_what_is_not_the_users():
         ({"mended": 2.15}, "mended: expected a version of torch such as .*, got 2.15"),
     ],
 )
-def test_options_of_a_rule_are_checked(options, message):
+def test_register_rejects_bad_options(options, message):
     with pytest.raises(hodiff.InputError, match="register: " + message):
         register(torch.lerp, reason="a test", **options)
     assert torch.lerp not in CORRECTIONS
 
 
 @pytest.mark.parametrize("covers", [None, lambda *_: True])
-def test_a_rule_that_returns_nothing_is_named(covers):
+def test_rule_that_returns_none_is_named(covers):
     @register(torch.lerp, reason="a test", covers=covers)
     def forgetful(input, end, weight):
         input + end * weight
@@ -119,7 +119,7 @@ def test_a_rule_that_returns_nothing_is_named(covers):
         unregister(torch.lerp)
 
 
-def test_a_rule_may_return_none_where_torch_does():
+def test_rule_may_return_none_where_torch_does():
     x = torch.ones(2, requires_grad=True)
     with hodiff.corrected():
         assert x.sum().backward() is None

@@ -6,9 +6,9 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from at_once import backend_of, some_at_once
 from corrections.against_torch import same_error, same_value
 from drawing import draw
+from slow_cases import backend_of, slow_except
 
 import hodiff
 
@@ -40,8 +40,8 @@ ONE_OF_EACH = ((2, "bilinear", "zeros", False), (2, "bicubic", "border", True), 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", some_at_once(ONE_OF_EACH, ONE_OF_EACH[:1]))
-def test_every_route(options):
+@pytest.mark.parametrize("options", slow_except(ONE_OF_EACH, ONE_OF_EACH[:1]))
+def test_derivatives_match_differences_by_every_route(options):
     dimensions, mode, padding, align_corners = options
     f = sampled(mode, padding, align_corners)
     hodiff.assert_differentiable(corrected(f), inputs(dimensions, 1), vmap=False, scipy=False)
@@ -53,7 +53,7 @@ SOME = OPTIONS[::5]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", SOME, ids=str)
-def test_third_order_and_compiled(options):
+def test_third_order_and_compiled_derivatives_match_differences(options):
     dimensions, mode, padding, align_corners = options
     f = sampled(mode, padding, align_corners)
     backend = backend_of(options, SOME)
@@ -75,7 +75,7 @@ against_torch = pytest.mark.skipif(not torch_differentiates_twice(), reason="tor
 
 @against_torch
 @pytest.mark.parametrize(("dimensions", "mode", "padding", "align_corners"), OPTIONS)
-def test_values_and_derivatives_are_those_of_torch(dimensions, mode, padding, align_corners):
+def test_grid_sample_values_and_derivatives_match_torch(dimensions, mode, padding, align_corners):
     """Reverse-mode derivatives are torch's, also for points far outside and on kinks."""
     x, grid = inputs(dimensions, 40)
     grid = torch.cat(
@@ -91,7 +91,7 @@ def test_values_and_derivatives_are_those_of_torch(dimensions, mode, padding, al
     same_value(results, rtol=1e-10, atol=1e-10)
 
 
-def test_bilinear_weights_by_hand():
+def test_bilinear_mixed_derivative_matches_closed_form():
     """The mixed derivative between four points $a, b; c, d$ is $a - b - c + d$, by the pixel."""
     x = torch.tensor([[1.0, 3.0], [4.0, 11.0]], dtype=D)[None, None]
     grid = torch.tensor([0.2, -0.6], dtype=D)
@@ -107,7 +107,7 @@ def test_bilinear_weights_by_hand():
         torch.testing.assert_close(hodiff.hessian(f, route=route)(grid), expected)
 
 
-def test_the_numbered_functions():
+def test_grid_sampler_functions_with_integer_modes_match():
     x, grid = inputs(2)
     volume, points = inputs(3)
     tangent = draw(*grid.shape, seed=2)
@@ -122,7 +122,7 @@ def test_the_numbered_functions():
 
 
 @against_torch
-def test_a_spatial_transformer_and_a_batch_of_grids():
+def test_spatial_transformer_matches_torch():
     """Every route agrees with torch's own reverse-over-reverse."""
     theta, x, v = draw(1, 2, 3) / 3, draw(1, 1, 4, 4, seed=1), draw(1, 2, 3, seed=2)
 
@@ -149,10 +149,10 @@ def test_a_spatial_transformer_and_a_batch_of_grids():
 
 @pytest.mark.parametrize("align_corners", [False, True])
 @pytest.mark.parametrize("size", [(2, 1, 3, 4), (2, 5, 1, 2), (2, 1, 3, 1, 4)])
-def test_affine_grids_are_those_of_torch(size, align_corners):
+def test_affine_grid_values_match_torch(size, align_corners):
     theta = draw(2, len(size) - 2, len(size) - 1)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # warns for a single point with aligned corners
+        warnings.simplefilter("ignore", UserWarning)  # the operator warns for a single point with aligned corners
         expected = F.affine_grid(theta, size, align_corners=align_corners)
     with corrected:
         torch.testing.assert_close(F.affine_grid(theta, size, align_corners=align_corners), expected)
@@ -161,7 +161,7 @@ def test_affine_grids_are_those_of_torch(size, align_corners):
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_points_that_are_no_numbers_have_torchs_value_and_no_derivative(padding):
+def test_non_finite_points_have_value_of_torch_and_zero_derivative(padding):
     x, grid = draw(1, 1, 3, 3).requires_grad_(), torch.full((1, 1, 3, 2), float("nan"), dtype=D)
     grid[0, 0, 1], grid[0, 0, 2] = float("inf"), 1e30
     expected = F.grid_sample(x.detach(), grid, padding_mode=padding, align_corners=False)
@@ -171,7 +171,7 @@ def test_points_that_are_no_numbers_have_torchs_value_and_no_derivative(padding)
     assert torch.autograd.grad(y.sum(), x)[0].isfinite().all()
 
 
-def test_half_precision_is_closer_than_that_of_torch():
+def test_bfloat16_error_is_below_that_of_torch():
     x, grid = draw(1, 2, 8, 8).bfloat16(), draw(1, 6, 6, 2, seed=1).bfloat16() / 2
     truth = F.grid_sample(x.double(), grid.double(), align_corners=False)
     by_torch = F.grid_sample(x, grid, align_corners=False)
@@ -182,7 +182,7 @@ def test_half_precision_is_closer_than_that_of_torch():
     torch.testing.assert_close(ours.double(), truth, rtol=1e-2, atol=1e-2)
 
 
-def test_the_default_of_align_corners_warns():
+def test_default_align_corners_warns():
     x, grid = inputs(2)
     with corrected, pytest.warns(UserWarning, match="align_corners"):
         got = F.grid_sample(x, grid)
@@ -195,7 +195,7 @@ def cubic_volume(*_):
 
 @pytest.mark.skipif(not HAS_CUBIC_VOLUMES, reason="torch refuses cubic interpolation of volumes")
 @pytest.mark.parametrize("padding", PADDINGS)
-def test_cubic_volumes(padding):
+def test_bicubic_volumes_match(padding):
     f, points = sampled("bicubic", padding, False), inputs(3)
     torch.testing.assert_close(corrected(f)(*points), f(*points))
     x, v = points[1], torch.ones_like(points[1])
@@ -218,11 +218,11 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_errors_are_those_of_torch(name):
+def test_errors_match_torch(name):
     same_error(WRONG[name], *inputs(2))
 
 
-def test_dropout_draws_torchs_numbers():
+def test_native_dropout_draws_match_torch():
     x = draw(50)
     torch.manual_seed(0)
     expected, kept = torch.native_dropout(x, 0.4, True)
@@ -235,7 +235,7 @@ def test_dropout_draws_torchs_numbers():
 
 
 @pytest.mark.slow
-def test_dropout_in_every_route():
+def test_native_dropout_matches_differences_by_every_route():
     def f(x):
         with torch.random.fork_rng():
             torch.manual_seed(0)
@@ -283,7 +283,7 @@ def test_every_route_drops_the_same_elements(name, view):
         torch.testing.assert_close(hodiff.hvp(f, x, torch.ones_like(x), route=route), product)
 
 
-def test_dropout_for_each_row_of_a_batch_is_left_to_torch():
+def test_dropout_with_vmap_randomness_is_left_to_torch():
     x = draw(3, 4)
 
     def f(y):
@@ -296,7 +296,7 @@ def test_dropout_for_each_row_of_a_batch_is_left_to_torch():
     assert not torch.equal(*expected)
 
 
-def test_checks_do_not_accuse_dropout_of_non_contiguous_tensors():
+def test_check_accepts_dropout_of_non_contiguous_tensors():
     class Transposed(torch.nn.Module):
         def forward(self, x):
             return F.dropout(x.t(), 0.5)
@@ -324,14 +324,14 @@ def seeded(f):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ALPHA)
-def test_alpha_dropout_by_every_route(name):
+def test_alpha_dropout_matches_differences_by_every_route(name):
     f, shape = ALPHA[name]
     hodiff.assert_differentiable(corrected(seeded(f)), draw(*shape), vmap=False, scipy=False)
 
 
 @pytest.mark.parametrize("dtype", [D, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ALPHA)
-def test_alpha_dropout_draws_what_torch_draws(name, dtype):
+def test_alpha_dropout_draws_match_torch(name, dtype):
     f, shape = ALPHA[name]
     x = draw(*shape).to(dtype)
     expected, after = seeded(f)(x), torch.rand(1)
@@ -341,6 +341,6 @@ def test_alpha_dropout_draws_what_torch_draws(name, dtype):
 
 
 @pytest.mark.parametrize("p", [-0.1, 1.1])
-def test_wrong_probabilities_of_alpha_dropout_are_refused_by_torch(p):
+def test_alpha_dropout_rejects_probabilities_outside_0_and_1(p):
     with corrected, pytest.raises((RuntimeError, ValueError), match="dropout probability has to be between 0 and 1"):
         F.alpha_dropout(draw(3), p, training=True)

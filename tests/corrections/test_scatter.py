@@ -68,7 +68,7 @@ CASES = {
 
 @pytest.mark.one_in(18)
 @pytest.mark.parametrize("name", CASES)
-def test_every_route(name):
+def test_derivatives_match_differences_by_every_route(name):
     f, inputs = CASES[name]
     # torch.func.vmap cannot write a batch into an unbatched tensor.
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, scipy=False, vmap=not name.startswith("in place"))
@@ -76,7 +76,7 @@ def test_every_route(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
-def test_third_order_and_compiled(name):
+def test_third_order_and_compiled_derivatives_match_differences(name):
     f, inputs = CASES[name]
     # Dynamo refuses the gradient of a constant tangent, writes in place, and masks.
     compile = "aot_eager" if name in ("scatter", "scatter twice", "scatter_reduce mean") else False
@@ -91,14 +91,14 @@ def test_third_order_and_compiled(name):
         *(each for each in CASES if "twice" in each or "repeated" in each),
     ],
 )
-def test_torch_fails_here(name):
+def test_torch_alone_is_wrong(name):
     """The tests above would prove nothing if torch alone were right."""
     f, inputs = CASES[name]
     assert not hodiff.check(f, inputs, vmap=False, scipy=False, correct=False).ok
 
 
 @pytest.mark.parametrize("dtype", [D, torch.bfloat16, torch.int64])
-def test_values_are_those_of_torch(dtype):
+def test_values_match_torch(dtype):
     x, src = (TARGET * 4).to(dtype), (LARGE * 4).to(dtype)
     for f in (
         lambda: x.scatter_add(0, INDEX, src),
@@ -124,5 +124,5 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_errors_are_those_of_torch(name):
+def test_errors_match_torch(name):
     same_error(BAD[name], TARGET)

@@ -72,7 +72,7 @@ class UnreadableSmooth(Smooth):
         return parts["all"].sin().sum()
 
 
-def warm(module):
+def run_until_optimized(module):
     """Run the module until torch has optimized its graph."""
     for _ in range(4):
         x = X.clone().requires_grad_()
@@ -120,9 +120,9 @@ def close(found, expected, digits=1e-7):
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("capture", CAPTURES)
 @pytest.mark.parametrize("kind", [Smooth, Normalized, Attending, UnreadableSmooth])
-def test_products(kind, capture):
+def test_scripted_and_traced_products_match_by_every_route(kind, capture):
     gradient, product, third = truth(kind)
-    f = warm(CAPTURES[capture](model(kind)))
+    f = run_until_optimized(CAPTURES[capture](model(kind)))
     for route in hodiff.ROUTES:
         close(hodiff.hvp(f, X, V, route=route), product)
     close(hodiff.hessian_matrix(f, X) @ V, product)
@@ -134,9 +134,9 @@ def test_products(kind, capture):
 
 
 @pytest.mark.parametrize("kind", [Smooth, Normalized])
-def test_graphs_of_torch(kind):
+def test_autograd_of_scripted_models_matches(kind):
     _, product, third = truth(kind)
-    f = warm(torch.jit.script(model(kind)))
+    f = run_until_optimized(torch.jit.script(model(kind)))
     with hodiff.corrected():
         x = X.clone().requires_grad_()
         (gradient,) = torch.autograd.grad(f(x), x, create_graph=True)
@@ -148,7 +148,7 @@ def test_graphs_of_torch(kind):
     close(found_third, third, 1e-4)
 
 
-def test_functions_and_arguments():
+def test_scripted_functions_accept_defaults_and_keywords():
     @torch.jit.script
     def f(x, size: int = 3, eps: float = 1e-5):
         return torch.layer_norm(x, [size], None, None, eps).sin().sum()
@@ -169,8 +169,8 @@ def by_hand(x, eps):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_what_cannot_be_read_is_right_or_refused(route):
-    f = warm(torch.jit.script(model(Unreadable)))
+def test_unreadable_script_is_right_or_rejected(route):
+    f = run_until_optimized(torch.jit.script(model(Unreadable)))
     if route in hodiff.ROUTES[2:]:
         with pytest.raises(hodiff.errors.RouteError, match=r"layer_norm.*'forward'.*prim::DictConstruct"):
             hodiff.hvp(f, X, V, route=route)
@@ -178,8 +178,8 @@ def test_what_cannot_be_read_is_right_or_refused(route):
     close(hodiff.hvp(f, X, V, route=route), truth(Unreadable)[1])
 
 
-def test_first_derivatives_of_what_cannot_be_read():
-    f = warm(torch.jit.script(model(Unreadable)))
+def test_unreadable_script_has_first_derivatives():
+    f = run_until_optimized(torch.jit.script(model(Unreadable)))
     expected = truth(Unreadable)[0]
     with torch.no_grad():
         close(hodiff.jacobian(f, mode="forward")(X), expected)
@@ -187,8 +187,8 @@ def test_first_derivatives_of_what_cannot_be_read():
         hodiff.jacobian(f, mode="forward")(X)
 
 
-def test_outside_of_corrections_nothing_changes():
-    f = warm(torch.jit.script(model(Smooth)))
+def test_scripts_are_unchanged_outside_corrected():
+    f = run_until_optimized(torch.jit.script(model(Smooth)))
     # The tests above would prove nothing if torch alone were right.
     assert torch.equal(hodiff.hvp(f, X, V, route="forward-over-reverse", correct=False), torch.zeros(3, dtype=D))
     with pytest.raises(RuntimeError, match="expected at most"), hodiff.corrected():
@@ -198,7 +198,7 @@ def test_outside_of_corrections_nothing_changes():
     torch.testing.assert_close(traced(X), f(X))
 
 
-def test_what_torch_says_of_wrong_arguments():
+def test_wrong_arguments_raise_the_error_of_torch():
     f = torch.jit.script(model(Normalized))
     for mode in (torch.enable_grad(), hodiff.corrected()):
         with mode, pytest.raises(RuntimeError, match=r"[Uu]nknown keyword argument"):

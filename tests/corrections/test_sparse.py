@@ -132,7 +132,7 @@ def climb(f: Callable[[Tensor], Tensor], order: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_orders_one_to_four(name: str) -> None:
+def test_first_to_fourth_derivatives_match_dense(name: str) -> None:
     f, of_dense = CASES[name]
     with hodiff.corrected():
         torch.testing.assert_close(f(X), of_dense(X))
@@ -142,7 +142,7 @@ def test_orders_one_to_four(name: str) -> None:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
-def test_transforms(name: str) -> None:
+def test_transforms_match_dense(name: str) -> None:
     if name == "to_sparse @" and torch.__version__ >= "2.15":
         pytest.skip("torch 2.15 cannot batch the way back from a sparse tensor, by an assertion of its own")
     f, of_dense = CASES[name]
@@ -160,18 +160,18 @@ def test_transforms(name: str) -> None:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", hodiff.ROUTES[1:])
 @pytest.mark.parametrize("name", CASES)
-def test_other_routes_are_refused(name: str, route: str) -> None:
+def test_forward_routes_are_rejected(name: str, route: str) -> None:
     with pytest.raises(hodiff.errors.RouteError, match=route):
         hodiff.hvp(CASES[name][0], X, V, route=route)
 
 
-def test_torch_is_wrong_here() -> None:
+def test_torch_alone_is_wrong() -> None:
     """The tests above would prove nothing if torch alone were right."""
     found, expected = (climb(f, 2)[1] for f in CASES["of a function"])
     assert not torch.allclose(found, expected)
 
 
-def test_a_sparse_output_is_refused() -> None:
+def test_sparse_output_is_rejected() -> None:
     with pytest.raises(hodiff.errors.InputError, match=r"got \(3, 3\) float64 sparse_coo; return .to_dense"):
         hodiff.jacobian(coo)(X)
 
@@ -185,7 +185,7 @@ def test_constants_are_left_to_torch(constructor: Callable[[Tensor], Tensor]) ->
         assert SPARSE((2, 3)).shape == (2, 3)
 
 
-def test_arguments_that_torch_refuses() -> None:
+def test_invalid_arguments_raise_the_error_of_torch() -> None:
     x = X.clone().requires_grad_()
     with hodiff.corrected():
         with pytest.raises(RuntimeError, match="size is inconsistent with indices"):
@@ -198,7 +198,7 @@ def test_arguments_that_torch_refuses() -> None:
 
 @pytest.mark.filterwarnings("ignore:.*:UserWarning")
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
-def test_values_are_in_the_memory_of_the_tensor(layout):
+def test_values_share_memory_with_the_tensor(layout):
     """Values share memory with the tensor: PyTorch's gradcheck writes into them, and permits undefined gradients."""
     dense = torch.tensor([[1.0, 2.0, 0.0, 0.5], [0.0, 3.0, 0.0, 0.7]], dtype=torch.float64)
     blocks = {"blocksize": (2, 2)} if layout.startswith("b") else {}

@@ -4,8 +4,8 @@ import mpmath
 import pytest
 import scipy.special
 import torch
-from at_once import some_at_once
 from corrections.calls import OF_ONE
+from slow_cases import slow_except
 
 import hodiff
 
@@ -96,7 +96,7 @@ def derivative(f, x, order):
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", TRUTHS)
-def test_derivatives_are_those_of_mpmath_and_scipy(name):
+def test_derivatives_match_mpmath_and_scipy(name):
     truth, points = TRUTHS[name]
     f, x = corrected(getattr(S, name)), numbers(*points)
     for order in range(1, 5):
@@ -110,7 +110,7 @@ def along_ones(f):
 
 
 @pytest.mark.parametrize("name", [name for name in TRUTHS if name.startswith("bessel")])
-def test_beyond_five_bessel_derivatives_have_all_digits(name):
+def test_bessel_derivatives_beyond_five_have_all_digits(name):
     """Torch's kernels, from which torch 2.15 makes derivatives, have seven digits there."""
     truth, points = TRUTHS[name][0], (5.025, 5.4, 7.5, 11.0)
     got = torch.func.vmap(torch.func.grad(corrected(getattr(S, name))))(numbers(*points))
@@ -119,7 +119,7 @@ def test_beyond_five_bessel_derivatives_have_all_digits(name):
 
 
 @pytest.mark.parametrize(("name", "order", "value"), [("i1", 3, 0.375), ("i0", 4, 0.375), ("bessel_j1", 3, -0.375)])
-def test_at_zero(name, order, value):
+def test_derivatives_at_zero_match_series(name, order, value):
     """The values follow from $I_1 = x/2 + x^3/16 + ...$, $I_0 = 1 + x^2/4 + x^4/64$ and $J_1 = x/2 - x^3/16$."""
     f = corrected(getattr(S, name))
     for _ in range(order):
@@ -150,7 +150,7 @@ for _letter in "tuvw":
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", POLYNOMIALS)
 @pytest.mark.parametrize("degree", [0, 1, 4, 9])
-def test_polynomials(name, degree):
+def test_polynomial_derivatives_match_mpmath(name, degree):
     points = (-1.3, -0.4, 0.25, 0.95, 2.0)
     f, x = corrected(lambda x: getattr(S, name)(x, degree)), numbers(*points)
     for order in range(1, 4):
@@ -159,13 +159,13 @@ def test_polynomials(name, degree):
         torch.testing.assert_close(f(x), numbers(*expected), rtol=1e-12, atol=1e-10)
 
 
-def test_degrees_for_each_element():
+def test_polynomial_degrees_may_differ_per_element():
     degrees, x = torch.tensor([0, 1, 5, -2]), numbers(0.3, 0.3, 0.3, 0.3)
     got = torch.func.jacrev(corrected(lambda x: S.legendre_polynomial_p(x, degrees)))(x).diagonal()
     torch.testing.assert_close(got, numbers(0.0, 1.0, *(derivative(lambda t: mpmath.legendre(5, t), 0.3, 1),), 0.0))
 
 
-def test_a_degree_has_no_derivative():
+def test_derivative_by_a_polynomial_degree_is_rejected():
     n = numbers(3.0).requires_grad_()
     with hodiff.corrected():
         y = S.hermite_polynomial_h(numbers(0.5), n)
@@ -187,14 +187,14 @@ FUNCTIONS = {name: getattr(S, name) for name in TRUTHS} | {
 
 
 @pytest.mark.one_in(9)
-@pytest.mark.parametrize("name", some_at_once(FUNCTIONS, list(FUNCTIONS)[::3]))
-def test_every_route(name):
+@pytest.mark.parametrize("name", slow_except(FUNCTIONS, list(FUNCTIONS)[::3]))
+def test_derivatives_match_differences_by_every_route(name):
     hodiff.assert_differentiable(corrected(FUNCTIONS[name]), X, scipy=False)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("dtype", [D, torch.float32])
-def test_values_are_those_of_torch(name, dtype):
+def test_values_match_torch(name, dtype):
     x = X.to(dtype)
     with hodiff.corrected():
         got = FUNCTIONS[name](x.clone().requires_grad_())
@@ -202,7 +202,7 @@ def test_values_are_those_of_torch(name, dtype):
     assert torch.equal(got, FUNCTIONS[name](x))
 
 
-def test_float32_has_all_its_digits():
+def test_float32_derivatives_have_all_digits():
     for name in ("bessel_y1", "modified_bessel_i0", "airy_ai", "erfcx"):
         f = torch.func.vmap(torch.func.grad(torch.func.grad(corrected(getattr(S, name)))))
         torch.testing.assert_close(f(X.float()), f(X).float(), rtol=2e-6, atol=1e-6)
@@ -210,7 +210,7 @@ def test_float32_has_all_its_digits():
 
 @pytest.mark.parametrize("f", [torch.igamma, torch.igammac, S.zeta])
 @pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacfwd])
-def test_an_order_has_torchs_error(f, transform):
+def test_derivative_by_an_order_raises_the_error_of_torch(f, transform):
     a, x = numbers(2.5)[0], numbers(1.5)[0]
     with pytest.raises((NotImplementedError, RuntimeError), match="implemented"):
         transform(corrected(f))(a, x)
@@ -225,7 +225,7 @@ def test_an_order_has_torchs_error(f, transform):
 
 
 @pytest.mark.parametrize("a", [1.0, 2.0, 3.0])
-def test_the_incomplete_gamma_function_at_zero(a):
+def test_igamma_derivatives_at_zero_match_closed_form(a):
     """$x^{a-1} e^{-x} / Γ(a)$ and its derivatives: 1, -1, 1; 0, 1, -2; 0, 0, 1."""
     expected = {1.0: (1, -1, 1), 2.0: (0, 1, -2), 3.0: (0, 0, 1)}[a]
     f = corrected(lambda x: torch.igamma(numbers(a)[0], x))
@@ -238,7 +238,7 @@ def test_the_incomplete_gamma_function_at_zero(a):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_third_order_and_batched(name):
+def test_third_order_and_vmapped_derivatives_match_differences(name):
     hodiff.assert_differentiable(corrected(FUNCTIONS[name]), X, order=3, scipy=False)
 
 
@@ -247,8 +247,8 @@ COMPILED = ("bessel_y1", "scaled_modified_bessel_k0", "airy_ai", "legendre", "lo
 
 @pytest.mark.slow
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("name", some_at_once(COMPILED, ("scaled_modified_bessel_k0", "igamma")))
-def test_compiled_gradients(name):
+@pytest.mark.parametrize("name", slow_except(COMPILED, ("scaled_modified_bessel_k0", "igamma")))
+def test_compiled_gradients_match(name):
     f = corrected(FUNCTIONS[name])
     torch.compiler.reset()
     x = X.clone().requires_grad_()
@@ -260,8 +260,8 @@ def test_compiled_gradients(name):
 @pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["legendre", "bessel_j0"])
-def test_compiled_transforms_are_not_silent(name):
-    """A compiler differentiates the kernel within the Function, which torch treats as a constant."""
+def test_compiled_transforms_raise(name):
+    """The compiler differentiates the kernel inside the Function, and torch treats the kernel as a constant."""
     gradient = torch.func.vmap(torch.func.grad(corrected(FUNCTIONS[name])))
     torch.compiler.reset()
     with pytest.raises(Exception, match="would be zero"):
@@ -272,7 +272,7 @@ def test_compiled_transforms_are_not_silent(name):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*OF_ONE.split(), *POLYNOMIALS, "gammainc", "gammaincc", "zeta"])
-def test_operators_have_the_rule_of_their_function(name):
+def test_aten_operators_share_the_rule_of_their_function(name):
     inputs = (numbers(2.5, 3.0, 1.5),) * (name in {"gammainc", "gammaincc", "zeta"})
     degrees = (3,) * (name in POLYNOMIALS)
     operator, function = getattr(torch.ops.aten, f"special_{name}"), getattr(S, name)

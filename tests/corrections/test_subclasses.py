@@ -40,7 +40,7 @@ class Unwrapping(Tensor):
 
 
 class OfItsOwn(Tensor):
-    """Computes layer_norm by primitives of its own."""
+    """Computes layer_norm by primitives."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -92,7 +92,7 @@ ORDINARY = (Plain, Counting, Unwrapping, OfItsOwn, Dispatching)
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
 @pytest.mark.parametrize("subclass", ORDINARY)
-def test_products(subclass, route):
+def test_hvp_of_subclasses_matches_by_every_route(subclass, route):
     weight = WEIGHT.as_subclass(subclass)
     for f, x, v in (
         (layer(weight), X, V),
@@ -105,12 +105,12 @@ def test_products(subclass, route):
 
 @pytest.mark.parametrize("weight", [Weight(WEIGHT.clone()), nn.Buffer(WEIGHT.clone())], ids=["parameter", "buffer"])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_parameters_and_buffers(weight, route):
+def test_parameter_and_buffer_subclasses_match(weight, route):
     torch.testing.assert_close(hodiff.hvp(layer(weight), X, V, route=route), TRUTH, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("subclass", ORDINARY)
-def test_other_transforms(subclass):
+def test_directional_derivatives_and_transforms_of_subclasses_match(subclass):
     f, second = layer(WEIGHT.as_subclass(subclass)), V @ TRUTH
     values = hodiff.directional_derivatives(f, X, V, order=3)
     torch.testing.assert_close(plain(values[2]), second, rtol=1e-10, atol=1e-12)
@@ -128,7 +128,7 @@ def test_other_transforms(subclass):
     torch.testing.assert_close(plain(by_graph), TRUTH, rtol=1e-10, atol=1e-12)
 
 
-def test_classes_stay_those_that_torch_gives():
+def test_result_classes_match_torch():
     x = X.as_subclass(Plain)
     with hodiff.corrected():
         found = F.layer_norm(x, (3,)), x.detach(), x.shape, x + 1, torch.linalg.det(torch.eye(2).as_subclass(Plain))
@@ -136,7 +136,7 @@ def test_classes_stay_those_that_torch_gives():
     assert [type(each) for each in found] == [type(each) for each in expected]
 
 
-def test_a_subclass_that_refuses_gets_the_error_of_torch():
+def test_subclass_that_refuses_raises_the_error_of_torch():
     class Refusing(Tensor):
         @classmethod
         def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -152,7 +152,7 @@ FORWARD = hodiff.ROUTES[2:]
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_what_a_subclass_hides_is_right_or_refused(route):
+def test_subclass_that_hides_its_data_is_right_or_rejected(route):
     f = layer(WEIGHT.as_subclass(Hiding))
     if route in FORWARD:
         with pytest.raises(hodiff.errors.RouteError, match=r"layer_norm: Hiding.*reverse-over-reverse"):
@@ -161,24 +161,24 @@ def test_what_a_subclass_hides_is_right_or_refused(route):
     torch.testing.assert_close(plain(hodiff.hvp(f, X, V, route=route)), TRUTH, rtol=1e-10, atol=1e-12)
 
 
-def test_what_a_subclass_hides_has_a_first_derivative_in_forward_mode():
+def test_subclass_that_hides_its_data_has_first_derivatives():
     f = layer(WEIGHT.as_subclass(Hiding))
     rows = hodiff.jacobian(f, mode="forward")(X)
     torch.testing.assert_close(plain(rows), torch.func.grad(by_hand)(X), rtol=1e-10, atol=1e-12)
-    # A graph through it would be a second derivative.
+    # A graph through it would require a second derivative.
     with pytest.raises(hodiff.errors.RouteError, match="Hiding"), hodiff.corrected():
         torch.func.jvp(f, (X.clone().requires_grad_(),), (V,))
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_a_wrapper_of_tensors_is_right_or_refused(route):
+def test_wrapper_subclass_is_right_or_rejected(route):
     f = layer(TwoTensor(WEIGHT, WEIGHT.clone()))
     refused = ""
     try:
         product = hodiff.hvp(f, X, V, route=route)
     except hodiff.errors.RouteError as error:
         refused = str(error)
-    if refused:  # a part of the function has no rule
+    if refused:  # part of the function has no rule
         assert "'reverse-over-reverse'" in refused
         assert route != "reverse-over-reverse"
     else:
@@ -233,7 +233,7 @@ DERIVATIVES = {
 
 @pytest.mark.parametrize("name", DERIVATIVES)
 @pytest.mark.parametrize("subclass", [Doubling, DoublingPlainly])
-def test_each_function_is_asked_of_the_subclass_once(subclass, name):
+def test_subclass_receives_each_function_once(subclass, name):
     x = X.as_subclass(subclass)
     x.scale = 3.0
     torch.testing.assert_close(doubled(x).as_subclass(Tensor), doubled_by_hand(X))
@@ -242,7 +242,7 @@ def test_each_function_is_asked_of_the_subclass_once(subclass, name):
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
-def test_taylor_mode_refuses_a_subclass_that_it_cannot_ask():
+def test_taylor_mode_rejects_subclasses_with_torch_function():
     for take in (hodiff.laplacian(doubled), lambda x: hodiff.taylor.jet(doubled, (x,), ([V],))):
         with pytest.raises(hodiff.errors.RouteError, match="got Doubling, whose __torch_function__"):
             take(X.as_subclass(Doubling))

@@ -21,7 +21,7 @@ MORE = {
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 
 
-def held(name, dtype):
+def points_in_range(name, dtype):
     info = torch.finfo(dtype)
     return [p for p in points(name) if 10 * info.tiny < abs(p) < info.max / 10]
 
@@ -39,10 +39,10 @@ def summed(name):
 @pytest.mark.one_in(15)
 @DTYPES
 @pytest.mark.parametrize("name", TAILS)
-def test_each_number_alone(name, dtype):
-    """Rules depend on the numbers, so each number must be right in a tensor of its own."""
+def test_each_point_alone_matches_mpmath(name, dtype):
+    """Rules branch on the elements, so each element must also be correct in a tensor of its own."""
     f = summed(name)
-    for point in held(name, dtype):
+    for point in points_in_range(name, dtype):
         x = torch.tensor([point], dtype=dtype, requires_grad=True)
         with hodiff.corrected():
             y = f(x)
@@ -55,8 +55,8 @@ def test_each_number_alone(name, dtype):
 @pytest.mark.one_in(150)
 @DTYPES
 @pytest.mark.parametrize("name", TAILS)
-def test_all_numbers_by_every_route(name, dtype):
-    f, given = summed(name), [p for p in held(name, dtype) if of_middling_size(name, p)]
+def test_all_points_by_every_route_match_mpmath(name, dtype):
+    f, given = summed(name), [p for p in points_in_range(name, dtype) if of_middling_size(name, p)]
     x = torch.tensor(given, dtype=dtype)
     one = torch.ones_like(x)
     for route in hodiff.ROUTES:
@@ -67,12 +67,12 @@ def test_all_numbers_by_every_route(name, dtype):
         assert_accurate(name, dtype, order, given, found[order - 1])
 
 
-def test_truths_are_of_the_points_that_are_asked_for():
+def test_saved_answers_cover_exactly_the_tested_points():
     assert {name: list(rows) for name, rows in truths().items()} == {name: [*map(repr, points(name))] for name in TAILS}
 
 
 @pytest.mark.slow
-def test_a_sample_of_the_truths_is_mpmaths():
+def test_sample_of_saved_answers_matches_mpmath():
     for name in random.Random(0).sample([*TAILS], 12):
         point = random.Random(name).choice(points(name))
         assert exact(name, point) == truths()[name][repr(point)], (name, point)

@@ -1,4 +1,4 @@
-"""A correction changes no value except overflow, also for infinite, huge, tiny and zero arguments."""
+"""Corrections do not change values (except for overflow), also at infinite, huge, tiny and zero arguments."""
 
 import math
 import random
@@ -58,7 +58,7 @@ def outputs(function, leaves, structure, wanted=()):
     except RuntimeError:
         return "raises"
     found = [each.detach() for each in found if isinstance(each, torch.Tensor)]
-    # Eigenvectors have no sign of their own, and statistics beside a normalization have no derivative.
+    # The signs of eigenvectors are arbitrary, and statistics that a normalization returns have no derivative.
     of_norm = any(each in name_of(function) for each in ("batch_norm", "group_norm"))
     first = function in (torch.linalg.eigh, torch.linalg.eig) or of_norm
     return found[:1] if first else found
@@ -68,7 +68,7 @@ def outputs(function, leaves, structure, wanted=()):
 @pytest.mark.parametrize(
     "call", [each for each in CALLS if each[0] not in EXCEPTIONS], ids=lambda call: name_of(call[0])
 )
-def test_values_at_extremes(call):
+def test_values_at_extreme_arguments_match_torch(call):
     function, args, kwargs = call
     given, structure = pytree.tree_flatten((args, kwargs))
     leaves = [torch.float32 if each is torch.float64 else each for each in given]
@@ -82,10 +82,10 @@ def test_values_at_extremes(call):
         for which in (extreme, *([place] for place in extreme if len(extreme) > 1)):
             here = [filled(each, kind) if place in which else each for place, each in enumerate(leaves)]
             expected = outputs(function, here, structure)
-            if function in POLYNOMIALS:  # torch returns whatever is in memory
+            if function in POLYNOMIALS:  # torch returns uninitialized memory
                 expected = [each.masked_fill(here[0].isnan(), math.nan) for each in expected]
             if any(each in name_of(function) for each in ("norm", "dist")) and 3.0 in numbers:
-                # torch's powers leave the range of float32, although the norm does not.
+                # torch's powers overflow or underflow in float32, although the norm does not.
                 doubled = [each.double() if i in places else each for i, each in enumerate(here)]
                 doubled = [torch.float64 if each is torch.float32 else each for each in doubled]
                 expected = [each.float() for each in outputs(function, doubled, structure)]
@@ -100,7 +100,7 @@ def test_values_at_extremes(call):
                 )
 
 
-def test_a_loss_beyond_what_torch_computes():
+def test_soft_margin_loss_is_finite_where_torch_overflows():
     """The loss is -t x to rounding, although torch's exponential overflows."""
     x = torch.tensor([-100.0], requires_grad=True)
     with hodiff.corrected():
@@ -111,7 +111,7 @@ def test_a_loss_beyond_what_torch_computes():
 
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
-def test_coordinates_that_are_not_finite(mode, padding):
+def test_grid_sample_of_non_finite_points_matches_torch(mode, padding):
     image = torch.arange(16.0).reshape(1, 1, 4, 4).requires_grad_()
     points = torch.tensor([math.nan, math.inf, -math.inf, 0.1, 1e20, 2.0]).repeat(2, 1).mT.reshape(1, 2, 3, 2)
     options = {"mode": mode, "padding_mode": padding, "align_corners": False}
@@ -141,7 +141,7 @@ EMPTY = {
 
 @pytest.mark.parametrize("name", EMPTY)
 @pytest.mark.parametrize("shape", [(0,), (0, 0), (0, 3), (3, 0), (2, 0, 0)])
-def test_empty_tensors_are_taken_where_torch_takes_them(name, shape):
+def test_empty_tensors_are_accepted_where_torch_accepts_them(name, shape):
     def gradient():
         x = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
         try:

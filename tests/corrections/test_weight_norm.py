@@ -4,8 +4,8 @@ import warnings
 
 import pytest
 import torch
-from at_once import some_at_once
 from drawing import draw
+from slow_cases import slow_except
 from torch import nn
 from torch.func import functional_call
 from torch.nn.utils import parametrizations
@@ -31,15 +31,15 @@ FUNCTIONS = {
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("name", some_at_once(FUNCTIONS, list(FUNCTIONS)[::3]))
-def test_every_route(name):
+@pytest.mark.parametrize("name", slow_except(FUNCTIONS, list(FUNCTIONS)[::3]))
+def test_derivatives_match_differences_by_every_route(name):
     f, inputs = FUNCTIONS[name]
     hodiff.assert_differentiable(hodiff.corrected()(f), inputs, order=3, scipy=False)
 
 
 @pytest.mark.parametrize("dtype", [D, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_values_are_those_of_torch(name, dtype):
+def test_values_match_torch(name, dtype):
     f, inputs = FUNCTIONS[name]
     if dtype == torch.float16 and name.startswith(("kernel", "numbers")):
         pytest.skip("torch's kernel does not take 16 bits")
@@ -48,18 +48,18 @@ def test_values_are_those_of_torch(name, dtype):
 
 
 @pytest.mark.parametrize("shape", [(2,), (), (4, 1)])
-def test_too_few_or_too_many_norms_are_not_read_past_their_end(shape):
+def test_rejects_wrong_number_of_norms(shape):
     with hodiff.corrected(), pytest.raises(hodiff.HodiffError, match="weight_norm: g: expected one number for each"):
         torch._weight_norm(draw(3, 4), draw(*shape))
 
 
-def test_of_numbers_one_by_one_it_is_their_sign():
+def test_one_element_rows_match_closed_form():
     v, g = draw(3), draw(3, seed=1)
     got = hodiff.hvp(lambda x: torch._weight_norm(*x).pow(3).sum(), (v, g), (v, g))
     torch.testing.assert_close(got, (torch.zeros_like(v), 6 * g * g * v.sign()))
 
 
-def test_empty_ones_do_not_end_the_process():
+def test_empty_tensors_are_accepted():
     with hodiff.corrected():
         assert torch._weight_norm(draw(3, 0), draw(3, 1)).shape == (3, 0)
         assert torch._weight_norm(draw(0, 3), draw(0, 1)).shape == (0, 3)
@@ -74,7 +74,7 @@ def test_empty_ones_do_not_end_the_process():
         lambda: torch._weight_norm_interface(draw(2, 3, 4), draw(1, 3, 1), 1),
     ],
 )
-def test_what_torch_refuses(call):
+def test_invalid_arguments_raise_the_error_of_torch(call):
     with pytest.raises((RuntimeError, TypeError, IndexError)) as by_torch:
         call()
     with hodiff.corrected(), pytest.raises(by_torch.type):
@@ -91,7 +91,7 @@ def norm(v, dims):
     return (v * v).sum(dims, keepdim=True).sqrt()
 
 
-def over_largest(W, u, v):
+def divided_by_largest_singular_value(W, u, v):
     """The weight over its largest singular value, whose singular vectors are constants in evaluation."""
     return W / (u @ W @ v)
 
@@ -139,11 +139,11 @@ MODULES = {
     ),
     "spectral_norm": (
         lambda: parametrizations.spectral_norm(nn.Linear(4, 3)).eval(),
-        lambda p, b: over_largest(p[ORIGINAL], b[U], b["parametrizations.weight.0._v"]),
+        lambda p, b: divided_by_largest_singular_value(p[ORIGINAL], b[U], b["parametrizations.weight.0._v"]),
     ),
     "spectral_norm by hooks": (
         lambda: by_hooks(nn.utils.spectral_norm, nn.Linear(4, 3)).eval(),
-        lambda p, b: over_largest(p["weight_orig"], b["weight_u"], b["weight_v"]),
+        lambda p, b: divided_by_largest_singular_value(p["weight_orig"], b["weight_u"], b["weight_v"]),
     ),
     "orthogonal": (
         lambda: parametrizations.orthogonal(nn.Linear(3, 3)),
@@ -191,7 +191,7 @@ def assert_same(found, expected):
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_products_of_modules_are_those_of_the_formula(name):
+def test_products_of_parametrized_modules_match_formula(name):
     _, loss, by_formula, p, v = problem(name)
     torch.testing.assert_close(loss(p), by_formula(p))
     expected = torch.func.jvp(torch.func.grad(by_formula), (p,), (v,))[1]
@@ -200,7 +200,7 @@ def test_products_of_modules_are_those_of_the_formula(name):
     assert_same(hodiff.HessianOperator(loss, p) @ v, expected)
 
 
-def test_traces_and_diagonals():
+def test_trace_and_diagonal_match_formula():
     _, loss, by_formula, p, _ = problem("weight_norm")
     H = hodiff.hessian_matrix(by_formula, p, correct=False)
     trace = hodiff.estimators.trace(hodiff.HessianOperator(loss, p), method="exact")
@@ -209,7 +209,7 @@ def test_traces_and_diagonals():
     torch.testing.assert_close(diagonal, H.diagonal())
 
 
-def test_gauss_newton():
+def test_gauss_newton_matches_formula():
     module, _, _, p, v = problem("weight_norm")
     x, target = torch.randn(5, 4, dtype=D), torch.randn(5, 3, dtype=D)
 
@@ -221,7 +221,7 @@ def test_gauss_newton():
     assert_same(found, torch.func.vjp(by_formula, p)[1](2 * pushed)[0])
 
 
-def test_inner_loops():
+def test_inner_loop_gradient_matches_formula():
     _, loss, by_formula, p, _ = problem("weight_norm")
 
     def after(start, loss):
@@ -239,7 +239,7 @@ def test_inner_loops():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["weight_norm", "weight_norm by hooks"])
-def test_compiled(name):
+def test_compiled_operator_matches_formula(name):
     _, loss, by_formula, p, v = problem(name)
     expected = torch.func.jvp(torch.func.grad(by_formula), (p,), (v,))[1]
     with silence_torch_warnings():
@@ -248,7 +248,7 @@ def test_compiled(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("route", [route for route in hodiff.ROUTES if route != "forward-over-forward"])
-def test_inside_compiled_functions(route):
+def test_compiled_hvp_matches_formula(route):
     _, loss, by_formula, p, v = problem("weight_norm")
     expected = torch.func.jvp(torch.func.grad(by_formula), (p,), (v,))[1]
     torch.compiler.reset()
@@ -257,13 +257,13 @@ def test_inside_compiled_functions(route):
         assert_same(product(p, v), expected)
 
 
-def test_preflight_knows_it():
+def test_preflight_reports_weight_norm():
     module = parametrizations.weight_norm(nn.Linear(4, 3))
     assert hodiff.preflight(module, torch.randn(2, 4)).ok
     assert set(hodiff.preflight(module, torch.randn(2, 4), correct=False).routes.values()) == {"wrong"}
 
 
-def test_spectral_norm_in_training_takes_its_vectors_for_constants():
+def test_spectral_norm_in_training_keeps_its_vectors_constant():
     """Torch's gradient does so, too: power iteration updates the vectors in each call, without a graph."""
     module, loss, by_formula, p, v = problem("spectral_norm")
     module.train()

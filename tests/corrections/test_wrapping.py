@@ -16,20 +16,20 @@ corrected = hodiff.corrected()
 X = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
 
 
-def acts():
+def corrections_are_active():
     """Whether corrections act here, in which case layer_norm has another node."""
     return type(F.layer_norm(X, (3,)).grad_fn).__name__ != "NativeLayerNormBackward0"
 
 
-def test_a_generator():
+def test_generator_body_is_corrected():
     @corrected
     def generator(first):
         try:
-            second = yield first, acts()
-            yield second, acts()
+            second = yield first, corrections_are_active()
+            yield second, corrections_are_active()
         except KeyError:
-            yield "caught", acts()
-        return acts()
+            yield "caught", corrections_are_active()
+        return corrections_are_active()
 
     def caller():
         return (yield from generator(1))
@@ -37,16 +37,16 @@ def test_a_generator():
     assert inspect.isgeneratorfunction(generator)
     running = caller()
     assert next(running) == (1, True)
-    assert not acts()
+    assert not corrections_are_active()
     assert running.send(2) == (2, True)
     assert running.throw(KeyError()) == ("caught", True)
     with pytest.raises(StopIteration) as end:
         next(running)
     assert end.value.value is True
-    assert not acts()
+    assert not corrections_are_active()
 
 
-def test_a_generator_that_is_closed():
+def test_closed_generator_is_corrected_in_its_finally():
     seen = []
 
     @corrected
@@ -54,27 +54,27 @@ def test_a_generator_that_is_closed():
         try:
             yield
         finally:
-            seen.append(acts())
+            seen.append(corrections_are_active())
 
     running = generator()
     next(running)
     running.close()
     assert seen == [True]
-    assert not acts()
+    assert not corrections_are_active()
 
 
-def test_coroutines_beside_each_other():
+def test_concurrent_coroutines_are_corrected_separately():
     @corrected
     async def inside(x):
-        before = acts()
+        before = corrections_are_active()
         await asyncio.sleep(0.001)
-        return x, before, acts()
+        return x, before, corrections_are_active()
 
     async def outside():
         found = []
         for _ in range(4):
             await asyncio.sleep(0.0005)
-            found.append(acts())
+            found.append(corrections_are_active())
         return any(found)
 
     async def main():
@@ -84,7 +84,7 @@ def test_coroutines_beside_each_other():
     assert asyncio.run(main()) == [(1, True, True), (2, True, True), False]
 
 
-def test_an_error_in_a_coroutine():
+def test_error_in_a_coroutine_ends_the_corrections():
     @corrected
     async def fails():
         await asyncio.sleep(0)
@@ -92,10 +92,10 @@ def test_an_error_in_a_coroutine():
 
     with pytest.raises(KeyError):
         asyncio.run(fails())
-    assert not acts()
+    assert not corrections_are_active()
 
 
-def test_an_asynchronous_generator():
+def test_asynchronous_generator_body_is_corrected():
     seen = []
 
     @corrected
@@ -103,17 +103,17 @@ def test_an_asynchronous_generator():
         try:
             for i in range(3):
                 await asyncio.sleep(0)
-                seen.append(acts())
+                seen.append(corrections_are_active())
                 yield i
         except KeyError:
             yield "caught"
         finally:
-            seen.append(acts())
+            seen.append(corrections_are_active())
 
     async def main():
         found = []
         async for each in generator():
-            found.append((each, acts()))
+            found.append((each, corrections_are_active()))
         running = generator()
         await running.asend(None)
         assert await running.athrow(KeyError()) == "caught"
@@ -126,37 +126,37 @@ def test_an_asynchronous_generator():
 
 class Model:
     async def __call__(self):
-        return acts()
+        return corrections_are_active()
 
 
-def test_without_parentheses():
+def test_decorator_without_parentheses():
     @hodiff.corrected
     def whether(*, sure):
         """Say whether."""
-        return acts(), sure
+        return corrections_are_active(), sure
 
     assert whether(sure=2) == (True, 2)
     assert whether.__doc__ == "Say whether."
-    assert not acts()
+    assert not corrections_are_active()
     with pytest.raises(hodiff.InputError, match="expected a function, got Tensor"):
         hodiff.corrected(torch.ones(2))
 
 
-def test_other_callables():
+def test_partials_modules_and_methods_are_wrapped():
     assert asyncio.run(corrected(Model())())
-    assert corrected(functools.partial(acts))()
+    assert corrected(functools.partial(corrections_are_active))()
     assert type(corrected(torch.nn.LayerNorm(3))(X).grad_fn).__name__ != "NativeLayerNormBackward0"
 
     class Holder:
         @staticmethod
         @corrected
         def beneath():
-            return acts()
+            return corrections_are_active()
 
         @classmethod
         @corrected
         def of_class(cls):
-            return acts()
+            return corrections_are_active()
 
     assert Holder.beneath()
     assert Holder.of_class()
@@ -166,17 +166,17 @@ def test_other_callables():
     ("wrong", "message"),
     [
         (Model, "got the class Model. Decorate the methods"),
-        (staticmethod(acts), "got staticmethod. Put it beneath @staticmethod"),
-        (classmethod(acts), "got classmethod. Put it beneath @classmethod"),
+        (staticmethod(corrections_are_active), "got staticmethod. Put it beneath @staticmethod"),
+        (classmethod(corrections_are_active), "got classmethod. Put it beneath @classmethod"),
         (3, "got int. Pass a function"),
     ],
 )
-def test_what_is_no_function_is_refused(wrong, message):
+def test_rejects_non_functions(wrong, message):
     with pytest.raises(hodiff.InputError, match=message):
         corrected(wrong)
 
 
-def test_leaving_it_in_another_thread_is_refused():
+def test_exit_in_another_thread_is_rejected():
     """It would end a mode that is active in that thread, or find none to end."""
     mode, errors = hodiff.corrected(), []
 
@@ -185,27 +185,27 @@ def test_leaving_it_in_another_thread_is_refused():
             try:
                 mode.__exit__(None, None, None)
             except hodiff.HodiffError as error:
-                errors.append((str(error), acts()))
+                errors.append((str(error), corrections_are_active()))
 
     with mode:
         thread = threading.Thread(target=leave)
         thread.start()
         thread.join()
-        assert acts()
+        assert corrections_are_active()
     ((message, acted),) = errors
     assert "left in a thread that did not enter it" in message
     assert acted
-    assert not acts()
+    assert not corrections_are_active()
 
 
-def test_one_mode_in_two_threads():
+def test_mode_may_be_shared_by_two_threads():
     mode, found, entered = hodiff.corrected(), [], threading.Barrier(2)
 
     def work():
         with mode:
             entered.wait(10)
-            found.append(acts())
-        found.append(not acts())
+            found.append(corrections_are_active())
+        found.append(not corrections_are_active())
 
     threads = [threading.Thread(target=work) for _ in range(2)]
     for each in threads:
@@ -230,7 +230,7 @@ RULES = {
 
 @pytest.mark.parametrize("how", RULES)
 @pytest.mark.parametrize("covers", [None, lambda *_: True])
-def test_a_rule_that_calls_its_own_function_reaches_torch(how, covers):
+def test_rule_that_calls_its_own_function_reaches_torch(how, covers):
     register(torch.hypot, reason="a test", covers=covers)(RULES[how])
     three, four = torch.tensor([3.0], requires_grad=True), torch.tensor([4.0])
     try:
@@ -245,7 +245,7 @@ def test_a_rule_that_calls_its_own_function_reaches_torch(how, covers):
         unregister(torch.hypot)
 
 
-def test_a_rule_that_fails_is_asked_again():
+def test_rule_is_called_again_after_an_error():
     def once(a, b):
         if a.sum() < 0:
             raise KeyError

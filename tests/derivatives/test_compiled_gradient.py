@@ -39,7 +39,7 @@ def close(found, expected):
 
 
 @pytest.mark.slow
-def test_the_compiler_itself():
+def test_inductor_gradient_matches_closed_form():
     with silence_torch_warnings():
         found, value = hodiff.compile_gradient(objective, value=True)(POINT, 0.5, draw(5, 3, seed=2))
     assert close(found, gradient_by_hand(POINT, 0.5, draw(5, 3, seed=2)))
@@ -47,7 +47,7 @@ def test_the_compiler_itself():
     assert not value.requires_grad
 
 
-def test_one_graph_a_form(uncompiled):
+def test_one_graph_per_form_of_the_arguments(uncompiled):
     gradient = hodiff.compile_gradient(objective)
     for seed, scale, rows in ((2, 0.5, 5), (3, 0.5, 5), (4, 2.0, 5), (5, 2.0, 7)):
         inputs = draw(rows, 3, seed=seed)
@@ -58,7 +58,7 @@ def test_one_graph_a_form(uncompiled):
 
 
 @pytest.mark.slow
-def test_several_threads_at_first_call(uncompiled):
+def test_first_calls_in_several_threads_are_right(uncompiled):
     """During capture, placeholders replace the closed-over tensors; other threads must not use them."""
     weight = draw(2, 4)
     gradients = [hodiff.compile_gradient(lambda x: ((x @ weight) ** 3).sum()) for _ in range(8)]
@@ -74,7 +74,7 @@ def test_several_threads_at_first_call(uncompiled):
     assert len(uncompiled) == 64
 
 
-def test_parameters_and_modes(uncompiled):
+def test_parameters_and_grad_modes_are_accepted(uncompiled):
     inputs = draw(5, 3, seed=2)
     parameters = {name: torch.nn.Parameter(leaf) for name, leaf in POINT.items()}
     gradient = hodiff.compile_gradient(objective)
@@ -84,7 +84,7 @@ def test_parameters_and_modes(uncompiled):
     assert all(parameter.grad is None for parameter in parameters.values())
 
 
-def test_a_leaf_that_is_ignored_has_zeros(uncompiled):
+def test_unused_leaf_has_zero_gradient(uncompiled):
     found = hodiff.compile_gradient(lambda x: (x["a"] ** 2).sum())({"a": draw(2), "b": draw(3)})
     assert torch.equal(found["a"], 2 * draw(2))
     assert torch.equal(found["b"], torch.zeros(3, dtype=D))
@@ -103,7 +103,7 @@ def test_each_branch_has_a_graph(uncompiled):
     assert len(uncompiled) == 2
 
 
-def test_numbers_that_never_come_again_stay_eager(uncompiled):
+def test_ever_new_numbers_fall_back_to_eager(uncompiled):
     gradient = hodiff.compile_gradient(lambda x: (float(x.detach().sum()) * x).sum())
     for size in (1.0, 2.0):
         assert torch.equal(gradient(size * torch.ones(3)), 3 * size * torch.ones(3))
@@ -114,7 +114,7 @@ def test_numbers_that_never_come_again_stay_eager(uncompiled):
     assert len(uncompiled) == 2
 
 
-def test_disagreement_stays_eager(monkeypatch):
+def test_disagreement_with_eager_falls_back_to_eager(monkeypatch):
     monkeypatch.setattr(
         compiled_calls,
         "compile_graph",
@@ -160,7 +160,7 @@ FIVEFOLD = {
 
 
 @pytest.mark.parametrize("change", FIVEFOLD)
-def test_what_f_reads_is_what_it_is_at_the_call(change, uncompiled, monkeypatch):
+def test_changed_state_that_f_reads_is_used(change, uncompiled, monkeypatch):
     module, x = Weighted(), torch.tensor([0.5, 1.0, 2.0], dtype=D)
     gradient = hodiff.compile_gradient(module)
     for _ in range(2):
@@ -173,7 +173,7 @@ def test_what_f_reads_is_what_it_is_at_the_call(change, uncompiled, monkeypatch)
     assert len(uncompiled) == 1 + (change in {"mode", "number", "global number"})
 
 
-def test_closure_cells(uncompiled):
+def test_changed_closure_variables_are_used(uncompiled):
     x, power, shift = draw(3), 2, draw(3, seed=1)
     gradient = hodiff.compile_gradient(lambda x: ((x - shift) ** power).sum())
     assert torch.allclose(gradient(x), 2 * (x - shift))
@@ -186,7 +186,7 @@ def test_closure_cells(uncompiled):
     assert len(uncompiled) == 2
 
 
-def test_autocast_and_default_dtype_are_other_graphs(uncompiled):
+def test_autocast_and_default_dtype_have_their_own_graphs(uncompiled):
     weight, x = torch.randn(4, 4), torch.randn(4)
     gradient = hodiff.compile_gradient(lambda x: (weight @ x).pow(2).sum())
     plain = gradient(x)
@@ -198,7 +198,7 @@ def test_autocast_and_default_dtype_are_other_graphs(uncompiled):
 
 
 @pytest.mark.slow
-def test_state_that_takes_ever_new_values_stays_eager(uncompiled):
+def test_ever_new_state_falls_back_to_eager(uncompiled):
     module, x = Weighted(), torch.ones(3, dtype=D)
     gradient = hodiff.compile_gradient(module)
 
@@ -216,7 +216,7 @@ def test_state_that_takes_ever_new_values_stays_eager(uncompiled):
 
 
 @pytest.mark.parametrize("where", ["list", "cell"])
-def test_a_function_that_changes_what_it_reads_stays_eager(where, uncompiled):
+def test_function_that_changes_its_state_falls_back_to_eager(where, uncompiled):
     calls, count = [], 0
 
     def f(x):
@@ -236,7 +236,7 @@ def test_a_function_that_changes_what_it_reads_stays_eager(where, uncompiled):
     assert len(uncompiled) == 1
 
 
-def test_a_tensor_that_is_not_found_stays_eager(uncompiled):
+def test_unreachable_tensor_falls_back_to_eager(uncompiled):
     x, hidden = torch.ones(2), torch.ones(2)
     held = iter([hidden])
     (multiply,) = (each.mul for each in held)
@@ -249,7 +249,7 @@ def test_a_tensor_that_is_not_found_stays_eager(uncompiled):
     assert torch.equal(gradient(x), 10 * x)
 
 
-def test_running_statistics_are_updated_once_a_call(uncompiled):
+def test_running_statistics_are_updated_once_per_call(uncompiled):
     modules = [torch.nn.BatchNorm1d(3, dtype=D) for _ in range(2)]
     x = draw(4, 3)
     gradient = hodiff.compile_gradient(lambda x: modules[0](x).pow(3).sum())
@@ -260,7 +260,7 @@ def test_running_statistics_are_updated_once_a_call(uncompiled):
         assert torch.allclose(modules[0].get_buffer(name), buffer)
 
 
-def test_running_statistics_are_updated_once_where_numbers_are_read(uncompiled):
+def test_running_statistics_are_updated_once_with_branches(uncompiled):
     modules = [torch.nn.BatchNorm1d(3, dtype=D) for _ in range(2)]
     x = draw(4, 3)
     gradient = hodiff.compile_gradient(lambda x: modules[0](x).pow(3).sum() * (1 if modules[0](x).sum() < 1 else 2))
@@ -273,7 +273,7 @@ def test_running_statistics_are_updated_once_where_numbers_are_read(uncompiled):
     assert len(uncompiled) == 1
 
 
-def test_refuses():
+def test_rejects_bad_arguments():
     with pytest.raises(hodiff.InputError, match="f must be callable"):
         hodiff.compile_gradient(3)
     gradient = hodiff.compile_gradient(lambda x: (x**2).sum())
@@ -287,7 +287,7 @@ def test_refuses():
         hodiff.compile_gradient(lambda x: torch.ones(()))(torch.ones(2))
 
 
-def test_a_hidden_tensor_is_named_with_its_line():
+def test_warning_locates_an_unreachable_tensor():
     @functools.lru_cache
     def table(n: int) -> torch.Tensor:
         return torch.arange(n).double() + 0.5

@@ -1,4 +1,4 @@
-"""Real functions of complex points have the products of functions of their real and imaginary parts."""
+"""Products of real functions at complex points equal products with respect to the real and imaginary parts."""
 
 import copy
 import pickle
@@ -42,7 +42,7 @@ DIRECTION = {"w": randn(4, seed=3), "x": randn(4, seed=4, dtype=D), "b": randn(4
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_products_are_the_closed_form(route):
+def test_hvp_matches_closed_form(route):
     z, v = randn(3), randn(3, seed=1)
     got = hodiff.hvp(quartic, z, v, route=route)
     assert got.dtype == C
@@ -50,13 +50,13 @@ def test_products_are_the_closed_form(route):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_products_are_those_of_pairs(route):
+def test_hvp_matches_real_pairs(route):
     got = hodiff.hvp(mixed, POINT, DIRECTION, route=route)
     expected = hodiff.hvp(mixed_of_pairs, pairs(POINT), pairs(DIRECTION))
     torch.testing.assert_close(pairs(got), expected)
 
 
-def test_value_gradient_and_product():
+def test_value_grad_hvp_matches_closed_form():
     z, v = randn(3), randn(3, seed=1)
     value, gradient, product = hodiff.value_grad_hvp(quartic, z, v)
     leaf = z.clone().requires_grad_()
@@ -64,7 +64,7 @@ def test_value_gradient_and_product():
     torch.testing.assert_close((value, gradient, product), (quartic(z), expected, product_of_quartic(z, v)))
 
 
-def test_matrix_and_directional_derivatives():
+def test_hessian_matrix_and_directional_derivatives_match_real_pairs():
     matrix = hodiff.hessian_matrix(mixed, POINT)
     torch.testing.assert_close(matrix, hodiff.hessian_matrix(mixed_of_pairs, pairs(POINT)))
     got = hodiff.directional_derivatives(mixed, POINT, DIRECTION, order=3)
@@ -72,7 +72,7 @@ def test_matrix_and_directional_derivatives():
     torch.testing.assert_close(got, expected)
 
 
-def test_conjugate_views_and_float32():
+def test_conjugate_views_and_complex64_are_accepted():
     z, v = randn(3).conj(), randn(3, seed=1).conj()
     torch.testing.assert_close(hodiff.hvp(quartic, z, v), product_of_quartic(z, v).resolve_conj())
     single = hodiff.hvp(quartic, z.to(torch.complex64), v.to(torch.complex64))
@@ -82,7 +82,7 @@ def test_conjugate_views_and_float32():
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Torchinductor does not support:UserWarning")
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_operators(compile):
+def test_hessian_operator_matches_dense_matrix(compile):
     A = hodiff.HessianOperator(mixed, POINT, compile=compile)
     dense = hodiff.hessian_matrix(mixed, POINT)
     assert A.shape == dense.shape == (16, 16)
@@ -97,7 +97,7 @@ def pairs_zero():
     return {name: torch.zeros_like(each) for name, each in POINT.items()}
 
 
-def test_operator_of_one_complex_vector():
+def test_operator_accepts_complex_and_flat_real_vectors():
     z, v = randn(3), randn(3, seed=1)
     A = hodiff.HessianOperator(quartic, z)
     torch.testing.assert_close(A @ v, product_of_quartic(z, v))
@@ -111,7 +111,7 @@ def test_operator_of_one_complex_vector():
         A @ torch.randn(4, dtype=C)
 
 
-def test_gauss_newton():
+def test_gauss_newton_matches_real_pairs():
     x, y = randn(5, 4), randn(5, seed=7)
 
     def model(p, inputs):
@@ -131,7 +131,7 @@ def test_gauss_newton():
     torch.testing.assert_close(torch.view_as_real((G @ v)["w"]).reshape(-1), J.mT @ J @ pairs(v)["w"].reshape(-1))
 
 
-def test_what_has_no_meaning_is_refused():
+def test_rejects_ambiguous_complex_derivatives():
     z = randn(3)
     for transform in (hodiff.hessian, hodiff.jacobian, hodiff.hessian_diagonal):
         with pytest.raises(hodiff.InputError, match="view_as_real"):
@@ -142,7 +142,7 @@ def test_what_has_no_meaning_is_refused():
         hodiff.hvp(quartic, z, z.real)
 
 
-def test_second_derivatives_of_products():
+def test_third_derivatives_match_closed_form():
     z, v = randn(3), randn(3, seed=1)
     gradient = torch.func.grad(lambda pair: hodiff.hvp(quartic, torch.view_as_complex(pair), v).abs().square().sum())
     expected = torch.func.grad(lambda pair: product_of_quartic(torch.view_as_complex(pair), v).abs().square().sum())
@@ -150,7 +150,7 @@ def test_second_derivatives_of_products():
 
 
 @pytest.mark.parametrize("order", ["Wb", "bW"])
-def test_an_odd_number_of_real_parameters_beside_complex_ones(order):
+def test_odd_number_of_real_parameters_beside_complex_parameters(order):
     """Pairs start at odd places in blocks of vectors, where torch cannot view them as complex numbers."""
     generator = torch.Generator().manual_seed(0)
     parts = {

@@ -16,7 +16,7 @@ from hodiff import RouteError, directional_derivatives
 
 
 @pytest.mark.parametrize("order", range(7))
-def test_exponential(order: int) -> None:
+def test_exponential_matches_closed_form(order: int) -> None:
     x, v = draw(3), draw(3, seed=1)
     derivatives = directional_derivatives(torch.exp, x, v, order=order)
     assert isinstance(derivatives, tuple)
@@ -25,7 +25,7 @@ def test_exponential(order: int) -> None:
         torch.testing.assert_close(derivative, v**k * x.exp(), rtol=1e-12, atol=1e-14)
 
 
-def test_a_cubic_stops_after_its_degree() -> None:
+def test_cubic_has_zero_derivatives_beyond_its_degree() -> None:
     x, v = draw(4), draw(4, seed=1)
     derivatives = directional_derivatives(lambda y: (y**3).sum(), x, v, order=5)
     expected = [x**3, 3 * x**2 * v, 6 * x * v**2, 6 * v**3, 0 * v, 0 * v]
@@ -43,7 +43,7 @@ ELEMENTARY = {
 
 
 @pytest.mark.parametrize("name", ELEMENTARY)
-def test_elementary_functions_against_mpmath(name: str) -> None:
+def test_elementary_functions_match_mpmath(name: str) -> None:
     function, exact = ELEMENTARY[name]
     x, v, order = 0.3, 1.7, 5
     with mpmath.workdps(40):
@@ -57,7 +57,7 @@ def test_elementary_functions_against_mpmath(name: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
-def test_first_orders_of_every_case(case: Case) -> None:
+def test_value_and_first_two_orders_match_references(case: Case) -> None:
     x, args = case.inputs()
     v = case.vector()
     value, first, second = directional_derivatives(case.function, x, v, *args, order=2)
@@ -71,7 +71,7 @@ def test_first_orders_of_every_case(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "tied", "nested", "embedding"])
-def test_third_and_fourth_order_against_differences(name: str) -> None:
+def test_third_and_fourth_order_match_differences(name: str) -> None:
     """D³f is the slope of t ↦ D²f(x + t v)[v, v], and D⁴f its second difference."""
     case = named(name)
     x, args = case.inputs()
@@ -89,7 +89,7 @@ def test_third_and_fourth_order_against_differences(name: str) -> None:
     torch.testing.assert_close(fourth, expected[0], rtol=1e-5, atol=1e-5)
 
 
-def test_structure_is_that_of_the_output() -> None:
+def test_result_has_the_structure_of_the_output() -> None:
     def f(x: dict[str, Tensor], gain: float) -> dict[str, Any]:
         return {"vector": gain * x["a"] ** 2, "rest": (x["a"].sum() * x["b"], x["b"] ** 3)}
 
@@ -103,7 +103,7 @@ def test_structure_is_that_of_the_output() -> None:
     assert not derivatives[3]["vector"].any()
 
 
-def test_an_output_that_ignores_the_input_has_zero_derivatives() -> None:
+def test_constant_output_has_zero_derivatives() -> None:
     x = draw(3)
     constant = torch.ones(2, dtype=torch.float64)
     derivatives = directional_derivatives(lambda y: {"y": y**2, "c": constant + 0}, x, x, order=2)
@@ -112,7 +112,7 @@ def test_an_output_that_ignores_the_input_has_zero_derivatives() -> None:
     assert derivatives[2]["c"].equal(torch.zeros_like(constant))
 
 
-def test_float32() -> None:
+def test_float32_matches_float64() -> None:
     x, v = draw(5).float(), draw(5, seed=1).float()
     actual = directional_derivatives(lambda y: torch.tanh(y).prod(), x, v, order=3)
     exact = directional_derivatives(lambda y: torch.tanh(y).prod(), x.double(), v.double(), order=3)
@@ -121,7 +121,7 @@ def test_float32() -> None:
         assert (derivative.double() - truth).abs() <= 1e-5 * max(1.0, truth.abs().item())
 
 
-def test_a_python_number_does_not_promote() -> None:
+def test_python_numbers_do_not_promote_dtype() -> None:
     """Derivatives stay float32, although torch's forward mode makes the tangent of 0.5 * x.sum() float64."""
     x = torch.ones(2)
     derivatives = directional_derivatives(lambda y: 0.5 * (y * y).sum(), x, x, order=3)
@@ -129,7 +129,7 @@ def test_a_python_number_does_not_promote() -> None:
     assert [derivative.item() for derivative in derivatives] == [1, 2, 2, 0]
 
 
-def test_composes_with_torch() -> None:
+def test_composes_with_vmap_and_grad() -> None:
     """D²(Σy³)[v, v] = 6 Σ y v² is right under vmap over y, and differentiated in y and in v."""
     x, v = draw(3), draw(3, seed=1)
 
@@ -176,14 +176,14 @@ class KeepingItsSlope(Sine):
 
 @pytest.mark.parametrize("order", [0, 1, 2, 3])
 @pytest.mark.parametrize("output", [torch.sum, torch.clone])
-def test_a_function_without_a_forward_rule(output: Any, order: int) -> None:
+def test_function_without_jvp_is_differentiated(output: Any, order: int) -> None:
     x, v = draw(4), draw(4, seed=1)
     found = directional_derivatives(lambda x: output(Sine.apply(x)), x, v, order=order)
     expected = (x.sin(), x.cos() * v, -x.sin() * v**2, -x.cos() * v**3)
     torch.testing.assert_close(found, tuple(output(each) for each in expected[: order + 1]))
 
 
-def test_a_function_that_keeps_its_slope_is_named() -> None:
+def test_function_that_saves_its_slope_in_forward_is_rejected() -> None:
     x, v = draw(4), draw(4, seed=1)
     slope = directional_derivatives(KeepingItsSlope.apply, x, v, order=1)[1]
     torch.testing.assert_close(slope, x.cos() * v)

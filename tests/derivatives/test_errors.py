@@ -74,7 +74,7 @@ BAD_DIRECTIONS = {
     ),
 }
 
-# Every transform as a function of f and x, for the faults that they share
+# Every transform as a function of f and x, for the errors that they share
 TRANSFORMS: dict[str, Callable[[Callable[..., Any], Any], Any]] = {
     "hvp": lambda f, x: hvp(f, x, torch.utils._pytree.tree_map(torch.ones_like, x)),
     "hessian": lambda f, x: hessian(f)(x),
@@ -99,7 +99,7 @@ def raises(call: Callable[[], Any], parts: list[str], error: type[Exception] = I
 
 
 @pytest.mark.parametrize("fault", BAD_DIRECTIONS)
-def test_direction_does_not_match(fault: str) -> None:
+def test_rejects_direction_of_another_structure(fault: str) -> None:
     raises(*BAD_DIRECTIONS[fault])
 
 
@@ -112,25 +112,25 @@ def test_direction_does_not_match(fault: str) -> None:
     ],
     ids=["integer", "bool"],
 )
-def test_leaf_that_has_no_derivative(leaf: Tensor, parts: list[str], name: str) -> None:
+def test_rejects_leaf_without_derivative(leaf: Tensor, parts: list[str], name: str) -> None:
     raises(lambda: TRANSFORMS[name](lambda x: x["good"].sum(), {"good": X, "bad": leaf}), [name, "['bad']", *parts])
 
 
 @pytest.mark.parametrize("name", ["hessian", "hessian_diagonal", "jacobian"])
-def test_complex_leaf_of_what_has_one_axis_a_leaf(name: str) -> None:
+def test_rejects_complex_leaf(name: str) -> None:
     leaf = torch.ones(3, dtype=torch.complex64)
     parts = [name, "['bad']", "(3,) complex64", "real", "view_as_real"]
     raises(lambda: TRANSFORMS[name](lambda x: x["good"].sum(), {"good": X, "bad": leaf}), parts)
 
 
 @pytest.mark.parametrize("name", ["hessian", "hessian_matrix", "hessian_diagonal", "jacobian"])
-def test_leaf_that_is_no_tensor(name: str) -> None:
+def test_rejects_leaf_that_is_no_tensor(name: str) -> None:
     call = TRANSFORMS[name]
     raises(lambda: call(lambda x: x["good"].sum(), {"good": X, "rate": 0.1}), [name, "['rate']", "float", "0.1"])
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_no_leaf_at_all(name: str) -> None:
+def test_rejects_point_without_leaves(name: str) -> None:
     raises(lambda: TRANSFORMS[name](lambda x: torch.ones(()), {}), [name, "tensor"])
 
 
@@ -148,7 +148,7 @@ def test_no_leaf_at_all(name: str) -> None:
     ],
     ids=["vector", "one element", "complex", "integer", "float", "None", "pair"],
 )
-def test_output_that_is_no_scalar(f: Callable[[Tensor], Any], parts: list[str], name: str) -> None:
+def test_rejects_output_that_is_no_scalar(f: Callable[[Tensor], Any], parts: list[str], name: str) -> None:
     raises(lambda: TRANSFORMS[name](f, X), [name, *parts])
 
 
@@ -165,7 +165,7 @@ INDEPENDENT: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("fault", INDEPENDENT)
 @pytest.mark.parametrize("route", ["auto", *ROUTES])
-def test_output_that_does_not_depend_on_the_input(route: str, fault: str) -> None:
+def test_rejects_output_that_does_not_depend_on_the_input(route: str, fault: str) -> None:
     f = INDEPENDENT[fault]
     parts = ["does not depend", "detach", "functional_call"]
     raises(lambda: hvp(f, X, X, route=route), ["hvp", *parts])
@@ -174,7 +174,7 @@ def test_output_that_does_not_depend_on_the_input(route: str, fault: str) -> Non
     raises(lambda: hessian_diagonal(f, route=route)(X), ["hessian_diagonal", *parts])
 
 
-def test_numpy_inside_the_function() -> None:
+def test_numpy_inside_the_function_is_named_as_the_reason() -> None:
     """The error says that the output does not depend on x, and names NumPy as the reason."""
 
     def f(x: Tensor) -> Tensor:
@@ -185,7 +185,7 @@ def test_numpy_inside_the_function() -> None:
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_an_error_of_the_function_is_its_own(name: str) -> None:
+def test_error_of_the_function_is_raised_unchanged(name: str) -> None:
     """hodiff does not hide or rename errors of the user's code."""
 
     def f(x: Tensor) -> Tensor:
@@ -203,7 +203,7 @@ def test_an_error_of_the_function_is_its_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("f", [None, 3.0, X], ids=["None", "float", "tensor"])
-def test_function_that_is_not_callable(f: Any, name: str) -> None:
+def test_rejects_non_callable(f: Any, name: str) -> None:
     raises(lambda: TRANSFORMS[name](f, X), [name, "callable"])
 
 
@@ -217,12 +217,12 @@ WITH_ROUTE: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("name", WITH_ROUTE)
 @pytest.mark.parametrize("route", ["forward", "reverse_over_reverse", "", None, 2, ["auto"]])
-def test_unknown_route(route: Any, name: str) -> None:
+def test_rejects_unknown_route(route: Any, name: str) -> None:
     raises(lambda: WITH_ROUTE[name](route), [name, "route", repr(route), "'auto'", *map(repr, ROUTES)])
 
 
 @pytest.mark.parametrize("mode", ["fwd", "", None, 1, "reverse-over-reverse"])
-def test_unknown_mode(mode: Any) -> None:
+def test_rejects_unknown_mode(mode: Any) -> None:
     raises(lambda: jacobian(cubes, mode=mode)(X), ["jacobian", "mode", repr(mode), "'auto'", "'forward'", "'reverse'"])
 
 
@@ -236,13 +236,13 @@ WITH_OPTIONS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.parametrize("name", WITH_OPTIONS)
 @pytest.mark.parametrize("chunk_size", [0, -1, 2.5, "big", True, [3]])
-def test_bad_chunk_size(chunk_size: Any, name: str) -> None:
+def test_rejects_bad_chunk_size(chunk_size: Any, name: str) -> None:
     raises(lambda: WITH_OPTIONS[name](chunk_size=chunk_size), [name, "chunk_size", "positive int", repr(chunk_size)])
 
 
 @pytest.mark.parametrize("name", WITH_OPTIONS)
 @pytest.mark.parametrize("randomness", ["different", "none", None])
-def test_bad_randomness(randomness: Any, name: str) -> None:
+def test_rejects_bad_randomness(randomness: Any, name: str) -> None:
     raises(
         lambda: WITH_OPTIONS[name](randomness=randomness), [name, "randomness", repr(randomness), "'error'", "'same'"]
     )
@@ -250,24 +250,24 @@ def test_bad_randomness(randomness: Any, name: str) -> None:
 
 @pytest.mark.parametrize("transform", [hessian, hessian_diagonal, jacobian])
 @pytest.mark.parametrize("argnums", [1, -2, (0, 1), (), (0, 0), (0, -1), 0.0, "x", True, [0], None])
-def test_bad_argnums(argnums: Any, transform: Callable[..., Any]) -> None:
+def test_rejects_bad_argnums(argnums: Any, transform: Callable[..., Any]) -> None:
     raises(lambda: transform(cubes, argnums)(X), [transform.__name__, "argnums", repr(argnums)])
 
 
 @pytest.mark.parametrize("point", [X, {"w": X}, [X], (X, X)], ids=["tensor", "dict", "list", "tuple"])
 @pytest.mark.parametrize("transform", [hessian, jacobian, hessian_diagonal])
-def test_a_point_in_the_place_of_argnums(point: Any, transform: Callable[..., Any]) -> None:
+def test_point_given_as_argnums_raises_with_the_right_call(point: Any, transform: Callable[..., Any]) -> None:
     """The call that is given the point raises, and its message has the call that was meant."""
     raises(lambda: transform(cubes, point), ["argnums: expected an int", f"hodiff.{transform.__name__}(f)(x)"])
 
 
 @pytest.mark.parametrize("transform", [hessian, hessian_diagonal, jacobian])
-def test_differentiated_argument_by_keyword(transform: Callable[..., Any]) -> None:
+def test_rejects_differentiated_argument_by_keyword(transform: Callable[..., Any]) -> None:
     raises(lambda: transform(cubes)(x=X), [transform.__name__, "position"])
 
 
 @pytest.mark.parametrize("order", [-1, 1.5, "2", None, True])
-def test_bad_order(order: Any) -> None:
+def test_rejects_bad_order(order: Any) -> None:
     raises(lambda: directional_derivatives(cubes, X, X, order=order), ["directional_derivatives", "order", repr(order)])
 
 
@@ -284,7 +284,7 @@ WITH_AUX: dict[str, Callable[[Callable[..., Any]], Any]] = {
 @pytest.mark.parametrize(
     "f", [cubes, lambda x: (cubes(x), x, x), lambda x: [cubes(x), x]], ids=["tensor", "triple", "list"]
 )
-def test_has_aux_needs_a_pair(f: Callable[[Tensor], Any], name: str) -> None:
+def test_has_aux_requires_a_pair(f: Callable[[Tensor], Any], name: str) -> None:
     raises(lambda: WITH_AUX[name](f), [name, "has_aux", "(output, aux)"])
 
 
@@ -322,7 +322,7 @@ class WithoutForwardRule(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("name", OF_SCALARS)
-def test_once_differentiable_is_not_taken_for_zero(name: str) -> None:
+def test_once_differentiable_raises_instead_of_returning_zero(name: str) -> None:
     """torch returns zeros here, because the backward pass returns constants."""
     message = raises(
         lambda: TRANSFORMS[name](lambda x: OnceDifferentiable.apply(x).sum(), X),
@@ -333,7 +333,7 @@ def test_once_differentiable_is_not_taken_for_zero(name: str) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_function_without_a_forward_rule(route: str) -> None:
+def test_function_without_jvp_raises_by_forward_routes(route: str) -> None:
     """Reverse mode works, other routes quote the Function's error, and "auto" finds the route that works."""
 
     def f(x: Tensor) -> Tensor:
@@ -353,7 +353,7 @@ def test_function_without_a_forward_rule(route: str) -> None:
 
 
 @pytest.mark.parametrize("name", OF_SCALARS)
-def test_operator_without_any_second_derivative(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_without_second_derivative_raises(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     hardsigmoid = torch.ops.aten.hardsigmoid
     monkeypatch.delitem(CORRECTIONS, hardsigmoid)
     message = raises(lambda: TRANSFORMS[name](lambda x: hardsigmoid(x).sum(), X), [name], RouteError)
@@ -380,14 +380,14 @@ class Rotation(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("name", ["hessian", "hessian_matrix"])
-def test_a_hessian_that_is_not_symmetric_is_told(name: str) -> None:
+def test_asymmetric_hessian_warns(name: str) -> None:
     """The average of the two halves would look like a Hessian, hence a warning."""
     with pytest.warns(HodiffWarning, match=f"{name}: .*not symmetric") as caught:
         TRANSFORMS[name](Rotation.apply, X[:2])
     assert caught[0].filename == __file__
 
 
-def test_hierarchy() -> None:
+def test_error_classes_derive_from_builtin_errors() -> None:
     """Users can catch one class, or the built-in class that they already catch."""
     assert issubclass(InputError, HodiffError)
     assert issubclass(InputError, ValueError)
@@ -396,7 +396,7 @@ def test_hierarchy() -> None:
 
 
 @pytest.mark.parametrize("name", OF_SCALARS)
-def test_a_failed_call_changes_nothing(name: str) -> None:
+def test_failed_call_leaves_the_input_unchanged(name: str) -> None:
     x = X.clone().requires_grad_()
     for f in (lambda y: y**2, lambda y: OnceDifferentiable.apply(y).sum(), lambda y: y.detach().sum()):
         with pytest.raises(HodiffError):
@@ -416,7 +416,7 @@ CONTAINERS = {
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
-def test_containers_of_parameters_are_refused_with_the_pytree_to_pass(kind):
+def test_rejects_parameter_containers_with_a_remedy(kind):
     x = CONTAINERS[kind]
     for refused in (lambda: hvp(lambda x: x["w"].sum(), x, x), lambda: HessianOperator(torch.sum, x)):
         with pytest.raises(InputError, match=rf"got Parameter{kind.title()} .*; pass {kind}\(\.\.\.\)"):
@@ -426,13 +426,13 @@ def test_containers_of_parameters_are_refused_with_the_pytree_to_pass(kind):
     torch.testing.assert_close(torch.utils._pytree.tree_leaves(hvp(f, v, v))[0], 2 * torch.ones(2))
 
 
-def test_a_module_is_refused_with_its_parameters_to_pass():
+def test_rejects_module_with_a_remedy():
     with pytest.raises(InputError, match=r"got Linear .*; pass dict\(module.named_parameters\(\)\)"):
         hvp(torch.sum, nn.Linear(1, 1), None)
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_gradient_by_what_is_closed_over(route):
+def test_gradient_by_a_closed_over_parameter_is_right_or_raises(route):
     w = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
     x = torch.tensor([0.5, 2.0], dtype=torch.float64)
 

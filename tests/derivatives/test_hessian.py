@@ -19,7 +19,7 @@ CHUNK_SIZES = ("auto", None, 1, 2, 7, 1000)
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(("case", "route"), route_table(EVERY_ROUTE))
-def test_matrix_is_right_and_symmetric(case: Case, route: str) -> None:
+def test_matrix_matches_reference_and_is_symmetric(case: Case, route: str) -> None:
     x, args = case.inputs()
     matrix = hessian_matrix(case.function, x, *args, route=route)
     known = reference(case.name)
@@ -29,7 +29,7 @@ def test_matrix_is_right_and_symmetric(case: Case, route: str) -> None:
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(("case", "route"), route_table(EVERY_ROUTE))
-def test_blocks_are_right(case: Case, route: str) -> None:
+def test_blocks_match_reference(case: Case, route: str) -> None:
     x, args = case.inputs()
     blocks = hessian(case.function, route=route)(x, *args)
     known = reference(case.name)
@@ -44,7 +44,7 @@ def assemble(blocks: Any, x: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
-def test_float32(case: Case) -> None:
+def test_float32_matches_float64(case: Case) -> None:
     x, args = case.inputs(torch.float32)
     matrix = hessian_matrix(case.function, x, *args)
     exact = hessian_matrix(case.function, *cast((x, *args), torch.float64))
@@ -58,7 +58,7 @@ COMPARABLE = [each for each in CASES if each.available(OVER_BATCHED_REVERSE)]
 
 
 @pytest.mark.parametrize("case", COMPARABLE, ids=lambda each: each.name)
-def test_drop_in_for_torch(case: Case) -> None:
+def test_structure_matches_torch_func_hessian(case: Case) -> None:
     x, args = case.inputs()
     actual = hessian(case.function)(x, *args)
     # torch's forward mode refuses expanded tensors.
@@ -79,7 +79,7 @@ def energy_inputs(generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]
 
 
 @pytest.mark.parametrize("argnums", [0, 1, 2, (0,), (0, 1), (2, 0), (0, 1, 2)])
-def test_argnums(argnums: int | tuple[int, ...], generator: torch.Generator) -> None:
+def test_argnums_match_torch_func_hessian(argnums: int | tuple[int, ...], generator: torch.Generator) -> None:
     inputs = energy_inputs(generator)
     actual = hessian(energy, argnums)(*inputs)
     expected = torch.func.hessian(energy, argnums)(*inputs)
@@ -88,7 +88,7 @@ def test_argnums(argnums: int | tuple[int, ...], generator: torch.Generator) -> 
 
 
 @pytest.mark.parametrize(("negative", "positive"), [(-1, 2), (-2, 1), (-3, 0), ((-1,), (2,)), ((-2, 0), (1, 0))])
-def test_argnums_from_the_end(negative: Any, positive: Any, generator: torch.Generator) -> None:
+def test_negative_argnums_match_positive_ones(negative: Any, positive: Any, generator: torch.Generator) -> None:
     """Results are compared with hodiff's own, because torch.func.hessian silently returns zeros for -3."""
     inputs = energy_inputs(generator)
     actual, expected = hessian(energy, negative)(*inputs), hessian(energy, positive)(*inputs)
@@ -106,7 +106,7 @@ def test_keyword_arguments_are_constants(generator: torch.Generator) -> None:
 @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
 @pytest.mark.parametrize("route", EVERY_ROUTE)
 @pytest.mark.parametrize("name", ["mlp", "nested", "zero_size_leaf", "scalar"])
-def test_chunk_sizes_agree(name: str, route: str, chunk_size: Any) -> None:
+def test_every_chunk_size_matches_reference(name: str, route: str, chunk_size: Any) -> None:
     case = named(name)
     x, args = case.inputs()
     matrix = hessian_matrix(case.function, x, *args, route=route, chunk_size=chunk_size)
@@ -118,7 +118,7 @@ def test_chunk_sizes_agree(name: str, route: str, chunk_size: Any) -> None:
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
 @pytest.mark.parametrize("chunk_size", [None, 2])
-def test_has_aux(route: str, chunk_size: int | None) -> None:
+def test_has_aux_returns_aux(route: str, chunk_size: int | None) -> None:
     def f(x: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         y = x**3
         return y.sum(), (y, y.argmax())
@@ -135,7 +135,7 @@ def test_has_aux(route: str, chunk_size: int | None) -> None:
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each.missing_in_torch], ids=lambda each: each.name)
-def test_a_route_that_torch_lacks_says_so(case: Case) -> None:
+def test_route_missing_in_torch_raises(case: Case) -> None:
     x, args = case.inputs()
     for route in case.missing_in_torch:
         with pytest.raises(RouteError, match=route):
@@ -144,7 +144,7 @@ def test_a_route_that_torch_lacks_says_so(case: Case) -> None:
             hessian(case.function, route=route, correct=False)(x, *args)
 
 
-def test_inputs_are_left_alone() -> None:
+def test_inputs_are_left_unchanged() -> None:
     case = named("mlp")
     x, args = case.inputs()
     tree_map(lambda leaf: leaf.requires_grad_(), x)
@@ -154,7 +154,7 @@ def test_inputs_are_left_alone() -> None:
     assert all(leaf.grad is None and leaf.requires_grad and leaf.is_leaf for leaf in tree_leaves(x))
 
 
-def test_leaves_of_size_zero_alone() -> None:
+def test_empty_leaves_have_empty_hessians() -> None:
     """A function that uses an argument without elements has empty Hessians, and no error."""
     x = torch.ones(0, 2, dtype=torch.float64)
     assert hessian_matrix(lambda y: (y**2).sum(), x).shape == (0, 0)
@@ -162,7 +162,7 @@ def test_leaves_of_size_zero_alone() -> None:
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1])
-def test_progress_writes_to_stderr_alone(capsys: pytest.CaptureFixture[str], chunk_size: int | None) -> None:
+def test_progress_writes_to_stderr_only(capsys: pytest.CaptureFixture[str], chunk_size: int | None) -> None:
     case = named("mlp")
     x, args = case.inputs()
     quiet = hessian_matrix(case.function, x, *args, chunk_size=chunk_size)
@@ -174,7 +174,7 @@ def test_progress_writes_to_stderr_alone(capsys: pytest.CaptureFixture[str], chu
     assert loud.equal(quiet)
 
 
-def test_bfloat16() -> None:
+def test_bfloat16_matches_closed_form() -> None:
     x = torch.tensor([0.5, -1.0, 2.0], dtype=torch.bfloat16)
     matrix = hessian_matrix(lambda y: (y**3).sum(), x)
     torch.testing.assert_close(matrix, torch.diag(6 * x), rtol=2**-7, atol=0)

@@ -16,7 +16,7 @@ EVERY_ROUTE = ("auto", *ROUTES)
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(("case", "route"), route_table(EVERY_ROUTE))
-def test_diagonal_is_right(case: Case, route: str) -> None:
+def test_diagonal_matches_reference(case: Case, route: str) -> None:
     x, args = case.inputs()
     diagonal = hessian_diagonal(case.function, route=route)(x, *args)
     assert_same_structure(diagonal, x)
@@ -25,7 +25,7 @@ def test_diagonal_is_right(case: Case, route: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
-def test_float32(case: Case) -> None:
+def test_float32_matches_float64(case: Case) -> None:
     x, args = case.inputs(torch.float32)
     diagonal = hessian_diagonal(case.function)(x, *args)
     assert_same_structure(diagonal, x)
@@ -38,7 +38,7 @@ def test_float32(case: Case) -> None:
 @pytest.mark.parametrize("chunk_size", ["auto", None, 1, 3, 1000])
 @pytest.mark.parametrize("route", EVERY_ROUTE)
 @pytest.mark.parametrize("name", ["tied", "nested", "zero_size_leaf"])
-def test_chunk_sizes_agree(name: str, route: str, chunk_size: Any) -> None:
+def test_every_chunk_size_matches_reference(name: str, route: str, chunk_size: Any) -> None:
     case = named(name)
     x, args = case.inputs()
     diagonal = hessian_diagonal(case.function, route=route, chunk_size=chunk_size)(x, *args)
@@ -47,7 +47,7 @@ def test_chunk_sizes_agree(name: str, route: str, chunk_size: Any) -> None:
 
 
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0,), (1, 0)])
-def test_argnums(argnums: int | tuple[int, ...]) -> None:
+def test_argnums_match_closed_form(argnums: int | tuple[int, ...]) -> None:
     a = torch.tensor([1.0, 2.0], dtype=torch.float64)
     b = {"b": torch.tensor([[3.0]], dtype=torch.float64)}
 
@@ -60,7 +60,7 @@ def test_argnums(argnums: int | tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_has_aux(route: str) -> None:
+def test_has_aux_returns_aux(route: str) -> None:
     x = torch.tensor([1.0, -2.0], dtype=torch.float64)
     diagonal, aux = hessian_diagonal(lambda y: ((y**3).sum(), {"y": 2 * y}), has_aux=True, route=route)(x)
     torch.testing.assert_close(diagonal, 6 * x)
@@ -68,7 +68,7 @@ def test_has_aux(route: str) -> None:
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each.missing_in_torch], ids=lambda each: each.name)
-def test_a_route_that_torch_lacks_says_so(case: Case) -> None:
+def test_route_missing_in_torch_raises(case: Case) -> None:
     x, args = case.inputs()
     for route in case.missing_in_torch:
         with pytest.raises(RouteError, match=route):

@@ -22,7 +22,7 @@ EVERY_ROUTE = ("auto", *ROUTES)
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("case", "route"), route_table(EVERY_ROUTE))
-def test_product_is_right(case: Case, route: str) -> None:
+def test_hvp_matches_reference(case: Case, route: str) -> None:
     x, args = case.inputs()
     v = case.vector()
     product = hvp(case.function, x, v, *args, route=route)
@@ -33,7 +33,7 @@ def test_product_is_right(case: Case, route: str) -> None:
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(("case", "route"), route_table(EVERY_ROUTE))
-def test_float32_is_as_exact_as_its_digits(case: Case, route: str) -> None:
+def test_float32_matches_float64(case: Case, route: str) -> None:
     x, args = case.inputs(torch.float32)
     v = case.vector(torch.float32)
     product = hvp(case.function, x, v, *args, route=route)
@@ -45,14 +45,14 @@ def test_float32_is_as_exact_as_its_digits(case: Case, route: str) -> None:
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each.missing_in_torch], ids=lambda each: each.name)
-def test_a_route_that_torch_lacks_says_so(case: Case) -> None:
+def test_route_missing_in_torch_raises(case: Case) -> None:
     x, args = case.inputs()
     for route in case.missing_in_torch:
         with pytest.raises(RouteError, match=route):
             hvp(case.function, x, case.vector(), *args, route=route, correct=False)
 
 
-def test_rosenbrock_against_scipy() -> None:
+def test_hvp_of_rosenbrock_matches_scipy() -> None:
     x = torch.linspace(-1.2, 1.5, 12, dtype=torch.float64)
     v = torch.linspace(1, -2, 12, dtype=torch.float64)
     expected = torch.from_numpy(optimize.rosen_hess_prod(x.numpy(), v.numpy()))
@@ -60,7 +60,7 @@ def test_rosenbrock_against_scipy() -> None:
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_has_aux(route: str) -> None:
+def test_has_aux_returns_aux(route: str) -> None:
     def f(x: Tensor, shift: float) -> tuple[Tensor, dict[str, Tensor]]:
         y = (x + shift) ** 3
         return y.sum(), {"cubes": y, "largest": y.argmax()}
@@ -83,7 +83,7 @@ def test_zero_direction_gives_zero(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_inputs_are_left_alone(route: str) -> None:
+def test_inputs_are_left_unchanged(route: str) -> None:
     case = named("tied")
     x, args = case.inputs()
     v = case.vector()
@@ -98,20 +98,20 @@ def test_inputs_are_left_alone(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_the_function_may_return_part_of_its_input(route: str) -> None:
+def test_function_may_return_part_of_its_input(route: str) -> None:
     """An output that is a view of the input has a gradient, and the second derivative 0."""
     x = torch.tensor([1.0, 2.0], dtype=torch.float64)
     assert hvp(lambda y: y[0], x, torch.ones_like(x), route=route).equal(torch.zeros_like(x))
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_a_scalar_argument_may_be_returned_as_it_is(route: str) -> None:
+def test_function_may_return_its_scalar_argument(route: str) -> None:
     x = torch.tensor(3.0, dtype=torch.float64)
     assert hvp(lambda y: y, x, torch.ones_like(x), route=route).equal(torch.zeros_like(x))
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_one_tensor_in_two_leaves(route: str) -> None:
+def test_same_tensor_in_two_leaves_counts_as_two_arguments(route: str) -> None:
     """Two leaves that are the same object are still two arguments: f = a·b³ with a = b."""
     t = torch.tensor(2.0, dtype=torch.float64)
     one, zero = torch.ones_like(t), torch.zeros_like(t)
@@ -120,14 +120,14 @@ def test_one_tensor_in_two_leaves(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_expanded_direction(route: str) -> None:
+def test_expanded_direction_is_accepted(route: str) -> None:
     x = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     v = torch.ones((), dtype=torch.float64).expand(3)
     torch.testing.assert_close(hvp(lambda y: (y**3).sum(), x, v, route=route), 6 * x)
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_leaves_of_two_dtypes(route: str) -> None:
+def test_leaves_may_have_different_dtypes(route: str) -> None:
     x = {"single": torch.ones(2), "double": torch.ones(1, dtype=torch.float64)}
     product = hvp(lambda p: (p["single"] ** 2).sum() * (p["double"] ** 3).sum(), x, x, route=route)
     assert_same_structure(product, x)
@@ -148,7 +148,7 @@ Pair = collections.namedtuple("Pair", ["a", "b"])
     ],
     ids=["namedtuple", "OrderedDict", "list of tuples"],
 )
-def test_containers(container: Any, route: str) -> None:
+def test_containers_keep_their_type(container: Any, route: str) -> None:
     a, b = torch.tensor([1.0, 2.0]), torch.tensor(3.0)
     x = container(a, b)
     product = hvp(lambda p: sum((leaf**3).sum() for leaf in tree_leaves(p)), x, x, route=route)
@@ -158,14 +158,14 @@ def test_containers(container: Any, route: str) -> None:
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_a_derivative_inside_the_function(route: str) -> None:
+def test_grad_inside_the_function_is_differentiated(route: str) -> None:
     """Σ (∂ Σy⁴)² = Σ 16 y⁶ has the second derivative 480 y⁴."""
     x, v = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64)
     product = hvp(lambda y: (grad(lambda z: (z**4).sum())(y) ** 2).sum(), x, v, route=route)
     torch.testing.assert_close(product, 480 * x**4 * v)
 
 
-def test_a_gradient_penalty_by_autograd_inside_the_function() -> None:
+def test_autograd_grad_inside_the_function_is_differentiated() -> None:
     x, v = torch.tensor([[1.0, 2.0], [3.0, -1.0]], dtype=torch.float64)
 
     def penalty(y: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ def test_detached_parts_are_constants(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_under_autocast(route: str) -> None:
+def test_works_under_autocast(route: str) -> None:
     weight = torch.linspace(-1, 1, 16).reshape(4, 4)
     x, v = torch.ones(4), torch.tensor([1.0, 0.0, -1.0, 2.0])
 
@@ -200,14 +200,14 @@ def test_under_autocast(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_bfloat16(route: str) -> None:
+def test_bfloat16_matches_closed_form(route: str) -> None:
     x = torch.tensor([0.5, -1.0, 2.0], dtype=torch.bfloat16)
     product = hvp(lambda y: (y**3).sum(), x, torch.ones_like(x), route=route)
     assert product.dtype == torch.bfloat16
     torch.testing.assert_close(product, 6 * x, rtol=torch.finfo(torch.bfloat16).eps, atol=0)
 
 
-def test_dict_order_is_that_of_the_input() -> None:
+def test_dict_keeps_the_order_of_the_input() -> None:
     x = {"z": torch.ones(1), "a": torch.ones(2)}
     product = hvp(lambda p: (p["z"] ** 2).sum() + (p["a"] ** 3).sum(), x, x)
     assert list(product) == ["z", "a"]
@@ -222,7 +222,7 @@ IN_PLACE = {
 
 
 @pytest.mark.parametrize("name", IN_PLACE)
-def test_in_place_where_tangents_have_no_memory(name):
+def test_in_place_writes_into_zero_tangents_are_supported(name):
     """The Hessian of Σ x³ is diag(6 x), although torch's zero tangents of linear operators cannot be written to."""
     x, v = torch.tensor([0.5, -2.0], dtype=torch.float64), torch.tensor([1.0, 3.0], dtype=torch.float64)
     got = hvp(IN_PLACE[name], x, v, route="forward-over-forward")
@@ -230,7 +230,7 @@ def test_in_place_where_tangents_have_no_memory(name):
 
 
 @pytest.mark.parametrize("route", EVERY_ROUTE)
-def test_in_place_where_only_the_other_side_moves(route):
+def test_in_place_addition_of_a_batched_tangent_is_supported(route):
     """A batch of directions of one leaf is added in place to a tensor that depends on the other leaf only."""
     a, b, u, v = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
@@ -245,14 +245,14 @@ def test_in_place_where_only_the_other_side_moves(route):
     torch.testing.assert_close(got["b"], -2 * (slope * b.sin() + total * b.cos() * v))
 
 
-def test_what_is_dispatched_in_forward_mode_is_not_watched():
+def test_forward_mode_of_rsub_does_not_end_the_process():
     """Torch's second tangent of rsub ends the process if a mode watches it."""
     x, a = torch.ones(3), torch.tensor(1.3)
     f = lambda a: torch.rsub(x, a, alpha=2).pow(2).sum()  # noqa: E731
     assert hvp(f, a, torch.ones_like(a), route="forward-over-forward").item() == pytest.approx(6.0)
 
 
-def test_a_leaf_made_inside_leaves_no_graph():
+def test_leaf_made_inside_leaves_no_graph():
     """No derivative can reach a leaf made inside, unless it is closed over or kept."""
     x, held = torch.tensor([1.0, 2.0]), torch.nn.Parameter(torch.ones(2))
     kept = []
@@ -271,7 +271,7 @@ def test_a_leaf_made_inside_leaves_no_graph():
 
 
 @pytest.mark.parametrize("route", ["reverse-over-reverse", "forward-over-reverse"])
-def test_functions_of_hodiff_cost_no_further_gradient(route):
+def test_functions_of_hodiff_need_no_extra_gradient(route):
     """Foreign Functions are checked in an extra gradient; hodiff's own resemble them inside transforms."""
     x, w = torch.randn(4, 8), torch.randn(8, 8)
 

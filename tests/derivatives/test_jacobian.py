@@ -25,20 +25,20 @@ CHUNK_SIZES = ("auto", None, 1, 2, 1000)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3), (1, 4), (4, 1)])
-def test_linear_map(shape: tuple[int, int], chunk_size: Any, mode: str) -> None:
+def test_linear_map_has_its_matrix(shape: tuple[int, int], chunk_size: Any, mode: str) -> None:
     A, x = draw(*shape), draw(shape[1], seed=1)
     torch.testing.assert_close(jacobian(lambda y: A @ y, mode=mode, chunk_size=chunk_size)(x), A)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_elementwise(mode: str) -> None:
+def test_elementwise_function_has_a_diagonal(mode: str) -> None:
     x = draw(2, 3)
     expected = torch.diag(x.cos().reshape(-1)).reshape(2, 3, 2, 3)
     torch.testing.assert_close(jacobian(torch.sin, mode=mode)(x), expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_matrix_inverse(mode: str) -> None:
+def test_matrix_inverse_matches_closed_form(mode: str) -> None:
     """∂(A⁻¹)ᵢⱼ / ∂Aₖₗ = −(A⁻¹)ᵢₖ (A⁻¹)ₗⱼ."""
     A = 3 * torch.eye(3, dtype=torch.float64) + draw(3, 3)
     inverse = torch.linalg.inv(A)
@@ -48,7 +48,7 @@ def test_matrix_inverse(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("shape", [(), (1,), (2, 1)])
-def test_scalar_output_is_the_gradient(shape: tuple[int, ...], mode: str) -> None:
+def test_scalar_output_gives_the_gradient(shape: tuple[int, ...], mode: str) -> None:
     x = draw(*shape)
     torch.testing.assert_close(jacobian(lambda y: y.exp().sum(), mode=mode)(x), x.exp())
 
@@ -66,7 +66,7 @@ def mixed_inputs() -> tuple[Tensor, dict[str, Any]]:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("argnums", [0, 1, -1, (0,), (0, 1), (1, 0)])
-def test_drop_in_for_torch(argnums: int | tuple[int, ...], mode: str) -> None:
+def test_structure_matches_torch_func_jacrev(argnums: int | tuple[int, ...], mode: str) -> None:
     actual = jacobian(mixed, argnums, mode=mode)(*mixed_inputs(), gain=2.0)
     expected = jacrev(partial(mixed, gain=2.0), argnums)(*mixed_inputs())
     assert_same_structure(actual, expected)
@@ -74,7 +74,7 @@ def test_drop_in_for_torch(argnums: int | tuple[int, ...], mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_outputs_that_do_not_depend_on_the_input_have_zero_blocks(mode: str) -> None:
+def test_constant_outputs_have_zero_blocks(mode: str) -> None:
     x = draw(3)
     constant = torch.ones(2, dtype=torch.float64)
     actual = jacobian(lambda y: {"used": y * 2, "constant": constant * 1}, mode=mode)(x)
@@ -83,7 +83,7 @@ def test_outputs_that_do_not_depend_on_the_input_have_zero_blocks(mode: str) -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_has_aux(mode: str) -> None:
+def test_has_aux_returns_aux(mode: str) -> None:
     x = draw(3)
     actual, aux = jacobian(lambda y: (y**2, {"sum": y.sum(), "n": torch.tensor(3)}), has_aux=True, mode=mode)(x)
     torch.testing.assert_close(actual, torch.diag(2 * x))
@@ -94,7 +94,7 @@ def test_has_aux(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", ["mlp", "softmax_regression", "nested", "ignored_leaf"])
-def test_jacobian_of_the_gradient_is_the_hessian(name: str, mode: str) -> None:
+def test_jacobian_of_the_gradient_matches_hessian(name: str, mode: str) -> None:
     case: Case = named(name)
     x, args = case.inputs()
     blocks = jacobian(lambda y: ravel(grad(case.function)(y, *args)), mode=mode)(x)
@@ -108,7 +108,7 @@ def _leaves(tree: Any) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_float32(mode: str) -> None:
+def test_float32_matches_float64(mode: str) -> None:
     x = draw(4)
     exact = jacobian(lambda y: torch.softmax(y, 0), mode=mode)(x.float().double())
     actual = jacobian(lambda y: torch.softmax(y, 0), mode=mode)(x.float())
@@ -117,7 +117,7 @@ def test_float32(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_python_number_does_not_promote(mode: str) -> None:
+def test_python_numbers_do_not_promote_dtype(mode: str) -> None:
     """Blocks stay float32, although torch's forward mode makes the tangent of 0.5 * x.sum() float64."""
     block = jacobian(lambda y: 0.5 * (y * y).sum(), mode=mode)(torch.ones(2))
     assert block.dtype == torch.float32
@@ -125,7 +125,7 @@ def test_a_python_number_does_not_promote(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_composes_with_torch(mode: str) -> None:
+def test_composes_with_vmap_grad_and_itself(mode: str) -> None:
     """jacobian is right under vmap, nested, and differentiated: the Jacobian of y² is diag(2y)."""
     x = draw(3)
     square = jacobian(lambda y: y**2, mode=mode)
@@ -140,7 +140,7 @@ def test_composes_with_torch(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_result_requires_grad_only_when_something_does(mode: str) -> None:
+def test_result_requires_grad_only_if_an_input_does(mode: str) -> None:
     x = draw(3)
     assert not jacobian(torch.sin, mode=mode)(x).requires_grad
     with torch.no_grad():
@@ -164,14 +164,14 @@ def composed() -> list[Any]:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("case", "inner", "outer"), composed())
-def test_jacobian_of_a_jacobian_is_the_hessian(case: Case, inner: str, outer: str) -> None:
+def test_jacobian_of_a_jacobian_matches_hessian(case: Case, inner: str, outer: str) -> None:
     x, args = case.inputs()
     known = reference(case.name)
     f = flat_function(case, x, args)
     known.check(jacobian(jacobian(f, mode=inner), mode=outer)(ravel(x)), known.hessian)
 
 
-def test_a_missing_mode_says_so() -> None:
+def test_missing_forward_rule_raises_in_forward_mode() -> None:
     """The gradient of huber_loss has no forward rule."""
     target = torch.zeros(3, dtype=torch.float64)
 
@@ -186,14 +186,14 @@ def test_a_missing_mode_says_so() -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_complex_output_is_refused(mode: str) -> None:
-    """torch.func.jacrev refuses it, too: the reverse pass of a real input would keep only the real part."""
+def test_rejects_complex_output(mode: str) -> None:
+    """torch.func.jacrev also rejects it: reverse mode with a real input would keep only the real part."""
     with pytest.raises(InputError, match="complex"):
         jacobian(torch.fft.fft, mode=mode)(draw(3))
 
 
-def test_auto_weighs_directions_against_calls() -> None:
-    """auto takes reverse mode for many small operators, and forward mode for large or few operators."""
+def test_auto_mode_weighs_directions_against_calls() -> None:
+    """mode="auto" uses reverse mode for many small operators, and forward mode for large or few operators."""
 
     def takes_forward(f: Callable[[Tensor], Tensor], x: Tensor) -> bool:
         return _Linearized(bind("jacobian", f, (x,)), "error").forward_pays
@@ -226,7 +226,7 @@ class OldCube(torch.autograd.Function):
         return 3 * ctx.saved_tensors[0] ** 2 * cotangent
 
 
-def test_functions_without_setup_context() -> None:
+def test_legacy_functions_without_setup_context_match() -> None:
     x, scale = draw(3), torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
 
     def f(x: Tensor) -> Tensor:

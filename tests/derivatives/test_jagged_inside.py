@@ -56,7 +56,7 @@ if torch.__version__ < "2.14":  # newer versions do not batch the second derivat
 @pytest.mark.filterwarnings("ignore:sparse.hessian. took forward-over-forward")
 @pytest.mark.parametrize("call", CALLS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_right_or_refused(name, call):
+def test_jagged_tensors_inside_are_right_or_rejected(name, call):
     if name == "linear" and call in RIGHT:
         torch.testing.assert_close(CALLS[call](linear), CALLS[call](linear_of_a_list))
         return
@@ -66,7 +66,7 @@ def test_right_or_refused(name, call):
         assert "list of tensors" in str(caught.value)
 
 
-def test_a_mistake_of_the_users_stays_what_it_is():
+def test_attribute_error_of_the_user_is_raised_unchanged():
     """A missing attribute of a nested tensor is the user's mistake, not a missing derivative."""
     with pytest.raises(AttributeError, match="no attribute 'no_such_thing'"):
         hodiff.hvp(lambda w: F.linear(jagged(), w).no_such_thing, W, W)

@@ -1,4 +1,4 @@
-"""Functions whose backward treats its slope as a constant: refused if the slope is no constant, and only then."""
+"""Functions whose backward detaches a factor from the input: hodiff raises, unless the factor is constant."""
 
 import cProfile
 import gc
@@ -82,7 +82,7 @@ LOST = (SavedCosine, KeptOnContext, Detached, SlopeByNumPy)
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("function", LOST)
 @pytest.mark.parametrize("x", [X, ZERO], ids=["anywhere", "at zero"])
-def test_a_slope_that_is_no_constant_is_refused(function: Any, x: torch.Tensor) -> None:
+def test_detached_slope_is_rejected(function: Any, x: torch.Tensor) -> None:
     for f in (lambda x: function.apply(x).sum(), lambda x: function.apply(x).pow(2).sum() + x.pow(3).sum()):
         for derivative in (
             lambda f, x: hodiff.hvp(f, x, V),
@@ -94,21 +94,21 @@ def test_a_slope_that_is_no_constant_is_refused(function: Any, x: torch.Tensor) 
                 derivative(f, x)
 
 
-def test_zeros_at_a_point_where_the_slope_is_zero() -> None:
+def test_zero_slope_at_the_point_is_rejected_if_it_is_not_constant() -> None:
     with pytest.raises(RouteError, match=r"Unrecorded\.backward"):
         hodiff.hvp(lambda x: Unrecorded.apply(x).sum(), ZERO, V)
 
 
-def test_in_float32() -> None:
+def test_detached_slope_in_float32_is_rejected() -> None:
     with pytest.raises(RouteError, match=r"SavedCosine\.backward"):
         hodiff.hvp(lambda x: SavedCosine.apply(x).sum(), X.float(), V.float())
 
 
-def test_first_derivatives_are_left() -> None:
+def test_first_derivatives_are_allowed() -> None:
     torch.testing.assert_close(hodiff.JacobianOperator(SavedCosine.apply, X) @ V, X.cos())
 
 
-def test_a_derivative_of_elementwise_that_records_nothing() -> None:
+def test_elementwise_derivative_under_no_grad_is_rejected() -> None:
     @torch.no_grad()
     def slope(x, y):
         return 2 * x
@@ -119,7 +119,7 @@ def test_a_derivative_of_elementwise_that_records_nothing() -> None:
 
 
 class SavedFactor(torch.autograd.Function):
-    """exp(a b), whose backward uses its arguments and the saved value, which has no graph."""
+    """exp(a b), whose backward uses its arguments and the saved output, which is detached."""
 
     @staticmethod
     def forward(ctx, a, b):
@@ -160,7 +160,7 @@ class FactorOnContext(SavedFactor):
 
 
 class Recomputed(SavedFactor):
-    """exp(a b), whose backward uses the saved value only if backward is not differentiated."""
+    """exp(a b), whose backward uses the saved output only if backward is not differentiated."""
 
     @staticmethod
     def backward(ctx, g):
@@ -170,7 +170,7 @@ class Recomputed(SavedFactor):
 
 
 class Completed(SavedFactor):
-    """exp(a b), whose backward gives the saved value the derivative of a recomputed exponential."""
+    """exp(a b), whose backward adds the derivative of a recomputed exponential to the saved output."""
 
     @staticmethod
     def backward(ctx, g):
@@ -191,13 +191,13 @@ def _true_product() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("function", [SavedFactor, FactorOnContext])
-def test_a_slope_that_is_lost_in_part_is_refused(function: Any) -> None:
+def test_partly_detached_slope_is_rejected(function: Any) -> None:
     for _ in range(2):
         with pytest.raises(RouteError, match=rf"{function.__name__}\.backward .* a part of its slope for a constant"):
             hodiff.hvp(_by_factor(function), X, V)
 
 
-def test_a_slope_that_is_lost_in_part_under_hooks_is_refused() -> None:
+def test_partly_detached_slope_under_saved_tensor_hooks_is_rejected() -> None:
     def f(x):
         with torch.autograd.graph.save_on_cpu():
             return _by_factor(SavedFactor)(x)
@@ -217,7 +217,7 @@ CHECKPOINTS = {
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS)
 @pytest.mark.parametrize("function", [SavedCosine, KeptOnContext, Detached, SavedFactor])
-def test_slopes_that_are_lost_inside_of_a_checkpoint_are_refused(function: Any, checkpoint: Any) -> None:
+def test_detached_slope_inside_a_checkpoint_is_rejected(function: Any, checkpoint: Any) -> None:
     def block(x):
         return (function.apply(x, x.cos()) if issubclass(function, SavedFactor) else function.apply(x)).square()
 
@@ -227,14 +227,14 @@ def test_slopes_that_are_lost_inside_of_a_checkpoint_are_refused(function: Any, 
 
 
 @pytest.mark.parametrize("name", sorted({*CHECKPOINTS} - {"nested"}))  # two nested checkpoints have two schedules
-def test_a_right_function_inside_of_a_checkpoint_is_looked_at_less_and_less_often(name: str) -> None:
+def test_right_function_inside_a_checkpoint_is_checked_less_and_less_often(name: str) -> None:
     calls = itertools.count()  # a checkpoint would restore a plain number
 
     def block(x):
         next(calls)
         return Recomputed.apply(x, x.cos()).square()
 
-    # A new name makes the code unknown: the more often a check has met it, the less often it is checked.
+    # A new name makes the code new to hodiff, which checks known code less often.
     block.__code__ = block.__code__.replace(co_name=f"block of {name}")
     counts = []
     for _ in range(8):
@@ -245,11 +245,11 @@ def test_a_right_function_inside_of_a_checkpoint_is_looked_at_less_and_less_ofte
 
 
 @pytest.mark.parametrize("function", [Recomputed, Completed])
-def test_what_is_kept_and_loses_nothing_is_right(function: Any) -> None:
+def test_saved_factors_that_lose_nothing_are_allowed(function: Any) -> None:
     torch.testing.assert_close(hodiff.hvp(_by_factor(function), X, V), _true_product())
 
 
-def test_a_kept_factor_beside_a_constant_argument_is_refused() -> None:
+def test_detached_factor_beside_a_constant_argument_is_rejected() -> None:
     """`WithMask` saves two constants; only one of them is an argument."""
     f = _by_factor(WithMask, torch.ones_like(X))
     for derivative in (lambda: hodiff.hvp(f, X, V), lambda: hodiff.HessianOperator(f, X) @ V):
@@ -286,7 +286,7 @@ class KeptGate(torch.autograd.Function):
 
 
 class ByConstant(torch.autograd.Function):
-    """x exp(y), whose slope is a constant if y is not differentiated."""
+    """x exp(y), whose backward is linear in x, so the factor exp(y) is constant if y is not differentiated."""
 
     @staticmethod
     def forward(ctx, x, y, count):
@@ -301,13 +301,13 @@ class ByConstant(torch.autograd.Function):
 
 @pytest.mark.parametrize("function", [KeptGradient, KeptGate])
 @pytest.mark.parametrize("outer", [torch.sum, lambda y: y.square().sum()])
-def test_what_forward_kept_beside_arguments_without_a_gradient_is_refused(function: Any, outer: Any) -> None:
+def test_result_kept_by_forward_beside_constant_arguments_is_rejected(function: Any, outer: Any) -> None:
     with pytest.raises(RouteError, match=rf"{function.__name__}\.backward"):
         hodiff.hvp(lambda x: outer(function.apply(x.tanh(), 3 * V)), X, V)
 
 
 @pytest.mark.parametrize("y", [lambda x: V, lambda x: x.detach(), lambda x: W])
-def test_a_factor_of_what_nobody_differentiates_by_is_a_constant(y: Any) -> None:
+def test_factor_that_depends_on_constants_only_is_allowed(y: Any) -> None:
     count = torch.zeros(1)
 
     def f(x):
@@ -324,7 +324,7 @@ def test_a_factor_of_what_nobody_differentiates_by_is_a_constant(y: Any) -> None
     assert torch.equal(count, before + 1)
 
 
-def test_a_profiler_is_left_alone() -> None:
+def test_active_profiler_is_left_alone() -> None:
     profiler = cProfile.Profile()
     profiler.enable()
     hodiff.hvp(lambda x: ByConstant.apply(x, V, torch.zeros(1)).square().sum(), X, V)
@@ -345,7 +345,7 @@ class TwoOutputs(torch.autograd.Function):
         return 2 * g * ctx.value + other * ctx.value
 
 
-def test_outputs_that_are_not_used_hide_nothing() -> None:
+def test_detached_slope_of_one_of_several_outputs_is_rejected() -> None:
     for f in (lambda x: TwoOutputs.apply(x)[0].sum(), lambda x: TwoOutputs.apply(x)[0].square().sum()):
         with pytest.raises(RouteError, match=r"TwoOutputs\.backward"):
             hodiff.hvp(f, X, V)
@@ -356,7 +356,7 @@ def _without_grad(f: Any) -> Any:
         return f()
 
 
-# Backward passes of x^2 w that lose a part of their slope, in helpers that their own code does not name
+# Backward passes of x^2 w that detach a part of the derivative, in helpers that their own code does not name
 CUT_PARTS = {
     "an argument": lambda g, x, w: (2 * x * w.detach() * g, x * x * g),
     "an argument of the other slope": lambda g, x, w: (2 * x * w * g, x * x.data * g),
@@ -390,7 +390,7 @@ def _of_two(pull: Any, *, split: bool) -> Any:
     return OfTwo
 
 
-def _right(g, x, w):
+def _correct_backward(g, x, w):
     return 2 * x * w * g, x * x * g
 
 
@@ -441,7 +441,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("cut", CUT_PARTS)
-def test_parts_of_a_slope_by_arguments_that_are_lost_are_refused(cut: str) -> None:
+def test_slope_detached_from_one_argument_is_rejected(cut: str) -> None:
     function = _of_two(CUT_PARTS[cut], split=False)
 
     def f(point):
@@ -453,20 +453,20 @@ def test_parts_of_a_slope_by_arguments_that_are_lost_are_refused(cut: str) -> No
             derivative(f, point)
 
 
-def test_arguments_that_are_kept_and_not_lost_are_right() -> None:
-    function = _of_two(_right, split=False)
+def test_saved_arguments_that_lose_nothing_are_allowed() -> None:
+    function = _of_two(_correct_backward, split=False)
     found = hodiff.hessian_matrix(lambda p: function.apply(p["x"], p["w"]).square().sum(), {"x": X, "w": W})
     torch.testing.assert_close(found, HESSIAN)
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("where", ELSEWHERE)
-def test_lost_parts_are_refused_wherever_a_derivative_is_taken(where: str) -> None:
+def test_partly_detached_slope_is_rejected_by_every_derivative(where: str) -> None:
     split, derivative = ELSEWHERE[where]
     u = X * X * X.cos()
     first = 2 * X * X.cos() - X * X * X.sin()
     second = 2 * X.cos() - 4 * X * X.sin() - X * X * X.cos()
-    right = _of_two(_right, split=split)
+    right = _of_two(_correct_backward, split=split)
     torch.testing.assert_close(
         derivative(lambda x: right.apply(x, x.cos()).square().sum()), 2 * (first**2 + u * second)
     )
@@ -475,12 +475,12 @@ def test_lost_parts_are_refused_wherever_a_derivative_is_taken(where: str) -> No
         derivative(lambda x: wrong.apply(x, x.cos()).square().sum())
 
 
-def test_optimizers_refuse_slopes_that_are_lost() -> None:
+def test_sophia_rejects_detached_slope() -> None:
     with pytest.raises(RouteError, match=r"SophiaH: .*Detached\.backward"):
         _of_sophia(lambda x: Detached.apply(x).sum())
 
 
-def _in_a_step(kind: Any, function: Any, *, backward: bool = False) -> None:
+def _run_in_an_optimizer_step(kind: Any, function: Any, *, backward: bool = False) -> None:
     x = torch.nn.Parameter(X.clone())
     optimizer = kind([x], lr=0.1)
 
@@ -495,16 +495,16 @@ def _in_a_step(kind: Any, function: Any, *, backward: bool = False) -> None:
 
 
 @pytest.mark.parametrize("kind", [hodiff.optim.AdaHessian, hodiff.optim.SophiaH, hodiff.optim.NewtonCG])
-def test_steps_with_a_closure_refuse_slopes_that_forward_kept(kind: Any) -> None:
+def test_steps_with_a_closure_reject_slope_kept_by_forward(kind: Any) -> None:
     with pytest.raises(RouteError, match=rf"{kind.__name__}: .*SavedCosine\.backward"):
-        _in_a_step(kind, SavedCosine)
-    _in_a_step(kind, Masked)
+        _run_in_an_optimizer_step(kind, SavedCosine)
+    _run_in_an_optimizer_step(kind, Masked)
 
 
-def test_closures_that_call_backward_are_noted_too() -> None:
+def test_closures_that_call_backward_reject_slope_kept_by_forward() -> None:
     with pytest.raises(RouteError, match=r"AdaHessian: .*SavedCosine\.backward"):
-        _in_a_step(hodiff.optim.AdaHessian, SavedCosine, backward=True)
-    _in_a_step(hodiff.optim.AdaHessian, Masked, backward=True)
+        _run_in_an_optimizer_step(hodiff.optim.AdaHessian, SavedCosine, backward=True)
+    _run_in_an_optimizer_step(hodiff.optim.AdaHessian, Masked, backward=True)
 
 
 class SquaredByTransforms(torch.autograd.Function):
@@ -523,7 +523,7 @@ class SquaredByTransforms(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("kind", [hodiff.optim.AdaHessian, hodiff.optim.SophiaH, hodiff.optim.NewtonCG])
-def test_closures_that_call_functions_inside_of_transforms(kind: Any) -> None:
+def test_closures_that_call_transforms_are_supported(kind: Any) -> None:
     x = torch.nn.Parameter(X.clone())
 
     def penalty() -> torch.Tensor:
@@ -554,7 +554,7 @@ class Exponential(KeptExponential):
 
 
 class Shifted(torch.autograd.Function):
-    """((x + 1e8) - 1e8)², whose gradient is rounded to multiples of 3e-8, as long as the steps of differences."""
+    """((x + 1e8) - 1e8)², whose gradient is rounded to multiples of 3e-8, the size of the steps of differences."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -568,12 +568,12 @@ class Shifted(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_digits_that_cancel_in_backward_are_no_lost_slope(seed: int) -> None:
+def test_cancellation_in_backward_is_not_taken_for_a_detached_slope(seed: int) -> None:
     x = torch.randn(3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     assert hodiff.hvp(lambda x: Shifted.apply(x).sum(), x, torch.ones_like(x)).tolist() == [2, 2, 2]
 
 
-def test_complex_functions() -> None:
+def test_complex_function_with_kept_slope_is_rejected() -> None:
     z, v = torch.complex(X, X.flip(0)), torch.complex(X.flip(0), X)
     with pytest.raises(RouteError, match=r"KeptExponential\.backward"):
         hodiff.hvp(lambda z: KeptExponential.apply(z).abs().square().sum(), z, v)
@@ -585,7 +585,7 @@ def test_complex_functions() -> None:
     "jacobian", [lambda f, x: hodiff.sparse.jacobian(f)(x).to_dense(), lambda f, x: hodiff.jacobian(f)(x)]
 )
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
-def test_jacobians_that_are_differentiated_refuse_what_first_derivatives_take(jacobian: Any) -> None:
+def test_differentiated_jacobians_reject_detached_slope(jacobian: Any) -> None:
     x = X.clone().requires_grad_()
     for function in (SavedCosine, Unrecorded):
         assert jacobian(function.apply, X).diagonal().abs().sum() > 0
@@ -595,7 +595,7 @@ def test_jacobians_that_are_differentiated_refuse_what_first_derivatives_take(ja
     torch.testing.assert_close(torch.autograd.grad(rows.sum(), x)[0], 2 * (X > 0).to(X))
 
 
-def test_adapt_refuses_slopes_that_forward_kept() -> None:
+def test_adapt_rejects_slope_kept_by_forward() -> None:
     with pytest.raises(RouteError, match=r"adapt: SavedCosine\.backward"):
         _adapted(lambda x: SavedCosine.apply(x).sum())
 
@@ -622,7 +622,7 @@ class Dropout(Times):
 
 
 class Noise(Times):
-    """x times numbers that no seed reproduces."""
+    """x times random numbers that do not depend on a seed."""
 
     @staticmethod
     def forward(ctx, x):
@@ -646,13 +646,13 @@ class Scaled(Times):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("function", [Masked, Weighted, Dropout, Noise, lambda x: Scaled.apply(x, x.exp().detach())])
-def test_what_is_linear_piecewise_or_by_choice_is_zero(function: Any, dtype: torch.dtype) -> None:
+def test_piecewise_linear_functions_have_zero_hessian(function: Any, dtype: torch.dtype) -> None:
     apply = getattr(function, "apply", function)
     x = torch.linspace(-1, 1, 5000, dtype=dtype)
     state = torch.get_rng_state()
     assert not hodiff.hvp(lambda x: apply(x).sum(), x, x).any()
     torch.set_rng_state(state)
-    # Only the evaluation that the user asked for advances the generator.
+    # Only the user's own evaluation advances the generator.
     apply(x)
     after = torch.get_rng_state()
     torch.set_rng_state(state)
@@ -660,7 +660,7 @@ def test_what_is_linear_piecewise_or_by_choice_is_zero(function: Any, dtype: tor
     assert torch.equal(torch.get_rng_state(), after)
 
 
-def test_it_is_looked_at_less_and_less_often() -> None:
+def test_function_is_checked_less_and_less_often() -> None:
     calls = 0
 
     def f(x):
@@ -676,7 +676,7 @@ def test_it_is_looked_at_less_and_less_often() -> None:
     assert [each > 1 for each in counts] == [True, True, False, True, False, False, False, True]
 
 
-def test_a_function_that_takes_no_other_point_is_left() -> None:
+def test_function_that_rejects_other_points_is_not_checked() -> None:
     def f(x):
         if not torch.equal(x.detach(), X):
             raise ValueError("only there")
@@ -686,7 +686,7 @@ def test_a_function_that_takes_no_other_point_is_left() -> None:
 
 
 class Absolute(torch.autograd.Function):
-    """|x|, whose slope jumps at 0 and is 0 there, halfway between both sides."""
+    """|x|, whose derivative jumps at 0 and is defined as 0 there, the mean of both sides."""
 
     @staticmethod
     def forward(ctx, x):
@@ -699,7 +699,7 @@ class Absolute(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_slope_that_jumps_at_the_very_point_is_zero(dtype: torch.dtype) -> None:
+def test_slope_that_jumps_at_the_point_counts_as_constant(dtype: torch.dtype) -> None:
     x = torch.tensor([0.0, 0.0], dtype=dtype)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", hodiff.HodiffWarning)
@@ -752,13 +752,13 @@ def _sine(function: Any, x: torch.Tensor) -> torch.Tensor:
         lambda f: hodiff.jacobian(torch.func.grad(f))(X),
     ],
 )
-def test_what_forward_kept_is_refused_inside_of_transforms(function: Any, derivative: Any) -> None:
+def test_slope_kept_by_forward_is_rejected_inside_transforms(function: Any, derivative: Any) -> None:
     with hodiff.corrected(), pytest.raises(RouteError, match=rf"{function.__name__}"):
         derivative(lambda x: _sine(function, x).square().sum())
 
 
 class SplitMask(Split):
-    """x times random numbers or a given factor, which are a constant slope."""
+    """x times random numbers or a given factor, so the derivative is constant."""
 
     @staticmethod
     def forward(x, factor):
@@ -776,7 +776,7 @@ class SplitMask(Split):
 
 
 @pytest.mark.parametrize("factor", [None, 3 * V])
-def test_a_constant_that_forward_kept_is_right_inside_of_transforms(factor: Any) -> None:
+def test_constant_kept_by_forward_is_allowed_inside_transforms(factor: Any) -> None:
     def f(x):
         torch.manual_seed(0)
         y, mask = SplitMask.apply(x, factor)
@@ -788,7 +788,7 @@ def test_a_constant_that_forward_kept_is_right_inside_of_transforms(factor: Any)
         torch.testing.assert_close(found, torch.diag(2 * mask**2))
 
 
-def _keeping(keep: Any) -> Any:
+def _function_that_keeps(keep: Any) -> Any:
     """Return a Function of sin(x) + x^3 that keeps part of its slope on its context, in the given form."""
 
     class Keeping(torch.autograd.Function):
@@ -821,8 +821,8 @@ KEEPING = {
 
 
 @pytest.mark.parametrize("keep", KEEPING.values(), ids=KEEPING)
-def test_a_slope_that_is_kept_in_another_form(keep: Any) -> None:
-    function = _keeping(keep)
+def test_slope_kept_in_a_container_is_rejected(keep: Any) -> None:
+    function = _function_that_keeps(keep)
     with pytest.raises(RouteError, match=r"Keeping\.backward"):
         hodiff.hvp(lambda x: function.apply(x).sum(), X, V)
 
@@ -842,7 +842,7 @@ class KeptInPart(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_small_part_of_a_slope(dtype: torch.dtype) -> None:
+def test_small_detached_part_of_a_slope_is_rejected(dtype: torch.dtype) -> None:
     """The lost part is 0.93 of a curvature of -719."""
     with pytest.raises(RouteError, match=r"KeptInPart\.backward"):
         hodiff.hvp(lambda x: KeptInPart.apply(x).sum(), X.to(dtype), V.to(dtype))
@@ -865,7 +865,7 @@ def _any_place() -> Any:
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_each_place_in_a_loop_is_looked_at(place: int) -> None:
+def test_every_call_in_a_loop_is_checked(place: int) -> None:
     function = _any_place()
 
     def f(x):
@@ -906,7 +906,7 @@ EXACT = {
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EXACT)
 @pytest.mark.filterwarnings("ignore::hodiff.HodiffWarning")
-def test_right_slopes_whose_differences_are_poor_are_taken(name: str) -> None:
+def test_right_slopes_with_inaccurate_differences_are_allowed(name: str) -> None:
     function, slope, points = EXACT[name]
     for x in points:
         exact = _exact(function, slope)  # a new class, which has not been checked before
@@ -928,7 +928,7 @@ class WithSlope(torch.autograd.Function):
         return g * ctx.saved_tensors[0]
 
 
-def test_an_output_that_backward_ignores() -> None:
+def test_detached_slope_returned_as_unused_output_is_rejected() -> None:
     with pytest.raises(RouteError, match=r"WithSlope\.backward"):
         hodiff.hvp(lambda x: WithSlope.apply(x)[0].sum(), X, V)
 
@@ -948,7 +948,7 @@ class Averaged(torch.autograd.Function):
         return 3 * g * factor * x**2, None, None
 
 
-def test_what_a_function_is_given_changes_once() -> None:
+def test_step_updates_buffers_and_generators_once() -> None:
     module = torch.nn.Module()
     module.register_buffer("mean", torch.zeros_like(X))
     x, generator = torch.nn.Parameter(X.clone()), torch.Generator().manual_seed(0)
@@ -972,7 +972,7 @@ class Remembered(torch.autograd.Function):
 
 
 @pytest.mark.slow
-def test_a_step_leaves_no_graph_behind() -> None:
+def test_step_leaves_no_graph_behind() -> None:
     x, held = torch.nn.Parameter(X.clone()), []
 
     def closure() -> torch.Tensor:
@@ -988,7 +988,7 @@ def test_a_step_leaves_no_graph_behind() -> None:
     assert [each() for each in held] == [None] * 3
 
 
-def test_objects_that_are_called_are_looked_at_by_schedule_too() -> None:
+def test_callable_objects_are_checked_less_and_less_often() -> None:
     counted = 0
 
     class Counted(Remembered):

@@ -46,7 +46,7 @@ def direction(x: Tensor) -> Tensor:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", ROUTES)
-def test_second_derivatives(x: Tensor, route: str) -> None:
+def test_second_derivatives_match_for_any_layout(x: Tensor, route: str) -> None:
     v = direction(x)
     matrix = (6 * x).flatten().diag()
     torch.testing.assert_close(hodiff.hvp(cubes, x, v, route=route), 6 * x * v)
@@ -58,13 +58,13 @@ def test_second_derivatives(x: Tensor, route: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
-def test_jacobian(x: Tensor, mode: str) -> None:
+def test_jacobian_matches_for_any_layout(x: Tensor, mode: str) -> None:
     wide = x.flatten()
     expected = torch.cat([(2 * wide).diag(), (3 * wide**2).diag(), torch.ones_like(wide).diag()])
     torch.testing.assert_close(hodiff.jacobian(powers, mode=mode)(x), expected.view(3 * x.numel(), *x.shape))
 
 
-def test_directional_derivatives(x: Tensor) -> None:
+def test_directional_derivatives_match_for_any_layout(x: Tensor) -> None:
     v = direction(x)
     expected = ((x**3).sum(), (3 * x**2 * v).sum(), (6 * x * v**2).sum(), (6 * v**3).sum())
     torch.testing.assert_close(hodiff.directional_derivatives(cubes, x, v, order=3), expected)
@@ -73,7 +73,7 @@ def test_directional_derivatives(x: Tensor) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_signs_that_memory_does_not_hold(route: str) -> None:
+def test_views_with_a_negative_bit_match(route: str) -> None:
     z = torch.complex(A[:3], A[2:])
     negative = z.conj().imag
     assert negative.is_neg()
@@ -102,7 +102,7 @@ def product_of_three(p: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_leaves_that_share_memory(route: str) -> None:
+def test_leaves_may_share_memory(route: str) -> None:
     tied = {"a": A[:3], "b": A[2:], "c": A}
     apart = {name: leaf.clone() for name, leaf in tied.items()}
     a, b, ones = A[:3], A[2:], torch.ones(5, dtype=torch.float64)
@@ -127,7 +127,7 @@ SPARSE = [torch.sparse_coo, torch.sparse_csr, torch.sparse_csc]
 
 @pytest.mark.filterwarnings("ignore:Sparse .*:UserWarning")
 @pytest.mark.parametrize("layout", SPARSE, ids=str)
-def test_sparse_tensors_are_refused(layout: torch.layout) -> None:
+def test_sparse_tensors_are_rejected(layout: torch.layout) -> None:
     dense = torch.eye(3, dtype=torch.float64)
     sparse = dense.to_sparse(layout=layout)
     refusals: list[Callable[[], object]] = [
@@ -144,7 +144,7 @@ def test_sparse_tensors_are_refused(layout: torch.layout) -> None:
         hodiff.hvp(cubes, dense, sparse)
 
 
-def test_jagged_tensors_are_points_of_products_alone() -> None:
+def test_jagged_tensors_are_accepted_by_products_only() -> None:
     """Torch differentiates jagged tensors twice in reverse mode only; they have no matrix of second derivatives."""
     offsets, values, v = torch.tensor([0, 1, 3]), torch.randn(3, 2), torch.randn(3, 2)
     x, along = (torch.nested.nested_tensor_from_jagged(each, offsets) for each in (values, v))

@@ -48,14 +48,14 @@ def matrix():
 
 @pytest.mark.parametrize("where", ["attribute", "list", "dict"])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_products(route, where, matrix):
+def test_hvp_matches_for_modules_that_cache_tensors(route, where, matrix):
     torch.testing.assert_close(hodiff.hvp(objective(where), W, V, route=route), matrix @ V, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("where", ["attribute", "list", "dict"])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_operators(route, where, matrix):
+def test_operator_matches_for_modules_that_cache_tensors(route, where, matrix):
     f = objective(where)
     A = hodiff.HessianOperator(f, W, route=route)
     torch.testing.assert_close(A @ V, matrix @ V, rtol=1e-12, atol=1e-12)
@@ -65,7 +65,7 @@ def test_operators(route, where, matrix):
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES[1:3])
-def test_transforms_leave_none_of_their_tensors(route):
+def test_modules_keep_no_tensor_of_a_transform(route):
     class Running(nn.Module):
         def __init__(self):
             super().__init__()

@@ -55,8 +55,8 @@ def exact(f: Callable[[Any], Tensor], x: Any) -> Tensor:
 
 
 @EVERY_ROUTE
-def test_live_parameters(route: str) -> None:
-    """`dict(model.named_parameters())` is taken unchanged, with leaves that require gradients."""
+def test_parameters_that_require_grad_are_accepted(route: str) -> None:
+    """`dict(model.named_parameters())` is accepted unchanged, with leaves that require gradients."""
     model = classifier()
     parameters = dict(model.named_parameters())
     v = direction(detached(model))
@@ -69,8 +69,8 @@ def test_live_parameters(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_frozen_parameters(route: str) -> None:
-    """requires_grad=False limits what an optimizer trains, not what a derivative is taken by."""
+def test_frozen_parameters_are_differentiated(route: str) -> None:
+    """requires_grad=False affects optimizers, but not derivatives with respect to the parameter."""
     model = classifier()
     model.first.requires_grad_(False)
     live = dict(model.named_parameters())
@@ -86,7 +86,7 @@ def test_frozen_parameters(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_parameters_closed_over(route: str) -> None:
+def test_gradients_reach_closed_over_parameters(route: str) -> None:
     """Gradients of a Hessian in the data reach the parameters that the function closes over."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
     x, v = draw(3), draw(3, seed=1)
@@ -116,7 +116,7 @@ def tied_model() -> nn.Module:
 
 
 @EVERY_ROUTE
-def test_tied_parameters(route: str) -> None:
+def test_tied_parameters_have_one_block(route: str) -> None:
     """A leaf with two uses has one diagonal block, with all four terms."""
     model = tied_model()
     tokens, labels = torch.tensor([0, 1, 3, 3]), torch.tensor([1, 2, 0, 3])
@@ -143,8 +143,8 @@ def draw_mask(seed: int) -> Tensor:
 
 
 @pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
-def test_dropout_is_one_draw(route: str) -> None:
-    """Every transform differentiates the function of the one mask that the seed gives."""
+def test_dropout_is_drawn_once(route: str) -> None:
+    """Every transform differentiates the function with the mask that the seed determines."""
     model = classifier(drop=nn.Dropout(0.5))
     mask = draw_mask(7)
     assert 0 < mask.count_nonzero() < mask.numel()
@@ -167,8 +167,8 @@ def test_dropout_is_one_draw(route: str) -> None:
 
 
 @OTHER_ROUTES
-def test_dropout_is_not_drawn_anew_in_silence(route: str) -> None:
-    """Rows of one matrix must not belong to different random functions."""
+def test_several_dropout_draws_raise(route: str) -> None:
+    """All rows of a matrix must belong to the same random draw."""
     f, x = loss_of(model := classifier(drop=nn.Dropout(0.5))), detached(model)
     for transform in (
         lambda: hessian_matrix(f, x, route=route),
@@ -182,7 +182,7 @@ def test_dropout_is_not_drawn_anew_in_silence(route: str) -> None:
 @pytest.mark.one_in(3)
 @OTHER_ROUTES
 @pytest.mark.parametrize("chunk_size", [None, 3])
-def test_one_draw_shared_on_request(chunk_size: int | None, route: str) -> None:
+def test_randomness_same_shares_one_draw(chunk_size: int | None, route: str) -> None:
     f, x = loss_of(model := classifier(drop=nn.Dropout(0.5))), detached(model)
     truth = exact(loss_of(classifier(drop=fixed_dropout(draw_mask(7)))), x)
     torch.manual_seed(7)
@@ -191,7 +191,7 @@ def test_one_draw_shared_on_request(chunk_size: int | None, route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_a_product_with_dropout_is_of_one_draw(route: str) -> None:
+def test_hvp_with_dropout_uses_one_draw(route: str) -> None:
     f, x = loss_of(model := classifier(drop=nn.Dropout(0.5))), detached(model)
     v = direction(x)
     truth = exact(loss_of(classifier(drop=fixed_dropout(draw_mask(7)))), x)
@@ -206,7 +206,7 @@ def kept_cubes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 @EVERY_ROUTE
 @pytest.mark.parametrize("chunk_size", [None, 3])
-def test_aux_belongs_to_the_draw_of_the_derivative(chunk_size: int | None, route: str) -> None:
+def test_aux_of_second_derivatives_has_the_same_draw(chunk_size: int | None, route: str) -> None:
     """Aux shows which draw was differentiated: with y = m ⊙ x the Hessian of Σy³ is diag(6 y m²)."""
     x = draw(20)
     options = {"route": route, "chunk_size": chunk_size, "randomness": "same", "has_aux": True}
@@ -221,7 +221,7 @@ def test_aux_belongs_to_the_draw_of_the_derivative(chunk_size: int | None, route
 
 @pytest.mark.parametrize("mode", ["auto", "forward", "reverse"])
 @pytest.mark.parametrize("chunk_size", [None, 3])
-def test_aux_belongs_to_the_draw_of_the_jacobian(chunk_size: int | None, mode: str) -> None:
+def test_aux_of_jacobian_has_the_same_draw(chunk_size: int | None, mode: str) -> None:
     def f(x: Tensor) -> tuple[Tensor, Tensor]:
         kept = F.dropout(x, 0.5)
         return kept**2, kept
@@ -232,19 +232,19 @@ def test_aux_belongs_to_the_draw_of_the_jacobian(chunk_size: int | None, mode: s
     torch.testing.assert_close(block, torch.diag(2 * kept * kept / x))
 
 
-def test_a_forward_jacobian_does_not_draw_anew_in_silence() -> None:
+def test_forward_jacobian_with_several_draws_raises() -> None:
     with pytest.raises(HodiffError, match="randomness"):
         jacobian(lambda x: F.dropout(x, 0.5), mode="forward")(draw(5))
 
 
-def test_dropout_in_eval_mode_by_every_route() -> None:
+def test_dropout_in_eval_mode_matches_by_every_route() -> None:
     f, x = loss_of(model := classifier(drop=nn.Dropout(0.5)).eval()), detached(model)
     for route in ROUTES:
         torch.testing.assert_close(hessian_matrix(f, x, route=route), exact(f, x), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
-def test_batch_norm_in_training(route: str) -> None:
+def test_batch_norm_in_training_updates_statistics_once(route: str) -> None:
     """Batch statistics are differentiated; running statistics are updated once, as by one forward pass."""
     model, twin = classifier(norm=nn.BatchNorm1d(4)), classifier(norm=nn.BatchNorm1d(4))
     twin.load_state_dict(model.state_dict())
@@ -259,7 +259,7 @@ def test_batch_norm_in_training(route: str) -> None:
     assert not any(buffer.requires_grad for buffer in model.buffers())
 
 
-def test_dense_hessian_with_batch_norm_in_training() -> None:
+def test_dense_hessian_with_batch_norm_in_training_matches() -> None:
     model, stateless = (classifier(norm=nn.BatchNorm1d(4, track_running_stats=tracked)) for tracked in (True, False))
     x = detached(model)
     truth = exact(loss_of(stateless), x)
@@ -269,7 +269,7 @@ def test_dense_hessian_with_batch_norm_in_training() -> None:
     torch.testing.assert_close(ravel(diagonal), truth.diagonal(), rtol=0, atol=1e-7)
 
 
-def test_batch_norm_in_eval_mode_by_every_route() -> None:
+def test_batch_norm_in_eval_mode_matches_by_every_route() -> None:
     model = classifier(norm=nn.BatchNorm1d(4)).eval()
     f, x = loss_of(model), detached(model)
     for route in ROUTES:
@@ -277,7 +277,7 @@ def test_batch_norm_in_eval_mode_by_every_route() -> None:
 
 
 @pytest.mark.parametrize("cell", [nn.RNN, nn.GRU, nn.LSTM])
-def test_recurrent_layers(cell: type[nn.Module]) -> None:
+def test_recurrent_layers_match(cell: type[nn.Module]) -> None:
     layer = cell(2, 2, batch_first=True).double()
     sequence = draw(3, 4, 2)
 
@@ -297,7 +297,7 @@ def test_recurrent_layers(cell: type[nn.Module]) -> None:
     torch.testing.assert_close(ravel(hvp(f, x, v)) @ ravel(v), curvature, rtol=1e-6, atol=1e-7)
 
 
-def test_attention() -> None:
+def test_attention_matches() -> None:
     """torch's default kernel has no second derivative; its math backend and hodiff have one."""
     key, value, x, v = (draw(1, 2, 4, 3, seed=seed) for seed in range(4))
 
@@ -317,7 +317,7 @@ def test_attention() -> None:
     assert [route for route in ROUTES if route not in str(caught.value)] == []
 
 
-def test_checkpointed_layers() -> None:
+def test_checkpointed_layers_match() -> None:
     model = classifier()
 
     def f(parameters: dict[str, Tensor]) -> Tensor:
@@ -330,7 +330,7 @@ def test_checkpointed_layers() -> None:
     torch.testing.assert_close(hessian_matrix(f, x), hessian_matrix(loss_of(model), x))
 
 
-def test_rows_of_an_embedding_that_no_token_uses_are_zero() -> None:
+def test_unused_embedding_rows_have_zero_second_derivatives() -> None:
     table = nn.Embedding(5, 2, padding_idx=0).double()
     tokens = torch.tensor([0, 2, 2, 4])
 
@@ -356,7 +356,7 @@ class _Scaled(nn.Module):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("make", [torch.jit.script, lambda module: torch.jit.trace(module, torch.ones(2, 3).double())])
-def test_scripted_modules_with_buffers(make, training):
+def test_scripted_modules_with_buffers_match(make, training):
     torch.manual_seed(0)
     module = _Scaled().double().train(training)
     x, v = torch.randn(2, 3).double(), torch.randn(2, 3).double()
@@ -367,7 +367,7 @@ def test_scripted_modules_with_buffers(make, training):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_checkpoints_of_frozen_scripts():
+def test_checkpoint_of_a_frozen_script_matches():
     torch.manual_seed(0)
     module = _Scaled().double().eval()
     frozen = torch.jit.freeze(torch.jit.script(module))
@@ -394,14 +394,14 @@ def _of_a_copy(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("f", [_restores, _of_a_constant, _of_a_copy])
-def test_requires_grad_switched_off_by_the_function(f):
+def test_requires_grad_switched_off_and_on_by_the_function_matches(f):
     x, v = torch.tensor([0.3, -0.8, 1.2]).double(), torch.tensor([1.0, 2.0, -1.0]).double()
     for route in hodiff.ROUTES:
         torch.testing.assert_close(hodiff.hvp(f, x, v, route=route), 108 * x.square() * v)
     torch.testing.assert_close(hodiff.jacobian(f, mode="forward")(x), 36 * x.pow(3))
 
 
-def test_parameters_that_a_function_freezes_and_frees():
+def test_parameters_frozen_and_unfrozen_by_the_function_match():
     torch.manual_seed(0)
     layer = nn.Linear(3, 1).double()
 
@@ -428,7 +428,7 @@ def _by_attribute(x: Tensor) -> None:
 
 @pytest.mark.parametrize("switch", [_by_method, _by_attribute])
 @pytest.mark.parametrize("route", hodiff.ROUTES[:2])
-def test_an_argument_that_is_switched_off_is_no_zero(switch, route):
+def test_argument_frozen_by_the_function_is_rejected(switch, route):
     def f(p: dict[str, Tensor]) -> Tensor:
         switch(p["a"])
         return p["a"].pow(3).sum() + p["b"].pow(3).sum()

@@ -40,7 +40,7 @@ def flat_problem(each: Case) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor
 
 
 @pytest.mark.parametrize("case", WITH_HESSIAN, ids=lambda each: each.name)
-def test_differences_agree_with_closed_forms(case: Case) -> None:
+def test_hessian_differences_match_closed_forms(case: Case) -> None:
     f, x, _ = flat_problem(case)
     actual, _ = difference_hessian(f, x)
     expected = reference(case.name).hessian
@@ -48,8 +48,8 @@ def test_differences_agree_with_closed_forms(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
-def test_references_are_sharp(case: Case) -> None:
-    """A tolerance wide enough to accept errors would make every test below useless."""
+def test_reference_tolerances_are_small(case: Case) -> None:
+    """With a tolerance that accepts errors, the tests below could not fail."""
     known = reference(case.name)
     assert known.tolerance <= 1e-7 * max(1.0, known.hessian.abs().max().item())
     assert torch.equal(known.hessian, known.hessian.T) or case.hessian is not None
@@ -58,13 +58,13 @@ def test_references_are_sharp(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", WITH_GRADIENT, ids=lambda each: each.name)
-def test_gradients_agree_with_closed_forms(case: Case) -> None:
+def test_gradients_match_closed_forms(case: Case) -> None:
     f, x, _ = flat_problem(case)
     np.testing.assert_allclose(array(grad(f)(x)), case.gradient(*case.inputs()), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", ["mixed_polynomial", "nested", "layer_norm"])
-def test_differences_agree_with_scipy(name: str) -> None:
+def test_differences_match_scipy(name: str) -> None:
     (case,) = (each for each in CASES if each.name == name)
     f, x, _ = flat_problem(case)
 
@@ -80,7 +80,7 @@ def test_differences_agree_with_scipy(name: str) -> None:
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("route", TORCH_ROUTES)
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
-def test_records_of_torch_are_true(case: Case, route: str) -> None:
+def test_recorded_torch_faults_are_true(case: Case, route: str) -> None:
     f, x, v = flat_problem(case)
     known = reference(case.name)
     if route in case.missing_in_torch:
@@ -92,7 +92,7 @@ def test_records_of_torch_are_true(case: Case, route: str) -> None:
 
 
 @pytest.mark.parametrize("case", SMOOTH, ids=lambda each: each.name)
-def test_records_of_third_order_are_true(case: Case) -> None:
+def test_third_derivatives_of_torch_match_differences(case: Case) -> None:
     f, x, v = flat_problem(case)
     expected, error = third_differences(f, x, v[None])
     actual = grad(lambda y: grad(lambda z: grad(f)(z) @ v)(y) @ v)(x) @ v
@@ -108,7 +108,7 @@ def test_ravel_and_unravel_are_inverse(case: Case) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
-def test_inputs_depend_on_the_seed_alone(case: Case) -> None:
+def test_inputs_depend_on_the_seed_only(case: Case) -> None:
     def flat(inputs: Any) -> Tensor:
         return ravel(cast(inputs[0], torch.float64))
 

@@ -1,4 +1,4 @@
-"""Errors of user code that resemble torch's: they are raised unchanged, after one call."""
+"""Errors of user code whose messages resemble torch's: they are raised unchanged, after one call."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("kind", [RuntimeError, NotImplementedError])
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
-def test_it_reaches_the_user_after_one_call(transform, words, kind):
+def test_user_error_that_resembles_torchs_is_raised_after_one_call(transform, words, kind):
     calls = []
 
     def helper():
@@ -51,7 +51,7 @@ def test_it_reaches_the_user_after_one_call(transform, words, kind):
     assert len(calls) == 1
 
 
-def caught_from(f, *args):
+def error_of(f, *args):
     try:
         f(*args)
     except Exception as error:
@@ -81,18 +81,18 @@ class OnlyForward(Function):
         return 2 * ctx.saved_tensors[0] * tangent
 
 
-def test_what_torch_or_a_rule_says_is_of_the_route():
+def test_errors_of_torch_and_rules_are_told_from_user_errors():
     x = X.clone().requires_grad_()
-    assert unavailable(caught_from(torch.autograd.grad, OnlyForward.apply(x).sum(), x))
+    assert unavailable(error_of(torch.autograd.grad, OnlyForward.apply(x).sum(), x))
     for f in (
-        # Errors of an operator, which has no frame; of torch's Python code; of hodiff
+        # Errors raised by an operator (without a Python frame), by torch's Python code, and by hodiff
         lambda: torch.func.hessian(lambda x: torch.nn.functional.hardsigmoid(x).sum())(X),
         lambda: torch.func.vmap(lambda x: x + torch.rand(3))(torch.ones(2, 3)),
         lambda: torch.func.grad(lambda x: Function.apply(x))(X),
     ):
-        assert unavailable(caught_from(f))
-    assert not unavailable(caught_from(lambda: torch.ones(2) + torch.ones(3)))
+        assert unavailable(error_of(f))
+    assert not unavailable(error_of(lambda: torch.ones(2) + torch.ones(3)))
 
 
-def test_the_next_route_is_taken_where_a_rule_is_missing():
+def test_missing_rule_falls_back_to_the_next_route():
     assert torch.equal(hodiff.jacobian(OnlyForward.apply)(X), 2 * torch.eye(3))

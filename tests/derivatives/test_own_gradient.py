@@ -1,4 +1,4 @@
-"""Warnings of hvp and operators: the gradient is not the function's derivative, or the dtype has few digits."""
+"""Warnings of hvp and operators if the gradient is not the function's derivative, or if the dtype has low precision."""
 
 import warnings
 
@@ -70,7 +70,7 @@ def hooked(x):
     return y.square().sum()
 
 
-def listened(x):
+def with_listening_hook(x):
     y = x.sin()
     y.register_hook(lambda g: None)
     return y.square().sum()
@@ -81,7 +81,7 @@ DOUBLING.register_full_backward_hook(lambda module, given, found: (2 * given[0],
 LISTENING.register_full_backward_hook(lambda module, given, found: None)
 
 
-# The function, and the named part that leaves the graph; empty if the gradient is the derivative
+# The function, and the name of the call that detaches from the graph; empty if the gradient is correct
 CASES = {
     "detach": (lambda x: (x.detach() * x.sin()).sum(), "x.detach()"),
     "data": (lambda x: (x.data * x.sin()).sum(), "x.data"),
@@ -91,7 +91,7 @@ CASES = {
     "a list": (lambda x: x.sin().sum() * torch.as_tensor([x[0], x[1]]).sum(), "torch.as_tensor("),
     "as_tensor": (lambda x: x.sin().sum() * torch.as_tensor(x).sum(), ""),
     "a hook": (hooked, "register_hook"),
-    "a hook that listens": (listened, ""),
+    "a hook that listens": (with_listening_hook, ""),
     "a hook of a module": (lambda x: DOUBLING(x).square().sum(), "a backward hook of a module"),
     "a hook of a module that listens": (lambda x: LISTENING(x).square().sum(), ""),
     "a Function": (lambda x: LouderSine.apply(x).square().sum(), "LouderSine, a custom Function"),
@@ -105,13 +105,13 @@ CASES = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_asked():
+def _no_function_is_checked_yet():
     own_gradient._asked.clear()
     yield
     own_gradient._asked.clear()
 
 
-def said(call, times=1):
+def warnings_of(call, times=1):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(times):
@@ -120,14 +120,14 @@ def said(call, times=1):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_told_once_where_differences_show_it(name):
+def test_wrong_gradient_warns_once(name):
     f, words = CASES[name]
-    found = said(lambda: hodiff.hvp(f, X, X), times=3)
+    found = warnings_of(lambda: hodiff.hvp(f, X, X), times=3)
     assert len(found) == bool(words), found
     assert words in "".join(found)
 
 
-def test_all_that_differentiates_tells_it():
+def test_every_derivative_warns_of_a_wrong_gradient():
     f = CASES["detach"][0]
 
     def model(x):
@@ -141,13 +141,13 @@ def test_all_that_differentiates_tells_it():
     }
     for name, call in calls.items():
         own_gradient._asked.clear()
-        (message,) = said(call)
+        (message,) = warnings_of(call)
         assert message.startswith(f"{name}: the gradient that the function has by autograd is not its derivative")
         # The message has the gradient and the derivative along one direction.
         assert "differences of values give" in message
 
 
-def test_frozen_tables_that_are_read_without_recording():
+def test_frozen_table_under_no_grad_warns():
     torch.manual_seed(0)
     model, x = Table(), torch.ones(2, 3)
 
@@ -155,22 +155,22 @@ def test_frozen_tables_that_are_read_without_recording():
         return torch.func.functional_call(model, p, x)
 
     everything = dict(model.named_parameters())
-    (message,) = said(lambda: hodiff.hvp(loss, everything, everything))
+    (message,) = warnings_of(lambda: hodiff.hvp(loss, everything, everything))
     assert "differentiate only by parameters that require a gradient" in message
     own_gradient._asked.clear()
     free = {name: each for name, each in everything.items() if each.requires_grad}
-    assert said(lambda: hodiff.hvp(loss, free, free)) == []
+    assert warnings_of(lambda: hodiff.hvp(loss, free, free)) == []
 
 
-def test_random_states_and_gradients_are_left_alone():
+def test_random_state_and_grad_are_left_unchanged():
     p = X.clone().requires_grad_()
     state = torch.get_rng_state()
-    said(lambda: hodiff.hvp(CASES["detach"][0], p, X))
+    warnings_of(lambda: hodiff.hvp(CASES["detach"][0], p, X))
     assert p.grad is None
     torch.testing.assert_close(torch.get_rng_state(), state)
 
 
 @pytest.mark.parametrize(("dtype", "digits"), [(torch.bfloat16, 2), (torch.float16, 3)])
-def test_how_many_digits_16_bits_have(dtype, digits):
-    (message,) = said(lambda: hodiff.hvp(CASES["nothing"][0], X.to(dtype), X.to(dtype)), times=2)
+def test_warning_names_the_digits_of_16_bits(dtype, digits):
+    (message,) = warnings_of(lambda: hodiff.hvp(CASES["nothing"][0], X.to(dtype), X.to(dtype)), times=2)
     assert message.startswith(f"hvp: numbers of {dtype} have about {digits} digits")

@@ -75,7 +75,7 @@ def close(actual: Tensor, expected: Tensor, factor: float = 1.0) -> None:
 
 @pytest.mark.slow
 @given(problems(), st.floats(-3, 3), st.sampled_from(("auto", *ROUTES)))
-def test_linear_in_the_direction(problem: Any, scale: float, route: str) -> None:
+def test_hvp_is_linear_in_the_direction(problem: Any, scale: float, route: str) -> None:
     f, x, v, u = problem
     combined = tree_map(lambda a, b: scale * a + b, v, u)
     actual = ravel(hvp(f, x, combined, route=route))
@@ -83,7 +83,7 @@ def test_linear_in_the_direction(problem: Any, scale: float, route: str) -> None
 
 
 @given(problems(), st.sampled_from(("auto", *ROUTES)))
-def test_symmetric(problem: Any, route: str) -> None:
+def test_hvp_is_symmetric(problem: Any, route: str) -> None:
     f, x, v, u = problem
     left = ravel(u) @ ravel(hvp(f, x, v, route=route))
     close(left, ravel(v) @ ravel(hvp(f, x, u, route=route)), factor=ravel(x).numel() + 1)
@@ -91,7 +91,7 @@ def test_symmetric(problem: Any, route: str) -> None:
 
 @pytest.mark.slow
 @given(problems())
-def test_routes_agree(problem: Any) -> None:
+def test_routes_agree_on_random_functions(problem: Any) -> None:
     f, x, v, _ = problem
     products = [hvp(f, x, v, route=route) for route in ROUTES]
     for product in products:
@@ -114,7 +114,7 @@ def test_routes_agree_on_every_case(case: Any, seed: int) -> None:
 
 @pytest.mark.slow
 @given(problems(), st.sampled_from(("auto", *ROUTES)), st.sampled_from(("auto", None, 1, 2, 5)))
-def test_dense_forms_are_stacked_products(problem: Any, route: str, chunk_size: Any) -> None:
+def test_dense_derivatives_are_stacked_products(problem: Any, route: str, chunk_size: Any) -> None:
     f, x, _, _ = problem
     options = {"route": route, "chunk_size": chunk_size}
     flat = ravel(x)
@@ -135,7 +135,7 @@ def test_dense_forms_are_stacked_products(problem: Any, route: str, chunk_size: 
 
 @pytest.mark.slow
 @given(problems())
-def test_second_directional_derivative_is_the_quadratic_form(problem: Any) -> None:
+def test_second_directional_derivative_matches_quadratic_form(problem: Any) -> None:
     f, x, v, _ = problem
     value, first, second = directional_derivatives(f, x, v, order=2)
     close(value, f(x))
@@ -164,7 +164,7 @@ def test_jacobian_modes_agree(problem: Any, outputs: int, seed: int, chunk_size:
 
 
 @given(SEEDS, st.sampled_from((1e-30, 1e-8, 1.0, 1e8, 1e30)), st.sampled_from(ROUTES))
-def test_extreme_scales(seed: int, scale: float, route: str) -> None:
+def test_products_are_linear_at_extreme_scales(seed: int, scale: float, route: str) -> None:
     """Products are linear over sixty orders of magnitude: nothing is normalised or clipped."""
     generator = torch.Generator().manual_seed(seed)
     x, v = (torch.randn(3, generator=generator, dtype=torch.float64) for _ in range(2))

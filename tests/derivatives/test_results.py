@@ -1,4 +1,4 @@
-"""Results are ordinary tensors: they own their memory, and can be changed in place, saved and given to NumPy."""
+"""Results are ordinary tensors: they own their memory, and can be changed in place, saved and converted to NumPy."""
 
 import io
 from collections.abc import Callable
@@ -50,11 +50,11 @@ REFUSED = {"imaginary"}
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
-    (first, beyond), (start, stop) = map(reach, (a, b))
+    (first, beyond), (start, stop) = map(address_range, (a, b))
     return first < stop and start < beyond
 
 
-def reach(tensor: Tensor) -> tuple[int, int]:
+def address_range(tensor: Tensor) -> tuple[int, int]:
     """Range of addresses that a tensor occupies."""
     last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
@@ -93,7 +93,7 @@ def unless_refused(name: str, compute: Callable[[], Any]) -> None:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", SCALARS)
-def test_of_a_tensor(name: str, route: str) -> None:
+def test_results_for_a_tensor_are_ordinary_tensors(name: str, route: str) -> None:
     f = SCALARS[name]
     unless_refused(name, lambda: hodiff.hvp(f, X, V, route=route))
     unless_refused(name, lambda: hodiff.hessian(f, route=route)(X))
@@ -106,7 +106,7 @@ def test_of_a_tensor(name: str, route: str) -> None:
 
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("name", OF_TREES)
-def test_of_a_tree(name: str, route: str) -> None:
+def test_results_for_a_pytree_are_ordinary_tensors(name: str, route: str) -> None:
     f = OF_TREES[name]
     assert_ordinary(lambda: hodiff.hvp(f, GIVEN, DIRECTION, route=route))
     assert_ordinary(lambda: hodiff.hessian(f, route=route)(GIVEN))
@@ -115,7 +115,7 @@ def test_of_a_tree(name: str, route: str) -> None:
 
 
 @pytest.mark.parametrize("name", VECTORS)
-def test_of_vectors(name: str) -> None:
+def test_results_for_vector_functions_are_ordinary_tensors(name: str) -> None:
     f = VECTORS[name]
     for order in range(3):
         unless_refused(name, lambda order=order: hodiff.directional_derivatives(f, X, V, order=order))
@@ -123,7 +123,7 @@ def test_of_vectors(name: str) -> None:
         unless_refused(name, lambda mode=mode: hodiff.jacobian(f, mode=mode)(X))
 
 
-def test_operators_and_gradients() -> None:
+def test_results_of_operators_and_gradients_are_ordinary_tensors() -> None:
     assert_ordinary(lambda: hodiff.operators.IdentityOperator(hodiff.operators.Space.of(X)) @ V)
     assert_ordinary(lambda: hodiff.JacobianOperator(lambda x: x, X) @ V)
     assert_ordinary(lambda: hodiff.JacobianOperator(lambda x: x, X).T @ V)
@@ -132,7 +132,7 @@ def test_operators_and_gradients() -> None:
     assert_ordinary(lambda: hodiff.meta.hypergradient(outer, inner, X, X, method="unroll", steps=2).value)
 
 
-def test_sparse_gradients() -> None:
+def test_hvp_through_sparse_embedding_gradients_matches() -> None:
     table, direction = torch.outer(X, V), torch.outer(V, X)
     words = torch.tensor([0, 1, 1])
 
@@ -147,7 +147,7 @@ def test_sparse_gradients() -> None:
     torch.testing.assert_close(whole, (torch.tensor([[6.0], [12.0], [0.0]], dtype=D) * table).flatten().diag())
 
 
-def test_they_keep_their_graph() -> None:
+def test_results_keep_their_graph() -> None:
     w = C.clone().requires_grad_()
     product = hodiff.hvp(lambda x: (w * x).sum() ** 2, X, V)
     (found,) = torch.autograd.grad(product.sum(), w)

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from drawing import draw
 from scipy.differentiate import jacobian as scipy_jacobian
-from second_order import Row, assert_listed, assert_second_order, each, public
+from second_order import Row, assert_listed, assert_second_order, parametrize_by_rows, public
 from torch import Tensor
 
 import hodiff
@@ -91,15 +91,15 @@ WITHOUT = {
 }
 
 
-def test_every_name_is_listed():
+def test_every_public_name_has_a_row():
     elsewhere = {name for room in (authoring, checks, operators) for name in public(room)} - set(WITHOUT)
     elsewhere -= {row.name for row in ROWS}
     assert_listed(public(hodiff) - elsewhere, ROWS, WITHOUT)
 
 
 @pytest.mark.one_in(21)
-@each(ROWS)
-def test_second_order(row):
+@parametrize_by_rows(ROWS)
+def test_passes_gradgradcheck_and_scipy_hessian(row):
     assert_second_order(row)
 
 
@@ -123,6 +123,6 @@ def _values(points):
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_what_they_return_is_what_scipy_finds(name):
+def test_values_match_scipy(name):
     found, expected = VALUES[name]()
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-7)

@@ -1,4 +1,4 @@
-"""Functions that differ between groups of directions: replayed or refused."""
+"""Functions whose random numbers or state differ between groups of directions: draws are replayed, or hodiff raises."""
 
 import random
 
@@ -14,7 +14,7 @@ X = torch.tensor([0.5, 1.0, 2.0], dtype=D)
 GENERATOR = torch.Generator()
 NUMPY, PYTHON = np.random.default_rng(0), random.Random(0)
 
-# Random factors from sources that torch.func.vmap does not control
+# Random factors from generators that torch.func.vmap does not control
 SOURCES = {
     "private generator": lambda: torch.rand((), generator=GENERATOR, dtype=D),
     "NumPy": lambda: 0.5 + np.random.rand(),  # noqa: NPY002
@@ -26,7 +26,7 @@ FORWARD = ("forward-over-reverse", "reverse-over-forward", "forward-over-forward
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_one_draw_for_all_columns_of_a_jacobian(source):
+def test_jacobian_uses_one_draw_for_all_columns(source):
     draw = SOURCES[source]
     J, factor = hodiff.jacobian(
         lambda x: (x * (factor := draw()), torch.as_tensor(factor, dtype=D)),
@@ -37,7 +37,7 @@ def test_one_draw_for_all_columns_of_a_jacobian(source):
 
 @pytest.mark.parametrize("route", FORWARD)
 @pytest.mark.parametrize("source", SOURCES)
-def test_one_draw_for_all_rows_of_a_hessian(source, route):
+def test_hessian_uses_one_draw_for_all_rows(source, route):
     draw = SOURCES[source]
     H, factor = hodiff.hessian(
         lambda x: ((x**2).sum() * (factor := draw()), torch.as_tensor(factor, dtype=D)),
@@ -46,7 +46,7 @@ def test_one_draw_for_all_rows_of_a_hessian(source, route):
     assert torch.allclose(H, 2 * factor * torch.eye(3, dtype=D))
 
 
-def test_one_draw_for_all_groups_of_a_product():
+def test_hvp_uses_one_draw_for_all_chunks():
     x = torch.ones(3000, dtype=D)
     for draw in SOURCES.values():
         product = hodiff.hvp(lambda x, draw=draw: (x**2).sum() * draw(), x, x, route="forward-over-forward")
@@ -54,7 +54,7 @@ def test_one_draw_for_all_groups_of_a_product():
 
 
 @pytest.mark.parametrize("source", [name for name in SOURCES if name != "private generator"])
-def test_without_leave_to_draw_it_is_refused(source):
+def test_several_draws_without_randomness_same_are_rejected(source):
     draw = SOURCES[source]
     with pytest.raises(hodiff.InputError, match="jacobian: f: expected the same value each time"):
         hodiff.jacobian(lambda x: x * draw(), mode="forward", chunk_size=1)(X)
@@ -63,7 +63,7 @@ def test_without_leave_to_draw_it_is_refused(source):
             hodiff.hessian(lambda x: (x**2).sum() * draw(), route=route, chunk_size=1)(X)
 
 
-def test_state_that_changes_is_refused():
+def test_changing_state_is_rejected():
     calls = []
 
     def f(x):
@@ -76,7 +76,7 @@ def test_state_that_changes_is_refused():
     assert hodiff.jacobian(f, mode="reverse", chunk_size=1)(X).diagonal().div(X).unique().numel() == 1
 
 
-def test_dropout_by_one_draw():
+def test_dropout_is_drawn_once_with_randomness_same():
     dropout = nn.Dropout(0.5)
     x = torch.ones(40, dtype=D)
     J = hodiff.jacobian(dropout, mode="forward", chunk_size=7, randomness="same")(x)
@@ -87,7 +87,7 @@ def test_dropout_by_one_draw():
     assert set(diagonal.tolist()) == {0.0, 8.0}
 
 
-def test_traced_by_fx():
+def test_make_fx_traces_the_jacobian():
     from torch.fx.experimental.proxy_tensor import make_fx
 
     for mode in ("real", "fake"):
@@ -106,7 +106,7 @@ def by_casts(layer, x):
 
 @pytest.mark.parametrize("lowered", [by_autocast, by_casts])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_16_bits_inside_round_differently(lowered, route):
+def test_low_precision_inside_is_not_taken_for_changing_state(lowered, route):
     torch.manual_seed(0)
     layer = torch.nn.Linear(3, 3)
     matrix, bias = layer.weight.detach().clone(), layer.bias.detach().clone()

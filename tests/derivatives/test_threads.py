@@ -58,13 +58,13 @@ CASES = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
-def test_transforms(name):
+def test_transforms_in_threads_match_closed_form(name):
     call, truth = CASES[name]
     for found, x in zip(in_threads(call, POINTS, TIMES), POINTS * (TIMES // 5), strict=True):
         torch.testing.assert_close(found, truth(x))
 
 
-def test_all_together():
+def test_different_transforms_in_threads_match_closed_form():
     """Some threads run reverse passes during forward passes of other threads."""
     jobs = [(name, x) for x in POINTS for name in CASES]
     found = in_threads(lambda job: CASES[job[0]][0](job[1]), jobs, 2 * len(jobs))
@@ -73,14 +73,14 @@ def test_all_together():
 
 
 @pytest.mark.slow
-def test_nested_transforms():
+def test_nested_transforms_in_threads_match_closed_form():
     inner = hodiff.jacobian(wave, mode="forward")
     outer = hodiff.jacobian(lambda x: inner(x).sum(0), mode="forward")
     for found, x in zip(in_threads(outer, POINTS, TIMES), POINTS * (TIMES // 5), strict=True):
         torch.testing.assert_close(found, hessian(x))
 
 
-def test_backward_in_another_thread():
+def test_backward_in_another_thread_matches():
     """A thread can differentiate a product that another thread computed."""
 
     def third(x):

@@ -45,7 +45,7 @@ def curvature_gradients() -> dict[str, Tensor]:
 
 @EVERY_ROUTE
 @pytest.mark.parametrize("in_dims", [(0, None, None), (None, 0, None), (None, None, 0), (0, 0, 0), (1, None, 1)])
-def test_vmap_of_hvp(in_dims: tuple[int | None, ...], route: str) -> None:
+def test_vmap_of_hvp_matches_closed_form(in_dims: tuple[int | None, ...], route: str) -> None:
     inputs = [
         value if dim is None else draw(*((3, 4) if dim == 0 else (4, 3)), seed=7 + i)
         for i, (value, dim) in enumerate(zip((X, W, V), in_dims, strict=True))
@@ -55,7 +55,7 @@ def test_vmap_of_hvp(in_dims: tuple[int | None, ...], route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_vmap_of_vmap_of_hvp(route: str) -> None:
+def test_nested_vmap_of_hvp_matches_closed_form(route: str) -> None:
     points, directions = draw(3, 4), draw(2, 4, seed=1)
     actual = vmap(lambda x: vmap(lambda v: hvp(wave, x, v, W, route=route))(directions))(points)
     expected = torch.stack([torch.stack([product(x, W, v) for v in directions]) for x in points])
@@ -63,7 +63,7 @@ def test_vmap_of_vmap_of_hvp(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_hvp_of_vmap(route: str) -> None:
+def test_hvp_of_vmap_matches_closed_form(route: str) -> None:
     """The Hessian of a sum over samples is block diagonal."""
     points, directions = draw(3, 4), draw(3, 4, seed=1)
     actual = hvp(lambda xs: vmap(wave, (0, None))(xs, W).sum(), points, directions, route=route)
@@ -71,7 +71,7 @@ def test_hvp_of_vmap(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_ensemble(route: str) -> None:
+def test_vmap_over_an_ensemble_matches_members(route: str) -> None:
     """Parameter dicts stacked along a leading axis give one product for each member."""
     case = named("mlp")
     members = [case.inputs(seed=seed)[0] for seed in range(3)]
@@ -86,7 +86,7 @@ def test_ensemble(route: str) -> None:
 
 @EVERY_ROUTE
 @pytest.mark.parametrize(("argument", "argnum"), [("x", 0), ("w", 1), ("v", 2)])
-def test_third_order_by_grad(argument: str, argnum: int, route: str) -> None:
+def test_grad_of_hvp_matches_closed_form(argument: str, argnum: int, route: str) -> None:
     def curvature(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
         return U @ hvp(wave, x, v, w, route=route)
 
@@ -95,7 +95,7 @@ def test_third_order_by_grad(argument: str, argnum: int, route: str) -> None:
 
 @EVERY_ROUTE
 @pytest.mark.parametrize("argument", ["x", "w", "v"])
-def test_third_order_by_backward(argument: str, route: str) -> None:
+def test_backward_of_hvp_matches_closed_form(argument: str, route: str) -> None:
     inputs = {"x": X.clone(), "w": W.clone(), "v": V.clone()}
     inputs[argument].requires_grad_()
     outcome = hvp(wave, inputs["x"], inputs["v"], inputs["w"], route=route)
@@ -106,7 +106,7 @@ def test_third_order_by_backward(argument: str, route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_third_order_in_a_closed_over_tensor(route: str) -> None:
+def test_gradient_of_hvp_by_a_closed_over_tensor_matches(route: str) -> None:
     w = W.clone().requires_grad_()
     (U @ hvp(lambda x: wave(x, w), X, V, route=route)).backward()
     torch.testing.assert_close(w.grad, curvature_gradients()["w"])
@@ -115,7 +115,7 @@ def test_third_order_in_a_closed_over_tensor(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_a_point_with_a_history(route: str) -> None:
+def test_gradients_reach_the_graph_of_the_point(route: str) -> None:
     """Gradients reach the graph that made x and v: D²f(2w)[w, u] for the cubic Σy³ is 12 Σ w² u."""
     w = W.clone().requires_grad_()
     (U @ hvp(lambda y: (y**3).sum(), 2 * w, w, route=route)).backward()
@@ -123,7 +123,7 @@ def test_a_point_with_a_history(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_a_closed_over_graph_survives(route: str) -> None:
+def test_closed_over_graph_can_be_differentiated_again(route: str) -> None:
     """The caller can still differentiate a closed-over graph, with or without a graph of the product."""
     w = W.clone().requires_grad_()
     scale = (w**2).sum()
@@ -142,7 +142,7 @@ def test_a_closed_over_graph_survives(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_a_point_that_is_closed_over_as_well(route: str) -> None:
+def test_point_that_is_also_closed_over_is_constant_to_the_product(route: str) -> None:
     """A closed-over tensor is a constant to the product, and an input to later derivatives."""
     w = W.clone().requires_grad_()
     outcome = hvp(lambda y: (y**2 * w).sum(), w, V, route=route)
@@ -152,7 +152,7 @@ def test_a_point_that_is_closed_over_as_well(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_backward_through_vmap(route: str) -> None:
+def test_backward_through_vmap_reaches_outer_tensors(route: str) -> None:
     """Gradients of products inside vmap reach tensors outside of it."""
     points, w = torch.stack([X, U]).requires_grad_(), W.clone().requires_grad_()
     vmap(lambda x: hvp(lambda y: (y**3 * w).sum(), x, V, route=route))(points).sum().backward()
@@ -164,7 +164,7 @@ def test_backward_through_vmap(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_constants_made_in_inference_mode(route: str) -> None:
+def test_inference_tensors_are_accepted(route: str) -> None:
     with torch.inference_mode():
         x, w, v = X.clone(), W.clone(), V.clone()
     torch.testing.assert_close(hvp(wave, x, v, w, route=route), product(X, W, V))
@@ -172,7 +172,7 @@ def test_constants_made_in_inference_mode(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_fourth_order_by_autograd(route: str) -> None:
+def test_fourth_derivative_by_autograd_matches(route: str) -> None:
     """Two more gradients by autograd: D⁴f[v, v, u, ·] = sin(s) (w·v)² (w·u) w."""
     x = X.clone().requires_grad_()
     (first,) = torch.autograd.grad(V @ hvp(wave, x, V, W, route=route), x, create_graph=True)
@@ -181,20 +181,20 @@ def test_fourth_order_by_autograd(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_hvp_of_hvp(route: str) -> None:
+def test_hvp_of_hvp_matches_closed_form(route: str) -> None:
     actual = hvp(lambda x: V @ hvp(wave, x, V, W, route=route), X, U, route=route)
     torch.testing.assert_close(actual, torch.sin(W @ X) * (W @ V) ** 2 * (W @ U) * W)
 
 
 @EVERY_ROUTE
-def test_jvp_of_hvp(route: str) -> None:
+def test_jvp_of_hvp_matches_closed_form(route: str) -> None:
     value, tangent = jvp(lambda x: hvp(wave, x, V, W, route=route), (X,), (T,))
     torch.testing.assert_close(value, product(X, W, V))
     torch.testing.assert_close(tangent, -torch.cos(W @ X) * (W @ V) * (W @ T) * W)
 
 
 @EVERY_ROUTE
-def test_dual_numbers_through_hvp(route: str) -> None:
+def test_hvp_inside_a_dual_level_matches_or_raises(route: str) -> None:
     """hvp works inside a user's dual level; forward routes raise, because torch cannot nest another level."""
     with forward_ad.dual_level():
         x = forward_ad.make_dual(X, T)
@@ -209,7 +209,7 @@ def test_dual_numbers_through_hvp(route: str) -> None:
 
 @EVERY_ROUTE
 @pytest.mark.parametrize("transform", [jacrev, jacfwd])
-def test_jacobian_of_hvp(transform, route: str) -> None:
+def test_jacobian_of_hvp_matches_closed_form(transform, route: str) -> None:
     in_x = transform(lambda x: hvp(wave, x, V, W, route=route))(X)
     torch.testing.assert_close(in_x, -torch.cos(W @ X) * (W @ V) * torch.outer(W, W))
     in_v = transform(lambda v: hvp(wave, X, v, W, route=route))(V)
@@ -217,7 +217,7 @@ def test_jacobian_of_hvp(transform, route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_modes(route: str) -> None:
+def test_hvp_respects_no_grad_and_inference_mode(route: str) -> None:
     expected = product(X, W, V)
     leaf = X.clone().requires_grad_()
     assert not hvp(wave, X, V, W, route=route).requires_grad
@@ -233,7 +233,7 @@ def test_modes(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_modes_for_dense(route: str) -> None:
+def test_dense_derivatives_respect_no_grad_and_inference_mode(route: str) -> None:
     expected = -torch.sin(W @ X) * torch.outer(W, W)
     leaf = X.clone().requires_grad_()
     dense = {
@@ -255,7 +255,7 @@ def test_modes_for_dense(route: str) -> None:
 
 @EVERY_ROUTE
 @pytest.mark.parametrize("chunk_size", ["auto", None, 3])
-def test_vmap_of_dense(chunk_size: int | str | None, route: str) -> None:
+def test_vmap_of_dense_derivatives_matches(chunk_size: int | str | None, route: str) -> None:
     points = draw(3, 4)
     options = {"route": route, "chunk_size": chunk_size}
     expected = torch.stack([-torch.sin(W @ x) * torch.outer(W, W) for x in points])
@@ -268,7 +268,7 @@ def test_vmap_of_dense(chunk_size: int | str | None, route: str) -> None:
 @pytest.mark.one_in(3)
 @EVERY_ROUTE
 @pytest.mark.parametrize("chunk_size", ["auto", 3])
-def test_third_order_through_dense(chunk_size: int | str, route: str) -> None:
+def test_third_derivatives_through_dense_hessians_match(chunk_size: int | str, route: str) -> None:
     """∇ (uᵀ H v) by grad, by .backward() and under vmap; ∇ tr H from the diagonal."""
     options = {"route": route, "chunk_size": chunk_size}
     expected = curvature_gradients()["x"]
@@ -303,7 +303,7 @@ def third_order_cases() -> list[Any]:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", third_order_cases())
-def test_third_order_of_every_case(case: Case) -> None:
+def test_third_derivatives_match_differences(case: Case) -> None:
     """D³f[v, v, v] through a product and through a dense Hessian, against differences of function values."""
     x, args = case.inputs()
     f, flat, v = flat_function(case, x, args), ravel(x), ravel(case.vector())

@@ -24,7 +24,7 @@ def wave_gradient(x: Tensor, w: Tensor) -> Tensor:
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize(("case", "route"), route_table(("auto", *ROUTES)))
-def test_all_three_are_right(case: Case, route: str) -> None:
+def test_value_gradient_and_hvp_match_reference(case: Case, route: str) -> None:
     x, args = case.inputs()
     v = case.vector()
     with warnings.catch_warnings():
@@ -44,7 +44,7 @@ def test_all_three_are_right(case: Case, route: str) -> None:
         torch.testing.assert_close(ravel(gradient), exact, rtol=1e-11, atol=1e-11)
 
 
-def test_rosenbrock_against_scipy() -> None:
+def test_rosenbrock_matches_scipy() -> None:
     x, v = torch.linspace(-1.2, 1.5, 12).double(), torch.linspace(1, -2, 12).double()
     value, gradient, product = value_grad_hvp(named("rosenbrock").function, x, v)
     assert value.item() == pytest.approx(optimize.rosen(x.numpy()), rel=1e-13)
@@ -53,7 +53,7 @@ def test_rosenbrock_against_scipy() -> None:
 
 
 @pytest.mark.parametrize("route", [*ROUTES[:3], "auto"])
-def test_the_function_runs_once(route: str) -> None:
+def test_function_runs_once(route: str) -> None:
     calls = 0
 
     def f(x: Tensor) -> Tensor:
@@ -67,7 +67,7 @@ def test_the_function_runs_once(route: str) -> None:
     assert calls == 2
 
 
-def test_dropout_and_batch_norm_are_of_one_pass() -> None:
+def test_dropout_and_batch_norm_run_once() -> None:
     """Value and gradient have the same mask, and buffers are updated once."""
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5), nn.Linear(5, 1)).double()
     x = {name: each.detach() for name, each in net.named_parameters()}
@@ -87,7 +87,7 @@ def test_dropout_and_batch_norm_are_of_one_pass() -> None:
 
 
 @EVERY_ROUTE
-def test_has_aux(route: str) -> None:
+def test_has_aux_returns_aux(route: str) -> None:
     def f(x: Tensor, shift: float) -> tuple[Tensor, dict[str, Tensor]]:
         y = (x + shift) ** 3
         return y.sum(), {"cubes": y}
@@ -103,7 +103,7 @@ def test_has_aux(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_vmap(route: str) -> None:
+def test_vmap_matches_closed_form(route: str) -> None:
     points, directions = draw(3, 4, seed=8), draw(3, 4, seed=9)
     found = vmap(lambda x, v: value_grad_hvp(wave, x, v, W, route=route))(points, directions)
     torch.testing.assert_close(found[0], vmap(wave, (0, None))(points, W))
@@ -112,7 +112,7 @@ def test_vmap(route: str) -> None:
 
 
 @EVERY_ROUTE
-def test_derivatives_of_all_three(route: str) -> None:
+def test_third_derivatives_of_all_results_match(route: str) -> None:
     """Derivatives by point, direction and argument are right by torch.func, by backward and in forward mode."""
 
     def each(x: Tensor, w: Tensor, v: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def test_derivatives_of_all_three(route: str) -> None:
     torch.testing.assert_close(tangent, expected["x"] @ U)
 
 
-def test_closed_over_tensors_are_connected() -> None:
+def test_gradients_reach_closed_over_tensors() -> None:
     w = W.clone().requires_grad_()
     value, gradient, second = value_grad_hvp(lambda x: wave(x, w), X, V)
     (by_w,) = torch.autograd.grad(value + U @ gradient + U @ second, w)
@@ -147,7 +147,7 @@ def test_closed_over_tensors_are_connected() -> None:
 
 
 @pytest.mark.parametrize("route", ["auto", "forward-over-reverse"])
-def test_results_are_tensors_of_their_own(route: str) -> None:
+def test_results_own_their_memory(route: str) -> None:
     """Results own their memory: a value that is x itself, an expanded gradient, and an ignored leaf."""
     x = {"a": X.clone(), "b": X.clone()}
     value, gradient, second = value_grad_hvp(lambda p: p["a"].sum(), x, x, route=route)
@@ -162,14 +162,14 @@ def test_results_are_tensors_of_their_own(route: str) -> None:
     assert at.item() == 3
 
 
-def test_no_grad_and_inference_mode() -> None:
+def test_works_in_no_grad_and_inference_mode() -> None:
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             found = value_grad_hvp(wave, X, V, W)
         torch.testing.assert_close(found, (wave(X, W), wave_gradient(X, W), product(X, W, V)))
 
 
-def test_uncorrected_is_torchs_own() -> None:
+def test_correct_false_matches_torch() -> None:
     norm = torch.nn.functional.layer_norm
     f = lambda x: norm(x, (4,)).pow(3).sum()  # noqa: E731
     for route in ("reverse-over-reverse", "forward-over-reverse"):
@@ -191,7 +191,7 @@ def test_errors_name_the_function() -> None:
 
 
 @pytest.mark.parametrize("case", [each for each in CASES if each.missing_in_torch], ids=lambda each: each.name)
-def test_a_route_that_torch_lacks_says_so(case: Case) -> None:
+def test_route_missing_in_torch_raises(case: Case) -> None:
     x, args = case.inputs()
     for route in case.missing_in_torch:
         with pytest.raises(hodiff.RouteError, match=route):
@@ -200,7 +200,7 @@ def test_a_route_that_torch_lacks_says_so(case: Case) -> None:
 
 @pytest.mark.one_in(5)
 @EVERY_ROUTE
-def test_compiled(route: str) -> None:
+def test_compiled_matches_closed_form(route: str) -> None:
     torch.compiler.reset()
     function = torch.compile(
         lambda x, v: value_grad_hvp(wave, x, v, W, route=route), fullgraph=True, backend="aot_eager"

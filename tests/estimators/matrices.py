@@ -1,4 +1,4 @@
-"""Matrices of known spectrum, and every kind of operator for the same matrix."""
+"""Matrices with known spectra, and every kind of operator for the same matrix."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from hodiff.operators import MatrixOperator
 
 
 def symmetric(eigenvalues: Tensor, seed: int = 0) -> Tensor:
-    """A dense symmetric matrix with these eigenvalues and random eigenvectors."""
+    """Return a dense symmetric matrix with these eigenvalues and random eigenvectors."""
     n = len(eigenvalues)
     generator = torch.Generator().manual_seed(seed)
     basis = torch.linalg.qr(torch.randn(n, n, generator=generator, dtype=torch.float64))[0]
@@ -25,7 +25,7 @@ def decaying(n: int, power: float = 2.0) -> Tensor:
     return torch.arange(1, n + 1, dtype=torch.float64) ** -power
 
 
-def spread(n: int, low: float = 1e-3, high: float = 1.0) -> Tensor:
+def linspace_spectrum(n: int, low: float = 1e-3, high: float = 1.0) -> Tensor:
     return torch.linspace(low, high, n, dtype=torch.float64)
 
 

@@ -48,7 +48,7 @@ def matrix():
     return operator(D).to_dense()
 
 
-def test_the_precision_of_products_is_measured_once(coarse):
+def test_precision_of_coarse_products_is_measured_once(coarse):
     view = view_of(coarse, "test")
     assert view.rounding == torch.finfo(D).eps
     assert not view.precision
@@ -61,13 +61,13 @@ def test_the_precision_of_products_is_measured_once(coarse):
 
 
 @pytest.mark.parametrize("dtype", [D, torch.float32])
-def test_exact_products_are_found_so(matrix, dtype):
+def test_exact_products_are_recognized(matrix, dtype):
     view = view_of(matrix.to(dtype), "test")
     assert not view.finds_coarser()
     assert not view.precision
 
 
-def test_products_that_differ_from_each_other_have_no_precision(matrix):
+def test_random_products_have_no_measured_precision(matrix):
     class Random:
         shape, dtype, device = matrix.shape, D, matrix.device
 
@@ -79,14 +79,14 @@ def test_products_that_differ_from_each_other_have_no_precision(matrix):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", ["arpack", "lanczos", "lobpcg", "dense"])
-def test_eigenvalues(coarse, matrix, method):
+def test_eigenvalues_of_coarse_products_match(coarse, matrix, method):
     expected = torch.linalg.eigvalsh(matrix)[-3:]
     found = estimators.eigsh(coarse, 3, which="LA", method=method)
     assert found.converged
     torch.testing.assert_close(found.eigenvalues, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_a_tolerance_beyond_the_products_names_their_precision(coarse):
+def test_unreachable_tolerance_raises_with_the_precision(coarse):
     with pytest.raises(hodiff.ConvergenceError, match=r"exact to \d\.?\d*e-\d+ only.*convert that part to float64"):
         estimators.eigsh(coarse, 3, which="LA", method="lanczos", tol=1e-13, max_iterations=4)
     b = torch.ones(coarse.shape[0], dtype=D)
@@ -94,7 +94,7 @@ def test_a_tolerance_beyond_the_products_names_their_precision(coarse):
         estimators.solve(coarse, b, damping=1.0, method="minres", tol=1e-12)
 
 
-def test_spectra_determinants_and_solutions(coarse, matrix):
+def test_spectra_determinants_and_solutions_of_coarse_products_match(coarse, matrix):
     values = torch.linalg.eigvalsh(matrix)
     damping = 1.0 - values[0].item()
     density = estimators.spectral_density(coarse, method="exact")
@@ -107,18 +107,18 @@ def test_spectra_determinants_and_solutions(coarse, matrix):
     torch.testing.assert_close(solution, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_a_singular_operator_is_seen_through_the_noise(coarse):
+def test_condition_number_of_a_singular_coarse_operator_is_infinite(coarse):
     """The biases of the last layer shift all logits equally, which does not change the loss."""
     square = coarse.T @ coarse
     assert estimators.condition_number(square, method="dense").value == float("inf")
 
 
-def test_sharpness(coarse, matrix):
+def test_sharpness_of_coarse_products_matches(coarse, matrix):
     found = estimators.sharpness(coarse, tol=1e-10, method="power", max_iterations=2000)
     assert found.value == pytest.approx(torch.linalg.eigvalsh(matrix)[-1].item(), rel=1e-6)
 
 
-def test_autocast():
+def test_products_under_autocast_are_coarse():
     weights = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
 
     def loss(x):

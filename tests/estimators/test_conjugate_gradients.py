@@ -13,7 +13,7 @@ def positive(count: int, n: int = 6) -> Tensor:
     return R @ R.mT / n + torch.eye(n, dtype=torch.float64)
 
 
-def right(n: int, k: int) -> Tensor:
+def random_columns(n: int, k: int) -> Tensor:
     return torch.randn(n, k, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
@@ -29,8 +29,8 @@ class Matrices:
         return torch.einsum("kij,jk->ik", self.matrices[columns], block)
 
 
-def test_every_column_has_a_matrix_and_a_stop_of_its_own() -> None:
-    matrices, b = positive(4), right(6, 4)
+def test_columns_have_their_own_matrix_and_stop() -> None:
+    matrices, b = positive(4), random_columns(6, 4)
     matrices[1] = 3 * torch.eye(6)  # converges in one step
     b[:, 2] = 0  # converges before the first step
     product = Matrices(matrices)
@@ -42,8 +42,8 @@ def test_every_column_has_a_matrix_and_a_stop_of_its_own() -> None:
     assert bool((found.norms <= 1e-10 * b.norm(dim=0)).all())
 
 
-def test_a_breakdown_ends_its_column_only() -> None:
-    matrices, b = positive(3), right(6, 3)
+def test_breakdown_ends_its_column_only() -> None:
+    matrices, b = positive(3), random_columns(6, 3)
     matrices[1] = -torch.eye(6)
     found = conjugate_gradients(Matrices(matrices), b, 1e-10 * b.norm(dim=0), 20)
     assert found.breakdowns == {1: (CURVATURE, 1)}
@@ -55,8 +55,8 @@ def test_a_breakdown_ends_its_column_only() -> None:
     assert indefinite.breakdowns == dict.fromkeys(range(3), (PRECONDITIONER, 1))
 
 
-def test_what_is_not_finite_is_no_success() -> None:
-    b = right(6, 2)
+def test_non_finite_right_hand_side_is_a_breakdown() -> None:
+    b = random_columns(6, 2)
     b[0, 1] = torch.nan
     found = conjugate_gradients(Matrices(positive(2)), b, 1e-10 * b.norm(dim=0), 20)
     assert 1 in found.breakdowns
@@ -64,8 +64,8 @@ def test_what_is_not_finite_is_no_success() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 2])
-def test_norms_are_those_of_the_residuals_when_iterations_end(most: int) -> None:
-    matrices, b = positive(2), right(6, 2)
+def test_norms_match_residuals_at_the_iteration_limit(most: int) -> None:
+    matrices, b = positive(2), random_columns(6, 2)
     seen: list[int] = []
     found = conjugate_gradients(
         Matrices(matrices), b, 0 * b.norm(dim=0), most, watch=lambda iteration, _: seen.append(iteration)
@@ -75,8 +75,8 @@ def test_norms_are_those_of_the_residuals_when_iterations_end(most: int) -> None
     assert seen == list(range(1, most + 1))
 
 
-def test_the_series_is_its_closed_sum() -> None:
-    A, b = positive(1)[0] / 4, right(6, 2)
+def test_neumann_series_matches_closed_sum() -> None:
+    A, b = positive(1)[0] / 4, random_columns(6, 2)
     found, diverged = neumann_series(lambda v: A @ v, b, torch.zeros(2), 0.5, 7)
     expected = 0.5 * sum(torch.linalg.matrix_power(torch.eye(6) - 0.5 * A, j) @ b for j in range(7))
     torch.testing.assert_close(found, expected)
@@ -86,7 +86,7 @@ def test_the_series_is_its_closed_sum() -> None:
 
 
 @pytest.mark.parametrize(("growth", "most"), [(100.0, 20), (float("inf"), 10_000)])
-def test_a_series_that_grows_is_ended(growth: float, most: int) -> None:
+def test_diverging_neumann_series_stops(growth: float, most: int) -> None:
     products = 0
 
     def product(v: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def test_a_series_that_grows_is_ended(growth: float, most: int) -> None:
     assert products < most
 
 
-def test_the_step_is_safe() -> None:
+def test_safe_step_size_is_below_the_inverse_of_the_largest_eigenvalue() -> None:
     A = torch.diag(torch.tensor([5.0, 1.0, -0.5], dtype=torch.float64))
     step = safe_step_size(lambda v: A @ v, torch.ones(3, 1, dtype=torch.float64), 20)
     assert step == pytest.approx(0.9 / 5, rel=1e-6)

@@ -1,22 +1,22 @@
-"""Eigenpairs at either end against NumPy, and the behaviour where they cannot be found."""
+"""Eigenpairs at either end of the spectrum against NumPy, and errors and warnings if they cannot be resolved."""
 
 import warnings
 
 import numpy as np
 import pytest
 import torch
-from estimators.matrices import Wrapped, decaying, spread, symmetric
+from estimators.matrices import Wrapped, decaying, linspace_spectrum, symmetric
 
 from hodiff import HodiffWarning, InputError
 from hodiff.estimators import ConvergenceError, condition_number, eigsh, sharpness
 
 N = 120
 SPECTRA = {
-    "indefinite": spread(N, -0.705, 1),
+    "indefinite": linspace_spectrum(N, -0.705, 1),
     "decaying": decaying(N),
     "negative": -decaying(N),
-    "outliers": torch.cat([torch.tensor([-40.0, 30.0, 20.0]), spread(N - 3, -1, 1)]),
-    "many zeros": torch.cat([torch.zeros(N - 20), spread(20)]),
+    "outliers": torch.cat([torch.tensor([-40.0, 30.0, 20.0]), linspace_spectrum(N - 3, -1, 1)]),
+    "many zeros": torch.cat([torch.zeros(N - 20), linspace_spectrum(20)]),
 }
 OFFERED = [
     *[("arpack", which) for which in ("LM", "SM", "LA", "SA")],
@@ -36,11 +36,11 @@ def expected(A, k, which):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize(("method", "which"), OFFERED)
-def test_against_numpy(method, which, spectrum, dtype):
+def test_eigenvalues_match_numpy(method, which, spectrum, dtype):
     A = symmetric(SPECTRA[spectrum]).to(dtype)
     operator = Wrapped(A)
     if method in {"lanczos", "lobpcg"} and spectrum in {"decaying", "negative"} and which != "LM":
-        # The default iteration limits suit the end where eigenvalues are far apart.
+        # The default iteration limits suffice at the end of the spectrum where eigenvalues are far apart.
         far_apart = {"decaying": "LA", "negative": "SA"}[spectrum]
         which = far_apart
     pairs = eigsh(operator, 3, which=which, method=method, tol=None if dtype == torch.float64 else 1e-3)
@@ -65,7 +65,7 @@ def scattered(seed):
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("k", [1, 2, 6])
 @pytest.mark.parametrize("method", ["arpack", "lanczos", "lobpcg", "dense"])
-def test_a_small_eigenvalue_in_float32(method, k):
+def test_small_eigenvalue_in_float32_is_right_or_unresolved(method, k):
     """An eigenvalue is right to 5% or not resolved: a mixture of -1 and 1 has a small residual, too."""
     for seed in range(4):
         A = scattered(seed)
@@ -80,21 +80,21 @@ def test_a_small_eigenvalue_in_float32(method, k):
         assert method == "lobpcg" or (pairs.converged and bool(pairs.resolved.all()))
 
 
-def test_what_is_below_the_tolerance_is_not_resolved():
+def test_eigenvalues_below_the_tolerance_are_unresolved():
     A = scattered(0)
     loose = eigsh(A, 2, which="SA", tol=1e-3)
     assert loose.converged
     assert not bool(loose.resolved.all())
-    singular = eigsh(symmetric(torch.cat([torch.zeros(40), spread(60)])), 2, which="SA")
+    singular = eigsh(symmetric(torch.cat([torch.zeros(40), linspace_spectrum(60)])), 2, which="SA")
     assert singular.converged
     assert not bool(singular.resolved.any())
-    operator = Wrapped(symmetric(torch.cat([torch.zeros(40), spread(60)])).float())
+    operator = Wrapped(symmetric(torch.cat([torch.zeros(40), linspace_spectrum(60)])).float())
     first = eigsh(operator, 2, which="SA", tol=1e-4).products
     assert eigsh(operator, 2, which="SA").products <= 3 * first
 
 
 @pytest.mark.parametrize("method", ["arpack", "lanczos", "lobpcg"])
-def test_eigenvalues_that_occur_more_than_once(method):
+def test_repeated_eigenvalues_are_found(method):
     A = symmetric(torch.cat([torch.full((4,), 2.0), torch.ones(N - 4)]).double())
     pairs = eigsh(A, 3, which="LA", method=method)
     torch.testing.assert_close(pairs.eigenvalues, torch.full((3,), 2.0, dtype=torch.float64))
@@ -104,7 +104,7 @@ def test_eigenvalues_that_occur_more_than_once(method):
 
 
 @pytest.mark.parametrize("method", ["arpack", "lanczos", "lobpcg", "dense"])
-def test_zero(method):
+def test_zero_operator_has_zero_eigenvalues(method):
     pairs = eigsh(torch.zeros(N, N), 2, which="LA", method=method)
     assert pairs.eigenvalues.tolist() == [0, 0]
     assert pairs.converged
@@ -112,7 +112,7 @@ def test_zero(method):
 
 @pytest.mark.parametrize("k", [59, 60, 119, 120])
 @pytest.mark.parametrize("method", ["arpack", "lanczos", "lobpcg"])
-def test_most_eigenvalues_are_computed_densely(method, k):
+def test_dense_method_computes_most_eigenvalues(method, k):
     A = symmetric(SPECTRA["indefinite"])
     pairs = eigsh(A, k, which="SA", method=method)
     torch.testing.assert_close(pairs.eigenvalues, SPECTRA["indefinite"][:k], rtol=0, atol=1e-8)
@@ -120,9 +120,9 @@ def test_most_eigenvalues_are_computed_densely(method, k):
 
 
 @pytest.mark.slow
-def test_the_smallest_in_size_beyond_dense_operators():
+def test_smallest_magnitude_eigenvalues_of_a_large_operator():
     n = 1200
-    values = torch.cat([torch.tensor([0.0, 0.01]), spread(n - 2, 0.5, 1)])
+    values = torch.cat([torch.tensor([0.0, 0.01]), linspace_spectrum(n - 2, 0.5, 1)])
     for sign in (1, -1):
         operator = Wrapped(torch.diag(sign * values))
         pairs = eigsh(operator, 2, which="SM")
@@ -133,7 +133,7 @@ def test_the_smallest_in_size_beyond_dense_operators():
 
 
 @pytest.mark.parametrize("method", ["arpack", "lanczos", "lobpcg"])
-def test_a_warm_start_takes_fewer_products(method):
+def test_warm_start_takes_fewer_products(method):
     A = symmetric(decaying(400))
     cold = eigsh(A, 2, which="LA", method=method, tol=1e-6)
     start = cold.eigenvectors if method == "lobpcg" else cold.eigenvectors.sum(1)
@@ -144,8 +144,8 @@ def test_a_warm_start_takes_fewer_products(method):
 
 
 @pytest.mark.parametrize(("method", "iterations"), [("arpack", 1), ("lanczos", 5), ("lobpcg", 2)])
-def test_what_does_not_converge_says_so(method, iterations):
-    A = symmetric(spread(400, -1))
+def test_unconverged_eigsh_raises_with_its_result(method, iterations):
+    A = symmetric(linspace_spectrum(400, -1))
     with pytest.raises(ConvergenceError, match=rf"eigsh: {method} found \d of 4 eigenvalues .* residuals:") as caught:
         eigsh(A, 4, which="LA", method=method, max_iterations=iterations)
     assert not caught.value.result.converged
@@ -158,7 +158,7 @@ def test_what_does_not_converge_says_so(method, iterations):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("method", ["arpack", "lanczos", "lobpcg", "dense"])
-def test_asymmetry_is_noticed(method):
+def test_rejects_asymmetric_operator(method):
     skewed = symmetric(decaying(N)) + torch.triu(torch.ones(N, N), 1) / 10
     with pytest.raises((InputError, ConvergenceError), match="symmetric"):
         eigsh(skewed, 3, which="LA", method=method)
@@ -182,14 +182,14 @@ def test_asymmetry_is_noticed(method):
         ({"start": torch.ones(30, 5), "method": "lobpcg", "which": "LA", "k": 3}, r"start: expected .* \(30, 3\)"),
     ],
 )
-def test_eigsh_refuses(options, message):
+def test_eigsh_rejects_bad_arguments(options, message):
     with pytest.raises(InputError, match=message):
         eigsh(torch.eye(30), **options)
 
 
 @pytest.mark.parametrize("method", ["lanczos", "power"])
 @pytest.mark.parametrize("spectrum", ["indefinite", "decaying", "negative", "outliers"])
-def test_sharpness(spectrum, method):
+def test_sharpness_matches_largest_eigenvalue(spectrum, method):
     A = symmetric(SPECTRA[spectrum])
     result = sharpness(A, method=method, max_iterations=3000)
     assert result.converged
@@ -202,7 +202,7 @@ def test_sharpness(spectrum, method):
 
 
 @pytest.mark.parametrize("method", ["lanczos", "power"])
-def test_sharpness_is_followed(method):
+def test_sharpness_with_warm_start_takes_fewer_iterations(method):
     A = symmetric(decaying(400))
     first = sharpness(A, method=method)
     again = sharpness(1.01 * A, method=method, start=first.vector)
@@ -210,16 +210,16 @@ def test_sharpness_is_followed(method):
     assert again.iterations < first.iterations
 
 
-def test_a_start_that_was_overtaken_is_left():
-    values = torch.cat([torch.tensor([1.0, 1.2]), spread(1998, 0, 0.5)])
+def test_sharpness_leaves_a_start_that_is_no_longer_the_largest():
+    values = torch.cat([torch.tensor([1.0, 1.2]), linspace_spectrum(1998, 0, 0.5)])
     start = torch.zeros(2000, dtype=torch.float64)
     start[0] = 1
     assert sharpness(torch.diag(values), start=start).value == pytest.approx(1.2, rel=1e-3)
 
 
 @pytest.mark.parametrize("method", ["lanczos", "power"])
-def test_sharpness_says_when_it_did_not_converge(method):
-    A = symmetric(spread(400, -1))
+def test_unconverged_sharpness_raises_with_its_result(method):
+    A = symmetric(linspace_spectrum(400, -1))
     with pytest.raises(ConvergenceError, match=f"sharpness: {method} reached max_iterations=3 with residual") as caught:
         sharpness(A, method=method, max_iterations=3)
     assert not caught.value.result.converged
@@ -227,7 +227,7 @@ def test_sharpness_says_when_it_did_not_converge(method):
         assert not sharpness(A, method=method, max_iterations=3, throw=False).converged
 
 
-def test_sharpness_calls_back():
+def test_sharpness_calls_the_callback_every_iteration():
     seen = []
     result = sharpness(symmetric(decaying(60)), callback=lambda iteration, value: seen.append((iteration, value)))
     assert [iteration for iteration, _ in seen] == list(range(1, result.iterations + 1))
@@ -243,14 +243,14 @@ def test_sharpness_calls_back():
         ({"start": torch.ones(3)}, "sharpness: start: expected"),
     ],
 )
-def test_sharpness_refuses(options, message):
+def test_sharpness_rejects_bad_arguments(options, message):
     with pytest.raises(InputError, match=message):
         sharpness(torch.eye(30), **options)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_condition_number_by_lanczos(sign):
-    values = sign * torch.cat([torch.tensor([0.02]), spread(398, 0.1, 1), torch.tensor([4.0])])
+def test_condition_number_by_lanczos_matches(sign):
+    values = sign * torch.cat([torch.tensor([0.02]), linspace_spectrum(398, 0.1, 1), torch.tensor([4.0])])
     operator = Wrapped(torch.diag(values))
     result = condition_number(operator, max_iterations=200)
     assert (result.method, result.converged) == ("lanczos", True)
@@ -261,12 +261,12 @@ def test_condition_number_by_lanczos(sign):
     assert damped.value == pytest.approx(4.5 / 0.52, rel=2e-3)
 
 
-def test_tolerance_of_the_condition_number_is_relative_to_the_small_end():
-    A = torch.diag(torch.cat([torch.tensor([0.02]), spread(398, 0.021, 1), torch.tensor([4.0])]))
+def test_condition_number_tolerance_is_relative_to_the_smallest_eigenvalue():
+    A = torch.diag(torch.cat([torch.tensor([0.02]), linspace_spectrum(398, 0.021, 1), torch.tensor([4.0])]))
     assert condition_number(A, max_iterations=350, tol=0.01).smallest == pytest.approx(0.02, rel=0.01)
 
 
-def test_condition_number_of_indefinite_and_singular_operators():
+def test_condition_number_of_indefinite_and_singular_operators_matches_numpy():
     A = symmetric(SPECTRA["indefinite"] + 1e-3)
     assert condition_number(A).value == pytest.approx(np.linalg.cond(A.numpy()), rel=1e-6)
     assert condition_number(A, damping=0.804).value == pytest.approx(1.805 / 0.1, rel=1e-6)
@@ -275,7 +275,7 @@ def test_condition_number_of_indefinite_and_singular_operators():
         condition_number(A, max_iterations=30)
 
 
-def test_condition_number_says_when_it_did_not_converge():
+def test_unconverged_condition_number_raises_with_its_result():
     A = symmetric(torch.logspace(0, -6, N, dtype=torch.float64))
     with pytest.raises(
         ConvergenceError, match=r"condition_number: lanczos reached max_iterations=20: .* or more"
@@ -295,6 +295,6 @@ def test_condition_number_says_when_it_did_not_converge():
         ({"max_iterations": 0}, "condition_number: max_iterations: expected an int"),
     ],
 )
-def test_condition_number_refuses(options, message):
+def test_condition_number_rejects_bad_arguments(options, message):
     with pytest.raises(InputError, match=message):
         condition_number(torch.eye(30), **options)

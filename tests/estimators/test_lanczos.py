@@ -3,19 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from estimators.matrices import spread, symmetric
+from estimators.matrices import linspace_spectrum, symmetric
 
 from hodiff.estimators.spectra.lanczos import Chain, advance
 from hodiff.estimators.view import view_of
 
 N = 120
 # A few steps resolve the first eigenvalues to the last digit; without restoring, orthogonality to them is lost.
-SPIKES = symmetric(torch.cat([torch.tensor([1e3, 30.0, -1e2]), spread(N - 3, 0, 1)]))
+SPIKES = symmetric(torch.cat([torch.tensor([1e3, 30.0, -1e2]), linspace_spectrum(N - 3, 0, 1)]))
 
 
 @pytest.mark.parametrize("locked", [0, 2])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_recurrence(dtype, locked):
+def test_chain_is_orthonormal_and_satisfies_the_recurrence(dtype, locked):
     A = SPIKES.to(dtype)
     view = view_of(A, "test")
     found = torch.linalg.eigh(SPIKES).eigenvectors[:, -locked:] if locked else torch.empty(N, 0)
@@ -39,7 +39,7 @@ def test_recurrence(dtype, locked):
     )
 
 
-def test_a_restart_goes_on_in_the_complement():
+def test_restart_continues_in_the_orthogonal_complement():
     view = view_of(torch.diag(torch.tensor([1.0, 2.0, 2.0, 2.0], dtype=torch.float64)), "test")
     chain = Chain(view, torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=torch.float64), 4)
     while advance(view, [chain]):

@@ -1,8 +1,8 @@
-"""Preconditioners: their action, against eigenvectors, and the iterations that they save."""
+"""Preconditioners: their products, against eigenvectors, and the number of iterations that they save."""
 
 import pytest
 import torch
-from estimators.matrices import Wrapped, spread, symmetric
+from estimators.matrices import Wrapped, linspace_spectrum, symmetric
 
 from hodiff import InputError
 from hodiff.estimators import ConvergenceError, jacobi_preconditioner, nystrom_preconditioner, solve
@@ -15,8 +15,8 @@ ILL = torch.logspace(3, -3, 300, dtype=torch.float64)
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", ["cg", "minres", "gmres"])
-def test_preconditioners_save_iterations_and_change_nothing(method):
-    A = torch.diag(ILL) + 1e-3 * symmetric(spread(300))
+def test_preconditioners_save_iterations_and_keep_the_solution(method):
+    A = torch.diag(ILL) + 1e-3 * symmetric(linspace_spectrum(300))
     b = torch.ones(300, dtype=torch.float64)
     options = {"method": method, "damping": 1e-2, "tol": 1e-8, "max_iterations": 20_000}
     plain = solve(A, b, **options)
@@ -36,7 +36,7 @@ def test_preconditioners_save_iterations_and_change_nothing(method):
         assert (fast.value - exact).norm() < 1e-4 * exact.norm(), name
 
 
-def test_nystrom_in_closed_form():
+def test_nystrom_matches_closed_form():
     values = torch.cat([torch.tensor([9.0, 4.0, 1.0]), torch.zeros(N - 3)]).double()
     A = symmetric(values)
     P = nystrom_preconditioner(A, 3, 0.5)
@@ -52,25 +52,25 @@ def test_nystrom_in_closed_form():
     assert nystrom_preconditioner(A.float(), 3, 0.5).eigenvectors.dtype == torch.float32
 
 
-def test_nystrom_of_rank_n_inverts():
+def test_nystrom_of_full_rank_is_the_inverse():
     P = nystrom_preconditioner(POSITIVE, N, 0.1)
     solution = solve(POSITIVE, B, damping=0.1, preconditioner=P, tol=1e-6)
     assert solution.iterations <= 2
 
 
-def test_nystrom_refuses_negative_curvature():
+def test_nystrom_rejects_negative_curvature():
     with pytest.raises(InputError, match="nystrom_preconditioner: A: expected a positive semi-definite operator"):
         nystrom_preconditioner(-POSITIVE, 10, 0.1)
 
 
-def test_jacobi_is_positive_whatever_the_diagonal():
+def test_jacobi_is_positive_for_any_diagonal():
     d = torch.tensor([-2.0, 0.0, 1.0, 1e-9], dtype=torch.float64)
     torch.testing.assert_close(
         jacobi_preconditioner(torch.diag(d), floor=0.1), 1 / torch.tensor([2.0, 0.2, 1.0, 0.2], dtype=torch.float64)
     )
 
 
-def test_preconditioner_that_is_not_positive():
+def test_rejects_preconditioner_that_is_not_positive_definite():
     with pytest.raises(ConvergenceError, match="the preconditioner is not positive definite"):
         solve(POSITIVE, B, preconditioner=-torch.ones(N))
 
@@ -90,6 +90,6 @@ def test_preconditioner_that_is_not_positive():
         (lambda: jacobi_preconditioner(POSITIVE, products=1), "diagonal: products: expected"),
     ],
 )
-def test_preconditioners_refuse(call, message):
+def test_preconditioners_reject_bad_arguments(call, message):
     with pytest.raises(InputError, match=message):
         call()

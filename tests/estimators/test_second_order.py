@@ -54,12 +54,12 @@ WITHOUT = dict.fromkeys(
 )
 
 
-def test_every_name_is_listed():
+def test_every_public_name_has_a_row():
     assert_listed(public(estimators) - set(FOUND), [], WITHOUT)
     assert set(FOUND) <= public(estimators)
 
 
 @pytest.mark.parametrize("name", FOUND)
-def test_what_they_find_is_what_scipy_finds(name):
+def test_estimates_match_scipy(name):
     found, expected = FOUND[name]()
     torch.testing.assert_close(torch.as_tensor(found, dtype=torch.float64), expected, rtol=1e-6, atol=1e-6)

@@ -1,17 +1,17 @@
-"""Linear systems by every method against NumPy, and every way in which they can fail."""
+"""Linear systems by every method against NumPy, and their failures."""
 
 import numpy as np
 import pytest
 import torch
-from estimators.matrices import Wrapped, spread, symmetric
+from estimators.matrices import Wrapped, linspace_spectrum, symmetric
 
 from hodiff import HodiffWarning, InputError
 from hodiff.estimators import ConvergenceError, solve
 
 N = 100
 POSITIVE = symmetric(torch.logspace(0, -2, N, dtype=torch.float64))
-INDEFINITE = symmetric(torch.cat([spread(50, -1, -0.1), spread(50, 0.1, 1)]))
-GENERAL = torch.eye(N, dtype=torch.float64) + 0.3 * torch.triu(symmetric(spread(N, -1)))
+INDEFINITE = symmetric(torch.cat([linspace_spectrum(50, -1, -0.1), linspace_spectrum(50, 0.1, 1)]))
+GENERAL = torch.eye(N, dtype=torch.float64) + 0.3 * torch.triu(symmetric(linspace_spectrum(N, -1)))
 B = torch.randn(N, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 METHODS = {
     "cg": POSITIVE,
@@ -31,7 +31,7 @@ def by_numpy(A, b, damping=0.0):
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("damping", [0.0, 0.05])
 @pytest.mark.parametrize("b", [B, B[:, 0], B[:, :1]], ids=["block", "vector", "one column"])
-def test_against_numpy(method, damping, b):
+def test_solutions_match_numpy(method, damping, b):
     A = Wrapped(METHODS[method]) if method != "lsmr" else METHODS[method]
     solution = solve(A, b, method=method, damping=damping, tol=1e-8, max_iterations=5000)
     exact = by_numpy(METHODS[method], b, damping)
@@ -48,14 +48,14 @@ def test_against_numpy(method, damping, b):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_float32(method):
+def test_float32_solutions_match_numpy(method):
     solution = solve(METHODS[method].float(), B.float(), method=method, damping=0.05)
     assert solution.value.dtype == torch.float32
     exact = by_numpy(METHODS[method], B, 0.05)
     assert (solution.value.double() - exact).norm() < 2e-3 * exact.norm()
 
 
-def test_a_converged_float32_solution_has_the_residual_it_claims():
+def test_converged_float32_solution_has_the_stated_residual():
     # The recurrence's residual keeps falling after the true residual has stagnated.
     A = symmetric(torch.logspace(0, -4, N, dtype=torch.float64)).float()
     with pytest.warns(HodiffWarning, match="stagnated at the rounding of the operator|reached max_iterations"):
@@ -65,14 +65,14 @@ def test_a_converged_float32_solution_has_the_residual_it_claims():
     torch.testing.assert_close(solution.residual.double(), true, rtol=0.5, atol=0)
 
 
-def test_corrections_reach_what_one_run_of_conjugate_gradients_does_not():
+def test_residual_corrections_reach_a_tight_tolerance():
     A = symmetric(torch.logspace(0, -5, N, dtype=torch.float64))
     solution = solve(A, B[:, 0], tol=1e-11, max_iterations=5000)
     assert ((A @ solution.value - B[:, 0]).norm() / B[:, 0].norm()).item() <= 1.1e-11
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_warm_start_takes_fewer_iterations(method):
+def test_warm_start_takes_fewer_iterations(method):
     A = METHODS[method]
     options = {"method": method, "damping": 0.05}
     cold = solve(A, B, **options)
@@ -87,7 +87,7 @@ def test_a_warm_start_takes_fewer_iterations(method):
     assert at_once.products <= 9
 
 
-def test_columns_stop_one_by_one():
+def test_converged_columns_are_no_longer_multiplied():
     A = Wrapped(POSITIVE)
     eigenvector = torch.linalg.eigh(POSITIVE).eigenvectors[:, -1]
     b = torch.stack([eigenvector, B[:, 0], torch.zeros(N)], 1)
@@ -99,18 +99,18 @@ def test_columns_stop_one_by_one():
     assert not solution.value[:, 2].any()
 
 
-def test_each_column_as_alone():
+def test_columns_of_a_block_match_single_solutions():
     together = solve(POSITIVE, B, tol=1e-9).value
     alone = torch.stack([solve(POSITIVE, b, tol=1e-9).value for b in B.unbind(1)], 1)
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-6)
 
 
-def test_conjugate_gradients_end_after_as_many_steps_as_eigenvalues():
+def test_cg_takes_as_many_iterations_as_distinct_eigenvalues():
     A = symmetric(torch.tensor([1.0, 2.0, 5.0, 9.0], dtype=torch.float64).repeat(25))
     assert solve(A, B, tol=1e-10).iterations == 4
 
 
-def test_negative_curvature_is_named():
+def test_negative_curvature_raises_with_a_remedy():
     message = (
         r"solve: cg: negative curvature met at iteration \d+: A \+ damping I is not positive definite; raise damping "
         r'or use method="minres"'
@@ -126,7 +126,7 @@ def test_negative_curvature_is_named():
     assert "negative curvature" in solution.reason
 
 
-def test_one_bad_column_does_not_spoil_the_others():
+def test_failed_column_does_not_affect_other_columns():
     A = torch.diag(torch.cat([torch.ones(50), -torch.ones(50)]).double())
     good, bad = torch.zeros(N, dtype=torch.float64), torch.zeros(N, dtype=torch.float64)
     good[:50], bad[50:] = 1.0, 1.0
@@ -138,12 +138,12 @@ def test_one_bad_column_does_not_spoil_the_others():
 
 
 @pytest.mark.parametrize("method", ["cg", "minres", "gmres", "lsmr", "neumann"])
-def test_too_few_iterations(method):
+def test_iteration_limit_raises(method):
     with pytest.raises(ConvergenceError, match=f"solve: {method}: reached max_iterations=2; raise it"):
         solve(METHODS[method], B[:, 0], method=method, max_iterations=2)
 
 
-def test_neumann_diverges_with_a_long_step():
+def test_neumann_with_a_long_step_raises():
     with pytest.raises(ConvergenceError, match=r"solve: neumann: diverged with step_size=3; lower it"):
         solve(POSITIVE, B[:, 0], method="neumann", step_size=3.0)
     with pytest.raises(ConvergenceError, match=r"solve: neumann: diverged"):
@@ -166,7 +166,7 @@ def test_neumann_diverges_with_a_long_step():
     assert terms == [1, 2, 3, 4, 4]
 
 
-def test_dense_of_a_singular_matrix():
+def test_dense_method_rejects_singular_matrix():
     with pytest.raises(ConvergenceError, match=r"solve: dense: A \+ damping I is singular"):
         solve(torch.diag(torch.tensor([1.0, 0.0])), torch.ones(2), method="dense")
     torch.testing.assert_close(
@@ -175,7 +175,7 @@ def test_dense_of_a_singular_matrix():
     )
 
 
-def test_least_squares():
+def test_least_squares_matches_numpy():
     for A in (B, B.T):
         b = torch.ones(len(A), dtype=torch.float64)
         solution = solve(A, b, method="lsmr", tol=1e-10)
@@ -186,12 +186,12 @@ def test_least_squares():
     assert solve(singular, B, method="lsmr").value[50:].abs().max() == 0
 
 
-def test_least_squares_needs_the_transpose():
+def test_lsmr_rejects_operator_without_transpose():
     with pytest.raises(InputError, match='solve: A: method="lsmr" multiplies with the transpose'):
         solve(Wrapped(GENERAL), B, method="lsmr")
 
 
-def test_callback_and_progress(capsys):
+def test_callback_and_progress_report_every_iteration(capsys):
     seen = []
     solution = solve(POSITIVE, B, callback=lambda iteration, norms: seen.append((iteration, norms)), progress=True)
     assert [iteration for iteration, _ in seen[: solution.iterations]] == list(range(1, solution.iterations + 1))
@@ -199,13 +199,13 @@ def test_callback_and_progress(capsys):
     assert "products" in capsys.readouterr().err
 
 
-def test_absolute_tolerance():
+def test_absolute_tolerance_stops_early():
     loose = solve(POSITIVE, B, tol=0.0, atol=0.1)
     assert ((POSITIVE @ loose.value - B).norm(dim=0) <= 0.1).all()
     assert loose.iterations < solve(POSITIVE, B).iterations
 
 
-def test_numpy_right_hand_sides():
+def test_numpy_arguments_are_accepted():
     solution = solve(POSITIVE.numpy(), B.numpy(), x0=np.zeros((N, 3)))
     torch.testing.assert_close(solution.value, by_numpy(POSITIVE, B), rtol=1e-3, atol=1e-3)
 
@@ -237,11 +237,11 @@ def test_numpy_right_hand_sides():
         (torch.ones(30), {"preconditioner": 3.0}, "solve: preconditioner: A: expected a matrix"),
     ],
 )
-def test_refuses(b, options, message):
+def test_rejects_bad_arguments(b, options, message):
     with pytest.raises(InputError, match=message):
         solve(torch.eye(30), b, **options)
 
 
-def test_refuses_damping_of_least_squares_that_are_not_square():
+def test_lsmr_rejects_damping_of_rectangular_operators():
     with pytest.raises(InputError, match="solve: damping: expected 0 for an operator that is not square"):
         solve(B, torch.ones(N), method="lsmr", damping=0.1)

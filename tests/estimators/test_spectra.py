@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from drawing import seeded
-from estimators.matrices import Wrapped, decaying, spread, symmetric
+from estimators.matrices import Wrapped, decaying, linspace_spectrum, symmetric
 from scipy.integrate import trapezoid
 
 from hodiff import HodiffWarning, InputError
@@ -17,12 +17,12 @@ from hodiff.estimators.spectra.quadrature import _padded
 from hodiff.estimators.view import view_of
 
 N = 300
-EIGENVALUES = spread(N, -0.5, 1.5)
+EIGENVALUES = linspace_spectrum(N, -0.5, 1.5)
 A = symmetric(EIGENVALUES)
 
 
 @pytest.mark.parametrize("probes", ["rademacher", "gaussian", "sphere"])
-def test_moments_of_each_probe_are_exact_up_to_twice_the_steps(probes):
+def test_quadrature_moments_are_exact_up_to_twice_the_steps(probes):
     steps = 4
     density = spectral_density(A, samples=3, steps=steps, probes=probes, generator=seeded(5))
     vectors = draw(view_of(A, "test"), probes, 3, seeded(5))
@@ -35,7 +35,7 @@ def test_moments_of_each_probe_are_exact_up_to_twice_the_steps(probes):
     assert (density.weights * density.ritz_values**k).sum(1)[0].item() != pytest.approx(exact[0].item(), rel=1e-6)
 
 
-def test_the_short_rules_have_a_tenth_fewer_steps():
+def test_short_rules_have_a_tenth_fewer_steps():
     density = spectral_density(A, samples=2, steps=20)
     assert density.ritz_values.shape == density.weights.shape == (2, 20)
     assert density.short_ritz_values.shape == (2, 18)
@@ -44,20 +44,20 @@ def test_the_short_rules_have_a_tenth_fewer_steps():
 
 
 def test_all_steps_find_all_eigenvalues():
-    few = symmetric(spread(30, -1))
+    few = symmetric(linspace_spectrum(30, -1))
     density = spectral_density(few, samples=2, steps=100)
-    torch.testing.assert_close(density.ritz_values, spread(30, -1).expand(2, 30), rtol=0, atol=1e-10)
+    torch.testing.assert_close(density.ritz_values, linspace_spectrum(30, -1).expand(2, 30), rtol=0, atol=1e-10)
 
 
-def test_orthogonality_is_kept_long_after_the_ends_converged():
+def test_converged_eigenvalues_appear_once():
     # Without re-orthogonalization the largest eigenvalue would appear again and again.
-    spikes = symmetric(torch.cat([torch.tensor([100.0, 50.0]), spread(N - 2, 0, 1)]))
+    spikes = symmetric(torch.cat([torch.tensor([100.0, 50.0]), linspace_spectrum(N - 2, 0, 1)]))
     density = spectral_density(spikes, samples=2, steps=80)
     assert ((density.ritz_values > 99).sum(1) == 1).all()
     assert ((density.ritz_values - 50).abs() < 1).sum(1).tolist() == [1, 1]
 
 
-def test_few_distinct_eigenvalues_are_few_nodes():
+def test_few_distinct_eigenvalues_give_few_nodes():
     levels = symmetric(torch.cat([torch.full((100,), -1.0), torch.zeros(150), torch.full((50,), 3.0)]).double())
     density = spectral_density(levels, samples=5, steps=40)
     heavy = density.weights > 1e-12
@@ -73,7 +73,7 @@ def test_few_distinct_eigenvalues_are_few_nodes():
     assert density.products == 15
 
 
-def test_chains_of_different_lengths_are_padded_without_weight():
+def test_chains_of_different_lengths_are_padded_with_zero_weights():
     density = spectral_density(torch.zeros(20, 20), samples=2, steps=5)
     assert density.ritz_values.tolist() == [[0.0], [0.0]]
     assert (density.mean, density.products) == (0, 2)
@@ -83,7 +83,7 @@ def test_chains_of_different_lengths_are_padded_without_weight():
 
 
 @pytest.mark.slow
-def test_mean_and_its_error():
+def test_moment_error_is_as_large_as_stated():
     estimates = [spectral_density(A, samples=8, steps=10, generator=seeded(seed)).moment(2) for seed in range(60)]
     errors = torch.tensor([estimate.value for estimate in estimates]) - (EIGENVALUES**2).mean()
     standard = torch.tensor([estimate.standard_error for estimate in estimates])
@@ -93,7 +93,7 @@ def test_mean_and_its_error():
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("log", [False, True])
-def test_density_integrates_to_one_and_is_a_histogram_of_eigenvalues(log):
+def test_density_integrates_to_one_and_matches_the_eigenvalue_histogram(log):
     density = spectral_density(A, samples=20, steps=60)
     line = torch.linspace(-18, 3, 4001, dtype=torch.float64)
     assert trapezoid(density.density(line, sigma=0.1, log=log), line) == pytest.approx(1, abs=1e-6)
@@ -105,7 +105,7 @@ def test_density_integrates_to_one_and_is_a_histogram_of_eigenvalues(log):
     torch.testing.assert_close(density.density(grid, sigma=0.1, log=log), by_hand, rtol=0.3, atol=0.1)
 
 
-def test_density_of_a_singular_operator_in_decades():
+def test_log_density_of_a_singular_operator():
     density = spectral_density(symmetric(torch.cat([torch.zeros(50), torch.ones(50)]).double()), method="exact")
     assert density.density(torch.tensor([0.0]), sigma=0.1, log=True).item() == pytest.approx(
         0.5 / (0.1 * 2.5066), rel=1e-3
@@ -114,17 +114,17 @@ def test_density_of_a_singular_operator_in_decades():
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, math.inf, "wide"])
-def test_density_refuses(sigma):
+def test_density_rejects_bad_sigma(sigma):
     with pytest.raises(InputError, match="density: sigma: expected a positive finite number"):
         spectral_density(torch.eye(3), method="exact").density(torch.zeros(1), sigma=sigma)
 
 
-def test_default_width():
+def test_default_sigma_gives_finite_densities():
     for matrix in (torch.eye(30), torch.zeros(30, 30), A):
         assert torch.isfinite(spectral_density(matrix, samples=2, steps=9).density(torch.linspace(-1, 2, 5))).all()
 
 
-def test_integrate():
+def test_integrate_matches_eigenvalues():
     density = spectral_density(symmetric(EIGENVALUES), method="exact")
     estimate = density.integrate(torch.exp)
     assert estimate.value == pytest.approx(EIGENVALUES.exp().mean().item(), rel=1e-12)
@@ -142,7 +142,7 @@ SPD = symmetric(torch.logspace(0, -2, N, dtype=torch.float64))
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("function", ["logdet", "effective_dimension"])
 @pytest.mark.parametrize("damping", [0.0, 0.1])
-def test_traces_of_functions(function, damping):
+def test_logdet_and_effective_dimension_match_numpy(function, damping):
     if function == "logdet":
         run = lambda **options: logdet(SPD, damping=damping, **options)  # noqa: E731
         exact = np.linalg.slogdet((SPD + damping * torch.eye(N, dtype=torch.float64)).numpy())[1]
@@ -163,7 +163,7 @@ def test_traces_of_functions(function, damping):
     assert estimates[0].truncation < 1e-2 * estimates[0].standard_error
 
 
-def test_too_few_steps_are_noticed():
+def test_too_few_steps_warn():
     hard = symmetric(torch.logspace(0, -12, 400, dtype=torch.float64))
     with pytest.warns(HodiffWarning, match="logdet: 5 Lanczos steps are too few"):
         estimate = logdet(hard, samples=20, steps=5)
@@ -173,7 +173,7 @@ def test_too_few_steps_are_noticed():
         logdet(hard, damping=1e-2, samples=10, steps=30)
 
 
-def test_positive_definite_is_needed():
+def test_logdet_rejects_indefinite_operator():
     message = (
         r"logdet: A: expected a positive definite operator, .* reach -0\.\d+ .*damping=0; raise damping above 0\.5"
     )
@@ -186,14 +186,14 @@ def test_positive_definite_is_needed():
         effective_dimension(A, 0.1, samples=2, steps=30)
 
 
-def test_semi_definite_operators_have_an_effective_dimension():
+def test_effective_dimension_of_semidefinite_operator_matches():
     rank = symmetric(torch.cat([torch.zeros(250), torch.ones(50)]).double())
     assert effective_dimension(rank, 1e-3, method="exact").value == pytest.approx(50 / 1.001, rel=1e-6)
     assert effective_dimension(rank, 1e-3, samples=20, steps=10).value == pytest.approx(50, rel=0.15)
 
 
 @pytest.mark.parametrize("call", [spectral_density, logdet])
-def test_asymmetry_is_noticed(call):
+def test_rejects_asymmetric_operator(call):
     skewed = symmetric(decaying(N)) + 0.01 * torch.triu(torch.ones(N, N), 1)
     with pytest.raises(InputError, match=f"{call.__name__}: A: expected a symmetric operator"):
         call(skewed, samples=2, steps=20)
@@ -201,7 +201,7 @@ def test_asymmetry_is_noticed(call):
         call(skewed, method="exact")
 
 
-def test_a_noisy_operator_is_noticed():
+def test_rejects_random_operator():
     class Noisy(Wrapped):
         def __matmul__(self, v):
             return super().__matmul__(v) * (1 + 0.1 * torch.rand(v.shape[0], 1, dtype=v.dtype))
@@ -210,7 +210,7 @@ def test_a_noisy_operator_is_noticed():
         spectral_density(Noisy(A), samples=2, steps=20)
 
 
-def test_chunks_change_nothing():
+def test_chunk_size_does_not_change_results():
     densities = [spectral_density(A, samples=5, steps=10, chunk_size=size) for size in (1, 2, None)]
     for density in densities[1:]:
         torch.testing.assert_close(density.ritz_values, densities[0].ritz_values, rtol=0, atol=1e-12)
@@ -230,6 +230,6 @@ def test_chunks_change_nothing():
         (effective_dimension, {"damping": 0.0}, "effective_dimension: damping: expected a positive finite number"),
     ],
 )
-def test_refuses(call, options, message):
+def test_rejects_bad_arguments(call, options, message):
     with pytest.raises(InputError, match=message):
         call(torch.eye(30), **options)

@@ -1,9 +1,9 @@
-"""Randomized traces, diagonals and norms: right on average, with errors as large as stated."""
+"""Randomized traces, diagonals and norms: unbiased estimates, with the stated standard errors."""
 
 import pytest
 import torch
 from drawing import seeded
-from estimators.matrices import Wrapped, decaying, spread, symmetric
+from estimators.matrices import Wrapped, decaying, linspace_spectrum, symmetric
 
 from hodiff import InputError
 from hodiff.estimators import diagonal, frobenius_norm, trace
@@ -11,7 +11,7 @@ from hodiff.estimators import diagonal, frobenius_norm, trace
 N = 150
 
 
-def errors_of(A, repetitions, **options):
+def errors_and_standard_errors(A, repetitions, **options):
     estimates = [trace(A, generator=seeded(seed), **options) for seed in range(repetitions)]
     errors = torch.tensor([estimate.value for estimate in estimates]) - A.trace()
     return errors, torch.tensor([estimate.standard_error for estimate in estimates])
@@ -21,15 +21,15 @@ def rms(errors):
     return errors.square().mean().sqrt().item()
 
 
-UNSYMMETRIC = symmetric(decaying(N)) + 0.1 * torch.triu(symmetric(spread(N), seed=1))
+UNSYMMETRIC = symmetric(decaying(N)) + 0.1 * torch.triu(symmetric(linspace_spectrum(N), seed=1))
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("probes", ["rademacher", "gaussian", "sphere"])
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++", "xtrace"])
-@pytest.mark.parametrize("A", [symmetric(spread(N, -1)), UNSYMMETRIC], ids=["indefinite", "unsymmetric"])
-def test_mean_is_the_trace(method, probes, A):
-    errors, _ = errors_of(A, 100, method=method, products=20, probes=probes)
+@pytest.mark.parametrize("A", [symmetric(linspace_spectrum(N, -1)), UNSYMMETRIC], ids=["indefinite", "unsymmetric"])
+def test_trace_estimates_are_unbiased(method, probes, A):
+    errors, _ = errors_and_standard_errors(A, 100, method=method, products=20, probes=probes)
     assert abs(errors.mean()) < 4 * errors.std() / 10
 
 
@@ -37,28 +37,28 @@ def test_mean_is_the_trace(method, probes, A):
 @pytest.mark.parametrize(
     ("method", "eigenvalues", "least"),
     [
-        ("hutchinson", spread(N, -1), 0.9),
+        ("hutchinson", linspace_spectrum(N, -1), 0.9),
         ("hutchinson", decaying(N), 0.9),
-        ("hutch++", spread(N, -1), 0.9),
+        ("hutch++", linspace_spectrum(N, -1), 0.9),
         ("hutch++", decaying(N), 0.85),
         # XTrace's terms share their vectors, so that their spread is less than the error.
-        ("xtrace", spread(N, -1), 0.75),
+        ("xtrace", linspace_spectrum(N, -1), 0.75),
         ("xtrace", decaying(N), 0.75),
     ],
 )
-def test_standard_errors_cover(method, eigenvalues, least):
-    errors, standard_errors = errors_of(symmetric(eigenvalues), 100, method=method, products=40)
+def test_standard_errors_cover_the_error(method, eigenvalues, least):
+    errors, standard_errors = errors_and_standard_errors(symmetric(eigenvalues), 100, method=method, products=40)
     assert (errors.abs() < 2 * standard_errors).double().mean() >= least
     assert 0.5 < standard_errors.square().mean().sqrt() / rms(errors) < 1.5
 
 
 @pytest.mark.slow
-def test_rates():
-    # Eigenvalues 1, 1/2, 1/3, ... give Hutch++ no more than its guaranteed rate; all methods get the same matrix.
+def test_errors_fall_at_the_published_rates():
+    # With eigenvalues 1, 1/2, 1/3, ... Hutch++ is no better than its guaranteed rate; all methods get the same matrix.
     A = symmetric(torch.linspace(1, 2, 600, dtype=torch.float64))
 
     def slope(A, method):
-        few, many = (rms(errors_of(A, 40, method=method, products=m)[0]) for m in (16, 128))
+        few, many = (rms(errors_and_standard_errors(A, 40, method=method, products=m)[0]) for m in (16, 128))
         return torch.tensor(few / many).log().item() / torch.tensor(8.0).log().item()
 
     assert slope(A, "hutchinson") == pytest.approx(0.5, abs=0.2)
@@ -67,26 +67,27 @@ def test_rates():
     assert slope(B, "hutch++") > 0.8
 
 
-def test_xtrace_is_the_best_on_decaying_spectra():
+def test_xtrace_has_the_least_error_on_decaying_spectra():
     A = symmetric(decaying(N))
     by = {
-        method: rms(errors_of(A, 40, method=method, products=40)[0]) for method in ("hutchinson", "hutch++", "xtrace")
+        method: rms(errors_and_standard_errors(A, 40, method=method, products=40)[0])
+        for method in ("hutchinson", "hutch++", "xtrace")
     }
     assert by["xtrace"] < 0.7 * by["hutch++"]
     assert by["hutch++"] < 0.1 * by["hutchinson"]
-    errors, standard_errors = errors_of(A, 100, method="xtrace", products=40)
+    errors, standard_errors = errors_and_standard_errors(A, 100, method="xtrace", products=40)
     assert 0.6 < rms(standard_errors) / rms(errors) < 1  # terms that share vectors underestimate the error
 
 
 @pytest.mark.parametrize("probes", ["gaussian", "sphere"])
-def test_lengths_are_set_to_their_mean(probes):
+def test_probe_lengths_are_normalized(probes):
     # For a multiple of the identity, only the length of a test vector matters.
     estimate = trace(2 * torch.eye(N, dtype=torch.float64), method="xtrace", products=40, probes=probes)
     assert estimate.value == pytest.approx(2 * N, rel=1e-12)
 
 
 @pytest.mark.parametrize("method", ["hutch++", "xtrace"])
-def test_low_rank_is_exact(method):
+def test_low_rank_trace_is_exact(method):
     A = symmetric(torch.cat([torch.tensor([3.0, -2.0, 1.0, 0.5]), torch.zeros(N - 4)]).double())
     estimate = trace(A, method=method, products=30)
     assert estimate.value == pytest.approx(2.5, abs=1e-11)
@@ -95,7 +96,7 @@ def test_low_rank_is_exact(method):
 
 
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++", "xtrace", "exact"])
-def test_n_products_are_exact(method):
+def test_n_products_give_the_exact_trace(method):
     A = Wrapped(UNSYMMETRIC)
     estimate = trace(A, method=method, products=N + 10)
     assert estimate.value == pytest.approx(UNSYMMETRIC.trace().item(), rel=1e-12)
@@ -104,7 +105,7 @@ def test_n_products_are_exact(method):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3])
-def test_small_operators_are_exact_by_as_many_products_as_they_have_columns(n):
+def test_tiny_operators_are_computed_exactly(n):
     A = UNSYMMETRIC[:n, :n]
     for estimate in (trace(A, products=n), trace(A, method="hutchinson", products=n)):
         assert (estimate.value, estimate.method) == (pytest.approx(A.trace().item()), "exact")
@@ -114,7 +115,7 @@ def test_small_operators_are_exact_by_as_many_products_as_they_have_columns(n):
         trace(A, products=n - 1)
 
 
-def test_dependent_signs_are_not_taken_for_a_complete_range():
+def test_dependent_probes_are_not_taken_for_a_complete_range():
     # Two random vectors of five signs are linearly dependent with probability 1/16.
     A = symmetric(torch.linspace(1, 2, 5, dtype=torch.float64))
     for seed in range(100):
@@ -124,15 +125,15 @@ def test_dependent_signs_are_not_taken_for_a_complete_range():
 
 
 @pytest.mark.parametrize("method", ["hutchinson", "hutch++", "xtrace"])
-def test_products_are_as_many_as_asked(method):
-    assert trace(symmetric(spread(N)), method=method, products=36).products == 36
+def test_number_of_products_is_as_requested(method):
+    assert trace(symmetric(linspace_spectrum(N)), method=method, products=36).products == 36
 
 
-def test_an_estimate_is_a_number():
+def test_estimate_converts_to_float():
     assert float(trace(torch.eye(3))) == 3.0
 
 
-def test_zero():
+def test_zero_operator_has_zero_estimates():
     for method in ("hutchinson", "hutch++", "xtrace"):
         estimate = trace(torch.zeros(50, 50), method=method, products=10)
         assert (estimate.value, estimate.standard_error) == (0, 0)
@@ -142,7 +143,7 @@ def test_zero():
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("probes", ["rademacher", "gaussian", "sphere"])
 @pytest.mark.parametrize("method", ["hutchinson", "xdiag"])
-def test_diagonal_is_right_on_average_and_its_errors_cover(method, probes):
+def test_diagonal_estimates_are_unbiased_with_covering_errors(method, probes):
     A = UNSYMMETRIC
     estimates = [diagonal(A, method=method, products=40, probes=probes, generator=seeded(s)) for s in range(60)]
     errors = torch.stack([estimate.value for estimate in estimates]) - A.diagonal()
@@ -154,7 +155,7 @@ def test_diagonal_is_right_on_average_and_its_errors_cover(method, probes):
     assert 0.6 < (standard.square().mean().sqrt() / errors.square().mean().sqrt()).item() < 1.4
 
 
-def test_xdiag_is_better_on_decaying_spectra():
+def test_xdiag_has_less_error_on_decaying_spectra():
     A = symmetric(decaying(N))
     by = {
         method: rms(
@@ -166,19 +167,19 @@ def test_xdiag_is_better_on_decaying_spectra():
     assert by["xdiag"] < 0.1 * by["hutchinson"]
 
 
-def test_xdiag_multiplies_with_the_transpose():
+def test_xdiag_uses_the_transpose():
     low_rank = UNSYMMETRIC[:, :3] @ torch.randn(3, N, dtype=torch.float64)
     torch.testing.assert_close(diagonal(low_rank, products=20).value, low_rank.diagonal(), rtol=0, atol=1e-12)
 
 
-def test_xdiag_refuses_an_unsymmetric_operator_without_transpose():
+def test_xdiag_rejects_asymmetric_operator_without_transpose():
     assert diagonal(Wrapped(symmetric(decaying(N))), products=20).products == 20
     with pytest.raises(InputError, match="diagonal: A: expected a symmetric operator"):
         diagonal(Wrapped(UNSYMMETRIC), products=20)
 
 
 @pytest.mark.parametrize("method", ["hutchinson", "xdiag", "exact"])
-def test_diagonal_with_n_products(method):
+def test_n_products_give_the_exact_diagonal(method):
     estimate = diagonal(UNSYMMETRIC, method=method, products=N)
     torch.testing.assert_close(estimate.value, UNSYMMETRIC.diagonal(), rtol=0, atol=1e-14)
     assert not estimate.standard_error.any()
@@ -186,9 +187,9 @@ def test_diagonal_with_n_products(method):
 
 
 @pytest.mark.parametrize(
-    "A", [symmetric(spread(N, -1)), UNSYMMETRIC[:100], UNSYMMETRIC[:, :100]], ids=["square", "wide", "tall"]
+    "A", [symmetric(linspace_spectrum(N, -1)), UNSYMMETRIC[:100], UNSYMMETRIC[:, :100]], ids=["square", "wide", "tall"]
 )
-def test_frobenius_norm(A):
+def test_frobenius_norm_estimates_are_unbiased(A):
     estimates = [frobenius_norm(A, products=40, generator=seeded(seed)) for seed in range(100)]
     errors = torch.tensor([estimate.value for estimate in estimates]) - A.norm()
     standard = torch.tensor([estimate.standard_error for estimate in estimates])
@@ -214,6 +215,6 @@ def test_frobenius_norm(A):
         (frobenius_norm, {"probes": "sign"}, "frobenius_norm: probes: expected one of"),
     ],
 )
-def test_refuses(call, options, message):
+def test_rejects_bad_arguments(call, options, message):
     with pytest.raises(InputError, match=message):
         call(torch.eye(30), **options)

@@ -62,7 +62,7 @@ def numbers(result):
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @pytest.mark.parametrize("name", EACH)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "tensor"])
-def test_every_kind_gives_the_same(name, kind):
+def test_every_kind_of_operator_gives_equal_results(name, kind):
     expected, got = numbers(EACH[name](MATRIX)), numbers(EACH[name](KINDS[kind](MATRIX)))
     assert not got.requires_grad
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
@@ -79,7 +79,7 @@ def test_products_are_counted(name):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("wrap", [lambda matrix: matrix, Wrapped])
-def test_low_precision(dtype, wrap):
+def test_low_precision_operators_match_float64(dtype, wrap):
     A = wrap(MATRIX.to(dtype))
     # The tolerance covers rounding of the matrix, and of products that the operator computes in its own dtype.
     rounded = MATRIX.to(dtype).double()
@@ -99,14 +99,14 @@ def test_low_precision(dtype, wrap):
     assert trace(A, products=20).value == pytest.approx(trace(MATRIX, products=20).value, rel=tolerance)
 
 
-def test_integer_matrices_are_taken_for_real_ones():
+def test_integer_matrices_are_converted_to_floating_point():
     assert trace(np.array([[1, 2], [3, 4]])).value == 5
     assert trace(torch.tensor([[1, 2], [3, 4]])).value == 5
     operator = LinearOperator((3, 3), matvec=lambda v: 0.5 * v)
     assert trace(operator).value == 1.5
 
 
-def test_chunks_change_nothing():
+def test_chunk_size_does_not_change_results():
     for method in ("hutch++", "xtrace", "exact"):
         values = [trace(MATRIX, method=method, products=12, chunk_size=size).value for size in (1, 5, None, "auto")]
         assert values == pytest.approx([values[0]] * 4, rel=1e-12)
@@ -121,7 +121,7 @@ def test_chunks_change_nothing():
     assert set(blocks) == {2}  # each third of the 12 products runs in two groups
 
 
-def test_default_generator_repeats_and_leaves_the_global_one_alone():
+def test_default_generator_is_seeded_and_global_state_unchanged():
     before = torch.get_rng_state()
     assert trace(MATRIX, products=12) == trace(MATRIX, products=12)
     other = trace(MATRIX, products=12, generator=torch.Generator().manual_seed(1))
@@ -130,7 +130,7 @@ def test_default_generator_repeats_and_leaves_the_global_one_alone():
 
 
 @given(n=st.integers(1, 7), seed=st.integers(0, 100))
-def test_every_small_size(n, seed):
+def test_small_sizes_match(n, seed):
     values = torch.rand(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
     A = symmetric(values, seed)
     assert trace(A).value == pytest.approx(values.sum().item())
@@ -159,12 +159,12 @@ def test_every_small_size(n, seed):
         (torch.full((2, 2), torch.nan), "trace: A: expected finite products, got inf or nan"),
     ],
 )
-def test_refuses(A, message):
+def test_rejects_objects_that_are_no_operators(A, message):
     with pytest.raises(InputError, match=message):
         trace(A)
 
 
-def test_refuses_products_of_the_wrong_shape():
+def test_rejects_products_of_the_wrong_shape():
     class Transposing(Wrapped):
         def __matmul__(self, v):
             return super().__matmul__(v).T
@@ -174,17 +174,17 @@ def test_refuses_products_of_the_wrong_shape():
 
 
 @pytest.mark.parametrize("name", [name for name in EACH if name not in RECTANGULAR])
-def test_square_is_needed(name):
+def test_rejects_rectangular_operators(name):
     with pytest.raises(InputError, match=r"A: expected a square operator, got shape \(3, 2\)"):
         EACH[name](torch.ones(3, 2))
 
 
 @pytest.mark.parametrize("chunk_size", [0, "all", 1.5])
-def test_refuses_chunks(chunk_size):
+def test_rejects_bad_chunk_size(chunk_size):
     with pytest.raises(InputError, match="trace: chunk_size must be"):
         trace(MATRIX, chunk_size=chunk_size)
 
 
-def test_progress(capsys):
+def test_progress_writes_to_stderr(capsys):
     trace(MATRIX, products=12, progress=True)
     assert "12/12" in capsys.readouterr().err

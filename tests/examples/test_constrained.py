@@ -37,7 +37,7 @@ def rows(problems: dict) -> dict:
 
 
 @pytest.mark.slow
-def test_the_table(capsys: pytest.CaptureFixture[str], rows: dict) -> None:
+def test_quick_run_prints_all_rows(capsys: pytest.CaptureFixture[str], rows: dict) -> None:
     EXAMPLE["main"](["--quick"])
     lines = capsys.readouterr().out.splitlines()
     assert "gradgradcheck passes" in lines.pop()
@@ -52,7 +52,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str], rows: dict) -> None:
             assert abs(float(closed)) > 1e-4
 
 
-def test_bounds_and_kinks_are_reached(problems: dict) -> None:
+def test_solutions_have_active_bounds_and_kinks(problems: dict) -> None:
     """The solutions have active bounds and kinks, so that the active set matters."""
     x = {name: problem.solve(problem.at) for name, problem in problems.items()}
     for name in ("lasso", "portfolio, simplex"):
@@ -81,15 +81,15 @@ def by_lasso(size: float) -> np.ndarray:
     return Lasso(alpha=size, fit_intercept=False, tol=1e-14, max_iter=100_000).fit(*patients()).coef_
 
 
-def machine(size: float) -> tuple[np.ndarray, np.ndarray, SVC]:
+def fitted_svc(size: float) -> tuple[np.ndarray, np.ndarray, SVC]:
     points, labels = (part[:QUICK] for part in patients())
     labels = np.sign(labels)
     return points, labels, SVC(kernel="linear", C=size, tol=1e-12).fit(points, labels)
 
 
-def by_machine(size: float) -> np.ndarray:
+def solution_by_quadratic_program(size: float) -> np.ndarray:
     """SciPy solves the dual as a quadratic program; the bias follows from a support vector of scikit-learn."""
-    points, labels, found = machine(size)
+    points, labels, found = fitted_svc(size)
     signed = labels[:, None] * points
     balance = {"type": "eq", "fun": lambda x: labels @ x, "jac": lambda x: labels}
     x = quadratic(signed @ signed.T, np.ones(QUICK), [(0, size)] * QUICK, (balance,))
@@ -98,10 +98,10 @@ def by_machine(size: float) -> np.ndarray:
     return np.append(x, labels[i] - points[i] @ (signed.T @ x))
 
 
-def test_the_bias_is_that_of_scikit_learn(problems: dict) -> None:
+def test_svm_bias_matches_scikit_learn(problems: dict) -> None:
     problem = problems["support vectors, dual"]
     for size in (0.02, problem.at.exp().item(), 0.1):
-        *_, found = machine(size)
+        *_, found = fitted_svc(size)
         x = problem.solve(torch.tensor(math.log(size), dtype=torch.float64))
         assert x[-1].item() == pytest.approx(found.intercept_.item(), abs=1e-6)
         dual = np.zeros(QUICK)
@@ -130,7 +130,7 @@ def quadratic(Q: np.ndarray, c: np.ndarray, bounds: list | None, constraints: tu
 REFERENCES = {
     "ridge regression": by_ridge,
     "lasso": by_lasso,
-    "support vectors, dual": by_machine,
+    "support vectors, dual": solution_by_quadratic_program,
     "portfolio, equality": by_portfolio(None),
     "portfolio, simplex": by_portfolio([(0, None)] * EXAMPLE["ASSETS"]),
 }
@@ -140,7 +140,7 @@ REFERENCES = {
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Values in x were outside bounds:RuntimeWarning")
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_finite_differences_of_another_solver(name: str, problems: dict, rows: dict) -> None:
+def test_slopes_match_differences_of_other_solvers(name: str, problems: dict, rows: dict) -> None:
     """Fourth-order differences of solutions by scikit-learn and SciPy, which use no active sets of the example."""
     problem, step = problems[name], 0.02
     matrix, targets = problem.held_out.features.numpy(), problem.held_out.targets.numpy()
@@ -156,7 +156,7 @@ def test_finite_differences_of_another_solver(name: str, problems: dict, rows: d
 
 
 @pytest.mark.parametrize("wrong", [1 + 1e-5, math.nan])
-def test_a_gap_is_noticed(wrong: float) -> None:
+def test_check_raises_on_a_gap(wrong: float) -> None:
     value = torch.tensor(2.0, dtype=torch.float64)
     right = EXAMPLE["Row"]("ridge", "slope", value, value)
     EXAMPLE["check"]([right])
@@ -164,7 +164,7 @@ def test_a_gap_is_noticed(wrong: float) -> None:
         EXAMPLE["check"]([right, EXAMPLE["Row"]("lasso", "slope", value * wrong, value), right])
 
 
-def test_the_count_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_bad_count(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         EXAMPLE["main"](["--count", "3"])
     assert "--count: expected 20 to 300" in capsys.readouterr().err

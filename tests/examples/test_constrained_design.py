@@ -15,7 +15,7 @@ TRUSS, BEAM = EXAMPLE["make_problems"]()
 
 
 @pytest.mark.slow
-def test_optima_and_prices(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_optima_and_multipliers(capsys: pytest.CaptureFixture[str]) -> None:
     EXAMPLE["main"]([])
     text = capsys.readouterr().out
     rows = re.findall(r"^  ([a-z][a-z, ]*(?:bar \d)?) +(-?\d\S+) +(\d\S+) +(-?\d\S+)$", text, re.MULTILINE)
@@ -32,7 +32,7 @@ def test_optima_and_prices(capsys: pytest.CaptureFixture[str]) -> None:
     assert text.count("gradcheck passes, gradgradcheck passes") == 2
 
 
-def test_designs_of_the_literature() -> None:
+def test_published_designs_have_the_published_cost() -> None:
     """The published dimensions have six digits, which determine the cost to five."""
     truss = EXAMPLE["design"]((3 + math.sqrt(3)) / 6, 1 / math.sqrt(6))
     assert TRUSS.cost(truss).item() == pytest.approx(263.895843, abs=1e-6)
@@ -45,13 +45,13 @@ def test_designs_of_the_literature() -> None:
     assert deflection < -0.5
 
 
-def test_a_missed_optimum_is_noticed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missed_optimum_raises(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = EXAMPLE["Problem"](**{**vars(TRUSS), "optimum": 263.9})
     with pytest.raises(hodiff.CheckError, match=r"three-bar truss by trust-constr: 263\.8958\d+, not 263\.9"):
         EXAMPLE["report"](wrong)
 
 
-def test_a_design_is_a_dict_of_numbers() -> None:
+def test_design_is_a_dict_of_tensors() -> None:
     found = EXAMPLE["optimize"](TRUSS, "slsqp")
     assert list(found.x) == ["outer", "inner"]
     torch.testing.assert_close(found.x["inner"], torch.tensor(1 / math.sqrt(6), dtype=torch.float64), rtol=1e-4, atol=0)

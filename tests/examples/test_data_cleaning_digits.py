@@ -1,4 +1,4 @@
-"""Wrong labels are found, and the hypergradient that finds them is checked."""
+"""The example finds wrong labels, and its hypergradient matches a reference."""
 
 import importlib
 import re
@@ -22,7 +22,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow
-def test_wrong_labels_are_found(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_finds_wrong_labels(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "weights.png"
     example.main(["--quick", "--no-progress", "--out", str(figure)])
     text = capsys.readouterr().out
@@ -42,7 +42,7 @@ def test_wrong_labels_are_found(example: ModuleType, tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.slow
-def test_a_wrong_hypergradient_is_reported(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_hypergradient_raises(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(*arguments: Any) -> Any:
         result = hodiff.meta.hypergradient(*arguments)
         result.value *= 1.001
@@ -54,7 +54,7 @@ def test_a_wrong_hypergradient_is_reported(example: ModuleType, monkeypatch: pyt
         example.check(problem, seed=0)
 
 
-def test_training_finds_the_minimum_that_scikit_learn_finds(example: ModuleType) -> None:
+def test_training_minimum_matches_scikit_learn(example: ModuleType) -> None:
     problem, wrong, test = example.load(example.parse_options(["--images", "100", "--validation", "50"]))
     images, labels = problem.training.images, problem.training.labels
     scores = torch.linspace(-2, 2, len(labels), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The demo, run as a script with smaller settings."""
+"""The example, run as a script with smaller settings."""
 
 import os
 import re
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.slow
-def test_runs_and_checks_itself(tmp_path: Path) -> None:
+def test_script_runs_and_saves_the_figure(tmp_path: Path) -> None:
     figure = tmp_path / "figures" / "spectra.png"
     run = subprocess.run(
         [

@@ -11,7 +11,7 @@ EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / 
 
 
 @pytest.mark.slow
-def test_every_optimizer_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_optimizer_lowers_the_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "optimizers.png"
     EXAMPLE["main"](["--seconds", "0.4", "--output", str(figure)])
     text = capsys.readouterr().out

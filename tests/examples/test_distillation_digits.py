@@ -20,7 +20,9 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow
-def test_distilled_images_train_better(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_distilled_images_train_better_than_real_ones(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figure = tmp_path / "figures" / "images.png"
     example.main(["--quick", "--no-progress", "--out", str(figure)])
     rows = re.findall(r"^(.*?) +[\d.]+ +([\d.]+) ± ([\d.]+) %$", capsys.readouterr().out, re.MULTILINE)
@@ -31,7 +33,7 @@ def test_distilled_images_train_better(example: ModuleType, tmp_path: Path, caps
     assert everything > real + 10  # the trainings in the comparison work
 
 
-def test_networks_train_as_a_module_does(example: ModuleType) -> None:
+def test_batched_networks_train_as_a_module_does(example: ModuleType) -> None:
     generator = torch.Generator().manual_seed(0)
     (images, labels), _ = example.load()
     networks = example.draw_networks(2, generator)
@@ -49,7 +51,7 @@ def test_networks_train_as_a_module_does(example: ModuleType) -> None:
         torch.testing.assert_close(F.cross_entropy(module(images), labels), losses[which])
 
 
-def test_real_and_mean_images_are_of_their_class(example: ModuleType) -> None:
+def test_real_and_mean_images_belong_to_their_class(example: ModuleType) -> None:
     (images, labels), (others, _) = example.load()
     chosen = example.one_of_each((images, labels), torch.Generator().manual_seed(3))
     for digit in range(10):

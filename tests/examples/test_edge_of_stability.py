@@ -24,7 +24,7 @@ def tables(text: str) -> dict[float, list[list[float]]]:
 
 
 @pytest.mark.slow
-def test_sharpness_rises_to_two_over_the_rate_and_stays(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sharpness_rises_to_two_over_the_learning_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "edge.png"
     EXAMPLE["main"](["--quick", "--no-progress", "--output", str(figure)])
     text = capsys.readouterr().out
@@ -47,13 +47,13 @@ def test_sharpness_rises_to_two_over_the_rate_and_stays(tmp_path: Path, capsys: 
 
 
 @pytest.mark.slow
-def test_a_small_rate_does_not_get_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_small_learning_rate_does_not_reach_the_edge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ["--rates", "0.05", "--steps", "10", "--images", "50", "--hidden", "4", "--no-progress"]
     EXAMPLE["main"]([*options, "--output", str(tmp_path / "edge.png")])
     assert "the edge was not reached" in capsys.readouterr().out
 
 
-def test_a_wrong_sharpness_is_noticed() -> None:
+def test_wrong_sharpness_raises() -> None:
     torch.manual_seed(0)
     images, targets = EXAMPLE["load_images"](40)
     network = EXAMPLE["make_network"](3)

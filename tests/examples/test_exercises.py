@@ -10,17 +10,13 @@ import lesson_tools
 import pytest
 import quiz
 import torch
+from slow_cases import slow_except
 from torch.autograd import Function
 
 from hodiff.functions import scale_gradient
 
 EXPECTED = lesson_tools.load(lesson_tools.FOLDER / "expected.py").EXPECTED
-SOON = {"04_sinh", "30_checkpoint"}
-
-
-def slow_but(soon, stems):
-    """Test parameters, marked slow except for the representatives in `soon`."""
-    return [stem if stem in soon else pytest.param(stem, marks=pytest.mark.slow) for stem in stems]
+QUICK = {"04_sinh", "30_checkpoint"}
 
 
 def compiled(stem):
@@ -28,12 +24,12 @@ def compiled(stem):
         pytest.skip("no C++ compiler")
 
 
-def test_every_lesson_has_an_exercise_and_its_solution():
+def test_every_lesson_has_an_exercise_and_a_solution():
     assert list(lesson_tools.SOLUTIONS) == list(EXPECTED) == list(lesson_tools.LESSONS)
 
 
-@pytest.mark.parametrize("stem", slow_but(SOON, EXPECTED))
-def test_solution_is_right(stem):
+@pytest.mark.parametrize("stem", slow_except(EXPECTED, QUICK))
+def test_solution_is_accepted(stem):
     compiled(stem)
     assert EXPECTED[stem](lesson_tools.load(lesson_tools.SOLUTIONS[stem])) is None
 
@@ -79,8 +75,8 @@ SAME = [stem for stem, expected in EXPECTED.items() if isinstance(expected, judg
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("stem", slow_but({"04_sinh"}, SAME))
-def test_judge_sees_a_change(stem, change):
+@pytest.mark.parametrize("stem", slow_except(SAME, {"04_sinh"}))
+def test_judge_rejects_changed_derivatives(stem, change):
     """Changes of the value, of the first derivative by a thousandth, and of the second derivative alone."""
     expected, (changed, words) = EXPECTED[stem], CHANGES[change]
     right = judge.called(lesson_tools.load(lesson_tools.SOLUTIONS[stem]), expected.name)
@@ -132,7 +128,7 @@ def rounded_by_one_step(w, bits):
     return w + (step * (w / step).round() - w).detach()
 
 
-def closing_over(module, x):
+def checkpoint_as_module(module, x):
     return lesson_tools.lesson(30).Checkpoint.apply(module, x)
 
 
@@ -151,7 +147,7 @@ class Naive:
         self.apply = apply
 
 
-# Typical wrong answers, and the judge's words about them
+# Typical wrong answers, and what the judge prints for them
 WRONG = {
     "03_exp": ({"Exp2": Naive(lambda x: 2 * (x - 1).exp2())}, "bytes a number are kept"),
     "07_tanh": ({"Tanh": lesson_tools.lesson(7).Tanh}, "slope at 20"),
@@ -165,7 +161,7 @@ WRONG = {
     "27_legacy_functions": ({"LogOfOnePlusSquare": lesson_tools.lesson(27).LegacyHypotenuse}, "returns"),
     "28_straight_through": ({"Ternary": lesson_tools.lesson(28).ClippedSign}, "returns"),
     "29_gumbel_softmax": ({"hard_sample": lesson_tools.lesson(29).PerturbedSoftmax.apply}, "returns"),
-    "30_checkpoint": ({"checkpoint_module": closing_over}, "parameter 0 is None"),
+    "30_checkpoint": ({"checkpoint_module": checkpoint_as_module}, "parameter 0 is None"),
     "31_masks_and_memory": ({"packed_leaky_relu": lesson_tools.lesson(31).leaky_relu}, "1 bytes a number"),
     "32_logsumexp": ({"LogAddExp": SharesOfInfinity}, "at -inf, -inf"),
     "33_swish": ({"Softplus": Naive(softplus)}, "bytes a number are kept"),
@@ -177,8 +173,8 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("stem", slow_but({"30_checkpoint"}, WRONG))
-def test_judge_sees_a_wrong_answer(stem):
+@pytest.mark.parametrize("stem", slow_except(WRONG, {"30_checkpoint"}))
+def test_judge_rejects_wrong_answer(stem):
     answer, words = WRONG[stem]
     assert words in EXPECTED[stem](SimpleNamespace(**answer))
 
@@ -230,7 +226,7 @@ CONDUCT = {
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("case", CONDUCT)
-def test_judge_sees_what_the_engine_makes_good(case):
+def test_judge_rejects_answers_that_autograd_repairs(case):
     stem, answer, words = CONDUCT[case]
     assert re.search(words, EXPECTED[stem](SimpleNamespace(**answer)))
 
@@ -251,31 +247,31 @@ IN_ONE_SENTENCE = {
 
 
 @pytest.mark.parametrize("case", IN_ONE_SENTENCE)
-def test_judge_says_it_in_one_sentence(case, tmp_path):
+def test_judge_complains_in_one_sentence(case, tmp_path):
     stem, text, words = IN_ONE_SENTENCE[case]
     path = tmp_path / "mine.py"
     path.write_text(text)
     assert judge.complaint(stem, path).startswith(words)
 
 
-def test_judge_misses_a_file(tmp_path):
+def test_judge_reports_missing_file(tmp_path):
     for path in (tmp_path / "nope.py", tmp_path, tmp_path / "nope"):
         assert judge.complaint("01_square", path) == "there is no such file; give the Python file with your answer"
 
 
-def test_judge_misses_what_is_not_there():
+def test_judge_reports_missing_function():
     assert EXPECTED["01_square"](SimpleNamespace()) == "Sine is missing"
 
 
 @pytest.mark.slow
-def test_judge_sees_a_rule_that_ignores_the_batch():
+def test_judge_rejects_batching_rule_that_ignores_the_batch():
     compiled("39_cpp_operator")
     operator = lesson_tools.lesson(39).load_operator()
     answer = SimpleNamespace(batching_rule=lambda info, in_dims, x, n: (operator(x, n), 0))
     assert "with the batch at 1" in EXPECTED["39_cpp_operator"](answer)
 
 
-def test_judge_as_a_command(tmp_path, monkeypatch, capsys):
+def test_judge_command_prints_verdict_and_exit_status(tmp_path, monkeypatch, capsys):
     mine = tmp_path / "mine.py"
     mine.write_text("import torch\n\n\ndef Sine(x):\n    return torch.sin(x + 1e-3)\n")
     for more, status, words in (([], 0, "01_square.py: right\n"), ([str(mine)], 1, "mine.py: Sine returns")):
@@ -306,7 +302,7 @@ ANSWERS = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("question", quiz.QUESTIONS, ids=lambda question: question.run.__name__)
-def test_quiz_answers_by_running(question):
+def test_quiz_answers_match_running_the_code(question):
     assert question.run() == ANSWERS[question.run]
     assert ANSWERS[question.run] in question.choices
     number = int(re.search(r"Lesson (\d+)\.$", question.why)[1])
@@ -322,7 +318,7 @@ def test_quiz_prints_its_answers(capsys, monkeypatch):
     assert "Run, it gives: silu." in out
 
 
-def test_quiz_asks(monkeypatch):
+def test_quiz_repeats_invalid_replies(monkeypatch):
     for letter, right in (("b", True), ("a", False)):
         replies = iter(["", "x", letter])
         monkeypatch.setattr("builtins.input", lambda prompt, replies=replies: next(replies))

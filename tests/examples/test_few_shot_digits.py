@@ -18,7 +18,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.slow
-def test_new_shapes_are_learned_in_three_steps(
+def test_quick_run_learns_new_shapes_in_three_steps(
     example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figure = tmp_path / "figures" / "accuracy.png"
@@ -39,7 +39,7 @@ def test_new_shapes_are_learned_in_three_steps(
     assert anil[2] > untrained[2] + 5
 
 
-def test_tasks_show_one_set_of_images_and_ask_for_another(example: ModuleType) -> None:
+def test_tasks_split_support_and_query_images(example: ModuleType) -> None:
     shapes = [torch.arange(20.0).view(20, 1, 1, 1) + 100 * shape for shape in range(7)]
     generator = torch.Generator().manual_seed(0)
     orders = set()
@@ -54,14 +54,14 @@ def test_tasks_show_one_set_of_images_and_ask_for_another(example: ModuleType) -
     assert len(orders) > 10
 
 
-def test_the_nearest_mean_is_found(example: ModuleType) -> None:
+def test_nearest_mean_matches_by_hand(example: ModuleType) -> None:
     shown, shown_y = torch.tensor([0.0, 2.0, 10.0, 12.0]), torch.tensor([0, 0, 1, 1])
     asked, asked_y = torch.tensor([5.0, 7.0, 7.0, 0.0]), torch.tensor([0, 0, 1, 0])
     found = example.nearest_mean((shown.view(1, 4, 1), shown_y[None], asked.view(1, 4, 1), asked_y[None]))
     assert found.tolist() == [75.0]
 
 
-def test_too_few_held_out_digits_are_refused(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejects_too_few_held_out_digits(example: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         example.main(["--held-out", "1", "2", "2"])
     assert "--held-out: expected 3 to 7 different digits, got [1, 2]" in capsys.readouterr().err

@@ -61,7 +61,7 @@ APPROXIMATE = {
     "41_export": ("Round", 3),
 }
 
-# Kind, order, routes and remedy of a required finding; rows that must have no finding
+# Kind, order, routes and advice of each required finding; rows that must have no finding
 DEFECTS = {
     "21_once_differentiable": (("zero", 2, {"reverse-over-reverse"}, "once_differentiable"), {"reverse", "forward"}),
     "22_constant_slope": (
@@ -223,9 +223,9 @@ CLAIMS = {
 needs_a_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
 
 
-def slow_but(soon, stems):
-    """Test parameters, marked slow except for the representatives in `soon`."""
-    marks = {stem: [] if stem in soon else [pytest.mark.slow] for stem in stems}
+def lesson_parameters(stems, quick):
+    """Return test parameters, marked slow except for the lessons in `quick`."""
+    marks = {stem: [] if stem in quick else [pytest.mark.slow] for stem in stems}
     marks.get("39_cpp_operator", []).append(needs_a_compiler)
     return [pytest.param(stem, marks=each) for stem, each in marks.items()]
 
@@ -246,7 +246,7 @@ def test_lessons_are_numbered_and_listed_in_order():
 
 
 @pytest.mark.parametrize("stem", PATHS)
-def test_lesson_states_itself(stem):
+def test_lesson_has_title_formula_and_command(stem):
     text = PATHS[stem].read_text()
     title = re.match(r'r"""Lesson (\d+)', text)
     assert title
@@ -258,13 +258,13 @@ def test_lesson_states_itself(stem):
 
 
 # Lessons with numbers, indices and a kernel run among the quick tests.
-SOON = {"01_square", "15_max", "20_triton", "32_logsumexp"}
+QUICK = {"01_square", "15_max", "20_triton", "32_logsumexp"}
 
 
 @pytest.mark.slow
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("stem", slow_but(SOON, LESSONS))
-def test_lesson_is_right(stem, capsys):
+@pytest.mark.parametrize("stem", lesson_parameters(LESSONS, QUICK))
+def test_lesson_check_passes(stem, capsys):
     lesson = load(stem)
     report = lesson.main()
     out = capsys.readouterr().out
@@ -287,8 +287,8 @@ def no_claim(lesson, out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stem", slow_but({"34_gradient_control"}, APPROXIMATE))
-def test_approximate_lesson_says_so(stem, capsys):
+@pytest.mark.parametrize("stem", lesson_parameters(APPROXIMATE, {"34_gradient_control"}))
+def test_approximate_lesson_reports_its_approximation(stem, capsys):
     lesson = load(stem)
     report = lesson.main()
     out = capsys.readouterr().out
@@ -303,7 +303,7 @@ def test_approximate_lesson_says_so(stem, capsys):
 @pytest.mark.slow
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("stem", DEFECTS)
-def test_defect_is_named(stem, capsys):
+def test_defect_of_the_lesson_is_found(stem, capsys):
     report = load(stem).main()
     assert str(report) in capsys.readouterr().out
     (kind, order, routes, remedy), right = DEFECTS[stem]
@@ -324,7 +324,7 @@ def test_defect_is_named(stem, capsys):
         ("23_doubled_tangent", "Cube", torch.autograd.gradgradcheck),
     ],
 )
-def test_torch_passes_the_defect(stem, name, check):
+def test_gradcheck_of_torch_misses_the_defect(stem, name, check):
     lesson = load(stem)
     assert check(getattr(lesson, name).apply, [x.clone().requires_grad_() for x in lesson.INPUTS])
 
@@ -337,7 +337,7 @@ def derivatives(f, x, order):
     return torch.stack(values)
 
 
-def test_sigmoid_keeps_its_digits():
+def test_sigmoid_derivatives_keep_their_digits():
     """All derivatives for large x are those of -exp(-x), to a relative error of exp(-x)."""
     x = torch.tensor(40.0, dtype=torch.float64)
     signs = torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
@@ -346,7 +346,7 @@ def test_sigmoid_keeps_its_digits():
 
 
 @pytest.mark.slow
-def test_tanh_prints_what_it_loses(capsys):
+def test_tanh_lesson_prints_lost_digits(capsys):
     load("07_tanh").main()
     errors = re.findall(r"relative error (\S+)", capsys.readouterr().out)
     assert float(errors[0]) < 1e-15
@@ -354,21 +354,21 @@ def test_tanh_prints_what_it_loses(capsys):
 
 
 @pytest.mark.slow
-def test_relu_prints_the_kink(capsys):
+def test_relu_lesson_prints_the_kink(capsys):
     lesson = load("08_relu")
     lesson.main()
     assert "[non-smooth]" in capsys.readouterr().out
     assert torch.func.grad(lesson.Relu.apply)(torch.tensor(0.0)) == 0
 
 
-def test_max_gives_ties_to_the_first():
+def test_max_lesson_gives_ties_to_the_first():
     values = torch.tensor([1.0, 2.0, 2.0])
     gradient = torch.func.grad(lambda x: load("15_max").Max.apply(x)[0])(values)
     assert gradient.tolist() == [0, 1, 0]
 
 
 @pytest.mark.parametrize("n", range(5))
-def test_power_is_right_at_zero(n):
+def test_power_lesson_is_right_at_zero(n):
     Power = load("17_non_tensor_arguments").Power
     got = derivatives(lambda x: Power.apply(x, n), torch.tensor(0.0), 4)
     factorial = torch.tensor([1.0, 1.0, 2.0, 6.0, 24.0])
@@ -376,7 +376,7 @@ def test_power_is_right_at_zero(n):
 
 
 @pytest.mark.slow
-def test_numpy_prints_the_missing_term(capsys):
+def test_numpy_lesson_prints_the_missing_term(capsys):
     load("25_numpy_backward").main()
     x = torch.tensor(0.5)
     got, right = re.search(r"at 0.5: (\S+), .* is (\S+)", capsys.readouterr().out).groups()
@@ -397,20 +397,20 @@ def run(stem, **environment):
 
 
 @pytest.mark.slow
-def test_runs_as_a_script():
+def test_lesson_runs_as_a_script():
     assert "check of Square at float64[2], within corrected(): ok" in run("01_square")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton uses the GPU")
 @pytest.mark.slow
-def test_triton_says_when_torch_takes_its_place():
+def test_triton_lesson_reports_its_fallback():
     out = run("20_triton", TRITON_INTERPRET="0")
     assert "a torch operator takes the kernel's place" in out
     assert "check of Sine at float64[2], within corrected(): ok" in out
 
 
 @pytest.mark.slow
-def test_triton_kernel():
+def test_triton_lesson_runs_its_kernel():
     pytest.importorskip("triton")
     out = run("20_triton", TRITON_INTERPRET="1")
     assert "takes the kernel's place" not in out

@@ -30,7 +30,7 @@ def problem(example: ModuleType) -> tuple[torch.nn.Module, Tensor]:
     return model, example.draw_text(example.load_text(), 2, 24, torch.Generator().manual_seed(0))
 
 
-def test_gradient_and_product_are_those_of_primitives(
+def test_gradient_and_product_match_primitives(
     example: ModuleType, problem: tuple[torch.nn.Module, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, excerpts = problem
@@ -47,13 +47,13 @@ def test_gradient_and_product_are_those_of_primitives(
     torch.testing.assert_close(found, torch.cat([each.flatten() for each in product]), rtol=1e-10, atol=1e-10)
 
 
-def test_the_math_path_has_the_same_hessian(example: ModuleType, problem: tuple[torch.nn.Module, Tensor]) -> None:
+def test_math_attention_gives_the_same_hessian(example: ModuleType, problem: tuple[torch.nn.Module, Tensor]) -> None:
     A, other = (example.hessian(*problem, way) for way in ("hodiff", "math path"))
     v = torch.randn(A.shape[1], dtype=torch.float64)
     torch.testing.assert_close(A @ v, other @ v, rtol=1e-10, atol=1e-10)
 
 
-def test_a_character_does_not_see_the_next_ones(example: ModuleType, problem: tuple[torch.nn.Module, Tensor]) -> None:
+def test_attention_is_causal(example: ModuleType, problem: tuple[torch.nn.Module, Tensor]) -> None:
     model, excerpts = problem
     changed = excerpts.clone()
     changed[:, 12:] = 1
@@ -64,7 +64,9 @@ def test_a_character_does_not_see_the_next_ones(example: ModuleType, problem: tu
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs the resource module")
 @pytest.mark.slow
-def test_a_short_run(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_prints_and_saves_results(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figure = tmp_path / "figures" / "gpt.png"
     example.main(["--quick", "--output", str(figure)])
     text = capsys.readouterr().out
@@ -82,7 +84,7 @@ def test_a_short_run(example: ModuleType, tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-def test_eigenvalues_are_those_of_the_dense_hessian(example: ModuleType) -> None:
+def test_eigenvalues_match_the_dense_hessian(example: ModuleType) -> None:
     torch.manual_seed(1)
     model = example.GPT(8, 4, heads=2, layers=1).double()
     A = example.hessian(model, example.draw_text(example.load_text(), 1, 8, torch.Generator().manual_seed(0)))

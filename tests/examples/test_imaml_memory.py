@@ -28,7 +28,9 @@ def rows(text: str, way: str) -> list[list[float]]:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs the resource module")
 @pytest.mark.slow
-def test_implicit_memory_is_constant(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_implicit_memory_is_constant_in_the_steps(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figure = tmp_path / "figures" / "memory.png"
     example.main(["--quick", "--no-progress", "--out", str(figure)])
     text = capsys.readouterr().out
@@ -48,7 +50,7 @@ def test_implicit_memory_is_constant(example: ModuleType, tmp_path: Path, capsys
 
 
 @pytest.mark.slow
-def test_the_ways_agree_with_finite_differences(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_meta_gradients_match_finite_differences(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(example, "STRENGTH", 2.0)  # 80 steps then reach the limit
     network, tasks = example.make_problem(hidden=3, seed=1)
     found = {way: example.meta_gradient(make(network, 80), tasks).numpy() for way, make in example.WAYS.items()}
@@ -67,7 +69,7 @@ def test_the_ways_agree_with_finite_differences(example: ModuleType, monkeypatch
     np.testing.assert_allclose(found["checkpointed"], found["unrolled"], rtol=1e-10)
 
 
-def test_a_disagreement_is_reported(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disagreement_raises(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(example, "LIMIT_STEPS", 20)
     with pytest.raises(hodiff.CheckError, match="after 20 steps unrolled and implicit are"):
         example.find_limit(hidden=4, seed=0)

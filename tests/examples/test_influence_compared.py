@@ -36,7 +36,7 @@ def train(training, weights: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_through_training_predicts_training_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_predicts_retraining(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "influence.png"
     EXAMPLE["main"](["--quick", "--output", str(figure)])
     text = capsys.readouterr().out
@@ -52,7 +52,7 @@ def test_through_training_predicts_training_again(tmp_path: Path, capsys: pytest
         assert others[2] < through[2]
 
 
-def test_the_derivative_through_training_is_that_of_differences(training) -> None:
+def test_derivative_through_training_matches_differences(training) -> None:
     found = EXAMPLE["through_training"](training)
     assert found.shape == (40, 3)
     torch.testing.assert_close(training.held_out_losses(training.ones), train(training, training.ones))
@@ -63,7 +63,7 @@ def test_the_derivative_through_training_is_that_of_differences(training) -> Non
         torch.testing.assert_close(found[image], slope, rtol=1e-6, atol=1e-9)
 
 
-def test_influence_functions_by_dense_matrices(training) -> None:
+def test_influence_functions_match_dense_matrices(training) -> None:
     x = training.end
     images, labels = training.images, training.labels
 
@@ -92,7 +92,7 @@ def mean_loss(training, flat: torch.Tensor) -> torch.Tensor:
     return cross_entropy(functional_call(training.network, x, (training.images,)), training.labels)
 
 
-def test_all_trainings_at_once_are_as_one_by_one(training) -> None:
+def test_batched_retraining_matches_single_trainings(training) -> None:
     weights = EXAMPLE["left_out"](40, 0.1, 3, torch.Generator().manual_seed(0))
     assert (weights == 0).sum(dim=1).tolist() == [4, 4, 4]
     found = EXAMPLE["train_again"](training, weights)
@@ -100,7 +100,7 @@ def test_all_trainings_at_once_are_as_one_by_one(training) -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_scores_are_of_ranks() -> None:
+def test_score_is_a_rank_correlation() -> None:
     actual = torch.tensor([[1.0, 4.0], [2.0, 5.0], [3.0, 9.0]])
     assert EXAMPLE["score"](actual.exp(), actual) == pytest.approx(1)
     assert EXAMPLE["score"](torch.stack([-actual[:, 0], actual[:, 1]], dim=1), actual) == pytest.approx(0)

@@ -13,7 +13,9 @@ EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / 
 
 
 @pytest.mark.slow
-def test_predicts_training_again_and_finds_wrong_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_predicts_retraining_and_finds_wrong_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figure = tmp_path / "figures" / "influence.png"
     EXAMPLE["main"](["--quick", "--no-progress", "--output", str(figure)])
     text = capsys.readouterr().out
@@ -37,7 +39,7 @@ def shares(text: str, name: str) -> list[float]:
     return [float(share) for share in re.findall(r"([\d.]+)%", row)]
 
 
-def test_influences_are_those_of_the_closed_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_influences_match_closed_form(capsys: pytest.CaptureFixture[str]) -> None:
     penalty = 0.05
     training, test = EXAMPLE["load_images"](60, 0)
     w = EXAMPLE["fit"](training, penalty)
@@ -65,7 +67,7 @@ def test_influences_are_those_of_the_closed_form(capsys: pytest.CaptureFixture[s
     assert "2 systems of 650 equations" in capsys.readouterr().out
 
 
-def test_unrelated_predictions_are_noticed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unrelated_predictions_raise(capsys: pytest.CaptureFixture[str]) -> None:
     actual = torch.linspace(-1, 1, 20, dtype=torch.float64)
     EXAMPLE["compare"](2 * actual, actual, "half")
     assert "correlation 1.0000, actual change 0.500 times" in capsys.readouterr().out

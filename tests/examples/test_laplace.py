@@ -18,7 +18,7 @@ EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / 
 
 
 @pytest.mark.slow
-def test_likelier_and_less_sure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_raises_the_likelihood_and_lowers_confidence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "laplace.png"
     EXAMPLE["main"](["--images", "150", "--hidden", "16", "--output", str(figure)])
     text = capsys.readouterr().out
@@ -33,7 +33,7 @@ def test_likelier_and_less_sure(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert one[3] < validation[3] < validation[4]
 
 
-def test_evidence_of_a_linear_model() -> None:
+def test_evidence_of_a_linear_model_matches_closed_form() -> None:
     """Laplace and K-FAC are exact for a linear network and normal targets."""
     torch.manual_seed(0)
     inputs, targets = torch.randn(12, 3, dtype=torch.float64), torch.randn(12, 1, dtype=torch.float64)
@@ -56,7 +56,7 @@ def test_evidence_of_a_linear_model() -> None:
     assert found == pytest.approx(expected, rel=1e-10)
 
 
-def test_predictions_by_dense_matrices() -> None:
+def test_predictions_match_dense_matrices() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     x = {name: parameter.detach() for name, parameter in network.named_parameters()}
@@ -73,7 +73,7 @@ def test_predictions_by_dense_matrices() -> None:
         torch.testing.assert_close(probabilities, expected.detach())
 
 
-def test_calibration_by_hand() -> None:
+def test_calibration_matches_by_hand() -> None:
     """Two images fall in the bin from 0.6, one of them right; the third is right with certainty."""
     probabilities = torch.tensor([[0.65, 0.35], [0.37, 0.63], [0.0, 1.0]], dtype=torch.float64)
     error, confidences, rights = EXAMPLE["calibration"](probabilities, torch.tensor([0, 0, 1]))

@@ -37,7 +37,7 @@ def potential(example: ModuleType) -> torch.nn.Module:
 
 
 @pytest.mark.slow
-def test_the_step_is_that_of_primitives(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_step_matches_primitives(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = potential(example), atoms(example, 4)
     parameters = list(model.parameters())
     found = example.force_loss(model, batch)
@@ -56,7 +56,7 @@ def test_the_step_is_that_of_primitives(example: ModuleType, monkeypatch: pytest
     assert slopes[[name for name, _ in model.named_parameters()].index("scores.weight")].abs().max() > 1e-6
 
 
-def test_true_forces_are_the_closed_form(example: ModuleType) -> None:
+def test_true_forces_match_closed_form(example: ModuleType) -> None:
     """Two atoms at a distance d repel by 48 d^-13 - 24 d^-7; at 2^(1/6) the force is 0 and the energy -1."""
     d = torch.tensor([0.9, 2 ** (1 / 6), 2.0], dtype=torch.float64)
     x = torch.zeros(3, 2, 3, dtype=torch.float64)
@@ -70,12 +70,12 @@ def test_true_forces_are_the_closed_form(example: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_the_minimum_is_that_in_the_literature(example: ModuleType) -> None:
+def test_minimum_matches_the_literature(example: ModuleType) -> None:
     """The minimum is the pentagonal bipyramid of Hoare and Pal (1971)."""
     assert example.lennard_jones(example.find_minimum(8)).item() == pytest.approx(-16.505384, abs=1e-6)
 
 
-def test_energies_do_not_change_as_atoms_are_exchanged_turned_and_shifted(example: ModuleType) -> None:
+def test_energy_is_invariant_under_permutation_rotation_and_shift(example: ModuleType) -> None:
     model, (x, _, _) = potential(example), atoms(example, 4)
     generator = torch.Generator().manual_seed(0)
     turn = torch.linalg.qr(torch.randn(3, 3, generator=generator, dtype=torch.float64)).Q
@@ -87,7 +87,9 @@ def test_energies_do_not_change_as_atoms_are_exchanged_turned_and_shifted(exampl
 
 
 @pytest.mark.slow
-def test_a_short_run(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_prints_and_saves_results(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figure = tmp_path / "figures" / "forces.png"
     example.main(["--quick", "--output", str(figure)])
     text = capsys.readouterr().out

@@ -20,14 +20,14 @@ def test_picture_is_small_and_has_a_caption(stem):
     assert "\n" not in caption
 
 
-def test_no_picture_is_left_over():
+def test_every_picture_belongs_to_a_lesson():
     assert sorted(path.stem for path in lesson_tools.PICTURES.iterdir()) == list(lesson_tools.LESSONS)
 
 
 @pytest.mark.parametrize(
     "stem", [stem if stem == "07_tanh" else pytest.param(stem, marks=pytest.mark.slow) for stem in lesson_tools.LESSONS]
 )
-def test_picture_is_what_the_lesson_draws(stem, tmp_path):
+def test_picture_matches_the_drawing_of_the_lesson(stem, tmp_path):
     path = tmp_path / "picture.png"
     draw.save_picture(lesson_tools.load(lesson_tools.LESSONS[stem]), path)
     today, kept = imread(path), imread(lesson_tools.PICTURES / f"{stem}.png")

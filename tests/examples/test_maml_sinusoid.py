@@ -1,4 +1,4 @@
-"""The sine waves, run as a script with fewer steps."""
+"""The example, run as a script with fewer steps."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_learns_and_checks_itself(tmp_path: Path) -> None:
+def test_script_learns_and_saves_the_figure(tmp_path: Path) -> None:
     figure = tmp_path / "figures" / "curves.png"
     learners = ["maml", "fomaml", "anil", "meta-sgd", "reptile"]
     done = run("--steps", "150", "--learners", ",".join(learners), "--output", str(figure))
@@ -41,7 +41,7 @@ def test_learns_and_checks_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_networks_are_summed_up(tmp_path: Path) -> None:
+def test_several_seeds_print_a_summary(tmp_path: Path) -> None:
     done = run("--steps", "20", "--seeds", "2", "--output", str(tmp_path / "curves.png"))
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"seed \d +[\d.]+ ± [\d.]+ +([\d.]+) ± ", done.stdout)
@@ -54,7 +54,7 @@ def test_several_networks_are_summed_up(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_unknown_learners_are_named() -> None:
+def test_rejects_unknown_learners() -> None:
     done = run("--learners", "maml,mammal")
     assert done.returncode == 2
     assert "got mammal" in done.stderr

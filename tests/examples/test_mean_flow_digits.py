@@ -22,7 +22,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("through", [False, True], ids=["constant target", "through the target"])
-def test_the_step_is_that_of_primitives(example: ModuleType, through: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_step_matches_primitives(example: ModuleType, through: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = example.MeanVelocity(8).double()
     images, labels = example.load_images()
@@ -47,7 +47,7 @@ def test_the_step_is_that_of_primitives(example: ModuleType, through: bool, monk
     torch.testing.assert_close(slopes, torch.autograd.grad(right, parameters), rtol=1e-10, atol=1e-12)
 
 
-def test_at_equal_times_it_is_flow_matching(example: ModuleType) -> None:
+def test_loss_at_equal_times_is_flow_matching(example: ModuleType) -> None:
     torch.manual_seed(0)
     model = example.MeanVelocity(8).double()
     images, labels = example.load_images()
@@ -56,7 +56,7 @@ def test_at_equal_times_it_is_flow_matching(example: ModuleType) -> None:
     torch.testing.assert_close(example.loss(u, batch), example.matching_loss(u, batch))
 
 
-def test_the_mean_velocity_of_one_image_is_learned(example: ModuleType) -> None:
+def test_mean_velocity_of_one_image_is_exact(example: ModuleType) -> None:
     """All paths to one image x are straight: the loss of u = e - x = (z - x) / t is 0, other velocities have a loss."""
     images, labels = example.load_images()
     images = images[:1].double()
@@ -65,7 +65,7 @@ def test_the_mean_velocity_of_one_image_is_learned(example: ModuleType) -> None:
     assert example.loss(lambda z, r, t: (z - images) / t + 0.1 * (t - r), batch).item() > 1e-3
 
 
-def test_patches_are_put_back_where_they_were_cut(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patches_are_reassembled(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = example.MeanVelocity(8, layers=0)
     model.blocks = model.patches = model.read = torch.nn.Identity()
@@ -77,7 +77,7 @@ def test_patches_are_put_back_where_they_were_cut(example: ModuleType, monkeypat
     torch.testing.assert_close(model(z, t, t, torch.zeros(3, dtype=torch.long)), z)
 
 
-def test_distance_of_gaussians(example: ModuleType) -> None:
+def test_distance_of_gaussians_matches_closed_form(example: ModuleType) -> None:
     """Points a and c a + b have the distance (c - 1)^2 tr S + |m - n|^2."""
     a = torch.randn(200, 6, generator=torch.Generator().manual_seed(0)).double()
     b = 1.5 * a + 0.3
@@ -86,7 +86,9 @@ def test_distance_of_gaussians(example: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_a_short_run(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_short_training_lowers_the_loss(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figure = tmp_path / "figures" / "mean_flow.png"
     torch.manual_seed(0)
     losses, _ = example.train(example.MeanVelocity(16), 40, 64, True, True, torch.Generator().manual_seed(0))

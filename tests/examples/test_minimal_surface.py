@@ -12,7 +12,7 @@ import hodiff
 EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "minimal_surface.py"))
 
 
-def test_the_distance_to_the_known_surface_falls_as_the_square_of_the_mesh() -> None:
+def test_distance_to_scherk_surface_falls_quadratically_with_the_mesh() -> None:
     distances = []
     for side in (7, 15):
         film = EXAMPLE["Film"](side)
@@ -22,7 +22,7 @@ def test_the_distance_to_the_known_surface_falls_as_the_square_of_the_mesh() -> 
     assert distances[0] / distances[1] == pytest.approx(4, rel=0.15)
 
 
-def test_areas_of_tilted_planes() -> None:
+def test_area_of_tilted_planes_matches_closed_form() -> None:
     """The plane 2 x + 3 y over a square of area 4 has the area 4 √14."""
     film = EXAMPLE["Film"](5, lambda x, y: 2 * x + 3 * y)
     x = EXAMPLE["start"](film)
@@ -30,7 +30,7 @@ def test_areas_of_tilted_planes() -> None:
     assert film.area(x).item() == pytest.approx(4 * 14**0.5, rel=1e-14)
 
 
-def test_a_height_meets_six_others() -> None:
+def test_hessian_pattern_couples_six_neighbours() -> None:
     film = EXAMPLE["Film"](6)
     x = torch.sin(torch.arange(36, dtype=torch.float64))
     pattern = hodiff.sparse.hessian_pattern(film.area, x)
@@ -40,13 +40,13 @@ def test_a_height_meets_six_others() -> None:
     assert abs(found.toarray() - dense).max() < 1e-13 * abs(dense).max()
 
 
-def test_iterations_that_do_not_converge_say_so() -> None:
+def test_unconverged_newton_raises() -> None:
     film = EXAMPLE["Film"](5, EXAMPLE["waves"])
     with pytest.raises(hodiff.ConvergenceError, match=r"residual .* after 1 steps"):
         EXAMPLE["newton"](film, EXAMPLE["start"](film), most=1)
 
 
-def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_prints_and_saves_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "film.png"
     EXAMPLE["main"](["--quick", "--frame", "waves", "--output", str(figure)])
     text = capsys.readouterr().out

@@ -13,7 +13,7 @@ EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / 
 
 
 @pytest.mark.slow
-def test_lower_loss_in_the_same_steps(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_reaches_a_lower_loss_than_gradient_descent(capsys: pytest.CaptureFixture[str]) -> None:
     EXAMPLE["main"](["--quick", "--no-progress"])
     text = capsys.readouterr().out
     natural, descent = map(float, re.search(r"same steps: .* (\S+), gradient descent (\S+)$", text, re.M).groups())
@@ -25,7 +25,7 @@ def test_lower_loss_in_the_same_steps(capsys: pytest.CaptureFixture[str]) -> Non
     assert "in the same time" in text
 
 
-def test_the_step_solves_with_the_dense_fisher_matrix() -> None:
+def test_step_matches_the_dense_fisher_matrix() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}

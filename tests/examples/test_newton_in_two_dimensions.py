@@ -11,7 +11,7 @@ EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / 
 PROBLEMS = EXAMPLE["PROBLEMS"]
 
 
-def test_where_they_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_prints_end_points(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "newton.png"
     EXAMPLE["main"](["--quick", "--output", str(figure)])
     assert figure.read_bytes().startswith(b"\x89PNG")
@@ -24,7 +24,7 @@ def test_where_they_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda problem: problem.f.__name__)
-def test_radii_are_those_of_scipy(problem, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trust_region_radii_match_scipy(problem, monkeypatch: pytest.MonkeyPatch) -> None:
     used = []
     solve = CGSteihaugSubproblem.solve
 
@@ -38,7 +38,7 @@ def test_radii_are_those_of_scipy(problem, monkeypatch: pytest.MonkeyPatch) -> N
     assert len(set(used)) > 1
 
 
-def test_kinds_of_stationary_points() -> None:
+def test_stationary_points_are_classified() -> None:
     """Himmelblau's saddle and maximum are roots of cubic equations, given here to four digits."""
     places = {
         "minimum": (3.0, 2.0),

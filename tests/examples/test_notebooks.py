@@ -15,13 +15,13 @@ SOURCES = BUILD["sources"]([])
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 
 
-def test_there_are_eleven():
+def test_registry_has_eleven_notebooks():
     assert len(SOURCES) == 11
     assert {each.stem for each in FOLDER.glob("*.ipynb")} == {each.stem for each in SOURCES}
 
 
 @each_notebook
-def test_committed_notebook_is_that_of_its_script(source):
+def test_committed_notebook_matches_its_script(source):
     committed = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
     nbformat.validate(committed)
     made = BUILD["unrun"](source)
@@ -31,7 +31,7 @@ def test_committed_notebook_is_that_of_its_script(source):
 
 
 @each_notebook
-def test_outputs_are_there_and_tidy(source):
+def test_outputs_are_complete_and_clean(source):
     committed = nbformat.read(source.with_suffix(".ipynb"), as_version=4)
     assert not BUILD["complaints"](committed)
     code = [cell for cell in committed.cells if cell.cell_type == "code"]
@@ -42,7 +42,7 @@ def test_outputs_are_there_and_tidy(source):
     assert committed.metadata == BUILD["LANGUAGE"]
 
 
-def test_what_must_not_be_in_outputs_is_seen():
+def test_complaints_find_machine_dependent_outputs():
     def holding(**output):
         cell = nbformat.v4.new_code_cell("1", outputs=[nbformat.v4.new_output(**output)])
         return BUILD["complaints"](nbformat.v4.new_notebook(cells=[cell]))
@@ -54,7 +54,7 @@ def test_what_must_not_be_in_outputs_is_seen():
     assert holding(output_type="display_data", data={"image/png": "A" * 500_000})
 
 
-def test_streams_are_joined_and_html_has_one_line_of_text_beside_it():
+def test_tidying_joins_streams_and_shortens_text_beside_html():
     outputs = [nbformat.v4.new_output("stream", name="stdout", text=each) for each in ("a", "b")]
     shown = nbformat.v4.new_output("display_data", data={"text/html": "<b>", "text/plain": "Report(a\nb)"})
     first, second = BUILD["tidied"]([*outputs, shown])

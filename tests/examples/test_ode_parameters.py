@@ -15,7 +15,7 @@ EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / 
 
 
 @pytest.mark.slow
-def test_errors_are_the_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_printed_errors_match_the_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "ode.png"
     EXAMPLE["main"](["--repeats", "15", "--output", str(figure)])
     text = capsys.readouterr().out
@@ -32,13 +32,13 @@ def test_errors_are_the_spread(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert float(noises[0]) == float(noises[1]) == pytest.approx(0.05, abs=0.01)
 
 
-def test_the_integrator_is_as_good_as_the_counts() -> None:
+def test_integrator_error_is_below_the_noise() -> None:
     found = EXAMPLE["integrate"](EXAMPLE["tensors"](EXAMPLE["TRUTH"]))
     assert (found - EXAMPLE["exact"](EXAMPLE["TRUTH"])).abs().max() < 1e-3
 
 
 @pytest.mark.slow
-def test_covariance_is_that_of_scipy() -> None:
+def test_covariance_matches_scipy() -> None:
     """`curve_fit` computes its own Jacobian of SciPy's solution, by differences."""
     generator = torch.Generator().manual_seed(1)
     numbers = EXAMPLE["exact"](EXAMPLE["TRUTH"])

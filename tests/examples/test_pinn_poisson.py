@@ -11,7 +11,7 @@ import torch
 EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "pinn_poisson.py"))
 
 
-def test_the_right_hand_side() -> None:
+def test_right_hand_side_matches_closed_form() -> None:
     """The factors' second derivatives by hand: (1 - π²) f + 2 π exp(x) cos(π x), and -4 π² times the second factor."""
     points = torch.rand(7, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x, y = math.pi * points.T
@@ -20,7 +20,7 @@ def test_the_right_hand_side() -> None:
     torch.testing.assert_close(EXAMPLE["source"](points), right)
 
 
-def test_both_ways_find_one_loss() -> None:
+def test_both_laplacians_give_one_loss() -> None:
     model = EXAMPLE["Solution"](5, torch.Generator().manual_seed(0)).double()
     points = torch.rand(7, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = EXAMPLE["loss"](model, points)
@@ -32,7 +32,7 @@ def test_both_ways_find_one_loss() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "pinn.png"
     EXAMPLE["main"](["--quick", "--output", str(figure)])
     text = capsys.readouterr().out

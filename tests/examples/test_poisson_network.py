@@ -11,7 +11,7 @@ from torch.func import hessian, vmap
 EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "poisson_network.py"))
 
 
-def test_the_laplacian_that_goes_forward() -> None:
+def test_forward_laplacian_matches_torch_func() -> None:
     weights, points = EXAMPLE["make_weights"](0, 5), EXAMPLE["grid"](3)
     value, laplacian = EXAMPLE["solution"](weights, points)
 
@@ -26,7 +26,7 @@ def test_the_laplacian_that_goes_forward() -> None:
     torch.testing.assert_close(of_truth, -5 * torch.pi**2 * EXAMPLE["truth"](points))
 
 
-def test_the_table_and_the_ratio() -> None:
+def test_table_lists_medians_and_ratio() -> None:
     course = EXAMPLE["Course"]
     courses = {"a": [course([1.0, 2.0], [1, 2], [1e-2, 1e-5])], "b": [course([1.0, 30.0], [1, 5], [1e-1, 5e-4])]}
     *_, ours, theirs = EXAMPLE["table"](courses).splitlines()
@@ -36,7 +36,7 @@ def test_the_table_and_the_ratio() -> None:
 
 
 @pytest.mark.slow
-def test_both_learn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_learns_with_both_optimizers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure, saved = tmp_path / "figures" / "poisson.png", tmp_path / "table.md"
     EXAMPLE["main"](["--quick", "--output", str(figure), "--save", str(saved)])
     text = capsys.readouterr().out

@@ -15,7 +15,9 @@ def rows(text: str, label: str) -> list[list[float]]:
 
 
 @pytest.mark.slow
-def test_saliency_keeps_more_than_magnitude(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_prunes_better_by_saliency_than_by_magnitude(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figure = tmp_path / "figures" / "pruning.png"
     EXAMPLE["main"](["--quick", "--no-progress", "--output", str(figure)])
     text = capsys.readouterr().out
@@ -44,7 +46,7 @@ def trained() -> object:
     return each
 
 
-def test_saliencies_are_second_differences_of_the_loss() -> None:
+def test_saliencies_match_second_differences_of_the_loss() -> None:
     network = trained()
     weights = network.weights
 
@@ -64,7 +66,7 @@ def test_saliencies_are_second_differences_of_the_loss() -> None:
     assert 0 < (estimated - found).norm() < 0.3 * found.norm()
 
 
-def test_removed_parameters_stay_removed() -> None:
+def test_removed_parameters_stay_zero() -> None:
     network = trained()
     scores = EXAMPLE["magnitude"](network)
     network.remove(0.25, scores)

@@ -37,7 +37,7 @@ def test_four_bits_are_within_a_point_of_full_precision():
 
 
 @pytest.mark.slow
-def test_the_whole_script():
+def test_script_reaches_96_percent():
     done = run()
     assert done.returncode == 0, done.stdout + done.stderr
     full, quantized = accuracies(done.stdout)
@@ -45,7 +45,7 @@ def test_the_whole_script():
 
 
 @pytest.mark.slow
-def test_too_much_loss_is_reported():
+def test_too_large_accuracy_loss_exits_with_1():
     done = run("--steps", "200", "--bits", "2", "--hidden", "4")
     full, quantized = accuracies(done.stdout)
     assert full - quantized > 1

@@ -30,7 +30,7 @@ def row(text: str, way: str) -> list[float]:
 
 
 @pytest.mark.slow
-def test_implicit_and_unrolled_hypergradients_learn_alike():
+def test_implicit_and_unrolled_hypergradients_agree():
     text = run("--steps", "11", "--ways", "implicit", "unrolled")
     implicit, unrolled = row(text, "implicit"), row(text, "unrolled")
     assert implicit[0] == pytest.approx(unrolled[0], abs=1e-6)
@@ -39,7 +39,7 @@ def test_implicit_and_unrolled_hypergradients_learn_alike():
 
 
 @pytest.mark.slow
-def test_the_published_loss():
+def test_loss_after_100_steps_matches_the_paper():
     """The loss after 100 outer steps is the published loss, which the paper's page reports after 990 steps, too."""
     after_100 = row(run("--steps", "101", "--ways", "last"), "last")[2]
     assert after_100 == pytest.approx(0.28535441, abs=2e-6)

@@ -103,7 +103,7 @@ def test_every_example_is_listed() -> None:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CHECKS]
 )
-def test_check_of_the_example(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_of_the_example_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     found = CHECKS[name](importlib.import_module(name))
     for line in [found] if isinstance(found, str) else found:

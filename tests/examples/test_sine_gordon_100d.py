@@ -12,7 +12,7 @@ EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / 
 D = torch.float64
 
 
-def test_the_right_hand_side() -> None:
+def test_right_hand_side_matches_nested_hessians() -> None:
     generator = torch.Generator().manual_seed(0)
     equation = EXAMPLE["make_equation"](5, generator, D)
     x = EXAMPLE["draw_points"](6, 5, generator, D)
@@ -20,7 +20,7 @@ def test_the_right_hand_side() -> None:
     torch.testing.assert_close(equation.source(x), bends + equation.solution(x).sin())
 
 
-def test_points_are_in_the_ball_and_the_solution_is_zero_on_the_sphere() -> None:
+def test_points_lie_in_the_ball_and_the_solution_vanishes_on_the_sphere() -> None:
     generator = torch.Generator().manual_seed(0)
     radii = EXAMPLE["draw_points"](4000, 7, generator, D).norm(dim=1)
     assert radii.max() < 1
@@ -32,7 +32,7 @@ def test_points_are_in_the_ball_and_the_solution_is_zero_on_the_sphere() -> None
 
 
 @pytest.mark.slow
-def test_one_draw_is_off_by_the_variance_and_two_are_not() -> None:
+def test_loss_with_one_draw_is_biased_and_with_two_is_not() -> None:
     """The loss at the solution itself is the bias alone."""
     equation = EXAMPLE["make_equation"](6, torch.Generator().manual_seed(0))
     bias = EXAMPLE["measure_bias"](equation, equation.solution, 3, 60, 1)
@@ -43,7 +43,7 @@ def test_one_draw_is_off_by_the_variance_and_two_are_not() -> None:
 
 
 @pytest.mark.slow
-def test_it_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "sine_gordon.png"
     EXAMPLE["main"](["--quick", "--output", str(figure)])
     text = capsys.readouterr().out

@@ -20,7 +20,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
-def test_the_step_is_that_of_primitives(example: ModuleType, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_step_matches_primitives(example: ModuleType, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reference writes out the inner loop, with torch's own gradient of a gradient."""
     torch.manual_seed(0)
     reader = example.Reader(8, window=3, steps=steps).double()
@@ -48,7 +48,7 @@ def test_the_step_is_that_of_primitives(example: ModuleType, steps: int, monkeyp
     assert (slopes[list(parameters).index("rates.before")] is None) == (steps == 0)
 
 
-def test_a_prediction_sees_the_window_alone(example: ModuleType) -> None:
+def test_prediction_depends_on_the_window_only(example: ModuleType) -> None:
     torch.manual_seed(0)
     reader = example.Reader(8, window=3, steps=0)
     signals = torch.randn(1, 40, generator=torch.Generator().manual_seed(0), requires_grad=True)
@@ -58,7 +58,7 @@ def test_a_prediction_sees_the_window_alone(example: ModuleType) -> None:
     assert signals.grad[0].nonzero().flatten().tolist() == [24, 25, 26, 27, 28, 29]
 
 
-def test_signals(example: ModuleType) -> None:
+def test_signals_have_the_stated_variance_and_noise(example: ModuleType) -> None:
     noisy, clean = example.draw_signals(2000, 50, (0.5, 0.5), torch.Generator().manual_seed(0))
     assert clean.var().item() == pytest.approx(1, abs=0.05)
     assert (noisy - clean).std().item() == pytest.approx(example.NOISE, rel=0.02)
@@ -67,7 +67,9 @@ def test_signals(example: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_a_short_run(example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_prints_and_saves_results(
+    example: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figure = tmp_path / "figures" / "test_time.png"
     example.main(["--quick", "--output", str(figure)])
     text = capsys.readouterr().out

@@ -16,7 +16,7 @@ import hodiff
 EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "trajectory.py"))
 
 
-def test_constraints_are_the_trapezoidal_rule() -> None:
+def test_constraints_match_the_trapezoidal_rule() -> None:
     problem = EXAMPLE["SwingUp"](3, 2.0)
     z = torch.tensor([[0.1, 0.2, 0.3], [1.0, -0.4, 0.5], [3.0, 0.6, -0.7]], dtype=torch.float64)
     found = problem.constraints(z.view(-1))
@@ -28,13 +28,13 @@ def test_constraints_are_the_trapezoidal_rule() -> None:
     assert problem.effort(z.view(-1)).item() == pytest.approx(0.3**2 / 2 + 0.5**2 + 0.7**2 / 2)
 
 
-def test_derivatives_are_the_dense_ones() -> None:
+def test_sparse_derivatives_match_dense() -> None:
     off, seconds = EXAMPLE["compare"](12)
     assert off < 1e-13
     assert set(seconds) == {"sparse", "dense"}
 
 
-def test_both_derivatives_lead_to_the_same_way() -> None:
+def test_sparse_and_dense_derivatives_give_one_trajectory() -> None:
     problem = EXAMPLE["SwingUp"](25, 5.0)
     ways = [EXAMPLE["newton"](problem, EXAMPLE[name](problem)) for name in ("sparse", "dense")]
     torch.testing.assert_close(ways[0][0], ways[1][0], rtol=0, atol=1e-7)
@@ -42,7 +42,7 @@ def test_both_derivatives_lead_to_the_same_way() -> None:
 
 
 @pytest.mark.slow
-def test_scipy_finds_no_less_effort() -> None:
+def test_scipy_finds_no_smaller_effort() -> None:
     """SLSQP starts near the solution, and uses gradients alone."""
     problem = EXAMPLE["SwingUp"](13, 5.0)
     z, _ = EXAMPLE["newton"](problem, EXAMPLE["sparse"](problem))
@@ -65,7 +65,7 @@ def test_scipy_finds_no_less_effort() -> None:
     assert problem.effort(z).item() == pytest.approx(found.fun, rel=1e-6)
 
 
-def test_the_simulated_pendulum_comes_nearer_with_more_times() -> None:
+def test_simulation_error_falls_with_more_times() -> None:
     distances = []
     for knots in (61, 121):
         problem = EXAMPLE["SwingUp"](knots, 5.0)
@@ -74,14 +74,14 @@ def test_the_simulated_pendulum_comes_nearer_with_more_times() -> None:
     assert distances[0] / distances[1] == pytest.approx(4, rel=0.3)
 
 
-def test_iterations_that_do_not_converge_say_so() -> None:
+def test_unconverged_newton_raises() -> None:
     problem = EXAMPLE["SwingUp"](9)
     with pytest.raises(hodiff.ConvergenceError, match="after 2 steps"):
         EXAMPLE["newton"](problem, EXAMPLE["sparse"](problem), most=2)
 
 
 @pytest.mark.slow
-def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_prints_and_saves_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "trajectory.png"
     EXAMPLE["main"](["--quick", "--output", str(figure)])
     text = capsys.readouterr().out

@@ -29,7 +29,7 @@ def helium(width: int = 8) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize(("name", "power"), [("hydrogen", 1), ("oscillator", 2)])
-def test_eigenstates_have_one_local_energy_and_others_the_closed_form(name: str, power: int) -> None:
+def test_local_energy_of_one_electron_matches_closed_form(name: str, power: int) -> None:
     system, x = SYSTEMS[name], points(50, 1)
     r = x.norm(dim=-1)[:, 0]
     right = local_energy(EXAMPLE["OneParameter"](power, 1.0), system.potential, x)
@@ -40,7 +40,7 @@ def test_eigenstates_have_one_local_energy_and_others_the_closed_form(name: str,
 
 
 @pytest.mark.slow
-def test_local_energy_of_helium_is_that_of_scipys_differences() -> None:
+def test_local_energy_of_helium_matches_scipy_differences() -> None:
     state, x = helium(), points(1, 2)
     found = local_energy(state, SYSTEMS["helium"].potential, x)
 
@@ -54,7 +54,7 @@ def test_local_energy_of_helium_is_that_of_scipys_differences() -> None:
     torch.testing.assert_close(found[0], kinetic + potential, rtol=1e-6, atol=1e-6)
 
 
-def test_helium_has_its_cusps_and_is_symmetric() -> None:
+def test_helium_state_has_cusps_and_is_symmetric() -> None:
     state, x = helium(), points(1, 2)
     torch.testing.assert_close(state(x), state(x.flip(1)))
     near = torch.cat([x, x, x])
@@ -65,7 +65,7 @@ def test_helium_has_its_cusps_and_is_symmetric() -> None:
     assert local_energy(state, SYSTEMS["helium"].potential, near).abs().max() < 100
 
 
-def test_walkers_draw_from_the_square_of_the_wavefunction() -> None:
+def test_walkers_sample_the_squared_wavefunction() -> None:
     state = EXAMPLE["OneParameter"](1, 1.0)
     walkers = EXAMPLE["Walkers"](points(4000, 1), generator())
     for _ in range(30):
@@ -76,7 +76,7 @@ def test_walkers_draw_from_the_square_of_the_wavefunction() -> None:
     assert r.var().item() == pytest.approx(0.75, rel=0.15)
 
 
-def test_scores_give_the_slope_of_the_energy() -> None:
+def test_scores_give_the_energy_gradient() -> None:
     a, state = 0.8, EXAMPLE["OneParameter"](1, 0.8)
     # With density exp(-2 a r), r has a Gamma distribution: a sum of three exponentials.
     uniform = torch.rand(100_000, 3, generator=generator(), dtype=torch.float64)
@@ -95,7 +95,7 @@ def test_scores_give_the_slope_of_the_energy() -> None:
     torch.testing.assert_close((rows.T @ rows / 500 + 0.1 * torch.eye(1)) @ step, rows.T @ kept / 500)
 
 
-def test_scores_are_gradients_of_each_walker() -> None:
+def test_scores_match_gradients_of_each_walker() -> None:
     state, x = helium(4).requires_grad_(), points(5, 2)
     parameters = list(state.parameters())
     rows = [torch.cat([g.flatten() for g in torch.autograd.grad(state(each[None])[0], parameters)]) for each in x]
@@ -104,7 +104,7 @@ def test_scores_are_gradients_of_each_walker() -> None:
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.8])
-def test_errors_of_a_series_with_memory(memory: float) -> None:
+def test_reblocked_error_of_correlated_series_matches(memory: float) -> None:
     noise = torch.randn(4096, 20, generator=generator(), dtype=torch.float64)
     series = [noise[0] / math.sqrt(1 - memory**2)]
     for each in noise[1:]:
@@ -115,7 +115,7 @@ def test_errors_of_a_series_with_memory(memory: float) -> None:
 
 
 @pytest.mark.slow
-def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_prints_and_saves_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "energies.png"
     EXAMPLE["main"](["--quick", "--no-progress", "--output", str(figure)])
     text = capsys.readouterr().out

@@ -13,7 +13,7 @@ import hodiff
 EXAMPLE = runpy.run_path(str(Path(__file__).resolve().parents[2] / "examples" / "vibrational_modes.py"))
 
 
-def test_the_energy_of_two_atoms() -> None:
+def test_energy_of_two_atoms_matches_closed_form() -> None:
     """The energy is 4 (d^-12 - d^-6) (1 - (d / 1.7)^2)^3, and zero beyond the cutoff."""
     for d in (0.95, 1.3, 1.699, 1.9):
         x = torch.tensor([0, 0, 0, 0.6 * d, 0, -0.8 * d], dtype=torch.float64)
@@ -40,7 +40,7 @@ def test_two_atoms_vibrate_along_their_bond() -> None:
     assert values[5] == pytest.approx(2 * curvature, rel=1e-5)
 
 
-def test_atoms_are_those_of_a_crystal() -> None:
+def test_cluster_is_a_close_packed_crystal() -> None:
     x = EXAMPLE["cluster"](79)
     one, other = EXAMPLE["pairs_within"](x, 1.2)
     places = x.view(-1, 3)
@@ -50,7 +50,7 @@ def test_atoms_are_those_of_a_crystal() -> None:
     assert np.bincount(torch.cat([one, other]).numpy()).max() == 12
 
 
-def test_zero_modes_are_shifts_and_turns() -> None:
+def test_zero_modes_are_translations_and_rotations() -> None:
     x, _ = EXAMPLE["relaxed"](EXAMPLE["cluster"](20))
     H = hodiff.sparse.hessian(EXAMPLE["energy"], format="scipy")(x, *EXAMPLE["pairs_within"](x, 1.7))
     values, vectors = EXAMPLE["low_modes"](H, 10)
@@ -64,7 +64,7 @@ def test_zero_modes_are_shifts_and_turns() -> None:
 
 
 @pytest.mark.slow
-def test_a_short_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quick_run_prints_and_saves_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "figures" / "modes.png"
     EXAMPLE["main"](["--quick", "--output", str(figure)])
     text = capsys.readouterr().out

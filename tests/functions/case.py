@@ -45,7 +45,7 @@ class FunctionCase:
         function: The plain function; keyword options are bound, all positional arguments are in `inputs`.
         Function: The `torch.autograd.Function` behind it, or None.
         direct: Calls the Function with the same arguments, if the plain function does not in plain reverse mode.
-        inputs: Draws positional arguments at a smooth point, with few numbers (at most about 24 differentiated).
+        inputs: Draws positional arguments at a smooth point, with at most about 24 differentiated elements.
         formula: The formula, in LaTeX without dollars, for the table of the documentation.
         reference: The function by torch primitives or a correct torch built-in, with the same positional arguments.
         surrogate: For approximate Functions: the function whose derivatives of every order this one has (`reference`

@@ -35,7 +35,7 @@ def derivatives(case: FunctionCase, extremes: Extremes, point: float) -> list[fl
 
 
 def tower(f: Callable[[Tensor], Tensor]) -> list[Callable[[Tensor], Tensor]]:
-    """Return the function and its first three derivatives."""
+    """Return functions that compute the function and its first three derivatives."""
     functions = [f]
     for _ in range(3):
         functions.append(torch.func.grad(functions[-1]))
@@ -92,7 +92,7 @@ def points(name: str, extremes: Extremes) -> list[float]:
     rng = random.Random(name)
     drawn = [rng.choice((1, -1)) * float(f"{10 ** rng.uniform(-6, 4):.6g}") for _ in range(12)]
     domain = tuple(tuple(pair) for pair in extremes.domain)
-    return [*inside(domain), *(p for p in drawn if any(low < p < high for low, high in domain))]
+    return [*points_in(domain), *(p for p in drawn if any(low < p < high for low, high in domain))]
 
 
 @cache
@@ -118,13 +118,13 @@ def _ulps(got: float, exact: Any, change: Any, flushed: float) -> float:
         return 0.0 if got == math.copysign(math.inf, exact) else math.inf
     if not math.isfinite(got):
         return math.inf
-    # Factors below the smallest normal number are flushed to zero, and so are their products.
+    # Factors below the smallest normal number are flushed to zero, and their products are zero.
     unit = max(EPS * max(abs(exact), abs(change)), mp.mpf(flushed))
     return float(abs(mp.mpf(got) - exact) / unit)
 
 
 @cache
-def inside(domain: tuple[tuple[float, float], ...]) -> list[float]:
+def points_in(domain: tuple[tuple[float, float], ...]) -> list[float]:
     """Return the points of the list that lie in a domain."""
     return [p for p in POINTS if any(low < p < high for low, high in domain)]
 

@@ -15,7 +15,7 @@ HEADING = [
     "|---|---|---|---|",
 ]
 
-# Forward mode refuses these Functions by design, so the contract tests skip them. Their family's file tests them.
+# These Functions reject forward mode by design, so the contract tests skip them, and their own test files test them.
 REVERSE_ONLY = {
     "clip_gradient": (r"x, \text{ whose gradient is clipped}", "nothing"),
     "noise_gradient": (r"x, \text{ whose gradient has noise added}", "nothing"),

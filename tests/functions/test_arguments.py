@@ -1,4 +1,4 @@
-"""Tests of the refusal of wrong shapes."""
+"""Tests of the errors for wrong shapes."""
 
 import itertools
 
@@ -16,13 +16,13 @@ def torch_broadcasts(*shapes: tuple[int, ...]) -> torch.Size | None:
         return None
 
 
-def test_shapes_broadcast_as_those_of_torch_do() -> None:
+def test_broadcast_of_two_shapes_matches_torch() -> None:
     for a, b in itertools.product(SHAPES, repeat=2):
         found = torch_broadcasts(a, b)
         assert broadcast(a, b) == (found is not None), (a, b)
         assert broadcasts_to(a, b) == (found == torch.Size(b)), (a, b)
 
 
-def test_three_shapes() -> None:
+def test_broadcast_of_three_shapes_matches_torch() -> None:
     for shapes in itertools.product([(), (1,), (3,), (4,), (3, 1), (1, 3), (4, 3)], repeat=3):
         assert broadcast(*shapes) == (torch_broadcasts(*shapes) is not None), shapes

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from at_once import some_at_once
 from functions.case import FunctionCase
 from functions.catalogue import CASES, family_of
+from slow_cases import slow_except
 from torch import Tensor
 
 import hodiff
@@ -25,7 +25,7 @@ EXACT = [case for case in CASES if case.surrogate is None]
 APPROXIMATE = [case for case in CASES if case.surrogate is not None]
 
 
-def each(cases):
+def parametrize_by(cases):
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
@@ -71,9 +71,9 @@ def first_of_each_family(cases):
     return list({family_of(case): case for case in reversed(cases)}.values())
 
 
-def others_slow(cases, soon):
+def others_slow(cases, quick):
     """Run some cases by default and the others with the slow tests."""
-    return pytest.mark.parametrize("case", some_at_once(cases, soon, lambda case: case.name))
+    return pytest.mark.parametrize("case", slow_except(cases, quick, lambda case: case.name))
 
 
 FIRST = first_of_each_family([case for case in EXACT if case.order > 2])
@@ -84,14 +84,14 @@ SECOND = [case for case in EXACT if case.order == 2 or case in FIRST[1::3]]
 
 
 @pytest.mark.one_in(7)
-@others_slow(SECOND, soon=FIRST[1::3])
-def test_every_route_to_second_order(case):
+@others_slow(SECOND, quick=FIRST[1::3])
+def test_second_derivatives_match_differences_by_every_route(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=2, vmap=case.vmap, **case.check_options)
 
 
 @pytest.mark.slow
-@others_slow([case for case in EXACT if case.order > 2], soon=FIRST[::6])
-def test_every_route_to_third_order(case):
+@others_slow([case for case in EXACT if case.order > 2], quick=FIRST[::6])
+def test_third_derivatives_match_differences_by_every_route(case):
     hodiff.assert_differentiable(case.function, case.draw(), order=case.order, vmap=case.vmap, **case.check_options)
 
 
@@ -100,8 +100,8 @@ COMPILED = first_of_each_family([case for case in EXACT if case.compile])
 
 
 @pytest.mark.slow
-@others_slow(COMPILED, soon=[case for case in COMPILED if case.name == "log_sigmoid"])
-def test_compiled(case):
+@others_slow(COMPILED, quick=[case for case in COMPILED if case.name == "log_sigmoid"])
+def test_compiled_derivatives_match(case):
     def of_intermediates(*inputs):
         # Dynamo treats a Function of graph inputs differently from a Function of intermediates.
         return case.function(*(1 * x if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs))
@@ -116,9 +116,9 @@ def test_compiled(case):
 @pytest.mark.one_in(12)
 @others_slow(
     [case for case in CASES if case.compile],
-    soon=first_of_each_family([case for case in CASES if case.compile]),
+    quick=first_of_each_family([case for case in CASES if case.compile]),
 )
-def test_compiled_training(case):
+def test_compiled_training_matches_eager(case):
     """A gradient recorded through compiled code matches eager code."""
     if case.name == "AttentionGradient" and torch.__version__ < "2.13":
         pytest.skip("torch compiles the gradient of a Function with several outputs to zeros")
@@ -136,8 +136,8 @@ def test_compiled_training(case):
 
 
 # For the other cases, `hodiff.check` above includes SciPy.
-@each([case for case in EXACT if not case.check_options.get("scipy", True)])
-def test_second_derivative_against_scipy(case):
+@parametrize_by([case for case in EXACT if not case.check_options.get("scipy", True)])
+def test_second_derivative_matches_scipy(case):
     phi, point = contracted(case, case.draw())
     # SciPy evaluates the function for each pair of directions. A few random directions involve every Hessian element.
     directions = torch.stack([direction(point, seed) for seed in range(4)], 1)
@@ -155,8 +155,8 @@ def test_second_derivative_against_scipy(case):
 
 
 @pytest.mark.one_in(6)
-@each(APPROXIMATE)
-def test_derivatives_are_the_surrogates(case):
+@parametrize_by(APPROXIMATE)
+def test_derivatives_match_the_surrogate(case):
     inputs = case.draw()
     point = contracted(case, inputs)[1]
     for order in range(1, case.order + 1):
@@ -182,8 +182,8 @@ def _derivative_of_linear(case, inputs, function, route, directions, point):
     return derivative(phi, route)(point, *directions[:-1])
 
 
-@each([case for case in CASES if case.reference])
-def test_value_is_the_references(case):
+@parametrize_by([case for case in CASES if case.reference])
+def test_value_matches_the_reference(case):
     inputs = case.draw()
     for ours, theirs in zip(outputs(case.function(*inputs)), outputs(case.reference(*inputs)), strict=True):
         assert ours.shape == theirs.shape
@@ -192,8 +192,8 @@ def test_value_is_the_references(case):
 
 
 @pytest.mark.one_in(3)
-@each([case for case in EXACT if case.reference])
-def test_first_and_second_derivative_are_the_references(case):
+@parametrize_by([case for case in EXACT if case.reference])
+def test_first_and_second_derivatives_match_the_reference(case):
     inputs = case.draw()
     ours, point = contracted(case, inputs)
     theirs, _ = contracted(case, inputs, case.reference)
@@ -206,8 +206,8 @@ def test_first_and_second_derivative_are_the_references(case):
 
 
 @pytest.mark.one_in(6)
-@each([case for case in CASES if case.vmap])
-def test_vmap_over_every_argument_separately_and_together(case):
+@parametrize_by([case for case in CASES if case.vmap])
+def test_vmap_over_any_arguments_matches_a_loop(case):
     inputs = case.draw()
     positions = case.differentiated(inputs)
     batches = {i: torch.stack([inputs[i] * (1 + 0.01 * k) for k in range(3)]) for i in positions}
@@ -223,8 +223,8 @@ def test_vmap_over_every_argument_separately_and_together(case):
 
 
 @pytest.mark.one_in(6)
-@each([case for case in CASES if case.vmap])
-def test_vmap_twice_and_of_gradients(case):
+@parametrize_by([case for case in CASES if case.vmap])
+def test_nested_vmap_of_gradients_matches_a_loop(case):
     inputs = case.draw()
     first = case.differentiated(inputs)[0]
 
@@ -252,8 +252,8 @@ def _total(value) -> Tensor:
 
 
 @pytest.mark.one_in(2)
-@each(CASES)
-def test_subsets_of_arguments_that_need_a_gradient(case):
+@parametrize_by(CASES)
+def test_any_subset_of_arguments_may_need_a_gradient(case):
     inputs = case.draw()
     positions = case.differentiated(inputs)
 
@@ -274,8 +274,8 @@ def test_subsets_of_arguments_that_need_a_gradient(case):
                 assert_close(gradient, everything[i])
 
 
-@each([case for case in CASES if case.Function is not None and len(case.differentiated(case.draw())) > 1])
-def test_gradients_that_nobody_needs_are_not_computed(case, monkeypatch):
+@parametrize_by([case for case in CASES if case.Function is not None and len(case.differentiated(case.draw())) > 1])
+def test_unneeded_gradients_are_not_computed(case, monkeypatch):
     """Backward returns None for arguments that do not require a gradient."""
     inputs = case.draw()
     positions = case.differentiated(inputs)
@@ -296,8 +296,8 @@ def test_gradients_that_nobody_needs_are_not_computed(case, monkeypatch):
 
 
 @pytest.mark.one_in(2)
-@each(CASES)
-def test_non_contiguous_inputs(case):
+@parametrize_by(CASES)
+def test_non_contiguous_inputs_match(case):
     inputs = case.draw()
     positions = case.differentiated(inputs)
     strided = [torch.stack([x, x + 1], -1)[..., 0] if i in positions else x for i, x in enumerate(inputs)]
@@ -314,8 +314,8 @@ def test_non_contiguous_inputs(case):
 
 
 @pytest.mark.one_in(2)
-@each(CASES)
-def test_float32_error(case):
+@parametrize_by(CASES)
+def test_float32_matches_float64(case):
     """Value, gradient and product in float32 match float64 at the same rounded point."""
     low = case.draw(torch.float32)
     high = tuple(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in low)
@@ -331,8 +331,8 @@ def test_float32_error(case):
         assert float((ours.double() - truth).abs().max()) <= case.float32_tolerance * scale
 
 
-@each([case for case in CASES if case.saved_bytes])
-def test_saved_bytes(case):
+@parametrize_by([case for case in CASES if case.saved_bytes])
+def test_saved_bytes_are_as_stated(case):
     """The graph holds the stated bytes between forward and backward, each storage counted once."""
     inputs = case.draw()
     arguments = [x.clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
@@ -349,8 +349,8 @@ def test_saved_bytes(case):
 
 
 @pytest.mark.one_in(2)
-@each(CASES)
-def test_without_a_graph(case):
+@parametrize_by(CASES)
+def test_no_grad_and_inference_mode_match(case):
     inputs = case.draw()
     expected = outputs(case.function(*inputs))
     leaves = [x.clone().requires_grad_() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs]
@@ -369,9 +369,9 @@ def test_without_a_graph(case):
 
 
 @pytest.mark.one_in(2)
-@each(CASES)
+@parametrize_by(CASES)
 @pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16-autocast"])
-def test_a_training_step(case, autocast):
+def test_training_step_runs_with_and_without_autocast(case, autocast):
     inputs = case.draw(torch.float32)
     parameters = [torch.nn.Parameter(inputs[i].clone()) for i in case.differentiated(inputs)]
     optimizer = torch.optim.SGD(parameters, lr=1e-3)

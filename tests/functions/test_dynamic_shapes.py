@@ -49,7 +49,7 @@ SYMBOLS: dict[str, Symbols] = {
     "soft_rank-columns": (COLUMNS,),
     "soft_sort-columns": (COLUMNS,),
 }
-# These cases cannot be exported: NumPy code, eigenvalues whose gaps select a formula, a node that exists for its
+# These cases cannot be exported: NumPy code, eigenvalues whose gaps select a formula, a node that is used only for its
 # derivatives. The rest have no batch: a single vector, or a target, a draw or lengths of fixed size.
 WITHOUT = {
     "numpy_function-elementwise",
@@ -151,7 +151,7 @@ def compiled_for_all_sizes(
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("case", selected(case for case in CASES if case.name not in WITHOUT))
-def test_functions(case: FunctionCase) -> None:
+def test_functions_compile_and_export_once_for_all_sizes(case: FunctionCase) -> None:
     if case.name in {"AttentionGradient", "group_norm"} and torch.__version__ < "2.13":
         pytest.skip("torch's compiler or its guards fail")
     inputs = case.draw(D)
@@ -195,7 +195,7 @@ MODULES: dict[str, tuple[nn.Module, tuple[int, ...], dict[int, str]]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODULES)
-def test_modules(name: str) -> None:
+def test_modules_compile_and_export_once_for_all_sizes(name: str) -> None:
     module, shape, symbols = MODULES[name]
     module = module.to(D)
     inputs = (torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=D),)
@@ -205,7 +205,7 @@ def test_modules(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["CrossEntropyLoss", "HuberLoss", "HingeLoss"])
-def test_losses(name: str) -> None:
+def test_losses_compile_and_export_once_for_all_sizes(name: str) -> None:
     loss, generator = getattr(hn, name)(), torch.Generator().manual_seed(0)
     outputs = torch.randn(2, 5, generator=generator, dtype=D)
     target = {"CrossEntropyLoss": torch.tensor([1, 4]), "HuberLoss": outputs + 0.3, "HingeLoss": outputs.sign()}
@@ -214,12 +214,12 @@ def test_losses(name: str) -> None:
     compiled_for_all_sizes(loss, inputs, (ROWS, ROWS))
 
 
-def test_every_module_is_here() -> None:
+def test_every_module_is_tested() -> None:
     public = {name for name, each in vars(hn).items() if isinstance(each, type) and issubclass(each, nn.Module)}
     assert public - set(MODULES) == {"CrossEntropyLoss", "HuberLoss", "HingeLoss", "GumbelSoftmax"}
 
 
-def test_shapes_that_do_not_fit() -> None:
+def test_wrong_shapes_raise_named_errors_when_compiled() -> None:
     """Compiled and exported code names the arguments in its errors, like eager code."""
     rows, five = torch.ones(3, 4), torch.ones(5)
     message = r"swish: expected shapes that broadcast, got x \(3, 4\), beta \(5,\)"
@@ -234,14 +234,14 @@ def test_shapes_that_do_not_fit() -> None:
         torch.compile(swish, backend="eager", fullgraph=True)(rows, five)
 
 
-def test_without_gradients() -> None:
+def test_weighted_sum_compiles_without_gradients() -> None:
     """A Function of a variable number of tensors compiles without gradients."""
     xs, weights = (torch.ones(3), torch.full((3,), 2.0)), torch.tensor([1.0, 3.0])
     compiled = torch.compile(weighted_sum, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(xs, weights), torch.full((3,), 7.0))
 
 
-def test_step_size_where_float16_holds_no_number_of_elements() -> None:
+def test_fake_quantize_step_size_gradient_in_float16_is_finite() -> None:
     gradients = []
     for function in (module := hn.FakeQuantize(8).half(), torch.compile(module, backend="eager", dynamic=True)):
         function(torch.full((70_000,), 1.3, dtype=torch.float16)).sum().backward()

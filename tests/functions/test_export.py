@@ -42,13 +42,13 @@ def images():
     return torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
 
 
-def test_torch_export(model, images):
+def test_torch_export_matches(model, images):
     program = torch.export.export(model, (images,))
     torch.testing.assert_close(program.module()(images), model(images))
 
 
 @pytest.mark.slow
-def test_onnx(model, images, tmp_path):
+def test_onnx_export_matches(model, images, tmp_path):
     path = tmp_path / "model.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecation warnings of the exporter

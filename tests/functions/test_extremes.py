@@ -41,19 +41,19 @@ def assert_on_file(name: str, extremes: Extremes, point: float) -> None:
 
 @pytest.mark.one_in(20)
 @NAMED
-def test_accurate_at_extreme_numbers(name, case, extremes):
+def test_derivatives_at_extreme_numbers_match_mpmath(name, case, extremes):
     for point, exact in truths()[name].items():
         assert_accurate(case, extremes, point, exact)
 
 
-def test_what_is_on_file_is_of_the_points_that_are_asked_for():
+def test_saved_answers_cover_exactly_the_tested_points():
     """After a change, `python tests/functions/write_truths.py` rewrites the file."""
     asked = {name: set(points(name, extremes)) for name, _, extremes in each_extremes()}
     assert {name: set(rows) for name, rows in truths().items()} == asked
 
 
 @pytest.mark.slow
-def test_a_sample_of_what_is_on_file_is_mpmaths():
+def test_sample_of_saved_answers_matches_mpmath():
     rng = random.Random(0)
     for name, _, extremes in each_extremes():
         assert_on_file(name, extremes, rng.choice(points(name, extremes)))
@@ -61,14 +61,14 @@ def test_a_sample_of_what_is_on_file_is_mpmaths():
 
 @pytest.mark.slow
 @NAMED
-def test_what_is_on_file_is_mpmaths(name, case, extremes):
+def test_saved_answers_match_mpmath(name, case, extremes):
     for point in points(name, extremes):
         assert_on_file(name, extremes, point)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "extremes"), EXTREMES)
-def test_accurate_anywhere(case, extremes):
+def test_derivatives_at_random_points_match_mpmath(case, extremes):
     low, high = max(extremes.domain, key=lambda pair: min(pair[1], 1e4) - max(pair[0], -1e4))
     bounds = {"min_value": max(low, -1e4), "max_value": min(high, 1e4), "exclude_min": True, "exclude_max": True}
 
@@ -81,7 +81,7 @@ def test_accurate_anywhere(case, extremes):
 
 
 @pytest.mark.parametrize(("case", "extremes"), EXTREMES)
-def test_limits(case, extremes):
+def test_derivatives_at_infinities_match_limits(case, extremes):
     for point, expected in extremes.limits.items():
         got = derivatives(case, extremes, point)
         for order, (a, b) in enumerate(zip(got, expected, strict=False)):
@@ -91,13 +91,13 @@ def test_limits(case, extremes):
 
 
 @pytest.mark.parametrize(("case", "extremes"), [each for each in EXTREMES if each.values[0].nan_propagates])
-def test_nan_stays_nan(case, extremes):
+def test_nan_input_gives_nan(case, extremes):
     """A NaN that becomes a number would hide an earlier error."""
     assert math.isnan(derivatives(case, extremes, math.nan)[0])
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.empty], ids=lambda case: case.name)
-def test_empty(case):
+def test_empty_inputs_have_empty_derivatives(case):
     inputs = case.empty(torch.float64)
     leaves = [x.requires_grad_() for x in inputs if isinstance(x, torch.Tensor) and x.is_floating_point()]
     output = case.function(*inputs)

@@ -1,4 +1,4 @@
-"""Tests of Functions that dynamo does not trace."""
+"""Tests of functions that run eagerly inside compiled code, since dynamo does not trace them."""
 
 import gc
 import weakref
@@ -9,15 +9,15 @@ import torch
 from hodiff.rules.any_order import outside_graphs
 
 
-def made(factor):
+def eager_product_with(factor):
     return outside_graphs(lambda x: factor * x)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("called_before", [(), (0, 2), (1,)])
-def test_graphs_go_on_around_each(called_before):
+def test_each_wrapper_breaks_the_graph_with_its_own_function(called_before):
     """Wrappers share their code, so dynamo may reuse the frame compiled for another wrapper."""
-    functions = [made(factor) for factor in (2.0, 3.0, 5.0)]
+    functions = [eager_product_with(factor) for factor in (2.0, 3.0, 5.0)]
     x = torch.ones(2)
     for i in called_before:
         functions[i](x)
@@ -27,11 +27,11 @@ def test_graphs_go_on_around_each(called_before):
 
 
 @pytest.mark.slow
-def test_nothing_is_kept_alive():
-    torch.compile(made(2.0), backend="eager")(torch.ones(2))
+def test_wrapper_keeps_nothing_alive():
+    torch.compile(eager_product_with(2.0), backend="eager")(torch.ones(2))
     factor = torch.ones(3)
     seen = weakref.ref(factor)
-    made(factor)(factor)
+    eager_product_with(factor)(factor)
     del factor
     gc.collect()
     assert seen() is None

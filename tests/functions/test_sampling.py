@@ -8,13 +8,13 @@ from hodiff.errors import InputError
 from hodiff.functions.sampling import gumbel_softmax, perturbed_softmax, sample_gumbel
 
 
-def test_classes_have_the_probabilities_of_the_softmax():
+def test_hard_samples_have_softmax_probabilities():
     logits = torch.tensor([0.0, 1.0, -1.0])
     shares = gumbel_softmax(logits.expand(40000, 3), hard=True, generator=seeded()).mean(0)
     torch.testing.assert_close(shares, logits.softmax(0), rtol=0, atol=0.01)
 
 
-def test_noise_is_drawn_once_and_from_the_generator():
+def test_noise_depends_on_the_generator_only():
     logits = torch.randn(4, 3, generator=seeded())
     state = torch.get_rng_state()
     one, same, other = (gumbel_softmax(logits, generator=seeded(s)) for s in (1, 1, 2))
@@ -24,7 +24,7 @@ def test_noise_is_drawn_once_and_from_the_generator():
     torch.testing.assert_close(one, perturbed_softmax(logits, sample_gumbel(logits, seeded(1))))
 
 
-def test_hard_values_and_soft_derivatives():
+def test_hard_samples_have_soft_derivatives():
     logits, noise = torch.randn(2, 2, 4, dtype=torch.float64, generator=seeded())
     weights = torch.arange(4.0, dtype=torch.float64)
     hard = perturbed_softmax(logits, noise, 0.5, hard=True, dim=-1)
@@ -41,7 +41,7 @@ def test_hard_values_and_soft_derivatives():
         assert bool(b.any())
 
 
-def test_along_another_dimension_and_in_batches():
+def test_other_dimensions_and_vmap_are_supported():
     logits = torch.randn(3, 4, generator=seeded())
     assert torch.equal(gumbel_softmax(logits, hard=True, dim=0, generator=seeded()).sum(0), torch.ones(4))
     for randomness, equal in (("same", True), ("different", False)):
@@ -50,7 +50,7 @@ def test_along_another_dimension_and_in_batches():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_noise_is_finite_and_centred_on_eulers_constant(dtype):
+def test_gumbel_noise_is_finite_with_the_right_mean(dtype):
     noise = sample_gumbel(torch.zeros(100_000, dtype=dtype), seeded())
     assert noise.dtype == dtype
     assert bool(noise.isfinite().all())
@@ -68,6 +68,6 @@ def test_noise_is_finite_and_centred_on_eulers_constant(dtype):
         (lambda: perturbed_softmax(torch.zeros(3), torch.zeros(2)), r"noise: expected the shape \(3,\)"),
     ],
 )
-def test_messages(call, message):
+def test_rejects_bad_arguments(call, message):
     with pytest.raises(InputError, match=message):
         call()

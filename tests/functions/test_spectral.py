@@ -27,14 +27,14 @@ def primitive(A):
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_products_are_those_of_matrix_exp(name):
+def test_hvp_matches_matrix_exp(name):
     A = MATRICES[name]
     expected = hodiff.hvp(primitive, A, X, route="reverse-over-reverse")
     for route in hodiff.ROUTES:
         torch.testing.assert_close(hodiff.hvp(spectral, A, X, route=route), expected, rtol=1e-12, atol=1e-12)
 
 
-def test_third_derivatives_where_eigenvalues_are_equal():
+def test_third_derivatives_at_equal_eigenvalues_match():
     def third(f):
         def second(A):
             return torch.func.jvp(torch.func.grad(f), (A,), (X,))[1]
@@ -44,7 +44,7 @@ def test_third_derivatives_where_eigenvalues_are_equal():
     torch.testing.assert_close(third(spectral), third(primitive), rtol=1e-12, atol=1e-12)
 
 
-def test_logarithmic_strain_at_rest_in_closed_form():
+def test_logarithmic_strain_hessian_at_rest_matches_closed_form():
     """The Hessian of |log C|^2 / 2 at the identity is the identity on symmetric matrices, also under vmap."""
 
     def energy(C):
@@ -60,7 +60,7 @@ def test_logarithmic_strain_at_rest_in_closed_form():
     torch.testing.assert_close(hodiff.hvp(energy, C, V), expected, rtol=1e-11, atol=1e-11)
 
 
-def test_hermitian_matrices():
+def test_hermitian_matrices_match():
     def of_parts(function):
         return lambda a: function(torch.complex((a + a.mT) / 2, (X - X.mT) / 2)).abs().square().sum()
 
@@ -73,6 +73,6 @@ def test_hermitian_matrices():
     ("arguments", "said"),
     [(([1.0], torch.exp), "A: expected a tensor"), ((X[0], torch.exp), "square matrices"), ((S, 2), "f: expected")],
 )
-def test_errors(arguments, said):
+def test_rejects_bad_arguments(arguments, said):
     with pytest.raises(hodiff.InputError, match=said):
         hodiff.functions.spectral_function(*arguments)

@@ -49,7 +49,7 @@ def square_root(solver, **options):
     return lambda p: f(torch.ones_like(p), p)
 
 
-def test_the_solver_runs_once_whatever_is_differentiated(counting):
+def test_solver_runs_once_for_all_derivatives(counting):
     f = square_root(counting)
     p = P.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(f(p).sum(), p, create_graph=True)
@@ -60,7 +60,7 @@ def test_the_solver_runs_once_whatever_is_differentiated(counting):
     assert len(counting.steps) == 4
 
 
-def test_each_element_of_a_batch_converges_by_itself(counting):
+def test_vmapped_elements_converge_separately(counting):
     ps = torch.tensor([1.0, 2.0, 1e8], dtype=torch.float64)
     found = torch.func.vmap(square_root(counting))(ps)
     torch.testing.assert_close(found, ps.sqrt())
@@ -69,7 +69,7 @@ def test_each_element_of_a_batch_converges_by_itself(counting):
     torch.testing.assert_close(batched, -0.25 * ps**-1.5)
 
 
-def test_no_derivative_by_the_start():
+def test_derivative_by_the_start_is_zero():
     f = root(lambda x, p: x * x - p, newton())
     x0 = torch.ones_like(P).requires_grad_()
     p = P.clone().requires_grad_()
@@ -79,7 +79,7 @@ def test_no_derivative_by_the_start():
     assert not torch.func.jacfwd(f)(torch.ones_like(P), P).any()
 
 
-def test_parameters_that_the_residual_ignores_and_constants():
+def test_constants_and_unused_parameters_are_accepted():
     f = root(lambda x, p, q, power, names: x**power - p["p"], newton())
 
     def sums(p, q):
@@ -91,12 +91,12 @@ def test_parameters_that_the_residual_ignores_and_constants():
     assert not torch.func.hessian(sums, argnums=1)(P, P).any()
 
 
-def test_without_parameters():
+def test_residual_without_parameters_is_accepted():
     torch.testing.assert_close(root(lambda x: x * x - 2, newton())(torch.ones(())), torch.tensor(2.0).sqrt())
 
 
 @pytest.mark.parametrize("make", ["root", "fixed_point", "argmin"])
-def test_aux_is_that_of_the_solution_and_differentiable(make):
+def test_aux_is_computed_at_the_solution_and_differentiable(make):
     aux = lambda x, p: {"product": x * p}  # noqa: E731
     f = {
         "root": lambda: root(lambda x, p: (x * x - p, aux(x, p)), newton(), has_aux=True),
@@ -110,7 +110,7 @@ def test_aux_is_that_of_the_solution_and_differentiable(make):
     torch.testing.assert_close(slope, 1.5 * P**0.5)
 
 
-def test_modes_without_a_graph():
+def test_works_in_no_grad_and_inference_mode():
     p = P.clone().requires_grad_()
     with torch.no_grad():
         assert not square_root(newton())(p).requires_grad
@@ -122,7 +122,7 @@ def test_modes_without_a_graph():
     assert not square_root(newton())(P).requires_grad
 
 
-def test_results_share_no_memory_with_the_start():
+def test_result_shares_no_memory_with_the_start():
     x0 = P.sqrt()
     found = root(lambda x, p: x * x - p, lambda residual, x0, p: x0)(x0, P)
     found.zero_()
@@ -131,7 +131,7 @@ def test_results_share_no_memory_with_the_start():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # dynamo reads .grad
-def test_compiled_code_goes_on_around_it():
+def test_compiled_code_breaks_the_graph_and_is_right():
     f = torch.compile(lambda p: square_root(newton())(p).cos().sum(), backend="eager")
     p = P.clone().requires_grad_()
     (found,) = torch.autograd.grad(f(p), p)
@@ -139,7 +139,7 @@ def test_compiled_code_goes_on_around_it():
     torch.testing.assert_close(found, expected)
 
 
-def test_hodiffs_own_transforms():
+def test_transforms_of_hodiff_match_closed_form():
     f = square_root(newton())
     loss = lambda p: f(p).sum()  # noqa: E731
     torch.testing.assert_close(hodiff.hessian_matrix(loss, P), torch.diag(-0.25 * P**-1.5))
@@ -147,7 +147,7 @@ def test_hodiffs_own_transforms():
         torch.testing.assert_close(hodiff.hvp(loss, P, P, route=route), -0.25 * P**-0.5)
 
 
-def test_an_equilibrium_model_by_functional_call():
+def test_equilibrium_model_gradient_matches_unrolled_loop():
     """The gradient of the layer z = tanh(W z + x) matches a long unrolled loop."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(4, 4).double()
@@ -174,7 +174,7 @@ def test_an_equilibrium_model_by_functional_call():
         fixed_point(lambda z, x: torch.tanh(layer(z) + x), picard())(torch.zeros_like(x), x)
 
 
-def test_neumann_terms_are_what_unrolling_the_last_steps_gives():
+def test_neumann_terms_match_unrolling_the_last_steps():
     step = lambda x, p: torch.cos(x * p)  # noqa: E731
     p = torch.tensor(0.8, dtype=torch.float64, requires_grad=True)
     f = fixed_point(step, picard(), linear_solver="neumann", max_iterations=7, check=False)
@@ -186,7 +186,7 @@ def test_neumann_terms_are_what_unrolling_the_last_steps_gives():
 
 
 @pytest.mark.slow
-def test_corrections_are_at_work():
+def test_corrections_apply_inside_the_objective():
     """The Hessian of a minimum takes third derivatives of the objective, where torch's layer_norm is wrong."""
 
     def objective(x, p, norm):
@@ -211,7 +211,7 @@ SOLVERS = {
 
 
 @pytest.mark.parametrize("name", SOLVERS)
-def test_solvers_for_roots(name):
+def test_root_solvers_find_the_solution(name):
     make, solver = SOLVERS[name]
     # Test a tree. df-sane needs a nearby start.
     x0 = {"a": P.sqrt() + 0.1, "b": torch.tensor(1.2, dtype=torch.float64)}
@@ -243,7 +243,7 @@ MINIMIZERS = {
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", MINIMIZERS)
-def test_solvers_for_minima(name):
+def test_minimizers_find_the_minimum(name):
     def objective(x, p):
         return (x["a"].cosh() - p * x["a"]).sum() + (x["b"] - x["a"].sum()) ** 2 / 2
 
@@ -270,18 +270,18 @@ def test_anderson_takes_fewer_steps_than_picard():
     assert counts["anderson"] < counts["picard"] / 2
 
 
-def test_newton_takes_shorter_steps_where_the_full_one_diverges():
+def test_newton_backtracks_where_the_full_step_diverges():
     found = newton()(lambda x: torch.atan(x), torch.tensor([10.0], dtype=torch.float64))
     assert found.abs() < 1e-9
 
 
-def test_optimizers_leave_gradients_of_captured_parameters_alone():
+def test_optimizers_leave_grad_of_captured_parameters_unchanged():
     w = torch.ones(3, dtype=torch.float64, requires_grad=True)
     torch_optimizer(torch.optim.SGD, steps=3, lr=0.1)(lambda x: ((x - w) ** 2).sum(), torch.zeros_like(P))
     assert w.grad is None
 
 
-def test_progress_is_shown(capsys):
+def test_progress_writes_to_stderr(capsys):
     torch_optimizer(torch.optim.SGD, steps=2, lr=0.1, progress=True)(lambda x: (x**2).sum(), P)
     assert "torch_optimizer" in capsys.readouterr().err
     torch_optimizer(torch.optim.SGD, steps=2, lr=0.1)(lambda x: (x**2).sum(), P)
@@ -300,7 +300,7 @@ def test_zeros_of_proximal_solutions_are_exact():
 
 
 @pytest.mark.parametrize("method", ["cg", "minres", "gmres", "lsmr", "dense"])
-def test_systems_of_trees_and_float32(method):
+def test_linear_solve_accepts_pytrees_and_float32(method):
     matrix = torch.tensor([[4.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 5.0]])
 
     def matvec(x, matrix):
@@ -319,7 +319,7 @@ def test_systems_of_trees_and_float32(method):
 
 
 @pytest.mark.parametrize("method", ["dense", "cg", "minres", "gmres", "lsmr", "neumann", "sparse"])
-def test_systems_without_unknowns_or_with_empty_parts(method):
+def test_systems_with_empty_leaves_are_accepted(method):
     f = root(
         lambda x, p: {"a": (x["a"] ** 2 - p) / 2, "b": x["b"]},
         lambda _, x, p: {"a": p.sqrt(), "b": x["b"]},
@@ -332,7 +332,7 @@ def test_systems_without_unknowns_or_with_empty_parts(method):
             torch.testing.assert_close(found, torch.diag(0.5 / p.sqrt()))
 
 
-def test_a_linear_solver_of_ones_own_serves_transposes_and_batches():
+def test_user_linear_solver_receives_transposes_and_columns():
     matrix = torch.tensor([[4.0, 1.0], [0.0, 3.0]], dtype=torch.float64)
     seen = []
 
@@ -358,7 +358,7 @@ def columns_by_autograd(matvec):
 
 
 @pytest.mark.parametrize("jacobian", [torch.func.jacrev, torch.func.jacfwd, torch.func.hessian, columns_by_autograd])
-def test_a_linear_solver_of_ones_own_may_differentiate_the_product(jacobian):
+def test_user_linear_solver_may_differentiate_the_product(jacobian):
     matrix = torch.tensor([[4.0, 1.0], [-2.0, 3.0]], dtype=torch.float64)
 
     def dense(matvec, rhs):
@@ -374,7 +374,7 @@ def test_a_linear_solver_of_ones_own_may_differentiate_the_product(jacobian):
     torch.testing.assert_close(torch.func.jacrev(solve)(b), torch.linalg.inv(matrix))
 
 
-def test_many_unknowns_go_to_a_krylov_method():
+def test_many_unknowns_use_a_krylov_method():
     n = 3000
     diagonal = torch.linspace(1, 3, n, dtype=torch.float64)
 
@@ -388,7 +388,7 @@ def test_many_unknowns_go_to_a_krylov_method():
     torch.testing.assert_close(diagonal * adjoint + 0.1 * adjoint.roll(-1), cotangent)
 
 
-def test_code_that_cannot_be_batched_is_applied_column_by_column():
+def test_products_that_vmap_rejects_are_computed_by_columns():
     def matvec(x):
         return 2 * x if x.sum().item() >= 0 else x * 2
 
@@ -396,7 +396,7 @@ def test_code_that_cannot_be_batched_is_applied_column_by_column():
     torch.testing.assert_close(found, P / 2)
 
 
-def test_batches_inside_of_autograd_with_a_shared_parameter():
+def test_autograd_around_vmap_with_a_shared_parameter_matches():
     f = root(lambda x, scale, p: scale * x * x - p, newton())
     inputs = [torch.tensor(2.0, dtype=torch.float64).requires_grad_(), P.clone().requires_grad_()]
 
@@ -410,7 +410,7 @@ def test_batches_inside_of_autograd_with_a_shared_parameter():
     torch.testing.assert_close(ours, theirs)
 
 
-def test_no_work_for_data_that_needs_no_gradient():
+def test_gradients_of_constant_data_are_not_computed():
     seen = []
 
     class Data(torch.autograd.Function):
@@ -434,7 +434,7 @@ def test_no_work_for_data_that_needs_no_gradient():
     torch.testing.assert_close(p.grad, torch.full_like(P, 0.5))
 
 
-def test_the_rule_is_linear():
+def test_backward_and_jvp_rules_are_linear():
     from hodiff.implicit.diagnostics import Reporter
     from hodiff.implicit.implicit_function import Equation, attach
     from hodiff.implicit.linear_maps import jacobian_of
@@ -478,7 +478,7 @@ class CubeByDetached(Cube):
         return 3 * g * ctx.saved_tensors[0].detach() ** 2
 
 
-def test_functions_without_setup_context():
+def test_legacy_functions_without_setup_context_match():
     minimum = argmin(lambda x, p: (Cube.apply(x) / 3 + x**2 / 2 - p * x).sum(), stationary(newton()))
     p = P.clone().requires_grad_()
     x = minimum(torch.ones_like(P), p)
@@ -491,7 +491,7 @@ def test_functions_without_setup_context():
 
 
 @pytest.mark.parametrize("function", [CubeByKept, CubeByDetached])
-def test_slopes_that_a_function_loses_are_refused(function):
+def test_detached_slopes_are_rejected(function):
     solution = root(lambda x, p: function.apply(x) + x - p, newton())
     p = P.clone().requires_grad_()
     with pytest.raises(hodiff.RouteError, match=rf"{function.__name__}\.backward"):

@@ -26,13 +26,13 @@ DEPTHS = [
 
 
 @each
-def test_value(problem):
+def test_value_matches_closed_form(problem):
     torch.testing.assert_close(problem.function(*problem.inputs), problem.truth(*problem.inputs))
 
 
 @pytest.mark.one_in(18)
 @pytest.mark.parametrize(("problem", "order"), DEPTHS)
-def test_every_route_is_the_closed_forms(problem, order):
+def test_every_route_matches_closed_form(problem, order):
     ours, point = contracted(problem.function, problem.inputs)
     theirs, _ = contracted(problem.truth, problem.inputs)
     directions = [torch.linspace(-1, 1, len(point), dtype=point.dtype) + k for k in range(order - 1)]
@@ -44,7 +44,7 @@ def test_every_route_is_the_closed_forms(problem, order):
 
 @pytest.mark.one_in(15)
 @each
-def test_jacobians_and_hessians_of_torch(problem):
+def test_torch_jacobians_and_hessians_match_closed_form(problem):
     argnums = tuple(range(len(problem.inputs)))
     for transform in (torch.func.jacrev, torch.func.jacfwd, torch.func.hessian):
         ours = transform(problem.function, argnums)(*problem.inputs)
@@ -56,7 +56,7 @@ def test_jacobians_and_hessians_of_torch(problem):
 
 @pytest.mark.one_in(27)
 @each
-def test_vmap(problem):
+def test_vmap_of_gradients_matches_closed_form(problem):
     stacked = [torch.stack([x, x * 1.02, x * 1.04], -1) for x in problem.inputs]
 
     def gradients(*inputs):
@@ -73,7 +73,7 @@ def test_vmap(problem):
 
 
 @pytest.mark.slow
-def test_check_finds_nothing():
+def test_check_passes():
     """One problem suffices for `hodiff.check`, since closed forms test all problems."""
     problem = next(each for each in PROBLEMS if each.name == "sqrt of a number")
     hodiff.assert_differentiable(problem.function, problem.inputs, order=3)
@@ -82,7 +82,7 @@ def test_check_finds_nothing():
 @pytest.mark.slow
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", ["unsymmetric", "affine by picard", "system by gmres", "equality", "ridge by scipy"])
-def test_gradgradcheck(name):
+def test_gradcheck_and_gradgradcheck_pass(name):
     problem = next(each for each in PROBLEMS if each.name == name)
     inputs = tuple(x.clone().requires_grad_() for x in problem.inputs)
     options = {"check_batched_grad": True}
@@ -90,7 +90,7 @@ def test_gradgradcheck(name):
     assert torch.autograd.gradgradcheck(problem.function, inputs, check_fwd_over_rev=True, **options)
 
 
-def test_recorded_gradients_go_on():
+def test_autograd_to_third_order_matches_closed_form():
     p = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     x = square_root(newton())(p)
     (first,) = torch.autograd.grad(x, p, create_graph=True)
@@ -100,7 +100,7 @@ def test_recorded_gradients_go_on():
         torch.testing.assert_close(found.detach(), factor * p.detach() ** power)
 
 
-def test_forward_mode_without_transforms():
+def test_forward_ad_over_a_recorded_graph_matches():
     problem = next(each for each in PROBLEMS if each.name == "unsymmetric")
     forward_ad = torch.autograd.forward_ad
     A, b = problem.inputs
@@ -117,7 +117,7 @@ def test_forward_mode_without_transforms():
     torch.testing.assert_close(found, slope(A))
 
 
-def test_nested_vmap_and_shared_arguments():
+def test_nested_vmap_matches_closed_form():
     problem = next(each for each in PROBLEMS if each.name == "unsymmetric")
     A, b = problem.inputs
     As, bs = torch.stack([A, A * 1.1]), torch.stack([b, b * 1.1, b * 1.2])
@@ -126,7 +126,7 @@ def test_nested_vmap_and_shared_arguments():
     torch.testing.assert_close(ours, theirs)
 
 
-def test_an_implicit_function_inside_another():
+def test_implicit_function_inside_another_matches_closed_form():
     """y(p) = x(p)³ with x = √p inside the outer residual has the correct second derivative."""
     inner = square_root(newton())
     from hodiff.implicit import root
@@ -138,7 +138,7 @@ def test_an_implicit_function_inside_another():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_dtypes(dtype):
+def test_dtype_is_kept(dtype):
     p = torch.tensor([1.0, 2.0], dtype=dtype)
     found = torch.func.jacrev(square_root(newton()))(p)
     assert found.dtype == dtype

@@ -45,7 +45,7 @@ MAKERS = {
         ("max_iterations", 2.5),
     ],
 )
-def test_options(name, option, value):
+def test_rejects_bad_options(name, option, value):
     shown = "method" if (name, option) == ("linear_solve", "linear_solver") else option
     with pytest.raises(InputError, match=f"{name}: {shown}: expected"):
         MAKERS[name](**{option: value})
@@ -76,7 +76,7 @@ def test_options(name, option, value):
         (lambda: torch_optimizer(torch.optim.SGD, steps=0), "torch_optimizer: steps"),
     ],
 )
-def test_makers(call, match):
+def test_makers_reject_bad_arguments(call, match):
     with pytest.raises(InputError, match=match):
         call()
 
@@ -90,7 +90,7 @@ def test_makers(call, match):
         (torch.ones(2, dtype=torch.complex64), "x0"),
     ],
 )
-def test_x0(x0, match):
+def test_rejects_bad_start(x0, match):
     for name in ("root", "fixed_point", "argmin"):
         with pytest.raises(InputError, match=match):
             MAKERS[name]()(x0, X)
@@ -106,7 +106,7 @@ def test_x0(x0, match):
         (None, "solver: result"),
     ],
 )
-def test_solver_that_returns_something_else(result, match):
+def test_rejects_solver_with_result_of_another_structure(result, match):
     for name, make in (
         ("root", lambda s: root(lambda x, p: x - p, s)),
         ("fixed_point", lambda s: fixed_point(lambda x, p: p + 0 * x, s)),
@@ -117,13 +117,13 @@ def test_solver_that_returns_something_else(result, match):
 
 
 @pytest.mark.parametrize("bad", [lambda x, p: (x - p).sum(), lambda x, p: {"r": x - p}, lambda x, p: None])
-def test_residual_that_is_no_square_system(bad):
+def test_rejects_residual_of_another_structure(bad):
     with pytest.raises(InputError, match="residual: result"):
         root(bad, lambda residual, x0, p: x0)(X, X)
 
 
 @pytest.mark.parametrize("bad", [lambda x, p: x.sum(), lambda x, p: (x, p)])
-def test_step_that_leaves_the_space(bad):
+def test_rejects_step_of_another_structure(bad):
     with pytest.raises(InputError, match="fixed_point: step: result"):
         fixed_point(bad, picard())(X, X)
 
@@ -139,23 +139,23 @@ MINIMIZERS = {
 
 @pytest.mark.parametrize("solver", MINIMIZERS.values(), ids=MINIMIZERS)
 @pytest.mark.parametrize("bad", [lambda x, p: x - p, lambda x, p: 1.0, lambda x, p: (x.sum(), x)])
-def test_objective_that_is_no_number(bad, solver):
+def test_rejects_objective_that_is_no_scalar(bad, solver):
     with pytest.raises(InputError, match="objective: expected one real number"):
         argmin(bad, solver)(X, X)
 
 
-def test_matvec_that_leaves_the_space():
+def test_rejects_matvec_of_another_structure():
     for bad in (lambda x: x[:1], lambda x: (x, x), lambda x: x.float()):
         with pytest.raises(InputError, match="linear_solve: matvec: result"):
             linear_solve(bad, X)
 
 
-def test_linear_solver_that_returns_something_else():
+def test_rejects_linear_solver_with_result_of_another_structure():
     with pytest.raises(InputError, match="linear_solve: linear_solver: result"):
         linear_solve(lambda x: x, X, method=lambda matvec, rhs: rhs[:1])
 
 
-def test_aux_that_is_missing():
+def test_has_aux_requires_a_pair():
     with pytest.raises(InputError, match="root: has_aux"):
         root(lambda x, p: x - p, newton(), has_aux=True)(X, X)
 
@@ -169,7 +169,7 @@ CAPTURED = [
 
 
 @pytest.mark.parametrize(("name", "make"), CAPTURED, ids=[name for name, _ in CAPTURED])
-def test_captured_tensors_with_a_derivative_are_refused(name, make):
+def test_rejects_closed_over_tensors_that_require_grad(name, make):
     match = rf"{name}: .*closes over \(w\); pass it as an argument"
     with pytest.raises(InputError, match=match):
         make(torch.ones(2, dtype=torch.float64, requires_grad=True))(X, X)
@@ -189,7 +189,7 @@ def test_captured_tensors_with_a_derivative_are_refused(name, make):
 
 
 @pytest.mark.parametrize("solver", [newton, scipy_root])
-def test_a_residual_of_another_shape_is_refused_by_the_solver(solver):
+def test_solver_rejects_residual_of_another_shape(solver):
     name = solver.__name__
     with pytest.raises(InputError, match=rf"^{name}: residual: result: expected \(2,\) float64, got \(\) float64"):
         root(lambda x, p: (x - p).sum(), solver())(X, X)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from implicit.problems import PROBLEMS
-from second_order import Row, assert_listed, assert_second_order, each, public
+from second_order import Row, assert_listed, assert_second_order, parametrize_by_rows, public
 
 import hodiff
 from hodiff import implicit
@@ -41,19 +41,19 @@ AT = (BOX, torch.tensor(1.5, dtype=torch.float64))
 ROWS = [*OF_PROBLEMS, Row("project_box_plane", squares_on_plane, AT, step=0.02)]
 
 
-def test_every_name_is_listed():
+def test_every_public_name_has_a_row():
     assert set(NAMES) <= {problem.name for problem in PROBLEMS}
     solved = {name for names in NAMES.values() for name in names}
     assert_listed(public(implicit) - (solved - {row.name for row in ROWS}), ROWS, {})
 
 
 @pytest.mark.one_in(6)
-@each(ROWS)
-def test_second_order(row):
+@parametrize_by_rows(ROWS)
+def test_passes_gradgradcheck_and_scipy_hessian(row):
     assert_second_order(row)
 
 
-def test_parameters_in_the_jacobian_of_the_equation() -> None:
+def test_solution_in_the_jacobian_of_the_equation_is_differentiated() -> None:
     """The solution q = 1/p depends on the parameters, although its Function gets q as a constant."""
     p, v = torch.tensor([1.0, 4.0, 9.0], dtype=torch.float64), torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
     one = torch.ones_like(p)

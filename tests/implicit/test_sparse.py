@@ -41,7 +41,7 @@ MAKERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
-def test_two_thousand_unknowns(name):
+def test_two_thousand_unknowns_match_derivatives_by_hand(name):
     solution = MAKERS[name]()
     start = torch.zeros(N, dtype=D)
     u = solution(start, P)
@@ -57,7 +57,7 @@ def test_two_thousand_unknowns(name):
         assert found.item() == pytest.approx(second.sum(), rel=1e-8)
 
 
-def test_no_product_is_made_for_each_unknown():
+def test_number_of_products_does_not_grow_with_unknowns():
     """The number of products does not grow with the unknowns, and the sparsity pattern is cached."""
     calls = []
 
@@ -76,7 +76,7 @@ def test_no_product_is_made_for_each_unknown():
     assert counts[1] < counts[0] < 20
 
 
-def test_trees_with_numbers_and_several_dtypes():
+def test_pytrees_with_several_dtypes_are_accepted():
     """The solver supports x = (a, b) with a scalar b and a different dtype for each."""
 
     def residual(x, p):
@@ -90,7 +90,7 @@ def test_trees_with_numbers_and_several_dtypes():
     torch.testing.assert_close(slope, p ** (-2 / 3) / 3, rtol=1e-6, atol=0)
 
 
-def test_multipliers():
+def test_multipliers_match_the_dense_solver():
     """Derivatives of the Karush-Kuhn-Tucker conditions match the dense solver and the closed form."""
     q, s = torch.linspace(1, 2, 8, dtype=D), torch.tensor(0.7, dtype=D)
 
@@ -108,7 +108,7 @@ def test_multipliers():
     torch.testing.assert_close(found, slopes("dense"))
 
 
-def test_vmap_and_float32():
+def test_vmap_and_float32_match():
     solution = root(bratu, newton(linear_solver="sparse"), linear_solver="sparse")
     ps = torch.tensor([0.5, 1.0], dtype=D)
     start = torch.zeros(20, dtype=D)
@@ -120,7 +120,7 @@ def test_vmap_and_float32():
     torch.testing.assert_close(single.double(), batched[0], rtol=1e-3, atol=0)
 
 
-def test_fixed_points_and_systems():
+def test_fixed_points_and_linear_solves_match():
     S, b = torch.diag(torch.linspace(0.1, 0.5, 9, dtype=D)), torch.linspace(1, 2, 9, dtype=D)
     f = fixed_point(lambda x, S, b: S.diagonal() * x + b, picard(), linear_solver="sparse")
     torch.testing.assert_close(
@@ -135,7 +135,7 @@ def test_fixed_points_and_systems():
     torch.testing.assert_close(slope, -torch.linalg.solve(matrix, x))
 
 
-def test_a_jacobian_that_is_not_symmetric():
+def test_asymmetric_jacobian_matches_in_both_modes():
     """Forward mode and (with the transpose) reverse mode are correct for x + x³ plus the preceding unknown."""
     below = lambda x: torch.nn.functional.pad(x[:-1], (1, 0))  # noqa: E731
     solution = root(lambda x, p: x + x**3 + below(x) - p, newton(linear_solver="sparse"), linear_solver="sparse")
@@ -147,7 +147,7 @@ def test_a_jacobian_that_is_not_symmetric():
 
 
 @pytest.mark.parametrize("apart", [0.0, 1e-15])
-def test_a_singular_jacobian_is_told(apart):
+def test_singular_jacobian_raises(apart):
     """A Jacobian that is singular exactly, or up to rounding, raises."""
 
     def residual(x, p):
@@ -162,14 +162,14 @@ def test_a_singular_jacobian_is_told(apart):
 X = torch.ones(2, dtype=D)
 
 
-def test_equations_of_any_units_are_not_singular():
+def test_different_units_do_not_make_a_jacobian_singular():
     scales = torch.logspace(-30, 30, 7, dtype=D)
     f = root(lambda x, p: scales * (x - p), lambda residual, x0, p: p.clone(), linear_solver="sparse", throw=True)
     p = torch.ones(7, dtype=D)
     torch.testing.assert_close(torch.func.jacrev(lambda p: f(torch.zeros(7, dtype=D), p))(p), torch.eye(7, dtype=D))
 
 
-def test_a_course_that_depends_on_numbers_is_refused():
+def test_rejects_branches_on_values():
     f = root(lambda x, p: x - p if x[0] > 0 else x - 2 * p, lambda residual, x0, p: p.clone(), linear_solver="sparse")
     with pytest.raises(hodiff.InputError, match=r"^root: linear solver 'sparse': f: "):
         torch.func.jacrev(lambda p: f(X, p))(X)

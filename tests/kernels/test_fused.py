@@ -1,4 +1,4 @@
-"""Tests of the float32 kernels against mpmath and the replaced formulas, and of inputs that fall back to torch."""
+"""Tests of the float32 kernels against mpmath and the formulas that they replace, and of the fallback to torch."""
 
 import math
 
@@ -46,14 +46,14 @@ def points():
 
 
 @needs_kernels
-def test_every_formula_is_compared():
+def test_every_formula_is_tested():
     assert set(fused.formulas()) == {*EXACT, "gate"}
     assert set(fused.pullbacks()) <= {*EXACT, "gate"}
 
 
 @needs_kernels
 @pytest.mark.parametrize("name", EXACT)
-def test_half_a_unit_in_the_last_place(name):
+def test_values_are_within_half_a_unit_in_the_last_place(name):
     f, order = EXACT[name]
     x = points()
     found = fused.elementwise(name, torch.from_numpy(x)).tolist()
@@ -65,7 +65,7 @@ def test_half_a_unit_in_the_last_place(name):
 
 
 @pytest.mark.parametrize("f", [hf.softplus, hf.log_sigmoid])
-def test_two_units_in_the_last_place_where_values_are_those_of_torch(f):
+def test_torch_kernels_are_within_two_units_in_the_last_place(f):
     x = torch.cat([torch.linspace(-80, 80, 100_000), torch.linspace(-3, 3, 100_000)])
     exact = f(x.double())
     unit = torch.from_numpy(np.spacing(exact.abs().float().numpy())).double()
@@ -74,7 +74,7 @@ def test_two_units_in_the_last_place_where_values_are_those_of_torch(f):
 
 @needs_kernels
 @pytest.mark.parametrize("name", [name for name in EXACT if "slope" not in name])
-def test_infinities_and_nan(name):
+def test_infinities_and_nan_match_limits(name):
     values = fused.elementwise(name, torch.tensor([-math.inf, math.inf, math.nan] * 9))[-3:].tolist()
     right = 1.0 if name == "sigmoid" else math.inf if name in TOWERS else 0.0
     assert values[:2] == [0.0, right]
@@ -84,7 +84,7 @@ def test_infinities_and_nan(name):
 @needs_kernels
 @pytest.mark.parametrize("name", sorted(set(EXACT) & set(fused.pullbacks())))
 @pytest.mark.parametrize("n", [1, 7, 2048, 40_001])
-def test_products_and_pullbacks(name, n):
+def test_products_and_pullbacks_match_for_every_length(name, n):
     """Products and pullbacks match for every length, on one thread and on several."""
     x, by, c = (torch.randn(n, generator=torch.Generator().manual_seed(k)) for k in range(3))
     slope = list(EXACT)[[EXACT[each] for each in EXACT].index((EXACT[name][0], EXACT[name][1] + 1))]
@@ -95,17 +95,17 @@ def test_products_and_pullbacks(name, n):
 
 
 @pytest.mark.slow
-def test_the_cotangents_of_swish_by_every_route():
+def test_swish_pullback_second_derivatives_match_differences():
     assert_differentiable(GatePullback, tuple(draw(2, 1, seed=k) for k in range(3)), order=2)
 
 
 @pytest.mark.slow
-def test_the_cotangents_of_swish_by_every_route_to_third_order():
+def test_swish_pullback_third_derivatives_match_differences():
     assert_differentiable(GatePullback, tuple(draw(2, 2, seed=k) for k in range(3)), order=3)
 
 
 @needs_kernels
-def test_the_cotangents_of_swish_in_one_pass():
+def test_swish_pullback_kernel_matches_float64():
     inputs = [draw(3, 5, seed=k).float().requires_grad_() for k in range(3)]
     cotangents = [draw(3, 5, seed=k).float() for k in (3, 4)]
     exact = [x.detach().double().requires_grad_() for x in inputs]
@@ -117,7 +117,7 @@ def test_the_cotangents_of_swish_in_one_pass():
 
 @needs_kernels
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 1000), (64, 513), (0, 3), (2, 0)])
-def test_rows_of_softmax(shape):
+def test_softmax_and_row_kernels_match_float64(shape):
     x, v, u = (3 * draw(*shape, seed=k).float() for k in range(3))
     scale = draw(shape[0], 1, seed=4).float()
     p = x.double().softmax(-1)
@@ -137,7 +137,7 @@ def test_rows_of_softmax(shape):
 
 @needs_kernels
 @pytest.mark.parametrize("shape", [(1, 1), (3, 7), (5, 1000), (64, 513), (0, 3), (2, 0)])
-def test_the_curvature_of_softmax_in_one_pass(shape):
+def test_softmax_curvature_kernel_matches_float64(shape):
     scores, s_t, p_bar, p_bar_t = (draw(*shape, seed=k) for k in range(4))
 
     def cotangent_of_scores(scores, p_bar):
@@ -155,7 +155,7 @@ def test_the_curvature_of_softmax_in_one_pass(shape):
 @pytest.mark.parametrize("norm", ["layer_norm", "rms_norm"])
 @pytest.mark.parametrize("shape", [(3, 7), (2, 5, 33), (64, 513), (1, 2)])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_the_curvature_of_normalizations_in_one_pass(norm, shape, weighted, monkeypatch):
+def test_normalization_curvature_kernel_matches_float64(norm, shape, weighted, monkeypatch):
     calls = []
     kernel = fused.normalization_curvature
     monkeypatch.setattr(fused, "normalization_curvature", lambda *a, **k: calls.append(1) or kernel(*a, **k))
@@ -191,7 +191,7 @@ def test_the_curvature_of_normalizations_in_one_pass(norm, shape, weighted, monk
 
 
 @needs_kernels
-def test_the_curvature_of_a_normalization_adds_the_biases_part_and_stands_aside_for_third_derivatives():
+def test_normalization_curvature_includes_bias_and_falls_back_for_third_derivatives():
     x, g, w, b = (draw(*shape, seed=k).float().requires_grad_() for k, shape in enumerate([(4, 6), (4, 6), (6,), (6,)]))
     first = torch.autograd.grad(hf.layer_norm(x, (6,), w, b), (x, w, b), g, create_graph=True)
     cotangents = [draw(*each.shape, seed=9).float() for each in first]
@@ -208,7 +208,7 @@ def test_the_curvature_of_a_normalization_adds_the_biases_part_and_stands_aside_
 
 
 @needs_kernels
-def test_rows_at_the_edge():
+def test_row_kernels_at_infinities_and_nan_match_torch():
     inf, nan = math.inf, math.nan
     rows = torch.tensor([[-inf, -inf], [inf, 0.0], [nan, 1.0], [inf, nan], [-inf, nan], [-inf, 2.0]])
     torch.testing.assert_close(fused.logsumexp(rows), torch.logsumexp(rows, -1, keepdim=True), equal_nan=True)
@@ -221,7 +221,7 @@ def test_rows_at_the_edge():
 @needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [0, 1, 31, 32, 33, 200])
-def test_the_mean_with_the_transpose(n, dtype):
+def test_average_with_transpose_matches(n, dtype):
     whole = torch.randn(n + 3, n + 5, dtype=dtype, generator=torch.Generator().manual_seed(0))
     square, untouched = whole[2 : n + 2, 1 : n + 1], whole.clone()
     before = square.clone()
@@ -238,7 +238,7 @@ def test_the_mean_with_the_transpose(n, dtype):
 
 
 @needs_kernels
-def test_masks():
+def test_mask_kernels_match():
     x = torch.tensor([-1.0, 0.0, 2.0, math.nan])
     value, mask = fused.add_relu(x)
     torch.testing.assert_close(value, torch.relu(x), equal_nan=True)
@@ -248,7 +248,7 @@ def test_masks():
 
 
 @needs_kernels
-def test_what_kernels_do_not_take():
+def test_kernels_reject_unsupported_tensors():
     x = torch.ones(4, 2)
     assert fused.takes(x)
     assert not fused.takes(x.double())
@@ -283,7 +283,7 @@ def test_what_kernels_do_not_take():
     ],
 )
 @pytest.mark.parametrize("built", [True, False])
-def test_with_and_without_kernels(function, shapes, built, monkeypatch):
+def test_derivatives_match_with_and_without_kernels(function, shapes, built, monkeypatch):
     """Value, gradient, product and third order in float32 match float64, which has no kernels."""
     if not built:
         monkeypatch.setattr(fused_library, "library", lambda: None)
@@ -303,7 +303,7 @@ def test_with_and_without_kernels(function, shapes, built, monkeypatch):
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (5, 1), (3, 2), (4097, 8), (20011, 3), (7, 9001), (0, 4), (4, 0)])
-def test_turned_blocks_are_transposes(shape):
+def test_turned_blocks_match_transposes(shape):
     block = torch.arange(math.prod(shape), dtype=torch.float32).reshape(shape)
     for each in (block, block.double(), block[::2], block.t().contiguous().t()):
         assert torch.equal(turned(each), each.t())

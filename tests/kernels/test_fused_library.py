@@ -51,7 +51,7 @@ for folder in map(Path, sys.argv[1:]):
 """
 
 
-def test_kernels_are_built_where_a_compiler_is(tmp_path):
+def test_kernels_are_built_if_a_compiler_works(tmp_path):
     if not compiler_works(tmp_path):
         pytest.skip("no C++ compiler with OpenMP")
     assert fused_library.available(), (
@@ -78,33 +78,33 @@ def replace_by_another(library: Path) -> None:
     library.write_bytes(Path(torch._C.__file__).read_bytes())
 
 
-def lose_the_record(library: Path) -> None:
+def delete_record(library: Path) -> None:
     record_of(library).unlink()
 
 
-def spoil_the_record(library: Path) -> None:
+def truncate_record(library: Path) -> None:
     record_of(library).write_text("[1, 2")
 
 
-def note(library: Path, **changes: str) -> None:
+def change_record(library: Path, **changes: str) -> None:
     record = json.loads(record_of(library).read_text())
     record_of(library).write_text(json.dumps(record | changes))
 
 
 def build_from_older_code(library: Path) -> None:
-    note(library, **{"fused.cpp": "0" * 64})
+    change_record(library, **{"fused.cpp": "0" * 64})
 
 
 def build_for_older_calls(library: Path) -> None:
-    note(library, **{"fused_signatures.py": "0" * 64})
+    change_record(library, **{"fused_signatures.py": "0" * 64})
 
 
 def build_from_an_older_inclusion(library: Path) -> None:
-    note(library, **{"attention/tiles.inc": "0" * 64})
+    change_record(library, **{"attention/tiles.inc": "0" * 64})
 
 
 def build_with_other_flags(library: Path) -> None:
-    note(library, flags="-Ofast")
+    change_record(library, flags="-Ofast")
 
 
 REFUSED = [
@@ -112,8 +112,8 @@ REFUSED = [
     (empty, "truncated"),
     (flip_a_byte, "not the file that was built"),
     (replace_by_another, "not the file that was built"),
-    (lose_the_record, "nothing says what it was built from"),
-    (spoil_the_record, "nothing says what it was built from"),
+    (delete_record, "nothing says what it was built from"),
+    (truncate_record, "nothing says what it was built from"),
     (build_from_older_code, "another version of fused.cpp"),
     (build_for_older_calls, "another version of fused_signatures.py"),
     (build_from_an_older_inclusion, "another version of attention/tiles.inc"),
@@ -123,7 +123,7 @@ REFUSED = [
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """Return the output of one process for each case, until it ended or died."""
+    """Return the output of one process for each case, up to its end or crash."""
     folders = [tmp_path_factory.mktemp("without", numbered=False)]
     for spoil in [None, *(spoil for spoil, _ in REFUSED)] if LIBRARY else []:
         folders.append(tmp_path_factory.mktemp(spoil.__name__ if spoil else "as_built", numbered=False))
@@ -141,7 +141,7 @@ def run(tmp_path_factory):
 @pytest.mark.slow
 @built
 @pytest.mark.parametrize(("spoil", "reason"), REFUSED)
-def test_another_library_is_refused(run, spoil: Callable[[Path], None], reason: str):
+def test_foreign_library_is_rejected_with_one_warning(run, spoil: Callable[[Path], None], reason: str):
     """One warning names the library and the remedy, and torch's operators compute the same results."""
     found, end = run
     assert spoil.__name__ in found, end
@@ -154,12 +154,12 @@ def test_another_library_is_refused(run, spoil: Callable[[Path], None], reason: 
 
 @pytest.mark.slow
 @built
-def test_the_library_that_was_built_is_taken(run):
+def test_built_library_is_loaded(run):
     found, end = run
     assert found.get("as_built") == {"available": True, "warnings": []}, end
 
 
-def test_without_a_library_nothing_is_said(run):
+def test_missing_library_does_not_warn(run):
     """Without a compiler there is no warning: only speed is lost."""
     found, end = run
     assert found.get("without") == {"available": False, "warnings": []}, end
@@ -168,8 +168,8 @@ def test_without_a_library_nothing_is_said(run):
 C_TYPES = {"long": ctypes.c_long, "float": ctypes.c_float, "double": ctypes.c_double, "void": None}
 
 
-def declared() -> dict[str, tuple]:
-    """Return the ctypes of result and arguments of each exported C++ function."""
+def declared_types() -> dict[str, tuple]:
+    """Return the ctypes of the result and the arguments of each exported C++ function."""
     code = "\n".join((FOLDER / name).read_text() for name in SOURCES if name.endswith(".cpp"))
     found = re.findall(r"^EXPORT ([^(]+?)(\w+)\(([^)]*)\)", code, re.MULTILINE)
     return {
@@ -184,9 +184,9 @@ def in_ctypes(declaration: str):
     return C_TYPES[declaration.split()[0]]
 
 
-def test_signatures_are_those_of_the_source():
+def test_signatures_match_the_source():
     assert len(SIGNATURES) > 15
-    assert declared() == SIGNATURES
+    assert declared_types() == SIGNATURES
 
 
 @built
@@ -198,19 +198,19 @@ def test_signatures_are_those_of_the_source():
         ((None, None, None), TypeError),
     ],
 )
-def test_a_wrong_call_raises(arguments, error):
+def test_call_with_wrong_arguments_raises(arguments, error):
     with pytest.raises(error):
         fused_library.run("hodiff_softmax", *arguments)
 
 
 @built
-def test_an_unknown_kernel_raises():
+def test_unknown_kernel_raises():
     with pytest.raises(AttributeError, match="hodiff_softmin"):
         fused_library.run("hodiff_softmin", 1)
 
 
 @built
-def test_formulas_have_names():
+def test_formulas_are_named():
     assert {"sigmoid"} <= set(fused.formulas())
     assert set(fused.pullbacks())
 
@@ -223,7 +223,7 @@ def test_formulas_have_names():
         ("Apple clang version 16.0.0 (clang-1600.0.26.6)", "-fopenmp-simd"),
     ],
 )
-def test_clang_has_no_threads(tmp_path, said, flag):
+def test_openmp_flag_depends_on_the_compiler(tmp_path, said, flag):
     compiler = tmp_path / "compiler"
     compiler.write_text(f"#!/bin/sh\necho '{said}'\n")
     compiler.chmod(0o755)
@@ -234,7 +234,7 @@ def test_clang_has_no_threads(tmp_path, said, flag):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("clang++"), reason="no clang")
-def test_clang_builds_what_loads(tmp_path):
+def test_library_built_by_clang_loads(tmp_path):
     library = tmp_path / "fused.so"
     sources = [str(FOLDER / name) for name in SOURCES if name.endswith(".cpp")]
     command = ["clang++", "-shared", "-fPIC", "-w", *flags_of(["clang++"]), *sources, "-o", str(library)]

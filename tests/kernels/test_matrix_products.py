@@ -35,12 +35,12 @@ def operands():
 
 
 @pytest.mark.parametrize(("a", "b"), list(operands()))
-def test_product_is_the_product(a, b):
+def test_product_matches_float64(a, b):
     exact = a.double() @ b.double()
     assert (matrix_product()(a, b) - exact).abs().max() < 96 * 2**-24 * exact.abs().max()
 
 
-def test_winners_alone_are_exchanged(folder, monkeypatch):
+def test_only_faster_products_are_replaced(folder, monkeypatch):
     ratios = {(128, 128, 128): 0.5, (256, 128, 128): 0.95}
     monkeypatch.setattr(matrix_products, "_ratio", lambda *form: ratios[form[:3]])
 
@@ -56,7 +56,7 @@ def test_winners_alone_are_exchanged(folder, monkeypatch):
         assert torch.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_choice_is_measured_once(folder, monkeypatch):
+def test_choice_is_measured_once(folder, monkeypatch):
     asked = []
     monkeypatch.setattr(matrix_products, "_ratio", lambda *form: asked.append(form) or 0.5)
     for _ in range(2):
@@ -70,20 +70,20 @@ def test_a_choice_is_measured_once(folder, monkeypatch):
 
 
 @pytest.mark.parametrize("content", ["", "[1]", '{"64x64x64nn": "fast"}', "null"])
-def test_a_broken_file_is_measured_anew(folder, monkeypatch, content):
+def test_broken_cache_file_is_measured_again(folder, monkeypatch, content):
     matrix_products._file().write_text(content, encoding="utf-8")
     monkeypatch.setattr(matrix_products, "_ratio", lambda *form: 2.0)
     assert not onednn_wins(64, 64, 64, False, False)
 
 
-def test_where_nothing_can_be_written(folder, monkeypatch):
+def test_unwritable_cache_is_ignored(folder, monkeypatch):
     (folder / "file").touch()
     monkeypatch.setenv("HODIFF_CACHE", str(folder / "file" / "below"))
     monkeypatch.setattr(matrix_products, "_ratio", lambda *form: 0.5)
     assert onednn_wins(64, 64, 64, False, False)
 
 
-def test_a_measurement_is_a_ratio():
+def test_measured_ratio_is_positive_and_finite():
     ratio = matrix_products._ratio(64, 64, 64, True, False)
     assert ratio > 0
     assert math.isfinite(ratio)

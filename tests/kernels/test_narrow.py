@@ -26,7 +26,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 @given(batch=st.integers(0, 5), rows=sizes, inner=sizes, columns=sizes, shared=st.booleans(), dtype=dtypes)
 @example(batch=2, rows=0, inner=0, columns=0, shared=True, dtype=torch.float32)
-def test_batched_product(batch, rows, inner, columns, shared, dtype):
+def test_batched_product_matches_torch(batch, rows, inner, columns, shared, dtype):
     a = draw(rows, inner, dtype=dtype).expand(batch, rows, inner) if shared else draw(batch, rows, inner, dtype=dtype)
     b = draw(batch, columns, inner, dtype=dtype).transpose(1, 2)
     torch.testing.assert_close(batched_product(a, b), torch.bmm(a, b), rtol=1e-4, atol=1e-4)
@@ -34,7 +34,7 @@ def test_batched_product(batch, rows, inner, columns, shared, dtype):
 
 @given(rows=st.integers(0, 600), inner=sizes, columns=sizes, transposed=st.booleans(), dtype=dtypes)
 @example(rows=256, inner=0, columns=4, transposed=False, dtype=torch.float32)
-def test_product(rows, inner, columns, transposed, dtype):
+def test_product_matches_torch(rows, inner, columns, transposed, dtype):
     a = draw(rows, inner, dtype=dtype)
     b = draw(columns, inner, dtype=dtype).t() if transposed else draw(inner, columns, dtype=dtype)
     torch.testing.assert_close(product(a, b), torch.mm(a, b), rtol=1e-4, atol=1e-4)
@@ -48,7 +48,7 @@ def test_product(rows, inner, columns, transposed, dtype):
     ],
 )
 @given(shape=st.lists(st.integers(1, NARROW + 2), min_size=1, max_size=3), data=st.data(), dtype=dtypes)
-def test_softmax_derivatives(ours, by_torch, activation, shape, data, dtype):
+def test_softmax_derivatives_match_torch(ours, by_torch, activation, shape, data, dtype):
     dim = data.draw(st.integers(-len(shape), len(shape) - 1))
     cotangent = draw(*shape, dtype=dtype)
     output = activation(3 * draw(*shape, dtype=dtype), dim)
@@ -58,7 +58,7 @@ def test_softmax_derivatives(ours, by_torch, activation, shape, data, dtype):
     torch.testing.assert_close(ours(cotangent, output, dim, dtype), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_mode_reaches_what_autograd_calls(monkeypatch):
+def test_mode_intercepts_operators_of_autograd(monkeypatch):
     called = []
 
     def spied(operator, kernel):
@@ -76,7 +76,7 @@ def test_the_mode_reaches_what_autograd_calls(monkeypatch):
     torch.testing.assert_close(x.grad, expected)
 
 
-def test_nothing_finite_is_made_of_nan():
+def test_products_of_nan_are_nan():
     a, b = torch.full((NARROW * NARROW, 2), torch.nan), torch.ones(2, 3)
     assert product(a, b).isnan().all()
     assert batched_product(a.expand(4, -1, -1), b.expand(4, 2, 3).contiguous()).isnan().all()

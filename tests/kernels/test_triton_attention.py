@@ -195,7 +195,7 @@ def require_close(found, wanted, relative):
 
 @pytest.mark.one_in(20)
 @pytest.mark.parametrize("case", CASES)
-def test_all_derivatives(case):
+def test_all_derivatives_match_formula(case):
     problem = make(**CASES[case]())
     wanted = expected(problem)
     require_close(computed(problem), (*wanted, wanted[1]), 1e-12)
@@ -203,7 +203,7 @@ def test_all_derivatives(case):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", ["boolean mask with rows of nothing", "dropout of two seeds"])
-def test_gradient_of_what_a_value_saved(case):
+def test_gradient_from_saved_results_matches(case):
     problem = make(**CASES[case]())
     saved = kernels.value_to_save(problem.options, *problem.inputs)
     wanted = expected(problem)
@@ -222,7 +222,7 @@ def test_gradient_of_what_a_value_saved(case):
     ],
     ids=str,
 )
-def test_dtypes(dtype, relative):
+def test_low_precision_matches_within_rounding(dtype, relative):
     options = {"mask": torch.rand(1, 20, 35) < 0.8, "softcap": 1.5, "dropout_p": 0.2, "batch": (1,)}
     problem = make(dtype=dtype, seed=seed_of(1, 1, 1), **options)
     wanted, found = expected(problem), computed(problem)
@@ -230,7 +230,7 @@ def test_dtypes(dtype, relative):
     assert {each.dtype for each in (*found[:2], *found[2], *found[3])} == {dtype}
 
 
-def test_gradients_of_what_is_broadcast_are_summed_in_float32():
+def test_broadcast_gradients_are_summed_in_float32():
     one = torch.ones(1, 1, 1, dtype=torch.float16)
     problem = make(q=torch.ones(2, 2, 1, dtype=torch.float16), k=one, v=one)
     # The contribution of either batch overflows float16, but their sum does not.
@@ -245,7 +245,7 @@ SMALL = {"q": (1, 4, 3), "k": (1, 5, 3), "v": (1, 5, 2), "softcap": 0.8, "dropou
 # Every third case together covers all four combinations of each pair of tangents.
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("given", list(product((True, False), repeat=4)))
-def test_tangents_of_none_are_zero(given):
+def test_missing_tangents_count_as_zero(given):
     problem = make(seed=seed_of(1, 1, 1), **SMALL)
     tangents = tuple(each if want else None for each, want in zip(problem.tangents, given, strict=True))
     problem = problem._replace(tangents=tangents)
@@ -257,7 +257,7 @@ def test_tangents_of_none_are_zero(given):
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("chosen", list(product((True, False), repeat=3)))
-def test_only_what_is_wanted(chosen):
+def test_only_requested_gradients_are_returned(chosen):
     problem = make(seed=seed_of(1, 1, 1), **SMALL)
     _, out_t, by_inputs, by_inputs_t = expected(problem)
     saved = kernels.value_to_save(problem.options, *problem.inputs)
@@ -275,7 +275,7 @@ def test_only_what_is_wanted(chosen):
 
 
 @pytest.mark.slow
-def test_dropout_drops_the_same_weights_as_torch():
+def test_dropout_mask_matches_torch():
     keys = 40
     zeros = torch.zeros(3, 2, 20, 1, device=DEVICE), torch.zeros(3, 2, keys, 1, device=DEVICE)
     options = Options(dropout_p=0.25, batch=(3, 2))
@@ -287,7 +287,7 @@ def test_dropout_drops_the_same_weights_as_torch():
     torch.testing.assert_close(out * keys, factors, rtol=1e-5, atol=0)
 
 
-def test_rows_that_a_mask_lowers_by_all_of_float32():
+def test_rows_masked_by_the_lowest_float32_are_uniform():
     """These rows weight all keys equally, like torch; a log-sum-exp would give every key the weight 1."""
     mask = torch.zeros(1, 20, 35)
     mask[:, 4:9] = torch.finfo(torch.float32).min
@@ -302,13 +302,13 @@ def test_rows_that_a_mask_lowers_by_all_of_float32():
     require_close((found,), (by_v,), 1e-5)
 
 
-def test_scores_beyond_the_range_of_exponentials():
+def test_scores_beyond_the_exponential_range_match():
     problem = make(dtype=torch.float32, scale=3000.0)
     wanted = expected(problem)
     require_close((kernels.value(problem.options, *problem.inputs),), wanted[:1], 1e-5)
 
 
-def test_lengths_of_zero():
+def test_empty_sequences_are_accepted():
     empty = make(q=(1, 0, 7))
     assert kernels.value(empty.options, *empty.inputs).shape == (1, 0, 5)
     by_q, by_k, by_v = kernels.gradient(empty.options, ALL, *empty.inputs, empty.g)
@@ -330,7 +330,7 @@ class _Sizes(TorchDispatchMode):
 
 
 @pytest.mark.slow
-def test_nothing_has_a_number_for_each_query_and_key():
+def test_no_tensor_has_an_element_per_query_and_key():
     problem = make(q=(33, 2), k=(35, 2), v=(35, 2), high=0)
     with _Sizes() as sizes:
         computed(problem)
@@ -342,7 +342,7 @@ def tanh_kernel(x, y, SIZE: tl.constexpr):
     tl.store(y + tl.arange(0, SIZE), tanh(tl.load(x + tl.arange(0, SIZE))))
 
 
-def test_tanh_is_right_in_relative_terms():
+def test_tanh_has_small_relative_error():
     x = torch.cat((torch.logspace(-12, 2, 255, dtype=torch.float64), torch.zeros(1, dtype=torch.float64))).to(DEVICE)
     x = torch.cat((x, -x))
     for dtype, relative in ((torch.float64, 2e-15), (torch.float32, 1e-6)):
@@ -360,7 +360,7 @@ def test_tanh_is_right_in_relative_terms():
         ({"dtype": torch.complex64}, "one dtype of float16, .*complex64"),
     ],
 )
-def test_errors(inputs, says):
+def test_rejects_unsupported_inputs(inputs, says):
     problem = make(**inputs)
     with pytest.raises(InputError, match=f"attention: q, k, v: .*{says}"):
         kernels.value(problem.options, *problem.inputs)

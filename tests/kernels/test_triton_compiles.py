@@ -53,7 +53,7 @@ triton_attention.gradient_tangent(AllOptions, wanted, True, q, k, v, mask, seed,
 @pytest.mark.parametrize(
     ("capability", "dtype"), [(80, "bfloat16"), (90, "float16"), (90, "float32"), (80, "float64")], ids=str
 )
-def test_compiles(capability, dtype, tmp_path):
+def test_kernels_compile_for_gpus(capability, dtype, tmp_path):
     if dtype == "float64" and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9):
         pytest.skip("this Triton has no products of float64")
     environment = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"}

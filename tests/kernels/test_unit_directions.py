@@ -19,7 +19,7 @@ def directions(p: int, n: int, first: int, stop: int, dtype: torch.dtype = torch
 
 
 @given(m=sizes, p=sizes, n=sizes, data=st.data(), transposed=st.booleans(), dtype=dtypes)
-def test_picked_products(m, p, n, data, transposed, dtype):
+def test_picked_products_match_ordinary_products(m, p, n, data, transposed, dtype):
     first = data.draw(st.integers(0, p * n - 1))
     stop = data.draw(st.integers(first + 1, p * n))
     rows = directions(p, n, first, stop, dtype)
@@ -32,7 +32,7 @@ def test_picked_products(m, p, n, data, transposed, dtype):
         assert found.mT.is_contiguous() if b.shape[2] < NARROW else found.is_contiguous()
 
 
-def test_only_views_of_all_rows_are_places():
+def test_only_views_of_all_rows_are_recognized():
     rows = directions(3, 4, 0, 12)
     unit = UnitRows(rows, 0)
     others = [
@@ -50,7 +50,7 @@ def test_only_views_of_all_rows_are_places():
     assert (rows.view(12, 2, 6)[range(12), row, column] == 1).all()
 
 
-def test_rows_that_were_written_to_are_multiplied():
+def test_modified_rows_are_multiplied():
     rows = directions(2, 3, 0, 6)
     unit = UnitRows(rows, 0)
     rows.mul_(2)
@@ -61,7 +61,7 @@ def test_rows_that_were_written_to_are_multiplied():
 
 @pytest.mark.parametrize("width", [5, NARROW + 1])
 @pytest.mark.parametrize("chunk_size", ["auto", 40])
-def test_hessians_pick(width, chunk_size, monkeypatch):
+def test_hessian_uses_picked_columns(width, chunk_size, monkeypatch):
     picked = []
 
     def spied(a, *args, **options):

@@ -1,4 +1,4 @@
-"""Tests of lists of tensors as columns, and of systems of many tasks, against torch.linalg."""
+"""Tests of lists of tensors as columns of a matrix, and of linear systems of many tasks, against torch.linalg."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ def leaves(tasks: int) -> list[Tensor]:
     return [torch.randn(shape, generator=GENERATOR, dtype=torch.float64) for shape in shapes]
 
 
-def test_columns_and_back() -> None:
+def test_columns_round_trip() -> None:
     given = leaves(3)
     given[1] = given[1].float()
     layout = Columns(given, 3)
@@ -25,7 +25,7 @@ def test_columns_and_back() -> None:
     torch.testing.assert_close(Columns(one, 1).split(Columns(one, 1).join(one)), one)
 
 
-def test_tasks_are_solved_each_by_its_own_matrix() -> None:
+def test_tasks_are_solved_by_their_own_matrices() -> None:
     R = torch.randn(3, 6, 6, generator=GENERATOR, dtype=torch.float64)
     matrices = R @ R.mT + torch.eye(6, dtype=torch.float64)
     matrices[2] = torch.eye(6)

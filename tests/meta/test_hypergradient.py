@@ -40,7 +40,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("method", SETTINGS)
-def test_ridge_equals_its_closed_form(method: str) -> None:
+def test_ridge_matches_closed_form(method: str) -> None:
     start = torch.zeros(4, dtype=torch.float64) if method == "unroll" else minimum(WEIGHTS)
     generator = torch.Generator().manual_seed(0)
     result = hypergradient(outer, inner, start, WEIGHTS, method, generator=generator, **SETTINGS[method])
@@ -64,7 +64,7 @@ def test_ridge_equals_its_closed_form(method: str) -> None:
         ("unroll", {"steps": 12, "optimizer": SGD(0.1)}),
     ],
 )
-def test_error_estimates_have_the_size_of_the_error(method: str, options: dict[str, Any]) -> None:
+def test_error_estimate_has_the_size_of_the_error(method: str, options: dict[str, Any]) -> None:
     start = torch.zeros(4, dtype=torch.float64) if method == "unroll" else minimum(WEIGHTS)
     options = {"generator": torch.Generator().manual_seed(0), **options}
     if method == "unroll":
@@ -78,7 +78,7 @@ def test_error_estimates_have_the_size_of_the_error(method: str, options: dict[s
     assert error / 6 < result.error_estimate < 6 * error
 
 
-def test_few_columns_of_many_are_no_error() -> None:
+def test_nystrom_with_few_of_many_columns_matches_and_reports_a_small_residual() -> None:
     features = draw(60, 50, seed=3)
 
     def ridge(w: Tensor, log_weight: Tensor) -> Tensor:
@@ -105,12 +105,12 @@ def damped(damping: float) -> Tensor:
     return direct - mixed.T @ torch.linalg.solve(H, torch.func.grad(outer)(w, WEIGHTS))
 
 
-def test_a_damped_value_is_that_of_the_damped_hessian() -> None:
+def test_damped_value_matches_the_damped_hessian() -> None:
     result = hypergradient(outer, inner, minimum(WEIGHTS), WEIGHTS, damping=0.05)
     torch.testing.assert_close(result.value, damped(0.05))
 
 
-def test_pytrees_and_a_leaf_that_is_not_used() -> None:
+def test_pytrees_with_unused_leaves_match() -> None:
     def split(w):
         return {"a": w[:1], "b": [w[1:]]}
 
@@ -126,14 +126,14 @@ def test_pytrees_and_a_leaf_that_is_not_used() -> None:
     assert set(result.params) == {"a", "b"}
 
 
-def test_a_point_that_is_no_minimum_is_said() -> None:
+def test_point_that_is_no_minimum_warns() -> None:
     with pytest.warns(HodiffWarning, match="params is not at the minimum of inner"):
         result = hypergradient(outer, inner, minimum(WEIGHTS) + 0.1, WEIGHTS)
     change = outer(minimum(WEIGHTS), WEIGHTS) - outer(minimum(WEIGHTS) + 0.1, WEIGHTS)
     assert result.outer_error == pytest.approx(abs(change.item()), rel=0.5)
 
 
-def test_an_indefinite_hessian_is_said() -> None:
+def test_indefinite_hessian_warns() -> None:
     def saddle(w, h):
         return (w[0] ** 2 - w[1] ** 2) * h.exp() + 0 * h
 
@@ -142,7 +142,7 @@ def test_an_indefinite_hessian_is_said() -> None:
         hypergradient(lambda w, h: w.sum() + 1 + h, saddle, w, h)
 
 
-def test_no_grad_mode_and_live_parameters() -> None:
+def test_no_grad_and_parameters_that_require_grad_are_accepted() -> None:
     w, hyper = minimum(WEIGHTS).requires_grad_(), WEIGHTS.clone().requires_grad_()
     with torch.no_grad():
         result = hypergradient(outer, inner, w, hyper)
@@ -187,20 +187,20 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input(case: str) -> None:
+def test_rejects_bad_arguments(case: str) -> None:
     call, match = BAD[case]
     with pytest.raises((InputError, RouteError), match=match):
         call()
 
 
-def test_results_that_are_not_finite_raise() -> None:
+def test_non_finite_results_raise() -> None:
     with pytest.raises(NonFiniteError, match="step"):
         hypergradient(outer, inner, W, WEIGHTS, "unroll", steps=400, optimizer=SGD(1e3))
     with pytest.raises(NonFiniteError, match="not finite"):
         hypergradient(lambda w, h: w.sum() * torch.nan, inner, W, WEIGHTS)
 
 
-def test_the_error_at_a_saddle_is_unknown() -> None:
+def test_error_at_a_saddle_is_unknown() -> None:
     h = torch.tensor([1.0, -1.0], dtype=torch.float64)
     phi = torch.tensor([1.0, 2.0], dtype=torch.float64)
     saddle = lambda w, phi: (h * (w - phi) ** 2).sum() / 2  # noqa: E731

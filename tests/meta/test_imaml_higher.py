@@ -80,7 +80,7 @@ def differences() -> Tensor:
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("route", ["recorded", *ROUTES])
 @pytest.mark.parametrize("chunk_size", [None, 2])
-def test_hessian_of_the_meta_loss(route: str, chunk_size: int | None, differences: Tensor) -> None:
+def test_hessian_of_the_meta_loss_matches_differences(route: str, chunk_size: int | None, differences: Tensor) -> None:
     f, x = of_vector(learner(network(), chunk_size=chunk_size), tasks())
     found = {"recorded": recorded, **ROUTES}[route](f)(x)
     torch.testing.assert_close(found, differences, rtol=1e-6, atol=1e-7)
@@ -89,7 +89,7 @@ def test_hessian_of_the_meta_loss(route: str, chunk_size: int | None, difference
 
 
 @pytest.mark.slow
-def test_third_derivatives_are_those_of_the_unrolled_loop() -> None:
+def test_third_derivatives_match_the_unrolled_loop() -> None:
     """60 steps converge, so differentiating the unrolled loop is a reference that solves no system."""
 
     class Unrolled(IMAML):
@@ -109,7 +109,7 @@ def test_third_derivatives_are_those_of_the_unrolled_loop() -> None:
     assert expected.abs().max() > 1e-2
 
 
-def test_derivatives_by_frozen_parameters_in_transforms() -> None:
+def test_derivatives_by_frozen_parameters_match_in_transforms() -> None:
     """Derivatives by parameters that are not adapted include the shift of the minimum."""
     module = network()
     module[0].bias.requires_grad_(False)
@@ -147,14 +147,14 @@ def test_dropout_is_replayed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["per-task", "frozen"])
-def test_batch_norm_in_transforms(policy: str) -> None:
+def test_batch_norm_in_transforms_matches(policy: str) -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Tanh(), nn.Linear(2, 1)).double()
     f, x = of_vector(learner(module, batch_norm=policy, lr=0.2, steps=500), tasks(2))
     torch.testing.assert_close(jacrev(f)(x), torch.autograd.functional.jacobian(f, x), rtol=1e-6, atol=1e-9)
     torch.testing.assert_close(hessian(f)(x), recorded(f)(x), rtol=1e-6, atol=1e-8)
 
 
-def test_shared_statistics_are_refused_in_transforms() -> None:
+def test_shared_statistics_are_rejected_in_transforms() -> None:
     module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).double()
     f, x = of_vector(learner(module, batch_norm="shared"), tasks(2))
     with pytest.raises(RouteError, match="IMAML: batch_norm='shared'"):
@@ -162,7 +162,7 @@ def test_shared_statistics_are_refused_in_transforms() -> None:
 
 
 @pytest.mark.parametrize("transform", [None, jacrev])
-def test_losses_with_derivatives_of_their_own_are_refused(transform: Any) -> None:
+def test_differentiated_loss_parameters_are_rejected(transform: Any) -> None:
     """IMAML would lose these derivatives silently."""
     scale = torch.ones((), dtype=torch.float64, requires_grad=True)
 

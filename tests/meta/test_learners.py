@@ -74,24 +74,24 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_maml_equals_a_loop(options: str) -> None:
+def test_maml_matches_a_loop(options: str) -> None:
     module = network()
     assert_same_step(MAML(module, mse, 0.1, 2, **OPTIONS[options]), tasks(), reference(module, tasks()))
 
 
-def test_lists_of_unequal_tasks() -> None:
+def test_lists_of_unequal_tasks_match() -> None:
     module = network()
     given = [(*batch(0, size=3), *batch(1)), (*batch(2, size=6), *batch(3, size=2))]
     expected = [reference(module, tuple(each.unsqueeze(0) for each in task)) for task in given]
     assert_same_step(MAML(module, mse, 0.1, 2), given, torch.stack(expected).mean())
 
 
-def test_fomaml_equals_a_loop() -> None:
+def test_fomaml_matches_a_loop() -> None:
     module = network()
     assert_same_step(FOMAML(module, mse, 0.1, 2), tasks(), reference(module, tasks(), again=False))
 
 
-def test_anil_equals_a_loop() -> None:
+def test_anil_matches_a_loop() -> None:
     module = network()
     expected = reference(module, tasks(), names=("2.weight", "2.bias"))
     for head in (None, "2", ["2.weight", "2.bias"]):
@@ -99,7 +99,7 @@ def test_anil_equals_a_loop() -> None:
         expected = reference(module, tasks(), names=("2.weight", "2.bias"))
 
 
-def test_meta_sgd_equals_a_loop() -> None:
+def test_meta_sgd_matches_a_loop() -> None:
     module = network()
     learner = MetaSGD(module, mse, 0.1, 2)
     with torch.no_grad():
@@ -112,7 +112,7 @@ def test_meta_sgd_equals_a_loop() -> None:
         torch.testing.assert_close(rate.grad, expected)
 
 
-def test_reptile_equals_a_loop() -> None:
+def test_reptile_matches_a_loop() -> None:
     module = network()
     expected = [torch.zeros_like(each) for each in module.parameters()]
     for x, y in zip(*tasks()[:2], strict=True):
@@ -126,7 +126,7 @@ def test_reptile_equals_a_loop() -> None:
             torch.testing.assert_close(each.grad, grad)
 
 
-def test_inner_adam_and_clipping_are_each_tasks_own() -> None:
+def test_inner_state_and_clipping_are_separate_per_task() -> None:
     module = network()
     learner = MAML(module, mse, steps=3, optimizer=Adam(0.1), clip=0.05)
     together = learner(tasks())
@@ -134,7 +134,7 @@ def test_inner_adam_and_clipping_are_each_tasks_own() -> None:
     torch.testing.assert_close(together, torch.stack(single).mean())
 
 
-def test_adapt_to_one_task() -> None:
+def test_adapt_to_one_task_matches() -> None:
     module = network()
     x, y = batch(3)
     for learner in (MAML(module, mse, 0.1, 2), FOMAML(module, mse, 0.1, 2), Reptile(module, mse, 0.1, 2)):
@@ -148,7 +148,7 @@ def test_adapt_to_one_task() -> None:
 @pytest.mark.parametrize(
     "kind", [FOMAML, *(pytest.param(each, marks=pytest.mark.slow) for each in (MAML, ANIL, MetaSGD, Reptile))]
 )
-def test_compiled_meta_gradient(kind: type[MetaLearner]) -> None:
+def test_compiled_meta_gradient_matches_eager(kind: type[MetaLearner]) -> None:
     if kind is MetaSGD and torch.__version__ < "2.13":
         pytest.skip("dynamo traces no copy.copy")
     learner = kind(network(), mse, 0.1, 2)
@@ -159,7 +159,7 @@ def test_compiled_meta_gradient(kind: type[MetaLearner]) -> None:
         torch.testing.assert_close(compiled(point, tasks()), eager(point, tasks()))
 
 
-def test_adapting_in_inference_mode() -> None:
+def test_adapt_works_in_inference_mode() -> None:
     module = network()
     expected = descend(module, *batch(3))
     with torch.inference_mode():
@@ -167,7 +167,7 @@ def test_adapting_in_inference_mode() -> None:
     torch.testing.assert_close({name: each.clone() for name, each in adapted.items()}, expected)
 
 
-def test_batch_norm_in_transforms() -> None:
+def test_batch_norm_in_transforms_matches() -> None:
     module = with_norm()
     learner = MAML(module, mse, 0.1, 2)
     point = {name: each.detach() for name, each in learner.named_parameters()}
@@ -177,7 +177,7 @@ def test_batch_norm_in_transforms() -> None:
         torch.testing.assert_close(gradients[name], each.grad)
 
 
-def test_meta_gradient_of_higher_order_and_in_transforms() -> None:
+def test_higher_meta_gradients_match_in_transforms() -> None:
     module = network()
     learner = MAML(module, mse, 0.1, 1)
     names = [f"module.{name}" for name in learner.names]
@@ -193,7 +193,7 @@ def test_meta_gradient_of_higher_order_and_in_transforms() -> None:
     torch.testing.assert_close(torch.func.grad(f, argnums=tuple(range(4)))(*points), expected)
 
 
-def test_frozen_unused_and_tied_parameters() -> None:
+def test_frozen_unused_and_tied_parameters_match() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -227,7 +227,7 @@ def with_norm(momentum: float | None = 0.1) -> nn.Module:
 @pytest.mark.parametrize("policy", ["per-task", "shared", "frozen"])
 @pytest.mark.parametrize("learner", [MAML, Reptile, IMAML])
 @pytest.mark.filterwarnings("ignore::hodiff.HodiffWarning")
-def test_batch_norm_policies(policy: str, learner: type[MetaLearner], momentum: float | None) -> None:
+def test_batch_norm_policies_update_statistics(policy: str, learner: type[MetaLearner], momentum: float | None) -> None:
     """Statistics with momentum None are means over all batches so far, and each task counts its own batches."""
     module = with_norm(momentum)
     module[1].num_batches_tracked += 0 if momentum else 4
@@ -271,7 +271,7 @@ OPTIONS_OF_NORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("policy", ["per-task", "shared", "frozen"])
 @pytest.mark.parametrize("options", OPTIONS_OF_NORMS)
-def test_cumulative_statistics_are_those_of_the_plain_loop(policy: str, options: str) -> None:
+def test_cumulative_statistics_match_the_plain_loop(policy: str, options: str) -> None:
     """Recomputed steps do not count twice, and chunks of tasks do not continue each other's counts."""
     modules: list[nn.Module] = []
     gradients = []
@@ -289,7 +289,7 @@ def test_cumulative_statistics_are_those_of_the_plain_loop(policy: str, options:
 
 
 @pytest.mark.parametrize("policy", ["per-task", "frozen"])
-def test_cumulative_statistics_in_transforms(policy: str) -> None:
+def test_cumulative_statistics_in_transforms_match(policy: str) -> None:
     module = with_norm(None)
     learner, given = MAML(module, mse, 0.1, 2, batch_norm=policy), tasks()
     weights = {f"module.{name}": each.detach() for name, each in module.named_parameters()}
@@ -309,7 +309,7 @@ def test_batch_norm_in_evaluation_uses_running_statistics() -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("options", [{}, {"checkpoint": 1}, {"route": "forward-over-reverse"}])
-def test_dropout_with_a_generator_is_reproducible_and_replayed(options: dict[str, Any]) -> None:
+def test_dropout_with_a_generator_is_replayed(options: dict[str, Any]) -> None:
     module = nn.Sequential(nn.Linear(2, 6), nn.Dropout(0.4), nn.Linear(6, 1)).double()
     support_x, support_y, *_ = tasks()
 
@@ -342,7 +342,7 @@ def test_tasks_draw_their_own_dropout() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
-def test_recurrent_modules(kind: type[nn.Module]) -> None:
+def test_recurrent_modules_match(kind: type[nn.Module]) -> None:
     class Reader(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -356,7 +356,7 @@ def test_recurrent_modules(kind: type[nn.Module]) -> None:
     assert_same_step(MAML(module, mse, 0.5, 2), given, reference(module, given, lr=0.5))
 
 
-def test_convolutions_with_cross_entropy() -> None:
+def test_convolutions_with_cross_entropy_match() -> None:
     module = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3)).double()
     x = draw(2, 4, 1, 6, 6)
     y = torch.arange(8).view(2, 4) % 3
@@ -390,7 +390,7 @@ def exact_implicit(module: nn.Module, given: Tasks, strength: float) -> tuple[Te
 
 
 @pytest.mark.parametrize("chunk_size", [None, 2])
-def test_imaml_equals_the_exact_implicit_gradient(chunk_size: int | None) -> None:
+def test_imaml_matches_the_exact_implicit_gradient(chunk_size: int | None) -> None:
     module, given = quadratic_tasks()
     learner = IMAML(module, mse, 0.1, 300, strength=0.7, cg_tolerance=1e-12, chunk_size=chunk_size)
     loss = learner(given)
@@ -402,7 +402,7 @@ def test_imaml_equals_the_exact_implicit_gradient(chunk_size: int | None) -> Non
     assert (learner.residual <= 1e-12).all()
 
 
-def test_imaml_says_when_it_does_not_converge() -> None:
+def test_unconverged_imaml_warns() -> None:
     module, given = quadratic_tasks()
     with pytest.warns(HodiffWarning, match="IMAML: conjugate gradients stopped at a relative residual"):
         loss = IMAML(module, mse, 0.1, 5, strength=0.1, cg_steps=1)(given)
@@ -416,7 +416,7 @@ def test_imaml_says_when_it_does_not_converge() -> None:
 @pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("options", [{}, {"checkpoint": 1}, {"route": "forward-over-reverse"}])
-def test_meta_steps_are_flat_in_memory(options: dict[str, Any]) -> None:
+def test_memory_of_meta_steps_is_constant(options: dict[str, Any]) -> None:
     """The garbage collector is off, so reference cycles would accumulate."""
     steps = 50 if options else 300
     module = nn.Linear(2, 1).double()
@@ -431,14 +431,14 @@ def test_meta_steps_are_flat_in_memory(options: dict[str, Any]) -> None:
             learner(tasks_once).backward()
             optimizer.step()
             if step in {10, steps - 1}:
-                counts.append(sum(map(ours, gc.get_objects())))
+                counts.append(sum(map(is_tensor_module_or_of_hodiff, gc.get_objects())))
     finally:
         gc.enable()
     assert counts[1] == counts[0]
 
 
-def ours(each: object) -> bool:
-    """Whether the object is a tensor, a module or from hodiff; torch's pytrees leave empty function cycles behind."""
+def is_tensor_module_or_of_hodiff(each: object) -> bool:
+    """Whether the object is a tensor, a module or from hodiff; torch's pytrees leave cycles of functions behind."""
     kind = type(each)
     return isinstance(kind, type) and (
         issubclass(kind, (Tensor, nn.Module)) or str(kind.__module__).startswith("hodiff")
@@ -448,7 +448,7 @@ def ours(each: object) -> bool:
 tasks_once = tasks(2)
 
 
-def test_training_learns() -> None:
+def test_training_lowers_the_loss() -> None:
     module = network()
     learner = MAML(module, mse, 0.1)
     optimizer = torch.optim.Adam(learner.parameters(), 1e-2)
@@ -491,14 +491,14 @@ class TiedHead(nn.Module):
         self.head.weight = self.body.weight
 
 
-def test_buffers_that_a_module_assigns_are_no_batches_afterwards() -> None:
+def test_assigned_buffers_are_restored() -> None:
     module = Scaled()
     MAML(module, mse, 0.1)(tasks()).backward()
     assert torch.equal(module.last, torch.zeros((), dtype=torch.float64))
 
 
 @pytest.mark.parametrize("kind", [MAML, IMAML, Reptile])
-def test_a_generator_draws_for_the_query_too(kind: type[MetaLearner]) -> None:
+def test_generator_also_draws_for_the_query(kind: type[MetaLearner]) -> None:
     module = nn.Sequential(nn.Linear(2, 6), nn.Dropout(0.4), nn.Linear(6, 1)).double()
 
     def losses() -> list[Tensor]:
@@ -514,12 +514,12 @@ def test_a_generator_draws_for_the_query_too(kind: type[MetaLearner]) -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_learners_with_clipping_are_pickled() -> None:
+def test_learners_with_clipping_are_picklable() -> None:
     learner = MAML(network(), mse, 0.1, clip=0.5)
     torch.testing.assert_close(pickle.loads(pickle.dumps(learner))(tasks()), learner(tasks()))
 
 
-def test_modules_that_torch_cannot_batch() -> None:
+def test_modules_that_vmap_rejects_match_a_loop() -> None:
     """Spectral norm writes its vectors with out=, which has no batching rule in torch."""
 
     torch.manual_seed(0)
@@ -565,14 +565,14 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input(case: str) -> None:
+def test_rejects_bad_arguments(case: str) -> None:
     call, kind, match = BAD[case]
     with pytest.raises(kind, match=match):
         call()
 
 
 @pytest.mark.slow
-def test_a_thousand_steps_of_a_digits_network_fit_in_a_gigabyte() -> None:
+def test_thousand_steps_fit_in_a_gigabyte() -> None:
     """The peak memory of a subprocess grows by about 600 MB without segments and about 30 MB with them."""
     import subprocess
     import sys
@@ -604,7 +604,7 @@ print(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 @pytest.mark.parametrize("cls", [MAML, FOMAML, ANIL, MetaSGD, IMAML, Reptile])
-def test_signatures_name_every_option_and_refuse_others(cls: Any) -> None:
+def test_signatures_name_every_option(cls: Any) -> None:
     named = {each.name: each.default for each in inspect.signature(cls).parameters.values()}
     shared = {"route": "auto", "batch_norm": "per-task", "chunk_size": None, "check_finite": True, "optimizer": None}
     assert {name: named.get(name) for name in shared} == shared
@@ -615,7 +615,7 @@ def test_signatures_name_every_option_and_refuse_others(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", [MAML, FOMAML, ANIL, MetaSGD, IMAML, Reptile])
-def test_help_explains_every_option_of_learners(cls: Any) -> None:
+def test_docstrings_explain_every_option(cls: Any) -> None:
     text = inspect.getdoc(cls) or ""
     named = [name for name, each in inspect.signature(cls).parameters.items() if each.kind is each.KEYWORD_ONLY]
     assert {name: text.count(f"\n    {name}: ") for name in named} == dict.fromkeys(named, 1)
@@ -638,12 +638,12 @@ NO_SUCH = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NO_SUCH.items() for value in values])
 @pytest.mark.parametrize("cls", [MAML, ANIL, MetaSGD, Reptile, IMAML])
-def test_every_option_is_validated_when_the_learner_is_made(cls, name, value):
+def test_learner_rejects_bad_options(cls, name, value):
     with pytest.raises(InputError, match=f"^{cls.__name__}: {name}: expected"):
         cls(network(), mse, **{name: value})
 
 
-def test_each_option_is_tried_with_a_value_that_does_not_fit():
+def test_every_option_is_tested_with_a_bad_value():
     named = [each.name for each in inspect.signature(MAML).parameters.values() if each.kind is each.KEYWORD_ONLY]
     assert set(named) == set(NO_SUCH)
 
@@ -660,6 +660,6 @@ ADAPT = {
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ADAPT.items() for value in values])
-def test_adapt_validates_them_in_the_same_words(name, value):
+def test_adapt_rejects_bad_options(name, value):
     with pytest.raises(InputError, match=f"^adapt: {name}: expected"):
         adapt(lambda w, batch: (w * w).sum(), torch.ones(2), None, SGD(0.1), 1, **{name: value})

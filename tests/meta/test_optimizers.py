@@ -86,7 +86,7 @@ def assert_equal(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None
 
 
 @pytest.mark.parametrize(("name", "options"), ROWS)
-def test_ten_steps_equal_torch(name: str, options: dict[str, Any]) -> None:
+def test_ten_steps_match_torch(name: str, options: dict[str, Any]) -> None:
     expected = {key: leaf.requires_grad_() for key, leaf in start().items()}
     run_torch(getattr(torch.optim, name)(expected.values(), **options), expected, 10)
     actual, _ = run(getattr(meta, name)(**options), start(), 10)
@@ -96,7 +96,7 @@ def test_ten_steps_equal_torch(name: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "options"), ROWS)
-def test_tensor_settings_equal_numbers(name: str, options: dict[str, Any]) -> None:
+def test_tensor_settings_match_numbers(name: str, options: dict[str, Any]) -> None:
     def convert(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(convert, value))
@@ -115,7 +115,7 @@ def test_tensor_settings_equal_numbers(name: str, options: dict[str, Any]) -> No
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.3])
 @pytest.mark.parametrize("maximize", [False, True])
-def test_lion_equals_its_formula(weight_decay: float, maximize: bool) -> None:
+def test_lion_matches_its_formula(weight_decay: float, maximize: bool) -> None:
     expected = {name: leaf.clone() for name, leaf in start().items()}
     momentum = {name: torch.zeros_like(leaf) for name, leaf in expected.items()}
     for _ in range(10):
@@ -133,7 +133,7 @@ def test_lion_equals_its_formula(weight_decay: float, maximize: bool) -> None:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "options"), [*EVERY, ("Lion", {}), ("Lion", {"weight_decay": 0.1})])
-def test_derivatives_of_two_steps(name: str, options: dict[str, Any]) -> None:
+def test_derivatives_of_two_steps_match_differences(name: str, options: dict[str, Any]) -> None:
     """Derivatives by gradients, parameters and all numeric settings are correct to second order in both modes."""
     options = {"lr": 0.05, **options}
     numbers = {key: value for key, value in options.items() if isinstance(value, float) and key != "eps"}
@@ -153,7 +153,7 @@ def test_derivatives_of_two_steps(name: str, options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", [*OPTIONS, "Lion"])
-def test_zero_gradients_have_no_nan(name: str) -> None:
+def test_derivatives_at_zero_gradients_have_no_nan(name: str) -> None:
     """The derivative by a zero gradient follows the formula, without NaN from the square root of zero."""
     rule = getattr(meta, name)(lr=0.5)
 
@@ -173,7 +173,7 @@ def test_zero_gradients_have_no_nan(name: str) -> None:
         torch.testing.assert_close(gradient, torch.full_like(zero, -2 * 0.5 / 1e-8))
 
 
-def test_derivatives_of_the_root() -> None:
+def test_root_derivatives_at_zero_are_finite() -> None:
     from hodiff.meta.optimizer import root
 
     x = torch.tensor([0.0, 4.0, -1e-20], dtype=torch.float64)
@@ -188,7 +188,7 @@ def test_derivatives_of_the_root() -> None:
 
 
 @pytest.mark.parametrize("name", [*OPTIONS, "Lion"])
-def test_vmap_equals_loop(name: str) -> None:
+def test_vmap_matches_a_loop(name: str) -> None:
     rule = getattr(meta, name)(lr=0.1)
     params, grads = torch.randn(4, 3), torch.randn(4, 3)
 
@@ -204,7 +204,7 @@ def test_vmap_equals_loop(name: str) -> None:
         torch.testing.assert_close(pytree.tree_map(lambda t, i=i: t[i], state.slots), own.slots)
 
 
-def test_a_missing_gradient_leaves_parameter_and_state() -> None:
+def test_missing_gradient_leaves_parameter_and_state() -> None:
     rule = meta.AdamW(0.1)
     params = {"a": torch.ones(2), "b": torch.ones(2)}
     new, state = rule.update({"a": torch.ones(2), "b": None}, rule.init(params), params)
@@ -223,7 +223,7 @@ def test_update_is_out_of_place_and_keeps_dtypes() -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), ROWS[::2])
-def test_from_torch_goes_on(name: str, options: dict[str, Any]) -> None:
+def test_from_torch_continues_the_optimizer(name: str, options: dict[str, Any]) -> None:
     expected = {key: leaf.requires_grad_() for key, leaf in start().items()}
     groups = [{"params": [expected["w"], expected["s"]]}, {"params": [expected["b"]], "lr": 0.01, "weight_decay": 0.3}]
     optimizer = getattr(torch.optim, name)(groups, **options)
@@ -236,7 +236,7 @@ def test_from_torch_goes_on(name: str, options: dict[str, Any]) -> None:
         assert_equal(params, expected)
 
 
-def test_from_torch_without_params_takes_the_groups_in_order() -> None:
+def test_from_torch_without_params_takes_groups_in_order() -> None:
     layer = nn.Linear(2, 1)
     rule, state = meta.from_torch(torch.optim.SGD(layer.parameters(), lr=0.3, momentum=0.5))
     assert isinstance(rule, meta.SGD)
@@ -244,7 +244,7 @@ def test_from_torch_without_params_takes_the_groups_in_order() -> None:
     assert [slots["momentum_buffer"].shape for slots in state.slots] == [(1, 2), (1,)]
 
 
-def test_from_torch_differing_betas() -> None:
+def test_from_torch_keeps_differing_betas() -> None:
     a, b = torch.ones(1, requires_grad=True), torch.ones(1, requires_grad=True)
     optimizer = torch.optim.Adam([{"params": [a]}, {"params": [b], "betas": (0.5, 0.999)}])
     rule, _ = meta.from_torch(optimizer, {"a": a, "b": b})
@@ -289,6 +289,6 @@ def sgd_state() -> tuple[Tensor, meta.OptimizerState, Tensor]:
         ),
     ],
 )
-def test_bad_input(make: Callable[[], Any], match: str) -> None:
+def test_rejects_bad_arguments(make: Callable[[], Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
         make()

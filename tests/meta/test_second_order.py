@@ -6,7 +6,7 @@ import pytest
 import torch
 from drawing import draw
 from meta.problems import batch, mse, quartic
-from second_order import Row, assert_listed, assert_second_order, each, public
+from second_order import Row, assert_listed, assert_second_order, parametrize_by_rows, public
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -73,13 +73,13 @@ WITHOUT = {
 }
 
 
-def test_every_name_is_listed():
+def test_every_public_name_has_a_row():
     assert_listed(public(meta), ROWS, WITHOUT)
 
 
 @pytest.mark.one_in(8)
-@each(ROWS)
-def test_second_order(row):
+@parametrize_by_rows(ROWS)
+def test_passes_gradgradcheck_and_scipy_hessian(row):
     assert_second_order(row)
 
 
@@ -100,7 +100,7 @@ def minimum(h: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("method", ["implicit-cg", "neumann", "nystrom"])
-def test_hypergradients_are_slopes_of_scipys(method):
+def test_hypergradients_match_scipy(method):
     """SciPy differentiates t -> t * outer(minimum(h + s d)); its mixed second derivative is the derivative along d."""
     options = {"damping": 1e-8, "iterations": 2} if method == "nystrom" else {"tolerance": 1e-10}
     found = meta.hypergradient(outer, inner, minimum(WEIGHTS), WEIGHTS, method, **options).value

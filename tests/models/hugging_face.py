@@ -213,7 +213,7 @@ class Row:
         return "raises" if isinstance(found, str) else "right" if found <= self.allowed else "wrong"
 
 
-def torch_ways(case: Case) -> dict[str, Callable[[], Any]]:
+def products_by_torch_alone(case: Case) -> dict[str, Callable[[], Any]]:
     """Return the three ways of writing a product with torch alone."""
     from models.measures import flat
     from torch.func import grad, jvp
@@ -266,7 +266,7 @@ def measured(kind: str, attention: str) -> Row:
     routes = {"`hvp`": product()} | {route: product(route=route) for route in hodiff.ROUTES[:3]}
     routes["`HessianOperator`"] = lambda: flat(hodiff.HessianOperator(case.loss, case.parameters) @ case.direction)
     verdict = hodiff.preflight(case.model, *case.inputs).verdict.removeprefix("verdict: ")
-    return Row(kind, attention, coarse, errors(routes), errors(torch_ways(case)), verdict, curl)
+    return Row(kind, attention, coarse, errors(routes), errors(products_by_torch_alone(case)), verdict, curl)
 
 
 def rows(kinds: list[str]) -> Iterator[Row]:

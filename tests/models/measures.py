@@ -1,4 +1,4 @@
-"""Features of hodiff on a model, compared with differences of torch's gradients and of outputs."""
+"""Errors of hodiff's features on a model, against differences of torch's gradients and of outputs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Case:
     def difference(self, function: Callable[[Parameters], Tensor], direction: Parameters) -> Tensor:
         """Differentiate a function along a direction by central differences of two steps, in float64 throughout.
 
-        Steps are small, since a step across a kink of relu is useless, and smaller as long as the two differences
+        Steps are small, to avoid kinks of relu, and are reduced as long as the two differences
         disagree: RWKV curves within 1e-7. The steps count that disagree least.
         """
 
@@ -138,7 +138,7 @@ def error(got: Tensor, expected: Tensor) -> float:
 
 
 def checked(architecture: Architecture) -> hodiff.Report:
-    """Check the model, usually a user's first call."""
+    """Check the model."""
     built = architecture.made()
     return hodiff.check(built.model, built.inputs, **architecture.options)
 

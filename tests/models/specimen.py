@@ -1,4 +1,4 @@
-"""The definition of an architecture in the zoo of models, which users train, in sizes that take seconds."""
+"""The definition of an architecture in the collection of models, in sizes that take seconds."""
 
 from __future__ import annotations
 

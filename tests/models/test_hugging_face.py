@@ -18,7 +18,7 @@ from hodiff.checks.torch_warnings import silence_torch_warnings
         ("convnext", "eager", ["right", "right", "wrong"]),
     ],
 )
-def test_products(kind, attention, by_torch):
+def test_products_are_right(kind, attention, by_torch):
     pytest.importorskip("transformers")
     with silence_torch_warnings():
         row = measured(kind, attention)
@@ -27,7 +27,7 @@ def test_products(kind, attention, by_torch):
 
 
 @pytest.mark.slow
-def test_a_backward_with_a_saved_factor_is_refused():
+def test_backward_with_a_saved_factor_is_rejected():
     """YOSO's attention saves a power that depends on its arguments, and its backward ignores the dependence."""
     pytest.importorskip("transformers")
     case = Case(Architecture("yoso", lambda: built("yoso", "eager")))
@@ -38,7 +38,7 @@ def test_a_backward_with_a_saved_factor_is_refused():
         hodiff.hvp(case.loss, case.parameters, case.direction)
 
 
-def test_the_page_counts_what_is_right():
+def test_page_counts_right_wrong_and_raising_products():
     row = Row("bert", "eager", False, {"a": 1e-9, "b": 1e-5, "c": "no"}, {"by torch": 0.5}, "")
     text = page([row, row])
     assert "Of 6 products of hodiff's 2 are right, 2 wrong, and 2 raise." in text

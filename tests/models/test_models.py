@@ -25,7 +25,7 @@ ALL = architectures()
 
 
 def each(*, measured=False):
-    """Parametrize by all architectures, most of them slow, or only by architectures with correct derivatives."""
+    """Parametrize by all architectures (most of them slow), or only by architectures with correct derivatives."""
     return [
         pytest.param(one, id=one.name, marks=[] if one.quick else [pytest.mark.slow])
         for one in ALL
@@ -39,13 +39,13 @@ def _quiet():
         yield
 
 
-def made(architecture):
+def require_package(architecture):
     if architecture.needs and importlib.util.find_spec(architecture.needs) is None:
         pytest.skip(f"needs {architecture.needs}")
     return architecture
 
 
-def allowed(architecture):
+def tolerance(architecture):
     """Tolerance, larger for a float32 norm inside the model."""
     return 1e-4 if architecture.coarse else 1e-6
 
@@ -53,8 +53,8 @@ def allowed(architecture):
 @pytest.mark.slow
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("architecture", each())
-def test_check_ends_in_a_true_verdict(architecture):
-    report = checked(made(architecture))
+def test_check_has_the_expected_findings(architecture):
+    report = checked(require_package(architecture))
     found = {finding.code for finding in report.errors}, {finding.code for finding in report.warnings}
     assert found == (set(architecture.errors), set(architecture.warnings)), str(report)
     if not architecture.errors:
@@ -63,55 +63,55 @@ def test_check_ends_in_a_true_verdict(architecture):
 
 
 @pytest.mark.parametrize("architecture", each())
-def test_preflight_says_the_same(architecture):
-    assert previewed(made(architecture)).verdict.startswith(f"verdict: {architecture.verdict}")
+def test_preflight_has_the_expected_verdict(architecture):
+    assert previewed(require_package(architecture)).verdict.startswith(f"verdict: {architecture.verdict}")
 
 
 @pytest.mark.slow
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("architecture", each(measured=True))
-def test_products_by_every_route(architecture):
-    errors = dict(route_errors(made(architecture)))
-    assert max(errors.values()) < allowed(architecture), errors
+def test_products_match_by_every_route(architecture):
+    errors = dict(route_errors(require_package(architecture)))
+    assert max(errors.values()) < tolerance(architecture), errors
 
 
 @pytest.mark.parametrize("architecture", each(measured=True))
-def test_routes_that_are_missing_raise(architecture):
+def test_missing_routes_raise(architecture):
     missing = architecture.missing
     if not missing:
         assert architecture.routes == hodiff.ROUTES
     for route in missing:
         with pytest.raises(hodiff.RouteError):
-            list(route_errors(made(architecture), [route]))
+            list(route_errors(require_package(architecture), [route]))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", each(measured=True))
-def test_operators(architecture):
-    assert operator_error(made(architecture)) < allowed(architecture)
-    assert gauss_newton_error(architecture) < allowed(architecture)
+def test_operators_and_eigenvalues_match(architecture):
+    assert operator_error(require_package(architecture)) < tolerance(architecture)
+    assert gauss_newton_error(architecture) < tolerance(architecture)
     assert eigenvalue_error(architecture) < 1e-4
 
 
-# Recurrent layers, masks and sizes that control flow reads, routers, solvers, scripts, a comparison of matrices.
+# Quick cases: recurrent layers, masks and sizes in control flow, routers, solvers, scripts, a comparison of matrices.
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GRU", "GAT", "GraphSAGE", "Mixtral", "neural ODE, rk4", "e3nn", "ConvNeXt"])
-def test_compiled_operators(name):
-    architecture = made(next(one for one in ALL if one.name == name))
+def test_compiled_operators_match(name):
+    architecture = require_package(next(one for one in ALL if one.name == name))
     found = captured_error(architecture)
     assert isinstance(found, float), found
-    assert found < allowed(architecture)
+    assert found < tolerance(architecture)
 
 
 @pytest.mark.slow
-def test_a_gaussian_process_is_refused():
+def test_gaussian_process_is_rejected():
     """The covariance of gpytorch saves its derivative by the length scale as a constant."""
-    architecture = made(next(one for one in ALL if one.name == "Gaussian process"))
+    architecture = require_package(next(one for one in ALL if one.name == "Gaussian process"))
     with pytest.raises(hodiff.RouteError, match=r"RBFCovariance\.backward .* a part of its slope"):
         captured_error(architecture)
 
 
-def test_wrong_numbers_would_be_seen():
+def test_errors_without_corrections_are_large():
     """Without corrections the error is large, so the tests above can fail."""
     normalized = next(one for one in ALL if one.name == "weight-normalized convolutions")
     ((_, error),) = route_errors(normalized, hodiff.ROUTES[:1], correct=False)

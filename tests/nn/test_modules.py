@@ -57,7 +57,7 @@ def modules():
     return [name for name, each in vars(nn).items() if inspect.isclass(each) and issubclass(each, torch.nn.Module)]
 
 
-def test_every_module_is_listed():
+def test_every_module_is_tested():
     assert set(MODULES) == set(modules())
 
 
@@ -73,14 +73,14 @@ def run(module, inputs):
     return module(*inputs)
 
 
-def test_copied_and_pickled(built):
+def test_modules_are_copied_and_pickled(built):
     module, inputs = built
     expected = run(copy.deepcopy(module), inputs)
     for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(run(other, inputs), expected)
 
 
-def test_state_is_saved_and_restored(built):
+def test_state_dict_round_trips(built):
     module, inputs = built
     file = io.BytesIO()
     torch.save(module.state_dict(), file)
@@ -93,12 +93,12 @@ def test_state_is_saved_and_restored(built):
     assert torch.equal(run(other, inputs), run(module, inputs))
 
 
-def test_described(built):
+def test_repr_starts_with_the_class_name(built):
     module, _ = built
     assert repr(module).startswith(type(module).__name__)
 
 
-def test_a_training_step_and_a_product(built):
+def test_training_step_and_hvp_run(built):
     module, inputs = built
     inputs = [x.requires_grad_() if x.is_floating_point() else x for x in inputs]
     loss = run(module, inputs).square().sum()
@@ -112,7 +112,7 @@ def test_a_training_step_and_a_product(built):
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per_tensor")
-def test_fused_layers_are_reached_by_dynamic_quantization():
+def test_unfused_layers_are_quantized_dynamically():
     """After `unfused`, fused layers quantize like torch's layer and activation; torch matches the exact type."""
     model = torch.nn.Sequential(nn.FusedLinear(64, 32, "gelu"), torch.nn.Linear(32, 2)).eval()
     (x,) = normal(16, 64)()
@@ -127,7 +127,7 @@ def test_fused_layers_are_reached_by_dynamic_quantization():
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh", "silu", "gelu"])
-def test_unfused_computes_the_same(activation):
+def test_unfused_model_computes_the_same(activation):
     layer = nn.FusedLinear(3, 3, activation, bias=activation != "tanh")
     model = torch.nn.ModuleDict({"a": layer, "b": torch.nn.Sequential(layer, torch.nn.Dropout())}).eval()
     apart = nn.unfused(model)
@@ -143,6 +143,6 @@ def test_unfused_computes_the_same(activation):
     assert type(nn.unfused(layer)) is torch.nn.Sequential
 
 
-def test_unfused_refuses():
+def test_unfused_rejects_non_modules():
     with pytest.raises(InputError, match="unfused: model: expected a module, got Tensor"):
         nn.unfused(torch.ones(2))

@@ -1,4 +1,4 @@
-"""Models and losses for the curvature operators, with the textbook Hessian of each loss by the outputs.
+"""Models and losses for the curvature operators, with the textbook Hessian of each loss with respect to the outputs.
 
 All cases are small and in float64. Closed forms use elementary operations, and Jacobians of models come from
 torch.func, so they share no code with the operators.
@@ -11,16 +11,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from cases import ravel
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 EXAMPLES = 5
-
-
-def ravel(tree: Any) -> Tensor:
-    """Flatten the leaves of a tree into a vector."""
-    return torch.cat([leaf.reshape(-1) for leaf in tree_leaves(tree)])
 
 
 def unravel(flat: Tensor, like: Any) -> Any:

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from operators.cases import close, problem, ravel
+from cases import ravel
+from operators.cases import close, problem
 
 import hodiff
 from hodiff.operators import EmpiricalFisherOperator, FisherOperator, GaussNewtonOperator, HessianOperator
@@ -25,7 +26,7 @@ def gathered(tensor: torch.Tensor) -> list[torch.Tensor]:
     return parts
 
 
-def refused(pattern: str, **options: Any) -> None:
+def assert_raises(pattern: str, **options: Any) -> None:
     p = problem("mlp")
     with pytest.raises(hodiff.InputError, match=pattern):
         HessianOperator(p.objective(), p.x, **options)
@@ -88,10 +89,12 @@ def main(rank: int, path: str) -> None:
         compare("mlp", reduction, group)
     drawn_targets(group)
     one_rank_without_data(group)
-    refused("data: expected batches", process_group=group)
+    assert_raises("data: expected batches", process_group=group)
     only_first = dist.new_group([0])
     if rank == 1:
-        refused("process_group: expected a group that this process belongs to", data=[1], process_group=only_first)
+        assert_raises(
+            "process_group: expected a group that this process belongs to", data=[1], process_group=only_first
+        )
     dist.barrier()
     dist.destroy_process_group()
     sys.stdout.write("both agree")

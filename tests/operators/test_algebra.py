@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import scipy.sparse.linalg as spla
 import torch
+from cases import ravel
 from hypothesis import given
 from hypothesis import strategies as st
-from operators.cases import close, problem, ravel
+from operators.cases import close, problem
 from torch import Tensor
 
 import hodiff
@@ -84,7 +85,7 @@ def expressions(draw: st.DrawFn, m: int = 3, n: int = 3, depth: int = 3) -> Pair
 
 
 @given(expressions(), st.integers(0, 99))
-def test_expressions_are_those_of_matrices(pair: Pair, seed: int) -> None:
+def test_expressions_match_dense_matrices(pair: Pair, seed: int) -> None:
     A, a = pair
     assert A.shape == tuple(a.shape)
     V, U = matrix(3, 2, seed), matrix(3, 2, seed + 1)
@@ -96,7 +97,7 @@ def test_expressions_are_those_of_matrices(pair: Pair, seed: int) -> None:
         close(a, a.T)
 
 
-def test_numbers_of_few_bits_are_those_that_they_stand_for() -> None:
+def test_low_precision_scalars_are_converted_exactly() -> None:
     """Scalars of low precision are converted exactly: 1/3 in float32 is wrong in the eighth digit."""
     third, A = torch.tensor(3.0), MatrixOperator(matrix(3, 3, 0))
     close((A / third).to_dense(), matrix(3, 3, 0) / 3)
@@ -105,12 +106,12 @@ def test_numbers_of_few_bits_are_those_that_they_stand_for() -> None:
 
 
 @pytest.mark.parametrize("divisor", [0, 0.0, "a", torch.ones(2), 1j, torch.tensor(1j)])
-def test_what_does_not_divide(divisor: Any) -> None:
+def test_rejects_bad_divisors(divisor: Any) -> None:
     with pytest.raises(hodiff.InputError, match="A / c: c: expected"):
         MatrixOperator(matrix(3, 3, 0)) / divisor
 
 
-def test_pytrees_survive_expressions() -> None:
+def test_expressions_keep_pytrees() -> None:
     p = problem("mlp")
     A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets))
     H, d = A.to_dense(), torch.rand(A.shape[0]).double()
@@ -127,12 +128,12 @@ def test_pytrees_survive_expressions() -> None:
         close(ravel(product), b @ ravel(p.x))
 
 
-def test_factors_of_multiples_multiply() -> None:
+def test_scalar_factors_multiply() -> None:
     A = 3 * (2.0 * MatrixOperator(torch.eye(2))) / torch.tensor(4.0)
     assert torch.equal(A @ torch.ones(2), torch.tensor([1.5, 1.5]))
 
 
-def test_symmetry_is_known() -> None:
+def test_symmetry_is_propagated() -> None:
     S, M = MatrixOperator(torch.eye(2), symmetric=True), MatrixOperator(torch.eye(2))
     assert [A.symmetric for A in (S + S, 2 * S, S - 3 * S, S.damped(1.0), DiagonalOperator(torch.ones(2)))] == [
         True
@@ -143,7 +144,7 @@ def test_symmetry_is_known() -> None:
 
 
 @pytest.mark.parametrize("layout", [torch.strided, torch.sparse_coo, torch.sparse_csr, torch.sparse_csc])
-def test_matrices_of_all_layouts(layout: torch.layout) -> None:
+def test_matrices_of_all_layouts_match(layout: torch.layout) -> None:
     M = torch.tensor([[0.0, 2.0, 0.0], [1.0, 0.0, 3.0]])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse")
@@ -162,14 +163,14 @@ def test_half_precision_matrix_multiplies_in_its_own_dtype() -> None:
     close(A @ torch.ones(3), M.float().sum(1), 2e-2)
 
 
-def test_float32_vectors_of_float64_operators_are_multiplied_in_float64() -> None:
+def test_float32_vectors_are_promoted_by_float64_operators() -> None:
     A = DiagonalOperator(torch.ones(2).double() / 3)
     product = A @ torch.ones(2)
     assert product.dtype == torch.float64
     close(product, torch.ones(2).double() / 3)
 
 
-def test_two_dimensional_leaf() -> None:
+def test_two_dimensional_leaf_is_told_from_a_block() -> None:
     """A vector in the shape of the single leaf is a vector; any other matrix is a block."""
     M = torch.arange(6.0).reshape(2, 3)
     A = DiagonalOperator(M)
@@ -180,7 +181,7 @@ def test_two_dimensional_leaf() -> None:
     assert torch.equal(column @ torch.ones(3, 1), torch.arange(3.0).reshape(3, 1))
 
 
-def test_no_columns() -> None:
+def test_blocks_without_columns_are_accepted() -> None:
     A, B = MatrixOperator(torch.ones(3, 2)), DiagonalOperator(torch.ones(2))
     assert (A @ torch.ones(2, 0)).shape == (3, 0)
     assert (A.T @ torch.ones(3, 0)).shape == (2, 0)
@@ -189,7 +190,7 @@ def test_no_columns() -> None:
     assert (J @ torch.ones(2, 0)).shape == (2, 0)
 
 
-def test_dense_in_chunks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_to_dense_in_chunks_matches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     M = torch.randn(4, 7)
     widths: list[int] = []
 
@@ -210,7 +211,7 @@ def test_dense_in_chunks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         A.to_dense(chunk_size=0)
 
 
-def test_scipy() -> None:
+def test_to_scipy_matches_and_works_with_scipy_solvers() -> None:
     p = problem("regression")
     A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets))
     dense = A.to_dense().numpy()
@@ -233,7 +234,7 @@ def test_scipy() -> None:
     np.testing.assert_allclose(K.T @ np.eye(K.shape[0]), p.jacobian().numpy().T, atol=1e-12)
 
 
-def test_scipy_of_sixteen_bits_is_float32() -> None:
+def test_to_scipy_of_bfloat16_is_float32() -> None:
     S = DiagonalOperator(torch.ones(2, dtype=torch.bfloat16)).to_scipy()
     assert S.dtype == np.float32
     assert (S @ np.ones(2, np.float32)).dtype == np.float32
@@ -284,7 +285,7 @@ class NoTranspose(LinearOperator):
         return 2 * block
 
 
-def test_bad_arguments() -> None:
+def test_rejects_bad_arguments() -> None:
     A, B = MatrixOperator(torch.ones(3, 2)), MatrixOperator(torch.ones(2, 2))
     with pytest.raises(hodiff.InputError, match=r"A \+ B: expected operators between the same spaces"):
         A + B
@@ -312,7 +313,7 @@ def test_bad_arguments() -> None:
 
 
 @pytest.mark.parametrize("names", ["missing", ["a", "missing"], "0.weig"])
-def test_blocks_must_exist(names: Any) -> None:
+def test_block_rejects_unknown_names(names: Any) -> None:
     A = DiagonalOperator({"a": torch.ones(2), "0.weight": torch.ones(1)})
     with pytest.raises(
         hodiff.InputError, match=r"block: names: expected names of parameters .* got '(missing|0.weig)'"
@@ -321,7 +322,7 @@ def test_blocks_must_exist(names: Any) -> None:
 
 
 @pytest.mark.parametrize("names", [[], 0, None, [0], ["a", 1]])
-def test_a_block_of_no_name_is_refused(names: Any) -> None:
+def test_block_rejects_values_that_are_no_names(names: Any) -> None:
     x = {"a": torch.ones(2), "b": torch.ones(1)}
     for A in (HessianOperator(lambda x: (x["a"] ** 2).sum() * x["b"].sum(), x), IdentityOperator(x)):
         with pytest.raises(
@@ -330,14 +331,14 @@ def test_a_block_of_no_name_is_refused(names: Any) -> None:
             A.block(names)
 
 
-def test_blocks_are_of_operators_from_a_space_to_itself() -> None:
+def test_block_rejects_rectangular_operators() -> None:
     J = JacobianOperator(lambda x: x["a"] * x["b"].sum(), {"a": torch.ones(3), "b": torch.ones(2)})
     with pytest.raises(hodiff.InputError, match="block: expected an operator that maps a space to itself"):
         J.block("a")
     assert (J.T @ J).block("a").shape == (3, 3)
 
 
-def test_names_of_blocks() -> None:
+def test_block_names_follow_the_pytree() -> None:
     tree = {"layers": [{"w": torch.ones(1), "b": 2 * torch.ones(1)}, (3 * torch.ones(1),)], "a.b": 4 * torch.ones(1)}
     A = DiagonalOperator(tree)
     assert torch.equal(A.block("layers").to_dense().diagonal().sort().values, torch.tensor([1.0, 2.0, 3.0]))

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 import torch
-from operators.test_memory import Living
+from memory_use import LiveMemory
 from plain_attention import plain_attention
 
 from hodiff.functions import attention
@@ -46,11 +46,11 @@ def gauss_newton(attend, x, weights, **options):
 OPERATORS = [hessian, gauss_newton]
 
 
-def peak(operator, attend, length, **options):
+def peak_bytes(operator, attend, length, **options):
     """Return the peak number of bytes for a linearization and two products."""
     x, weights, v = problem(length)
     gc.collect()
-    with Living() as counted:
+    with LiveMemory() as counted:
         A = operator(attend, x, weights, **options)
         A @ v
         A @ v
@@ -58,7 +58,7 @@ def peak(operator, attend, length, **options):
 
 
 def assert_linear(operator, **options):
-    short, middle, long = (peak(operator, attention, length, **options) for length in (512, 1024, 2048))
+    short, middle, long = (peak_bytes(operator, attention, length, **options) for length in (512, 1024, 2048))
     # Quadratic memory would grow fourfold at twice the length.
     assert middle < 2.5 * short
     assert long < 2.5 * middle
@@ -79,16 +79,16 @@ def test_compiled_operators_take_linear_memory(operator):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("compile", [False, True])
-def test_the_formula_takes_quadratic_memory(compile):
+def test_plain_attention_takes_quadratic_memory(compile):
     """Plain attention takes quadratic memory, so the tests above can fail."""
-    assert peak(hessian, plain_attention, 256, compile=compile) > 3 * peak(
+    assert peak_bytes(hessian, plain_attention, 256, compile=compile) > 3 * peak_bytes(
         hessian, plain_attention, 128, compile=compile
     )
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_compiled_products_are_those_of_the_formula(operator):
+def test_compiled_products_match_plain_attention(operator):
     x, weights, v = problem(40, torch.float64)
     expected = operator(plain_attention, x, weights) @ v
     block = torch.stack([v.reshape(-1), x[:24].reshape(-1)], 1)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import MODELS, close, problem, ravel
+from cases import ravel
+from operators.cases import MODELS, close, problem
 from torch import Tensor, fx, nn
 from torch.func import functional_call
 
@@ -51,7 +52,7 @@ def compilations(monkeypatch: pytest.MonkeyPatch) -> list[fx.GraphModule]:
     return graphs
 
 
-def test_forward_mode_inside(compilations: list[fx.GraphModule]) -> None:
+def test_forward_mode_inside_the_function_matches(compilations: list[fx.GraphModule]) -> None:
     """The derivatives contain zeros without storage, which compiled code would read."""
 
     def f(x: Tensor) -> Tensor:
@@ -74,7 +75,7 @@ def test_forward_mode_inside(compilations: list[fx.GraphModule]) -> None:
         for kind in KINDS
     ],
 )
-def test_captured_graphs_equal_eager(kind: str, name: str, compilations: list[Any]) -> None:
+def test_captured_graphs_match_eager(kind: str, name: str, compilations: list[Any]) -> None:
     p = problem(name)
     A, B = (KINDS[kind](p, data=p.batches(2), compile=compile) for compile in (True, False))
     expected = B.to_dense()
@@ -90,7 +91,7 @@ def test_captured_graphs_equal_eager(kind: str, name: str, compilations: list[An
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS)
-def test_graphs_serve_all_points(kind: str, compilations: list[Any]) -> None:
+def test_one_graph_serves_all_points(kind: str, compilations: list[Any]) -> None:
     p = problem("mlp")
     A = KINDS[kind](p, data=p.batches(), compile=True)
     A.to_dense()
@@ -117,7 +118,7 @@ def test_batches_of_one_shape_share_a_graph(compilations: list[Any]) -> None:
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS)
-def test_graphs_see_what_functions_close_over(kind: str, compilations: list[Any]) -> None:
+def test_graphs_use_changed_closure_variables(kind: str, compilations: list[Any]) -> None:
     """Graphs see changes of a hyperparameter, a mode and tensors between points, as in a training loop."""
     p = problem("mlp")
     scale, shift, drop = 1.0, torch.zeros(3).double(), nn.Dropout(0.5).eval()
@@ -160,7 +161,7 @@ def test_graphs_see_what_functions_close_over(kind: str, compilations: list[Any]
     assert len(compilations) == made + 2
 
 
-def test_blocks_of_parameters(compilations: list[Any]) -> None:
+def test_blocks_of_parameters_match(compilations: list[Any]) -> None:
     p = problem("mlp")
     H = p.hessian()
     block = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True).block("2")
@@ -175,7 +176,7 @@ def test_blocks_of_parameters(compilations: list[Any]) -> None:
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", ["reverse-over-reverse", "forward-over-reverse", "reverse-over-forward"])
-def test_routes(route: str, compilations: list[Any]) -> None:
+def test_routes_match(route: str, compilations: list[Any]) -> None:
     p = problem("mlp")
     A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets), compile=True, route=route)
     close(A.to_dense(), p.hessian())
@@ -183,7 +184,7 @@ def test_routes(route: str, compilations: list[Any]) -> None:
 
 
 @pytest.mark.slow
-def test_buffers_stay(compilations: list[Any]) -> None:
+def test_buffers_are_left_unchanged(compilations: list[Any]) -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double()
     x = {name: parameter.detach() for name, parameter in module.named_parameters()}
     X = torch.randn(4, 2).double()
@@ -202,7 +203,7 @@ def test_buffers_stay(compilations: list[Any]) -> None:
     [
         pytest.param(0.0, 8, [8], marks=pytest.mark.slow),
         pytest.param(math.inf, 8, [8, *[1] * 8], marks=pytest.mark.slow),
-        # Vectors one by one are no more than there are.
+        # A block computed vector by vector takes no more products than it has vectors.
         (math.inf, 3, [8, 1, 1, 1]),
     ],
 )
@@ -227,7 +228,7 @@ def test_blocks_run_in_the_faster_way(
     assert seen == widths
 
 
-def test_disagreement_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disagreement_with_eager_falls_back_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first product detects wrong compiled code, and the operator does not compile again."""
     calls = []
 
@@ -246,7 +247,7 @@ def test_disagreement_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 1
 
 
-def test_failing_compiler_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_compiler_falls_back_to_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(graph: fx.GraphModule, inputs: Any, **_: Any) -> Any:
         raise RuntimeError("no compiler here")
 
@@ -257,7 +258,7 @@ def test_failing_compiler_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
         close(A.to_dense(), p.gauss_newton())
 
 
-def test_images_keep_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_convolution_graphs_compile_without_relayout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product would recompute a convolution layout of the residuals, so graphs compile without relayout."""
     asked = []
 
@@ -274,14 +275,14 @@ def test_images_keep_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(asked)
 
 
-def test_errors_of_the_user_are_no_failures_of_the_compiler() -> None:
+def test_user_errors_are_not_taken_for_compiler_failures() -> None:
     with pytest.raises(hodiff.InputError, match="one real number"):
         HessianOperator(lambda x: 2 * x, torch.ones(2), compile=True) @ torch.ones(2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hessian", "gauss-newton"])
-def test_the_compiler_itself(kind: str) -> None:
+def test_inductor_products_match_eager(kind: str) -> None:
     p = problem("mlp")
     A, B = (KINDS[kind](p, data=p.batches(), compile=compile) for compile in (True, False))
     v, V = torch.randn(A.shape[0]).double(), torch.randn(A.shape[0], 11).double()
@@ -290,7 +291,7 @@ def test_the_compiler_itself(kind: str) -> None:
     close(A @ V, expected @ V)
 
 
-def test_what_f_reads_changed_in_place(compilations: list[fx.GraphModule]) -> None:
+def test_tensor_changed_in_place_raises(compilations: list[fx.GraphModule]) -> None:
     """Mixing cached sines with changed weights would give a wrong product, so the operator raises."""
     x, v = torch.tensor([0.3, -0.5], dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
     w = torch.nn.Parameter(torch.tensor([2.0, 3.0], dtype=torch.float64))
@@ -305,7 +306,7 @@ def test_what_f_reads_changed_in_place(compilations: list[fx.GraphModule]) -> No
     assert compilations
 
 
-def test_sparse_constants_and_products_that_are_nan(compilations: list[fx.GraphModule]) -> None:
+def test_sparse_constants_and_nan_products_are_supported(compilations: list[fx.GraphModule]) -> None:
     """Sparse constants have no storage to count, and NaN products never compare equal."""
     x, v = torch.tensor([1.0, 2.0], dtype=torch.float64), torch.tensor([1.0, -1.0], dtype=torch.float64)
     weights = torch.tensor([[2.0, 0.0], [0.0, 3.0]], dtype=torch.float64).to_sparse()
@@ -319,7 +320,7 @@ def test_sparse_constants_and_products_that_are_nan(compilations: list[fx.GraphM
 
 
 @pytest.mark.slow
-def test_a_product_of_rounding_alone_is_no_disagreement() -> None:
+def test_product_of_rounding_only_is_no_disagreement() -> None:
     """Ones shift both logits equally, so they are in the null space of the softmax Gauss-Newton matrix."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     point = {"2.weight": model[2].weight.detach().clone()}
@@ -331,8 +332,8 @@ def test_a_product_of_rounding_alone_is_no_disagreement() -> None:
         assert (A @ torch.ones(8).double()).abs().max() < 1e-15
 
 
-def test_wrong_code_is_found_by_such_a_product() -> None:
-    """Code that is nearly zero agrees on a null vector, but is still detected."""
+def test_wrong_code_is_detected_on_a_null_vector() -> None:
+    """Code that returns nearly zero agrees on a null vector, but is still detected."""
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     point = {"2.weight": model[2].weight.detach().clone()}
     A = GaussNewtonOperator(

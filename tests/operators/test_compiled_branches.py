@@ -1,40 +1,29 @@
-"""Functions that branch on numbers get a graph for each branch, or a warning with the reason for none."""
+"""Functions that branch on values compile a graph for each branch, or run eagerly with a warning."""
 
 import math
 import sys
 import sysconfig
 import threading
 import types
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, fx, nn
-from uncompiled import keep_graphs
 
 import hodiff
-from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.derivatives import compilation
 from hodiff.operators import HessianOperator
-from hodiff.operators.compiled import product_graphs as compiled_graphs
 from hodiff.operators.compiled.linear_graphs import capture
+
+pytestmark = pytest.mark.usefixtures("captured_graphs")
 
 D = torch.float64
 X = torch.tensor([2.0, 1.0, -1.5, 0.5], dtype=D)
-# Other signs, other counts of positive elements, another order.
+# The points differ in signs, in the number of positive elements, and in their order.
 POINTS = (X, -X, 0.7 * X, X.flip(0), X.abs(), -X.abs(), X)
-
-
-@pytest.fixture(autouse=True)
-def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fx.GraphModule]]:
-    """Run the graphs uncompiled, and raise if capture fails."""
-    graphs = keep_graphs(monkeypatch, compiled_graphs)
-    with silence_torch_warnings(), warnings.catch_warnings():
-        warnings.simplefilter("error", hodiff.HodiffWarning)
-        yield graphs
 
 
 def on_one_side(x: Tensor) -> Tensor:
@@ -94,7 +83,7 @@ DIAGONALS: dict[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("f", DIAGONALS, ids=lambda f: f.__name__)
-def test_each_way_has_its_graph(f: Callable[[Tensor], Tensor]) -> None:
+def test_each_branch_has_a_graph(f: Callable[[Tensor], Tensor]) -> None:
     A = HessianOperator(f, X, compile=True)
     v = torch.linspace(1, 2, 4, dtype=D)
     for x in POINTS:
@@ -105,7 +94,7 @@ def test_each_way_has_its_graph(f: Callable[[Tensor], Tensor]) -> None:
 
 
 @pytest.mark.slow
-def test_too_many_ways_stay_eager() -> None:
+def test_too_many_branches_fall_back_to_eager() -> None:
     """Each number of positive elements is another branch."""
     points = [torch.cat([torch.ones(count), -torch.ones(10 - count)]).to(D) for count in range(10)]
     A = HessianOperator(as_often_as_positive, points[0], compile=True)
@@ -157,7 +146,7 @@ REASONS = {
 
 
 @pytest.mark.parametrize("f", REASONS)
-def test_what_stays_eager_is_told_by_its_line(f: Callable[[Tensor], Tensor]) -> None:
+def test_warning_locates_the_reason_for_eager_execution(f: Callable[[Tensor], Tensor]) -> None:
     A, v = HessianOperator(f, X, compile=True), torch.ones(4, dtype=D)
     with pytest.warns(hodiff.HodiffWarning, match=REASONS[f]):
         product = A @ v
@@ -165,7 +154,7 @@ def test_what_stays_eager_is_told_by_its_line(f: Callable[[Tensor], Tensor]) -> 
     torch.testing.assert_close(A.at(-X) @ v, HessianOperator(f, -X) @ v)
 
 
-def test_writes_through_views_are_edges() -> None:
+def test_in_place_writes_through_views_do_not_leak() -> None:
     """Otherwise the second product would find the values that the first product wrote."""
 
     def product(constants: Any, tangents: Any) -> tuple[Tensor]:
@@ -183,7 +172,7 @@ def test_writes_through_views_are_edges() -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
-def test_recurrent_layers(kind: Any, compilations: list[fx.GraphModule]) -> None:
+def test_recurrent_layers_compile(kind: Any, captured_graphs: list[fx.GraphModule]) -> None:
     torch.manual_seed(0)
     layer, inputs = kind(2, 2).double(), torch.randn(2, 1, 2, dtype=D)
     x = {name: each.detach() for name, each in layer.named_parameters()}
@@ -194,7 +183,7 @@ def test_recurrent_layers(kind: Any, compilations: list[fx.GraphModule]) -> None
     v = {name: torch.randn_like(each) for name, each in x.items()}
     found, expected = (HessianOperator(f, x, compile=compile) @ v for compile in (True, False))
     torch.testing.assert_close(found, expected)
-    assert compilations
+    assert captured_graphs
 
 
 class Lazy(dict[str, Any]):
@@ -212,19 +201,19 @@ class Sized(tuple[int, ...]):
         raise NotImplementedError
 
 
-def test_containers_are_not_asked(compilations: list[fx.GraphModule]) -> None:
+def test_truth_of_containers_is_not_a_branch(captured_graphs: list[fx.GraphModule]) -> None:
     registry, sizes, names = Lazy(a=1), Sized((1, 2)), {"a", "b", "c"}
 
     def f(x: Tensor) -> Tensor:
         return (x**3).sum() * (1 if registry is not None and sizes is not None and names else 2)
 
     torch.testing.assert_close(HessianOperator(f, X, compile=True) @ X, 6 * X * X)
-    assert compilations
+    assert captured_graphs
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [tuple, dict])
-def test_constants_of_packages(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_constants_of_packages_are_captured(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Constants from tuples of packages are in the graph; a tensor in a package's dict may belong to the user."""
     coefficients = torch.arange(4, dtype=D)
     package = types.ModuleType(f"a_package_of_{kind.__name__}s")
@@ -243,7 +232,9 @@ def coefficients_of(package: types.ModuleType) -> Tensor:
 
 
 @pytest.mark.parametrize(("terminal", "patience"), [(True, 0.0), (True, 60.0), (False, 0.0)])
-def test_who_waits_is_told(terminal: bool, patience: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_compilation_prints_a_message_on_a_terminal(
+    terminal: bool, patience: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines: list[str] = []
     told = threading.Event()
     monkeypatch.setattr(compilation, "PATIENCE", patience)
@@ -254,7 +245,7 @@ def test_who_waits_is_told(terminal: bool, patience: float, monkeypatch: pytest.
     assert lines == (["compiling\n"] if terminal and not patience else [])
 
 
-def test_numbers_that_are_no_numbers() -> None:
+def test_nan_in_a_branch_condition_equals_nan() -> None:
     """NaN equals NaN in a branch condition, and differs from a number."""
     A = HessianOperator(lambda x: (x**2).sum() * (1 if math.isnan(float(x[0].detach().log())) else 3), X, compile=True)
     for x, factor in ((-X, 2.0), (-2 * X, 2.0), (X, 6.0)):

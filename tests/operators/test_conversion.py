@@ -53,7 +53,7 @@ KINDS: dict[str, Callable[[torch.dtype], LinearOperator]] = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_computes_in_the_other_dtype(kind: str) -> None:
+def test_converted_operator_computes_in_the_new_dtype(kind: str) -> None:
     """The result has float64 accuracy, which casting float32 products would lack."""
     single, double = KINDS[kind](torch.float32), KINDS[kind](torch.float64)
     before = single.to_dense()
@@ -67,7 +67,7 @@ def test_it_computes_in_the_other_dtype(kind: str) -> None:
     assert single.to("cpu").to_dense().equal(before)
 
 
-def test_modules_are_copied() -> None:
+def test_converted_modules_are_copies() -> None:
     net = network(torch.float32)
     point = {name: each.detach() for name, each in net.named_parameters()}
     A = hodiff.GaussNewtonOperator(net, F.cross_entropy, point, INPUTS, LABELS)
@@ -75,7 +75,7 @@ def test_modules_are_copied() -> None:
     assert {each.dtype for each in net.parameters()} == {torch.float32}
 
 
-def test_what_cannot_be_converted_is_refused() -> None:
+def test_rejects_bad_conversions() -> None:
     A = KINDS["gauss-newton"](torch.float32)
     for wrong, message in (
         (lambda: A.to(dtype=torch.int64), "to: dtype: expected a floating-point dtype"),
@@ -91,12 +91,12 @@ def test_what_cannot_be_converted_is_refused() -> None:
     close(block.to_dense(), KINDS["gauss-newton"](torch.float64).block("0").to_dense(), 1e-14)
 
 
-def test_a_dtype_may_stand_first():
+def test_to_accepts_a_positional_dtype():
     A = hodiff.HessianOperator(lambda x: (x**3).sum(), torch.ones(2))
     assert A.to(torch.float64).dtype is torch.float64
 
 
-def test_keys_in_another_order_are_said():
+def test_keys_in_another_order_raise():
     x, v = {"a": torch.ones(2), "b": torch.ones(1)}, {"b": torch.ones(1), "a": torch.ones(2)}
 
     def f(x):
@@ -107,7 +107,7 @@ def test_keys_in_another_order_are_said():
             product()
 
 
-def test_colorings_of_symmetric_matrices_are_for_operators_that_are():
+def test_to_sparse_rejects_symmetric_coloring_of_asymmetric_operators():
     matrix = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     star = hodiff.sparse.color(matrix.numpy() != 0)
     with pytest.raises(InputError, match=r"not known to be symmetric, got Coloring\('star'"):

@@ -1,4 +1,4 @@
-"""Copied and pickled operators are at the same point, and record again."""
+"""Copied and pickled operators have the same point, and compute a new linearization."""
 
 import copy
 import io
@@ -95,7 +95,7 @@ WAYS: dict[str, Callable[[hodiff.operators.LinearOperator], hodiff.operators.Lin
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_copy_multiplies_alike(kind: str, way: str) -> None:
+def test_copy_has_the_same_products(kind: str, way: str) -> None:
     A = KINDS[kind]()
     v = torch.randn(A.shape[1], 2, generator=GENERATOR, dtype=torch.float64)
     expected = A @ v
@@ -105,7 +105,7 @@ def test_a_copy_multiplies_alike(kind: str, way: str) -> None:
     torch.testing.assert_close(again.to_dense(), A.to_dense())
 
 
-def test_a_deep_copy_stays_where_it_was() -> None:
+def test_deep_copy_is_independent_of_in_place_changes() -> None:
     x = X.clone()
     A = hodiff.HessianOperator(quartic, x)
     expected = A @ X
@@ -120,14 +120,14 @@ def test_a_deep_copy_stays_where_it_was() -> None:
         pickle.dumps(A)
 
 
-def test_a_deep_copy_of_a_lambda() -> None:
+def test_operator_of_a_lambda_is_copied_but_not_pickled() -> None:
     A = hodiff.HessianOperator(lambda x: (x**3).sum(), X)
     torch.testing.assert_close(copy.deepcopy(A) @ X, 6 * X * X)
     with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
         pickle.dumps(A)
 
 
-def test_a_copy_is_at_another_point() -> None:
+def test_copy_moves_to_another_point() -> None:
     A = hodiff.HessianOperator(quartic, X)
     A @ X
     again = copy.deepcopy(A).at(X + 1)
@@ -136,7 +136,7 @@ def test_a_copy_is_at_another_point() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
-def test_compiled() -> None:
+def test_compiled_operators_are_copied_and_pickled() -> None:
     A = hodiff.HessianOperator(quartic, X, compile=True)
     expected = A @ X
     again = pickle.loads(pickle.dumps(A))
@@ -144,7 +144,7 @@ def test_compiled() -> None:
     torch.testing.assert_close(copy.deepcopy(A) @ X, expected)
 
 
-def test_a_process_group_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operator_with_a_process_group_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     A = hodiff.HessianOperator(quartic, X)
     monkeypatch.setattr(A, "process_group", object())
     with pytest.raises(InputError, match="process_group: expected none in an operator that is copied or pickled"):

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import close, problem, ravel
+from cases import ravel
+from operators.cases import close, problem
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.data import DataLoader, TensorDataset
@@ -56,13 +57,13 @@ def test_dropout_is_named() -> None:
         A @ parameters(module)
 
 
-def test_random_numbers_without_a_module() -> None:
+def test_random_numbers_without_a_module_are_detected() -> None:
     A = HessianOperator(lambda x: (x * torch.rand(3)).square().sum(), torch.ones(3))
     with pytest.raises(hodiff.InputError, match="The cause are random numbers: call"):
         A @ torch.ones(3)
 
 
-def test_other_state_is_named() -> None:
+def test_changing_state_is_detected() -> None:
     calls = []
 
     def counting(x: Tensor) -> Tensor:
@@ -75,14 +76,14 @@ def test_other_state_is_named() -> None:
 
 
 class Drifting(nn.BatchNorm1d):
-    """A batch norm in training mode that reads the running mean that it updates."""
+    """A batch norm in training mode whose output depends on the running mean that it updates."""
 
     def forward(self, x: Tensor) -> Tensor:
         super().forward(x)
         return x - self.running_mean
 
 
-def test_batch_norm_is_named() -> None:
+def test_batch_norm_that_depends_on_its_buffers_is_named() -> None:
     module = nn.Sequential(nn.Linear(2, 3), Drifting(3)).double()
     A = HessianOperator(objective(module), parameters(module))
     before = module[1].running_mean.clone()
@@ -91,7 +92,7 @@ def test_batch_norm_is_named() -> None:
     assert torch.equal(module[1].running_mean, before)
 
 
-def test_check_can_be_turned_off_and_is_made_once() -> None:
+def test_check_runs_once_and_can_be_turned_off() -> None:
     calls = []
 
     def f(x: Tensor) -> Tensor:
@@ -111,7 +112,7 @@ def test_check_can_be_turned_off_and_is_made_once() -> None:
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("route", ["auto", *hodiff.ROUTES])
-def test_buffers_of_a_hessian_stay(route: str) -> None:
+def test_buffers_are_unchanged_by_every_route(route: str) -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 3)).double()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     held = dict(module.named_buffers())
@@ -123,7 +124,7 @@ def test_buffers_of_a_hessian_stay(route: str) -> None:
         assert torch.equal(buffer, before[name])
 
 
-def test_buffers_stay_for_all_operators() -> None:
+def test_buffers_are_unchanged_by_all_operators() -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double()
     before = {name: buffer.clone() for name, buffer in module.named_buffers()}
     for A in all_operators(module):
@@ -134,22 +135,22 @@ def test_buffers_stay_for_all_operators() -> None:
     assert not any(parameter.grad is not None for parameter in module.parameters())
 
 
-def test_shuffling_is_named() -> None:
+def test_shuffled_data_is_detected() -> None:
     data = DataLoader(TensorDataset(X, Y), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1))
     module = nn.Linear(2, 3).double()
     A = HessianOperator(objective(module), parameters(module), data=data, cache=False)
     A @ parameters(module)
     with pytest.raises(hodiff.InputError, match=r"data: expected the same batches .* shuffle=False"):
-        walk(A)
+        run_several_passes(A)
 
 
-def walk(A: LinearOperator) -> None:
+def run_several_passes(A: LinearOperator) -> None:
     """Run so many passes that equal random permutations are improbable."""
     for _ in range(3):
         A @ torch.ones(A.shape[1]).double()
 
 
-def test_loader_that_keeps_its_order() -> None:
+def test_data_loader_with_fixed_order_matches() -> None:
     module = nn.Linear(2, 3).double()
     data = DataLoader(TensorDataset(X, Y), batch_size=4)
     A = HessianOperator(objective(module), parameters(module), data=data, cache=False)
@@ -181,7 +182,7 @@ class Changing:
         ([(X[:3], Y[:3]), (X[3:].flip(0), Y[3:].flip(0))], "another batch 1 than on the first pass"),
     ],
 )
-def test_changed_data(second: Any, message: str) -> None:
+def test_changed_data_is_rejected(second: Any, message: str) -> None:
     module = nn.Linear(2, 3).double()
     data = Changing([(X[:3], Y[:3]), (X[3:], Y[3:])], second)
     A = HessianOperator(objective(module), parameters(module), data=data, cache=False)
@@ -190,7 +191,7 @@ def test_changed_data(second: Any, message: str) -> None:
         A @ parameters(module)
 
 
-def test_a_pass_that_broke_off_begins_again() -> None:
+def test_interrupted_pass_can_be_repeated() -> None:
     class Breaking:
         def __init__(self) -> None:
             self.broken = True
@@ -221,7 +222,7 @@ def test_a_pass_that_broke_off_begins_again() -> None:
     ],
     ids=str,
 )
-def test_batches_of_any_tensors_are_known_again(inputs: Tensor) -> None:
+def test_batches_with_any_values_are_recognized(inputs: Tensor) -> None:
     def f(x: Tensor, batch: Any) -> Tensor:
         return x.pow(3).sum()
 
@@ -230,7 +231,7 @@ def test_batches_of_any_tensors_are_known_again(inputs: Tensor) -> None:
         assert (A @ torch.ones(1)).item() == 6
 
 
-def test_loader_starts_once_a_pass() -> None:
+def test_data_is_iterated_once_per_pass() -> None:
     passes = []
 
     class Data:
@@ -244,7 +245,7 @@ def test_loader_starts_once_a_pass() -> None:
     assert len(passes) == 1
 
 
-def test_bad_data() -> None:
+def test_rejects_bad_data() -> None:
     module = nn.Linear(2, 3).double()
 
     def with_data(data: Any, f: Any = None, **options: Any) -> LinearOperator:
@@ -267,7 +268,7 @@ def test_bad_data() -> None:
         with_data(batch for batch in [(X, Y)])
 
 
-def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_writes_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
     module = nn.Linear(2, 3).double()
     A = HessianOperator(objective(module), parameters(module), data=[(X, Y)], progress=True)
     A @ parameters(module)
@@ -276,7 +277,7 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert not capsys.readouterr().err
 
 
-def test_operators_go_without_the_collector() -> None:
+def test_operators_are_freed_without_garbage_collection() -> None:
     import gc
 
     p = problem("mlp")
@@ -315,7 +316,7 @@ def in_parts(module: nn.Module, **options: Any) -> list[LinearOperator]:
 
 
 @pytest.mark.parametrize("options", [{"cache": False}, {"memory_budget": 0}])
-def test_a_model_that_changes_between_passes(options: Any) -> None:
+def test_module_switched_to_training_between_passes_is_detected(options: Any) -> None:
     module = nn.Sequential(nn.Linear(2, 30), nn.Dropout(0.25), nn.Linear(30, 3)).double().eval()
     for A in in_parts(module, **options):
         for _ in range(2):
@@ -326,7 +327,7 @@ def test_a_model_that_changes_between_passes(options: Any) -> None:
         module.eval()
 
 
-def test_what_is_kept_is_of_the_model_as_it_was() -> None:
+def test_cached_linearizations_keep_the_old_mode() -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double().eval()
     v = parameters(module)
     for options in ({}, {"cache": True}):
@@ -350,7 +351,7 @@ class LateDropout(nn.Module):
 
 
 @pytest.mark.parametrize("cache", [False, True])
-def test_random_numbers_from_the_second_batch_on(cache: bool) -> None:
+def test_random_numbers_from_the_second_batch_on_are_detected(cache: bool) -> None:
     module = LateDropout()
     for A in in_parts(module, cache=cache):
         with pytest.raises(hodiff.InputError, match="random numbers"):
@@ -361,7 +362,7 @@ def test_random_numbers_from_the_second_batch_on(cache: bool) -> None:
     torch.set_rng_state(state)
 
 
-def test_a_function_that_seeds_itself_is_the_same_each_time() -> None:
+def test_function_that_seeds_itself_is_accepted() -> None:
     def f(x: Tensor, batch: Tensor) -> Tensor:
         torch.manual_seed(0)
         return (x**2 * torch.rand(2) * batch).sum()
@@ -379,7 +380,7 @@ def test_a_function_that_seeds_itself_is_the_same_each_time() -> None:
     torch.randn(40, dtype=torch.bfloat16),
     {"a": torch.randn(3), "b": torch.randn(300).double(), "c": torch.zeros(0)},
 ], ids=["nan", "large", "transposed", "channels last", "bfloat16", "several"])  # fmt: skip
-def test_a_point_that_changes_without_a_version(x: Any) -> None:
+def test_point_changed_without_a_version_is_detected(x: Any) -> None:
     def f(x: Any) -> Tensor:
         return sum((leaf**4).sum().double() for leaf in (x.values() if isinstance(x, dict) else [x]))
 
@@ -396,7 +397,7 @@ def test_a_point_that_changes_without_a_version(x: Any) -> None:
     A.at(x) @ v
 
 
-def test_tensors_that_f_reads_and_that_change_in_place() -> None:
+def test_tensor_that_f_reads_changed_in_place_is_detected() -> None:
     for make in (
         lambda x, w: GaussNewtonOperator(lambda x, inputs: w * x**3, F.mse_loss, x, w, w),
         lambda x, w: JacobianOperator(lambda x: w * x**3, x),
@@ -454,7 +455,7 @@ class Masked:
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("options", [{"cache": True}, {"cache": False}], ids=["kept", "made anew"])
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_one_draw_of_masks(route, options):
+def test_randomness_fixed_uses_one_draw(route, options):
     network = Masked()
     A = hodiff.HessianOperator(
         network.loss,
@@ -478,7 +479,7 @@ def test_one_draw_of_masks(route, options):
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_one_draw_of_masks_of_a_model_and_a_loss():
+def test_randomness_fixed_uses_one_draw_in_model_and_loss():
     network = Masked()
     torch.manual_seed(0)
     A = hodiff.GaussNewtonOperator(
@@ -502,7 +503,7 @@ def test_one_draw_of_masks_of_a_model_and_a_loss():
         ({}, "pass randomness='fixed'"),
     ],
 )
-def test_randomness_refuses(options, message):
+def test_rejects_bad_randomness(options, message):
     network = Masked()
     with pytest.raises(hodiff.InputError, match=message):
         hodiff.HessianOperator(network.loss, network.w, data=network.data, **options).to_dense()

@@ -9,5 +9,5 @@ from two_ranks import assert_two_ranks_agree
 
 @pytest.mark.skipif(not dist.is_available(), reason="torch was built without torch.distributed")
 @pytest.mark.slow
-def test_two_ranks(tmp_path: Path) -> None:
+def test_two_ranks_agree_with_one(tmp_path: Path) -> None:
     assert_two_ranks_agree(Path(__file__).with_name("ranks.py"), tmp_path)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from operators.cases import close, ravel
+from cases import ravel
+from operators.cases import close
 from scipy import sparse
 from torch import Tensor
 
@@ -32,7 +33,7 @@ METHODS = [name for name, value in vars(Estimates).items() if inspect.isfunction
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_methods_are_the_functions(name: str) -> None:
+def test_methods_match_functions_and_dense_matrix(name: str) -> None:
     """Methods have the signatures of the functions, and their results match the dense matrix."""
     method, function = getattr(A, name), getattr(estimators, name)
     positional = {"solve": (torch.ones(7).double(),), "eigsh": (2,)}.get(name, ())
@@ -54,7 +55,7 @@ def test_methods_are_the_functions(name: str) -> None:
     assert shown == taken
 
 
-def test_methods_hand_options_on() -> None:
+def test_methods_forward_options() -> None:
     assert A.trace(method="hutchinson", products=3).method == "hutchinson"
     assert A.eigsh(1, which="SA", method="dense").method == "dense"
     close(torch.tensor(A.logdet(damping=2.0).value), torch.logdet(M + 2 * torch.eye(7)).float(), 1e-6)
@@ -69,7 +70,7 @@ def test_methods_hand_options_on() -> None:
 
 
 @pytest.mark.parametrize("method", ["cg", "minres", "gmres", "lsmr", "dense"])
-def test_solve_of_a_pytree(method: str) -> None:
+def test_solve_accepts_pytrees(method: str) -> None:
     expected = torch.linalg.solve(M, ravel(B))
     solution = A.solve(B, method=method, tol=1e-10)
     assert solution.value["w"].shape == (2, 3)
@@ -83,7 +84,7 @@ def test_solve_of_a_pytree(method: str) -> None:
         assert again.iterations <= 1
 
 
-def test_solve_of_a_single_leaf_and_of_another_space() -> None:
+def test_solve_accepts_single_leaves_and_other_spaces() -> None:
     """A leaf (2, 3) is one right-hand side; rectangular operators accept right-hand sides like their outputs."""
     D = DiagonalOperator(torch.arange(1.0, 7.0).reshape(2, 3))
     close(D.solve(torch.ones(2, 3)).value, 1 / torch.arange(1.0, 7.0).reshape(2, 3), 1e-3)
@@ -100,7 +101,7 @@ def test_solve_of_a_single_leaf_and_of_another_space() -> None:
         A.solve({"w": torch.full((2, 3), torch.nan).double(), "b": torch.ones(()).double()})
 
 
-def test_eigenvectors_as_pytrees() -> None:
+def test_eigenvectors_convert_to_pytrees() -> None:
     pairs = A.eigsh(2)
     trees = A.to_tree(pairs.eigenvectors)
     for value, tree in zip(pairs.eigenvalues, trees, strict=True):
@@ -114,7 +115,7 @@ def test_eigenvectors_as_pytrees() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, ">f8"])
-def test_arrays_in_arrays_out(dtype: Any) -> None:
+def test_numpy_arrays_give_numpy_arrays(dtype: Any) -> None:
     block = np.arange(14.0).reshape(7, 2).astype(dtype)
     twice = A + A
     for operator in (A, A.T, twice, MatrixOperator(M)):
@@ -127,7 +128,7 @@ def test_arrays_in_arrays_out(dtype: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
-def test_what_is_no_vector_is_refused() -> None:
+def test_rejects_objects_that_are_no_vectors() -> None:
     for wrong, message in (
         (np.arange(7), "got dtype int64; convert it"),
         (np.ones(7, complex), "got dtype complex128"),
@@ -146,7 +147,7 @@ def test_what_is_no_vector_is_refused() -> None:
 
 
 @pytest.mark.parametrize("make", [np.asarray, sparse.csr_array, sparse.csc_matrix, sparse.coo_array])
-def test_matrices_of_numpy_and_scipy(make: Any) -> None:
+def test_matrix_operator_accepts_numpy_and_scipy(make: Any) -> None:
     matrix = np.triu(ROOT.numpy())[:, :5].copy()
     operator = MatrixOperator(make(matrix))
     vector = torch.linspace(-1, 1, 5).double()

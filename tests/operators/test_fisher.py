@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import MODELS, close, problem, ravel, unravel
+from cases import ravel
+from operators.cases import MODELS, close, problem, unravel
 from torch import Tensor, nn
 
 import hodiff
@@ -29,7 +30,7 @@ def distance(A: Any, expected: Tensor) -> float:
 
 @ALL
 @REDUCTIONS
-def test_exact_is_the_gauss_newton_matrix(name: str, reduction: str) -> None:
+def test_exact_fisher_matches_gauss_newton(name: str, reduction: str) -> None:
     p = problem(name)
     loss = partial(p.loss.function, reduction=reduction)
     A = FisherOperator(p.model, loss, p.x, data=p.batches(2), reduction=reduction)
@@ -39,7 +40,7 @@ def test_exact_is_the_gauss_newton_matrix(name: str, reduction: str) -> None:
 @pytest.mark.one_in(9)
 @ALL
 @REDUCTIONS
-def test_drawn_targets_converge_to_the_exact_one(name: str, reduction: str) -> None:
+def test_monte_carlo_fisher_converges_to_exact(name: str, reduction: str) -> None:
     """The error falls like one over the square root of the number of samples, for every likelihood and layout."""
     p = problem(name)
     loss = partial(p.loss.function, reduction=reduction)
@@ -63,7 +64,7 @@ def test_drawn_targets_converge_to_the_exact_one(name: str, reduction: str) -> N
 
 @pytest.mark.parametrize("name", MODULES)
 @REDUCTIONS
-def test_modules_of_torch_mean_what_its_functions_mean(name: str, reduction: str) -> None:
+def test_loss_modules_match_loss_functions(name: str, reduction: str) -> None:
     p = problem(name)
     make = MODULES[name]
     A = FisherOperator(p.model, make(reduction=reduction), p.x, data=p.batches(2), reduction=reduction, samples=3)
@@ -79,7 +80,7 @@ def test_modules_of_torch_mean_what_its_functions_mean(name: str, reduction: str
 
 
 @pytest.mark.parametrize("settings", [{"cache": True}, {"cache": False}, {"chunk_size": 2}])
-def test_one_operator_is_one_matrix(settings: dict[str, Any]) -> None:
+def test_products_use_one_draw_of_targets(settings: dict[str, Any]) -> None:
     p = problem("sequence")
     A = FisherOperator(p.model, F.cross_entropy, p.x, data=p.batches(2, 3), samples=2, **settings)
     dense = A.to_dense()
@@ -91,7 +92,7 @@ def test_one_operator_is_one_matrix(settings: dict[str, Any]) -> None:
     close(ravel(A @ unravel(v, p.x)), dense @ v)
 
 
-def test_generator_decides_and_global_state_does_not() -> None:
+def test_draws_depend_on_the_generator_only() -> None:
     p = problem("mlp")
 
     def drawn(seed: int | None) -> Tensor:
@@ -108,7 +109,7 @@ def test_generator_decides_and_global_state_does_not() -> None:
     assert (drawn(3) - drawn(4)).abs().max() > 1e-3
 
 
-def test_batches_draw_targets_of_their_own() -> None:
+def test_batches_draw_different_targets() -> None:
     """Two equal batches draw different targets, so their errors differ."""
     p = problem("mlp")
     twice = FisherOperator(p.model, F.cross_entropy, p.x, data=2 * p.batches(), samples=1).to_dense()
@@ -117,7 +118,7 @@ def test_batches_draw_targets_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("ignored", [-100, 1])
-def test_ignored_targets_are_ignored_when_drawn(ignored: int) -> None:
+def test_ignored_targets_do_not_count(ignored: int) -> None:
     p = problem("sequence")
     targets = p.targets.clone()
     targets[0], targets[2, 1] = ignored, ignored
@@ -131,7 +132,7 @@ def test_ignored_targets_are_ignored_when_drawn(ignored: int) -> None:
         assert bool(torch.isfinite(drawn.to_dense()).all())
 
 
-def test_likelihood_of_ones_own() -> None:
+def test_user_likelihood_matches_closed_form() -> None:
     """The Fisher information of a location with Laplace noise is one over the squared scale."""
 
     def sample(z: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -156,7 +157,7 @@ def test_likelihood_of_ones_own() -> None:
 
 @pytest.mark.parametrize("name", ["mlp", "regression", "soft-labels", "counts", "dict", "tied"])
 @REDUCTIONS
-def test_empirical_fisher_is_the_gradients_second_moment(name: str, reduction: str) -> None:
+def test_empirical_fisher_matches_sum_of_example_gradients(name: str, reduction: str) -> None:
     """The reference computes the gradient of one example at a time."""
     p = problem(name)
     f = p.objective(reduction)
@@ -177,7 +178,7 @@ def test_empirical_fisher_is_the_gradients_second_moment(name: str, reduction: s
 
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.binary_cross_entropy_with_logits], ids=["squares", "bits"])
-def test_empirical_fisher_has_the_scale_of_the_fisher_matrix(loss: Any) -> None:
+def test_empirical_fisher_averages_to_the_fisher_matrix(loss: Any) -> None:
     """Its mean over targets drawn from the model is the Fisher matrix, with bits enumerated and noise at two points."""
     w, inputs = torch.randn(3, 2).double(), torch.randn(4, 3).double()
     model = lambda w, x: x @ w  # noqa: E731
@@ -225,7 +226,7 @@ IGNORING = {
 
 
 @pytest.mark.parametrize(("loss", "ignored", "weights"), IGNORING.values(), ids=IGNORING)
-def test_empirical_fisher_leaves_ignored_targets_out(loss: Any, ignored: int, weights: Any) -> None:
+def test_empirical_fisher_omits_ignored_targets(loss: Any, ignored: int, weights: Any) -> None:
     """The reference sums the outer products of the loss terms, one example at a time."""
     generator = torch.Generator().manual_seed(0)
     w, inputs = (torch.randn(size, 4, generator=generator, dtype=torch.float64) for size in (3, 5))
@@ -248,7 +249,7 @@ def test_empirical_fisher_leaves_ignored_targets_out(loss: Any, ignored: int, we
     close(EmpiricalFisherOperator(model, loss, w, inputs[kept], targets[kept]).to_dense(), A.to_dense())
 
 
-def test_empirical_fisher_counts_sequences_that_are_ignored_in_part() -> None:
+def test_empirical_fisher_counts_partly_ignored_sequences() -> None:
     w, inputs = torch.randn(4, 3).double(), torch.randn(3, 2, 4).double()
     targets = torch.tensor([[0, -100], [1, 2], [-100, -100]])
     model = lambda w, x: (x @ w).transpose(1, 2)  # noqa: E731
@@ -261,7 +262,7 @@ def test_empirical_fisher_counts_sequences_that_are_ignored_in_part() -> None:
     close(EmpiricalFisherOperator(model, F.cross_entropy, w, inputs, targets).to_dense(), G.T @ G / 3)
 
 
-def test_bad_arguments() -> None:
+def test_rejects_bad_arguments() -> None:
     p = problem("mlp")
     arguments = (p.x, p.inputs, p.targets)
     for samples in (0, 1.5, True):
@@ -289,7 +290,7 @@ def test_bad_arguments() -> None:
         FisherOperator(p.model, F.cross_entropy, *arguments, samples=1, generator=3)
 
 
-def test_a_single_example_needs_its_own_dimension() -> None:
+def test_rejects_single_example_without_batch_dimension() -> None:
     """Logits (C,) are refused: as C examples they would give a diagonal matrix on the outputs."""
     w, y = torch.randn(2, 3), torch.tensor(1)
     model = lambda w, x: x @ w  # noqa: E731

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from at_once import some_at_once
 from operators.cases import close
+from slow_cases import slow_except
 from torch import Tensor, nn
 
 import hodiff
@@ -22,7 +22,7 @@ N, LENGTH, FEATURES, CLASSES = 5, 3, 2, 4
 W = torch.randn(FEATURES, CLASSES, generator=GENERATOR, dtype=torch.float64)
 INPUTS = torch.randn(N, LENGTH, FEATURES, generator=GENERATOR, dtype=torch.float64)
 LABELS = torch.randint(CLASSES, (N, LENGTH), generator=GENERATOR)
-# Uneven: two tokens count in batch one, and six in batch two.
+# The batches are uneven: two tokens count in batch one, and six in batch two.
 PADDED = LABELS.masked_fill(torch.tensor([[0, 1, 1], [1, 0, 1], [0, 0, 0], [0, 0, 1], [1, 0, 1]]).bool(), -100)
 CUT = 2
 
@@ -83,9 +83,9 @@ def targets_for(outcomes: Any, padded: bool) -> Tensor:
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("padded", some_at_once([True, False], [True], {False: "whole", True: "padded"}.get))
+@pytest.mark.parametrize("padded", slow_except([True, False], [True], {False: "whole", True: "padded"}.get))
 @pytest.mark.parametrize("name", KNOWN)
-def test_against_the_definition(name: str, padded: bool) -> None:
+def test_fisher_matches_its_definition(name: str, padded: bool) -> None:
     """The matrix is correct for all examples at once, and for two batches with unequal numbers of counted labels."""
     model, loss, outcomes = KNOWN[name]
     y = targets_for(outcomes, padded)
@@ -107,7 +107,7 @@ def test_against_the_definition(name: str, padded: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["smoothed", "nll_loss", "binary_cross_entropy"])
-def test_sums(name: str) -> None:
+def test_sum_reduction_is_a_multiple_of_mean(name: str) -> None:
     model, loss, outcomes = KNOWN[name]
     y = targets_for(outcomes, True)
     mean = FisherOperator(model, loss, W, INPUTS, y).to_dense()
@@ -116,7 +116,7 @@ def test_sums(name: str) -> None:
     close(FisherOperator(model, loss, W, INPUTS, y, reduction="sum").to_dense(), mean * count)
 
 
-def test_single_precision() -> None:
+def test_float32_matches_float64() -> None:
     exact = FisherOperator(log_probabilities, F.nll_loss, W, INPUTS, PADDED).to_dense()
     single = FisherOperator(log_probabilities, F.nll_loss, W.float(), INPUTS.float(), PADDED).to_dense()
     close(single.double(), exact, 1e-6)
@@ -125,7 +125,7 @@ def test_single_precision() -> None:
 # Inductor imports TorchScript, which warns of its deprecation.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.slow
-def test_compiled() -> None:
+def test_compiled_products_match() -> None:
     for name in ("smoothed", "nll_loss"):
         model, loss, _ = KNOWN[name]
         eager = FisherOperator(model, loss, W, INPUTS, PADDED)
@@ -134,14 +134,14 @@ def test_compiled() -> None:
         close(compiled @ v, eager @ v)
 
 
-def test_certain_probabilities_are_finite() -> None:
+def test_certain_probabilities_have_finite_information() -> None:
     """A probability of 1 in floating point has zero information, not inf."""
     w = torch.full((1, 1), 100.0)
     A = FisherOperator(lambda w, x: (x @ w).sigmoid(), F.binary_cross_entropy, w, torch.ones(2, 1), torch.ones(2, 1))
     assert A.to_dense().item() == 0.0
 
 
-def test_outputs_that_are_no_log_probabilities_are_refused() -> None:
+def test_rejects_outputs_that_are_no_log_probabilities() -> None:
     for samples in (None, 2):
         A = FisherOperator(logits, F.nll_loss, W, INPUTS, LABELS, samples=samples)
         with pytest.raises(InputError, match=r"model: expected log-probabilities .* apply log_softmax"):
@@ -149,7 +149,7 @@ def test_outputs_that_are_no_log_probabilities_are_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [GaussNewtonOperator, FisherOperator])
-def test_batches_count_what_their_loss_counts(kind: Any) -> None:
+def test_matrix_does_not_depend_on_the_batch_split(kind: Any) -> None:
     """Splitting the data gives the same matrix for ignored labels, class weights and sequences of different lengths."""
     batches = [(INPUTS[:CUT], PADDED[:CUT]), (INPUTS[CUT:], PADDED[CUT:])]
     whole = kind(logits, F.cross_entropy, W, INPUTS, PADDED).to_dense()
@@ -183,7 +183,7 @@ UNCOUNTED = {
     # A loss with class weights is not a likelihood.
     [(FisherOperator, "ignored"), *itertools.product((GaussNewtonOperator, EmpiricalFisherOperator), UNCOUNTED)],
 )
-def test_batches_without_a_label_that_counts(kind: Any, name: str, place: int) -> None:
+def test_batches_without_counted_labels_do_not_count(kind: Any, name: str, place: int) -> None:
     loss, labels = UNCOUNTED[name]
     batches = [(INPUTS[:CUT], PADDED[:CUT]), (INPUTS[CUT:], PADDED[CUT:])]
     more = [*batches[:place], (INPUTS, labels), *batches[place:]]
@@ -241,7 +241,7 @@ CUT_ALIKE = {
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("cuts", [[2, 3], [1, 4], [1] * 5])
 @pytest.mark.parametrize(("loss", "targets", "divisor", "factors"), CUT_ALIKE.values(), ids=CUT_ALIKE)
-def test_empirical_fisher_does_not_depend_on_the_cut(
+def test_empirical_fisher_does_not_depend_on_the_batch_split(
     loss: Any, targets: Tensor, divisor: Any, factors: Any, cuts: list[int]
 ) -> None:
     """The matrix is M / D^2 times the sum of outer products of gradients that are not divided by a mean."""
@@ -266,7 +266,7 @@ def test_empirical_fisher_does_not_depend_on_the_cut(
     close(EmpiricalFisherOperator(logits, summed, W, data=data, reduction="sum").to_dense(), G.T @ G)
 
 
-def test_dict_batches() -> None:
+def test_dict_batches_are_accepted() -> None:
     """Batches may be a dict of inputs with separate labels, or a dict that both functions get, as from tokenizers."""
     batches = [{"tokens": INPUTS[:CUT], "labels": PADDED[:CUT]}, {"tokens": INPUTS[CUT:], "labels": PADDED[CUT:]}]
     expected = FisherOperator(logits, F.cross_entropy, W, INPUTS, PADDED).to_dense()
@@ -281,7 +281,7 @@ def test_dict_batches() -> None:
     close(G.to_dense(), expected)
 
 
-def test_drawn_targets_weigh_in_double_precision() -> None:
+def test_sample_weights_are_float64() -> None:
     """The quotient of 8 labels and 3 samples is not representable in float32."""
     mean = FisherOperator(logits, F.cross_entropy, W, INPUTS, PADDED, samples=3).to_dense()
     loss = partial(F.cross_entropy, reduction="sum")

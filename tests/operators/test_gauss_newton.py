@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import MODELS, ReverseOnce, categorical_hessian, close, problem, ravel, squares_hessian, unravel
+from cases import ravel
+from operators.cases import MODELS, ReverseOnce, categorical_hessian, close, problem, squares_hessian, unravel
 from torch import Tensor, nn
 from torch.func import jacrev
 
@@ -19,7 +20,7 @@ REDUCTIONS = pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.one_in(3)
 @ALL
 @REDUCTIONS
-def test_equals_the_sandwich(name: str, reduction: str) -> None:
+def test_matches_jacobian_hessian_jacobian_product(name: str, reduction: str) -> None:
     p = problem(name)
     loss, expected = p.reduced(reduction), p.gauss_newton(reduction)
     close(GaussNewtonOperator(p.model, loss, p.x, p.inputs, p.targets, reduction=reduction).to_dense(), expected)
@@ -39,7 +40,7 @@ def test_vectors_blocks_and_pytrees_agree(name: str) -> None:
     close(A.T @ V, expected)
 
 
-def test_linear_models_have_their_hessian() -> None:
+def test_linear_model_matches_its_hessian() -> None:
     p = problem("sequence")
     A = GaussNewtonOperator(p.model, p.loss.function, p.x, p.inputs, p.targets)
     close(A.to_dense(), p.hessian())
@@ -48,7 +49,7 @@ def test_linear_models_have_their_hessian() -> None:
 @pytest.mark.parametrize(
     "settings", [{"cache": False}, {"memory_budget": 1}, {"chunk_size": 2}, {"correct": False}, {"progress": True}]
 )
-def test_settings_change_nothing(settings: dict[str, Any]) -> None:
+def test_settings_do_not_change_products(settings: dict[str, Any]) -> None:
     p = problem("skip")
     A = GaussNewtonOperator(p.model, p.loss.function, p.x, data=p.batches(2, 3), **settings)
     V = torch.randn(A.shape[0], 5).double()
@@ -56,7 +57,7 @@ def test_settings_change_nothing(settings: dict[str, Any]) -> None:
         close(A @ V, p.gauss_newton() @ V)
 
 
-def test_loss_is_taken_as_given() -> None:
+def test_class_weights_and_label_smoothing_are_included() -> None:
     """The Hessian includes class weights and label smoothing."""
     p = problem("mlp")
     weight = torch.tensor([1.0, 2.0, 0.5]).double()
@@ -69,7 +70,7 @@ def test_loss_is_taken_as_given() -> None:
     close(A.to_dense(), expected)
 
 
-def test_several_outputs() -> None:
+def test_several_outputs_match() -> None:
     """The outputs are a pytree of different shapes, and the loss mixes them."""
     W = {"a": torch.randn(3, 2).double(), "b": torch.randn(3, 1).double()}
     X, classes = torch.randn(4, 3).double(), torch.randint(2, (4,))
@@ -95,7 +96,7 @@ def test_several_outputs() -> None:
     close(A @ v, J.mT @ H @ J @ v)
 
 
-def test_output_that_ignores_the_point() -> None:
+def test_output_that_ignores_the_point_counts_in_the_loss() -> None:
     x = torch.randn(2).double()
     A = GaussNewtonOperator(
         lambda x, i: (i * x, i), lambda z, t: (z[0] * z[1]).sum() ** 2, x, torch.ones(2).double(), 0
@@ -103,13 +104,13 @@ def test_output_that_ignores_the_point() -> None:
     close(A.to_dense(), 2 * torch.ones(2, 2).double())
 
 
-def test_linear_loss_has_no_curvature() -> None:
+def test_linear_loss_has_zero_matrix() -> None:
     A = GaussNewtonOperator(lambda x, i: i * x, lambda z, t: z.sum(), torch.randn(3), torch.ones(3), None)
     assert not A.to_dense().any()
     assert not (A @ torch.ones(3)).any()
 
 
-def test_one_batch_of_another_form() -> None:
+def test_dict_batches_match() -> None:
     p = problem("regression")
     batch = {"inputs": p.inputs, "labels": p.targets}
     of_batch = [{"inputs": i, "labels": t} for i, t in p.batches(2)]
@@ -124,23 +125,23 @@ def test_one_batch_of_another_form() -> None:
         close(GaussNewtonOperator(model, loss, p.x, *arguments, **options).to_dense(), p.gauss_newton())
 
 
-def test_blocks_of_parameters_and_other_points() -> None:
+def test_blocks_and_other_points_match() -> None:
     p = problem("mlp")
     A = GaussNewtonOperator(p.model, p.loss.function, p.x, data=p.batches(2))
     G = p.gauss_newton()
     close(A.block("2").to_dense(), G[12:, 12:])
-    close(A.block(["2.bias", "0.bias"]).to_dense(), _picked(G, [21, 22, 23, 9, 10, 11]))
+    close(A.block(["2.bias", "0.bias"]).to_dense(), _submatrix(G, [21, 22, 23, 9, 10, 11]))
     moved = {key: value + 0.3 for key, value in p.x.items()}
     close(A.at(moved).to_dense(), GaussNewtonOperator(p.model, p.loss.function, moved, p.inputs, p.targets).to_dense())
     assert (A.at(moved).to_dense() - G).abs().max() > 1e-3
 
 
-def _picked(G: Tensor, rows: list[int]) -> Tensor:
+def _submatrix(G: Tensor, rows: list[int]) -> Tensor:
     return G[rows][:, rows]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 5e-2)])
-def test_lower_precision(dtype: torch.dtype, tolerance: float) -> None:
+def test_lower_precision_matches_float64(dtype: torch.dtype, tolerance: float) -> None:
     p = problem("regression")
     x = {key: value.to(dtype) for key, value in p.x.items()}
     A = GaussNewtonOperator(p.model, F.mse_loss, x, p.inputs.to(dtype), p.targets.to(dtype))
@@ -149,7 +150,7 @@ def test_lower_precision(dtype: torch.dtype, tolerance: float) -> None:
     assert (A @ v - exact).norm() < tolerance * exact.norm()
 
 
-def test_ignored_targets_take_no_part() -> None:
+def test_ignored_targets_do_not_count() -> None:
     p = problem("mlp")
     targets = p.targets.clone()
     targets[1] = -100
@@ -159,7 +160,7 @@ def test_ignored_targets_take_no_part() -> None:
     close(A.to_dense(), fewer.to_dense())
 
 
-def test_missing_derivative_is_named() -> None:
+def test_missing_derivative_names_the_operator() -> None:
     x = torch.randn(3)
     A = GaussNewtonOperator(lambda x, i: ReverseOnce.apply(x), F.mse_loss, x, x, x)
     with pytest.raises(hodiff.RouteError, match="ReverseOnce"):
@@ -169,7 +170,7 @@ def test_missing_derivative_is_named() -> None:
         A @ x
 
 
-def test_bad_arguments() -> None:
+def test_rejects_bad_arguments() -> None:
     p = problem("mlp")
     with pytest.raises(hodiff.InputError, match="expected either data="):
         GaussNewtonOperator(p.model, F.cross_entropy, p.x)
@@ -190,13 +191,13 @@ def test_bad_arguments() -> None:
 @pytest.mark.parametrize(
     "loss", [nn.CrossEntropyLoss(reduction="sum"), nn.MSELoss(reduction="sum"), lambda z, y, reduction="sum": z.sum()]
 )
-def test_reductions_must_agree(loss: Any) -> None:
+def test_rejects_loss_with_another_reduction(loss: Any) -> None:
     p = problem("mlp")
     with pytest.raises(hodiff.InputError, match=r"reduction: expected 'sum', .* got 'mean'"):
         GaussNewtonOperator(p.model, loss, p.x, data=p.batches(2))
 
 
-def test_positive_semi_definite_where_the_hessian_is_not() -> None:
+def test_is_positive_semidefinite_where_the_hessian_is_not() -> None:
     p = problem("regression")
     batch = (p.inputs, p.targets)
     hessian = torch.linalg.eigvalsh(HessianOperator(p.objective(), p.x, batch).to_dense())
@@ -206,7 +207,7 @@ def test_positive_semi_definite_where_the_hessian_is_not() -> None:
     assert squares_hessian(torch.ones(1)).item() == 2
 
 
-def test_a_point_that_the_model_does_not_read_is_no_zero_matrix() -> None:
+def test_rejects_point_that_the_model_does_not_read() -> None:
     module = torch.nn.Linear(3, 2)
     inputs, targets = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 1, 0])
     loss = torch.nn.functional.cross_entropy

@@ -1,4 +1,4 @@
-"""Tests of the Hessian operator against textbooks and torch's dense Hessians, in all forms and settings."""
+"""Tests of the Hessian operator against closed forms and torch's dense Hessians, in all forms and settings."""
 
 import warnings
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import MODELS, bernoulli_hessian, close, problem, ravel, unravel
+from cases import ravel
+from operators.cases import MODELS, bernoulli_hessian, close, problem, unravel
 from torch import Tensor
 
 import hodiff
@@ -17,19 +18,19 @@ ALL = pytest.mark.parametrize("name", MODELS)
 REDUCTIONS = pytest.mark.parametrize("reduction", ["mean", "sum"])
 
 
-def test_linear_regression_is_the_gram_matrix() -> None:
+def test_linear_regression_matches_gram_matrix() -> None:
     X, y, w = torch.randn(7, 3).double(), torch.randn(7).double(), torch.randn(3).double()
     A = HessianOperator(lambda w, batch: F.mse_loss(batch[0] @ w, batch[1]), w, data=[(X[:4], y[:4]), (X[4:], y[4:])])
     close(A.to_dense(), 2 * X.T @ X / 7)
 
 
-def test_logistic_regression() -> None:
+def test_logistic_regression_matches_closed_form() -> None:
     X, y, w = torch.randn(7, 3).double(), torch.rand(7).double(), torch.randn(3).double()
     A = HessianOperator(lambda w: F.binary_cross_entropy_with_logits(X @ w, y, reduction="sum"), w)
     close(A.to_dense(), X.T @ bernoulli_hessian(X @ w) @ X)
 
 
-def test_softmax_regression() -> None:
+def test_softmax_regression_matches_closed_form() -> None:
     X, y, W = torch.randn(6, 2).double(), torch.randint(3, (6,)), torch.randn(2, 3).double()
     A = HessianOperator(lambda W: F.cross_entropy(X @ W, y), W)
     s = (X @ W).exp()
@@ -41,7 +42,7 @@ def test_softmax_regression() -> None:
 @pytest.mark.one_in(3)
 @ALL
 @REDUCTIONS
-def test_equals_the_dense_hessian(name: str, reduction: str) -> None:
+def test_matches_dense_hessian(name: str, reduction: str) -> None:
     p = problem(name)
     batch = (p.inputs, p.targets)
     whole = HessianOperator(p.objective(reduction), p.x, batch)
@@ -80,7 +81,7 @@ SETTINGS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
-def test_settings_change_nothing(settings: dict[str, Any]) -> None:
+def test_settings_do_not_change_products(settings: dict[str, Any]) -> None:
     p = problem("mlp")
     A = HessianOperator(p.objective(), p.x, data=p.batches(2, 3), **settings)
     V = torch.randn(A.shape[0], 5).double()
@@ -92,7 +93,7 @@ def test_settings_change_nothing(settings: dict[str, Any]) -> None:
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_routes(route: str) -> None:
+def test_routes_match(route: str) -> None:
     p = problem("mlp")
     A = HessianOperator(p.objective(), p.x, data=p.batches(2), route=route)
     close(A.to_dense(), p.hessian())
@@ -100,7 +101,7 @@ def test_routes(route: str) -> None:
     close(A @ v, p.hessian() @ v)
 
 
-def test_budget_keeps_what_fits() -> None:
+def test_memory_budget_caches_what_fits() -> None:
     p = problem("mlp")
     batches = p.batches(1, 2, 3, 4)
     evaluated = 0
@@ -122,7 +123,7 @@ def test_budget_keeps_what_fits() -> None:
     assert counts[2**30] == 0
 
 
-def test_another_point() -> None:
+def test_at_moves_to_another_point() -> None:
     p = problem("tied")
     A = HessianOperator(p.objective(), p.x, data=p.batches(2))
     before = A @ p.x
@@ -140,7 +141,7 @@ def test_another_point() -> None:
 
 
 @pytest.mark.parametrize("cache", [True, False])
-def test_a_point_that_was_changed_in_place(cache: bool) -> None:
+def test_point_changed_in_place_raises(cache: bool) -> None:
     """Cached linearizations would use the old values, and new ones the changed values."""
     x = torch.tensor([1.0, 2.0], requires_grad=True)
     A = HessianOperator(lambda x, a: a * (x**4).sum(), x, data=[torch.ones(1)[0]], reduction="sum", cache=cache)
@@ -153,7 +154,7 @@ def test_a_point_that_was_changed_in_place(cache: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "nested"])
-def test_blocks_of_parameters(name: str) -> None:
+def test_blocks_of_parameters_match(name: str) -> None:
     p = problem(name)
     A = HessianOperator(p.objective(), p.x, data=p.batches(2))
     H = p.hessian()
@@ -182,7 +183,7 @@ def _shifted(p: Any, names: Any, rows: Tensor) -> Tensor:
     return hessian[rows[:, None], rows[None, :]]
 
 
-def test_leaves_that_f_ignores_have_zero_rows() -> None:
+def test_unused_leaves_have_zero_rows() -> None:
     p = problem("nested")
     A = HessianOperator(p.objective(), p.x, (p.inputs, p.targets))
     start = [i for i, name in enumerate(A.domain.names) if "ignored" in name]
@@ -192,7 +193,7 @@ def test_leaves_that_f_ignores_have_zero_rows() -> None:
     assert not H[:, place].any()
 
 
-def test_scalar_and_empty_leaves() -> None:
+def test_scalar_and_empty_leaves_are_accepted() -> None:
     x = {"a": torch.tensor(0.3).double(), "b": torch.zeros(0, 2).double(), "c": torch.tensor([0.2]).double()}
     A = HessianOperator(lambda x: (x["a"] ** 3 * x["c"]).sum() + x["b"].sum(), x)
     close(A.to_dense(), torch.tensor([[6 * 0.3 * 0.2, 3 * 0.09], [3 * 0.09, 0.0]]).double(), 1e-7)
@@ -201,7 +202,7 @@ def test_scalar_and_empty_leaves() -> None:
     assert product["a"].shape == ()
 
 
-def test_one_number() -> None:
+def test_scalar_point_is_accepted() -> None:
     A = HessianOperator(torch.sin, torch.tensor(0.5).double())
     expected = -torch.tensor(0.5).double().sin()
     close(A @ torch.tensor(2.0).double(), 2 * expected)
@@ -216,7 +217,7 @@ def test_linear_function_has_the_zero_hessian() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 4e-2)])
-def test_lower_precision_stays_near_float64(dtype: torch.dtype, tolerance: float) -> None:
+def test_lower_precision_matches_float64(dtype: torch.dtype, tolerance: float) -> None:
     p = problem("regression")
     x = {key: value.to(dtype) for key, value in p.x.items()}
     batches = [tuple(part.to(dtype) for part in batch) for batch in p.batches(2)]
@@ -230,7 +231,7 @@ def test_lower_precision_stays_near_float64(dtype: torch.dtype, tolerance: float
 
 
 @pytest.mark.slow
-def test_sixteen_bit_batches_are_summed_in_float32() -> None:
+def test_low_precision_batches_are_summed_in_float32() -> None:
     """A sum of a thousand products of 1 would stop at 256 in bfloat16."""
     x = torch.ones(1, dtype=torch.bfloat16)
     data = [torch.ones(1, dtype=torch.bfloat16)] * 1000
@@ -247,7 +248,7 @@ def test_mixed_dtypes_promote() -> None:
     close(A.to_dense(), torch.tensor([[6.0, 0, 3], [0, 6, 3], [3, 3, 0]]).double(), 1e-6)
 
 
-def test_autocast() -> None:
+def test_works_under_autocast() -> None:
     p = problem("mlp")
     x = {key: value.float() for key, value in p.x.items()}
 
@@ -267,7 +268,7 @@ def test_autocast() -> None:
 
 
 @pytest.mark.parametrize(("own", "asked", "most"), [(2, "auto", 2), ("auto", 3, 3), (None, "auto", 1000)])
-def test_the_operators_chunk_size_holds_for_the_dense_matrix(own: Any, asked: Any, most: int, monkeypatch: Any) -> None:
+def test_chunk_size_of_the_operator_applies_to_to_dense(own: Any, asked: Any, most: int, monkeypatch: Any) -> None:
     p = problem("mlp")
     widths: list[int] = []
     rows = RecordedGradient.rows
@@ -282,13 +283,13 @@ def test_the_operators_chunk_size_holds_for_the_dense_matrix(own: Any, asked: An
     assert max(widths) == min(most, max(leaf.numel() for leaf in p.x.values()))
 
 
-def test_a_linear_function_has_a_dense_matrix_of_zeros() -> None:
+def test_linear_function_has_zero_dense_matrix() -> None:
     x = {"a": torch.ones(2), "b": torch.ones(3)}
     assert torch.equal(HessianOperator(lambda x: x["a"].sum() + 2 * x["b"].sum(), x).to_dense(), torch.zeros(5, 5))
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_a_product_is_a_tensor_of_its_own(reduction: str) -> None:
+def test_products_own_their_memory(reduction: str) -> None:
     """Products are new tensors, while autograd returns the vector for an identity and an expanded number for a sum."""
     x, v = torch.ones(3, dtype=torch.float64), torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     for f, expected in ((lambda x, *_: x @ x / 2, v.clone()), (lambda x, *_: x.sum() ** 2, torch.full_like(v, 14.0))):
@@ -302,7 +303,7 @@ def test_a_product_is_a_tensor_of_its_own(reduction: str) -> None:
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_a_function_that_takes_a_gradient_of_its_own(route: str) -> None:
+def test_gradient_inside_the_function_is_differentiated(route: str) -> None:
     def f(x: Tensor) -> Tensor:
         x = x.requires_grad_()
         (g,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
@@ -316,7 +317,7 @@ def test_a_function_that_takes_a_gradient_of_its_own(route: str) -> None:
 
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.parametrize("value", [(torch.ones(()), 1), 1.0, torch.ones(3)])
-def test_functions_that_return_no_number_are_refused(value: Any, compile: bool) -> None:
+def test_rejects_functions_that_return_no_scalar(value: Any, compile: bool) -> None:
     A = HessianOperator(lambda x: value, torch.ones(3), compile=compile)
     with pytest.raises(
         hodiff.InputError, match=r"HessianOperator: the function must return (a scalar tensor|one real number)"
@@ -325,7 +326,7 @@ def test_functions_that_return_no_number_are_refused(value: Any, compile: bool) 
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_nested_tensors_inside_and_points_with_a_negative_bit() -> None:
+def test_nested_tensors_inside_and_negative_bit_views_match() -> None:
     def f(x: Tensor) -> Tensor:
         nested = torch.nested.as_nested_tensor([x[:1] ** 2, x[1:] ** 3])
         return torch.nested.to_padded_tensor(nested, 0.0).square().sum()
@@ -340,7 +341,7 @@ def test_nested_tensors_inside_and_points_with_a_negative_bit() -> None:
 
 
 @pytest.mark.parametrize("route", hodiff.ROUTES)
-def test_a_point_without_numbers(route):
+def test_meta_tensors_are_accepted(route):
     """A product on the device "meta" has a shape but no values."""
     x = torch.ones(3, dtype=torch.float64, device="meta")
     A = hodiff.HessianOperator(lambda x: (x**3).sum(), x, route=route)

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from operators.cases import close, problem, ravel
+from cases import ravel
+from operators.cases import close, problem
 from torch import Tensor
 
 import hodiff
@@ -27,7 +28,7 @@ def positive(n: int = 6) -> Tensor:
 
 
 @pytest.mark.parametrize("method", SYMMETRIC)
-def test_inverse_of_a_positive_matrix(method: str) -> None:
+def test_inverse_of_positive_matrix_matches(method: str) -> None:
     S, B = positive(), torch.randn(6, 3).double()
     inverse = MatrixOperator(S, symmetric=True).inverse(method, tol=1e-9, damping=0.0)
     expected = torch.linalg.solve(S, B)
@@ -44,7 +45,7 @@ def test_inverse_of_a_positive_matrix(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["cg", "minres", "gmres", "neumann", "dense"])
-def test_damping(method: str) -> None:
+def test_damping_is_added(method: str) -> None:
     S, b = positive() - torch.eye(6).double(), torch.randn(6).double()
     inverse = MatrixOperator(S, symmetric=True).inverse(method, damping=0.7, tol=1e-9)
     close(inverse @ b, torch.linalg.solve(S + 0.7 * torch.eye(6).double(), b), 1e-7)
@@ -52,7 +53,7 @@ def test_damping(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["gmres", "lsmr", "dense"])
-def test_inverse_of_a_matrix_that_is_not_symmetric(method: str) -> None:
+def test_inverse_of_asymmetric_matrix_matches(method: str) -> None:
     M, B = torch.randn(6, 6).double() + 4 * torch.eye(6).double(), torch.randn(6, 2).double()
     inverse = MatrixOperator(M).inverse(method, tol=1e-10)
     assert not inverse.symmetric
@@ -60,7 +61,7 @@ def test_inverse_of_a_matrix_that_is_not_symmetric(method: str) -> None:
     close(inverse.T @ B, torch.linalg.solve(M.T, B), 1e-8)
 
 
-def test_pseudo_inverse() -> None:
+def test_pseudo_inverse_matches() -> None:
     M = torch.randn(8, 3).double()
     inverse = MatrixOperator(M).inverse("lsmr", tol=1e-10)
     assert inverse.shape == (3, 8)
@@ -69,7 +70,7 @@ def test_pseudo_inverse() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3, 1), (1, 3), (3,)])
-def test_least_squares_with_a_jacobian_of_any_shape(shape: tuple[int, ...]) -> None:
+def test_least_squares_with_jacobians_of_any_shape_match(shape: tuple[int, ...]) -> None:
     """A column (n, 1) is a block for the solver, not the single leaf of x."""
     M = torch.randn(5, 3).double()
     J = JacobianOperator(lambda x: {"y": (M @ x.reshape(3))[:, None]}, torch.randn(shape).double())
@@ -79,7 +80,7 @@ def test_least_squares_with_a_jacobian_of_any_shape(shape: tuple[int, ...]) -> N
     assert (inverse @ {"y": b[:, None]}).shape == shape
 
 
-def test_newton_step_in_pytrees() -> None:
+def test_newton_step_accepts_pytrees() -> None:
     p = problem("regression")
     A = HessianOperator(p.objective(), p.x, data=p.batches(2))
     H = p.hessian() + 3 * torch.eye(A.shape[0]).double()
@@ -89,7 +90,7 @@ def test_newton_step_in_pytrees() -> None:
 
 
 @pytest.mark.slow
-def test_identities() -> None:
+def test_operator_times_inverse_is_identity() -> None:
     p = problem("sequence")
     A = GaussNewtonOperator(p.model, p.loss.function, p.x, p.inputs, p.targets).damped(0.1)
     identity = torch.eye(A.shape[0]).double()
@@ -98,7 +99,7 @@ def test_identities() -> None:
     close(A.inverse(tol=1e-11).inverse("gmres", tol=1e-8).to_dense(), A.to_dense(), 1e-5)
 
 
-def test_dense_multiplies_and_factorizes_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dense_method_factorizes_once(monkeypatch: pytest.MonkeyPatch) -> None:
     S = positive()
     products = 0
 
@@ -124,7 +125,7 @@ def test_dense_multiplies_and_factorizes_once(monkeypatch: pytest.MonkeyPatch) -
     assert (products, factorizations) == (6, 1)
 
 
-def test_factors_serve_the_transpose_too() -> None:
+def test_factors_also_solve_with_the_transpose() -> None:
     M, b = torch.randn(6, 6).double() + 4 * torch.eye(6).double(), torch.randn(6).double()
     inverse = MatrixOperator(M).inverse("dense")
     for operator, matrix in ((inverse, M), (inverse.T, M.T)):
@@ -144,7 +145,7 @@ def test_preconditioner_saves_iterations() -> None:
     assert by_operator.last_report.iterations < plain.last_report.iterations / 2
 
 
-def test_an_inverse_preconditions() -> None:
+def test_inverse_operator_may_be_a_preconditioner() -> None:
     S = positive(12)
     A = MatrixOperator(S, symmetric=True)
     outer = A.inverse(preconditioner=A.inverse("dense"))
@@ -152,14 +153,14 @@ def test_an_inverse_preconditions() -> None:
     assert outer.last_report.iterations == 1
 
 
-def test_differentiable_in_the_right_hand_side() -> None:
+def test_solution_is_differentiable_in_the_right_hand_side() -> None:
     S, b = positive(), torch.randn(6).double()
     inverse = MatrixOperator(S, symmetric=True).inverse(tol=1e-12)
     jacobian = torch.func.jacrev(lambda b: inverse @ b)(b)
     close(jacobian, torch.linalg.inv(S), 1e-8)
 
 
-def test_missing_the_tolerance_is_said() -> None:
+def test_unreached_tolerance_raises_or_warns() -> None:
     A = MatrixOperator(torch.diag(torch.logspace(0, 6, 30).double()), symmetric=True)
     b = torch.ones(30).double()
     with pytest.raises(hodiff.ConvergenceError, match="max_iterations=3"):
@@ -174,12 +175,12 @@ def test_missing_the_tolerance_is_said() -> None:
         DiagonalOperator(torch.tensor([1.0, -1.0])).inverse() @ torch.ones(2)
 
 
-def test_sixteen_bit_operator() -> None:
+def test_bfloat16_operator_is_inverted() -> None:
     inverse = DiagonalOperator(torch.tensor([2.0, 4.0], dtype=torch.bfloat16)).inverse()
     close(inverse @ torch.ones(2), torch.tensor([0.5, 0.25]), 1e-2)
 
 
-def test_bad_arguments() -> None:
+def test_rejects_bad_arguments() -> None:
     A = MatrixOperator(torch.ones(3, 2))
     with pytest.raises(hodiff.InputError, match="InverseOperator: method: expected one of 'cg'"):
         A.inverse("newton")
@@ -191,7 +192,7 @@ def test_bad_arguments() -> None:
         DiagonalOperator(torch.ones(2)).inverse(damping=-1.0) @ torch.ones(2)
 
 
-def test_solve_takes_one_column_for_a_vector_where_the_leaf_is_one_too():
+def test_solve_accepts_one_column_for_a_column_leaf():
     matrix = torch.tensor([[2.0, 1.0], [0.0, 3.0], [1.0, 1.0]], dtype=torch.float64)
     J = hodiff.JacobianOperator(lambda x: matrix @ x, torch.zeros(2, 1, dtype=torch.float64))
     b = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)

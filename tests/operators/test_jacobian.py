@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import MODELS, ReverseOnce, close, problem, ravel, unravel
+from cases import ravel
+from operators.cases import MODELS, ReverseOnce, close, problem, unravel
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
@@ -17,7 +18,7 @@ ALL = pytest.mark.parametrize("name", MODELS)
 
 @ALL
 @pytest.mark.parametrize("chunk_size", ["auto", 2])
-def test_equals_the_dense_jacobian(name: str, chunk_size: Any) -> None:
+def test_matches_dense_jacobian(name: str, chunk_size: Any) -> None:
     p = problem(name)
     J = JacobianOperator(p.call, p.x, p.inputs, chunk_size=chunk_size)
     expected = p.jacobian()
@@ -29,14 +30,14 @@ def test_equals_the_dense_jacobian(name: str, chunk_size: Any) -> None:
 
 
 @ALL
-def test_adjoint_identity(name: str) -> None:
+def test_transpose_is_adjoint(name: str) -> None:
     p = problem(name)
     J = JacobianOperator(p.call, p.x, p.inputs)
     v, u = torch.randn(J.shape[1]).double(), torch.randn(J.shape[0]).double()
     close(u @ (J @ v), (J.T @ u) @ v)
 
 
-def test_pytrees_in_and_out() -> None:
+def test_pytrees_are_accepted_and_returned() -> None:
     x = {"a": torch.randn(2, 2).double(), "b": torch.tensor(0.5).double()}
 
     def f(x: Any, c: Tensor) -> Any:
@@ -56,7 +57,7 @@ def test_pytrees_in_and_out() -> None:
     close(J.T.to_dense(), dense.T)
 
 
-def test_unused_leaves_and_integer_constants() -> None:
+def test_unused_leaves_and_integer_constants_are_accepted() -> None:
     x = {"used": torch.randn(3), "ignored": torch.randn(2)}
     J = JacobianOperator(lambda x, index: x["used"][index] ** 2, x, torch.tensor([2, 0]))
     dense = J.to_dense()
@@ -65,13 +66,13 @@ def test_unused_leaves_and_integer_constants() -> None:
     close(dense[:, used["['used']"]][0], torch.tensor([0, 0, 2 * x["used"][2]]), 1e-6)
 
 
-def test_composition_is_the_gauss_newton_matrix() -> None:
+def test_composition_matches_gauss_newton() -> None:
     p = problem("regression")
     J = JacobianOperator(p.call, p.x, p.inputs)
     close(((2 / 15) * (J.T @ J)).to_dense(), p.gauss_newton())
 
 
-def test_forward_only_holes_do_not_matter() -> None:
+def test_missing_and_wrong_forward_rules_are_avoided() -> None:
     """The function contains one operator without a forward rule in torch, and one with a wrong rule."""
     x = torch.randn(2, 4).double()
 
@@ -82,7 +83,7 @@ def test_forward_only_holes_do_not_matter() -> None:
     close(J.to_dense(), jacrev(f)(x).reshape(8, 8), 1e-11)
 
 
-def test_buffers_and_modes() -> None:
+def test_buffers_and_grad_modes_do_not_matter() -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)).double()
     x = {key: value.detach() for key, value in module.named_parameters()}
     before = {key: value.clone() for key, value in module.named_buffers()}
@@ -95,7 +96,7 @@ def test_buffers_and_modes() -> None:
         assert torch.equal(value, before[key])
 
 
-def test_missing_derivative_is_named() -> None:
+def test_missing_derivative_names_the_operator() -> None:
     x = torch.randn(3)
     with pytest.raises(hodiff.RouteError, match=r"JacobianOperator: .*ReverseOnce"):
         JacobianOperator(ReverseOnce.apply, x)
@@ -103,7 +104,7 @@ def test_missing_derivative_is_named() -> None:
         JacobianOperator(F.hardsigmoid, x, correct=False)
 
 
-def test_bad_arguments() -> None:
+def test_rejects_bad_arguments() -> None:
     x = torch.randn(3)
     with pytest.raises(hodiff.InputError, match="does not depend"):
         JacobianOperator(lambda x: torch.ones(2), x)

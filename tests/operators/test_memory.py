@@ -1,16 +1,15 @@
 """Tests of the memory of products, in bytes of live tensors."""
 
 import gc
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from memory_use import LiveMemory
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.objectives import mlp
 from hodiff.operators import GaussNewtonOperator, HessianOperator
@@ -19,37 +18,6 @@ MODULE = nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 128), nn.Ta
 X = {name: parameter.detach() for name, parameter in MODULE.named_parameters()}
 # Activations are larger than the parameters, as in a benchmark's network and batch.
 INPUTS, TARGETS = torch.randn(512, 64), torch.randint(10, (512,))
-
-
-class Living(TorchDispatchMode):
-    """Count the bytes of live storages that are created inside the context, and their peak."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.bytes = self.peak = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for output in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(output, Tensor):
-                self._count(output.untyped_storage())
-        self.peak = max(self.peak, self.bytes)
-        return result
-
-    def _count(self, storage: Any) -> None:
-        key = storage._cdata
-        if key in self._known:
-            return
-        self._known.add(key)
-        size = storage.nbytes()
-        self.bytes += size
-
-        def gone() -> None:
-            self.bytes -= size
-            self._known.discard(key)
-
-        weakref.finalize(storage, gone)
 
 
 def loss(x: Any, batch: Any) -> Tensor:
@@ -61,10 +29,10 @@ def gradient() -> None:
     torch.autograd.grad(loss(leaves, (INPUTS, TARGETS)), list(leaves.values()))
 
 
-def peak(run: Callable[[], Any]) -> int:
+def peak_bytes(run: Callable[[], Any]) -> int:
     run()
     gc.collect()
-    with Living() as living:
+    with LiveMemory() as living:
         run()
     return living.peak
 
@@ -77,17 +45,17 @@ OPERATORS = {
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "first", "later"), [("hessian", 3.0, 2.2), ("gauss-newton", 2.3, 2.2)])
-def test_a_product_takes_few_gradients(name: str, first: float, later: float) -> None:
+def test_products_take_memory_of_few_gradients(name: str, first: float, later: float) -> None:
     """The first product of a new operator includes the linearization, which later products reuse."""
-    floor = peak(gradient)
+    floor = peak_bytes(gradient)
     A = OPERATORS[name](data=[(INPUTS, TARGETS)])
-    assert 1.0 < peak(lambda: OPERATORS[name](data=[(INPUTS, TARGETS)]) @ X) / floor < first
-    assert 0.5 < peak(lambda: A @ X) / floor < later
+    assert 1.0 < peak_bytes(lambda: OPERATORS[name](data=[(INPUTS, TARGETS)]) @ X) / floor < first
+    assert 0.5 < peak_bytes(lambda: A @ X) / floor < later
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [HessianOperator, GaussNewtonOperator])
-def test_products_of_the_benchmark_network(make: Any) -> None:
+def test_products_of_the_benchmark_network_take_memory_of_few_gradients(make: Any) -> None:
     objective = mlp()
     x = objective.parameters()
 
@@ -99,22 +67,22 @@ def test_products_of_the_benchmark_network(make: Any) -> None:
         A = HessianOperator(objective, x)
     else:
         A = GaussNewtonOperator(objective.module, F.cross_entropy, x, objective.inputs, objective.targets)
-    floor = peak(gradient)
-    assert peak(lambda: A.at(x) @ x) < 2.2 * floor
-    assert peak(lambda: A @ x) < 2.2 * floor
+    floor = peak_bytes(gradient)
+    assert peak_bytes(lambda: A.at(x) @ x) < 2.2 * floor
+    assert peak_bytes(lambda: A @ x) < 2.2 * floor
 
 
 @pytest.mark.slow
-def test_without_a_cache_one_batch_is_held_at_a_time() -> None:
+def test_cache_false_holds_one_batch_at_a_time() -> None:
     quarters = list(zip(INPUTS.chunk(8), TARGETS.chunk(8), strict=True))
-    one = peak(lambda: OPERATORS["hessian"](data=quarters[:1], cache=False) @ X)
-    all_of_them = peak(lambda: OPERATORS["hessian"](data=quarters, cache=False) @ X)
-    kept = peak(lambda: OPERATORS["hessian"](data=quarters, cache=True) @ X)
+    one = peak_bytes(lambda: OPERATORS["hessian"](data=quarters[:1], cache=False) @ X)
+    all_of_them = peak_bytes(lambda: OPERATORS["hessian"](data=quarters, cache=False) @ X)
+    kept = peak_bytes(lambda: OPERATORS["hessian"](data=quarters, cache=True) @ X)
     assert all_of_them < 1.5 * one
     assert kept > 2 * one
 
 
-def test_budget_is_kept() -> None:
+def test_memory_budget_is_respected() -> None:
     eighths = list(zip(INPUTS.chunk(8), TARGETS.chunk(8), strict=True))
     for budget in (2**20, 4 * 2**20):
         A = OPERATORS["hessian"](data=eighths, memory_budget=budget)
@@ -125,7 +93,7 @@ def test_budget_is_kept() -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OPERATORS)
-def test_fifty_products_leave_nothing_behind(name: str) -> None:
+def test_fifty_products_leave_no_tensors(name: str) -> None:
     A = OPERATORS[name](data=[(INPUTS[:64], TARGETS[:64])])
     block = torch.randn(A.shape[0], 2)
     A @ X
@@ -133,7 +101,7 @@ def test_fifty_products_leave_nothing_behind(name: str) -> None:
     gc.collect()
     gc.disable()
     try:
-        with Living() as living:
+        with LiveMemory() as living:
             A @ block
             after = []
             for _ in range(50):
@@ -146,8 +114,8 @@ def test_fifty_products_leave_nothing_behind(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_blocks_stay_within_their_chunks() -> None:
+def test_chunks_bound_the_memory_of_blocks() -> None:
     A = OPERATORS["hessian"](data=[(INPUTS, TARGETS)], chunk_size=1)
     B = OPERATORS["hessian"](data=[(INPUTS, TARGETS)], chunk_size=None)
     block = torch.randn(A.shape[0], 8)
-    assert peak(lambda: A @ block) < 0.7 * peak(lambda: B @ block)
+    assert peak_bytes(lambda: A @ block) < 0.7 * peak_bytes(lambda: B @ block)

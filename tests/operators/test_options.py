@@ -49,7 +49,7 @@ def test_signatures_name_every_option_with_its_default(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_help_explains_every_option(cls: Any) -> None:
+def test_docstrings_explain_every_option(cls: Any) -> None:
     text = inspect.getdoc(cls) or ""
     named = [name for name, each in inspect.signature(cls).parameters.items() if each.kind is each.KEYWORD_ONLY]
     assert {name: text.count(f"\n    {name}: ") for name in named} == dict.fromkeys(named, 1)
@@ -59,7 +59,7 @@ def test_help_explains_every_option(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_the_defaults_shown_are_those_that_apply(cls: Any) -> None:
+def test_documented_defaults_apply(cls: Any) -> None:
     A = make(cls)
     assert (A.cache, A.memory_budget, A.chunk_size, A.correct) == ("auto", 2**30, "auto", True)
     assert (A.batches.data, A.batches.reduction, A.process_group) == (None, "mean", None)
@@ -67,7 +67,7 @@ def test_the_defaults_shown_are_those_that_apply(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_an_unknown_option_is_refused_with_the_nearest(cls: Any) -> None:
+def test_unknown_option_suggests_the_nearest_name(cls: Any) -> None:
     with pytest.raises(TypeError, match=rf"{cls.__name__}\(\) got an unexpected .* 'bach_size'; .* 'batch_size'"):
         make(cls, bach_size=len)
     with pytest.raises(TypeError, match=r"'zzz'; it takes .*chunk_size"):
@@ -93,17 +93,17 @@ NO_SUCH: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in NO_SUCH.items() for value in values])
 @pytest.mark.parametrize("cls", CLASSES)
-def test_every_option_is_validated_when_the_operator_is_made(cls: Any, name: str, value: Any) -> None:
+def test_operator_rejects_bad_options(cls: Any, name: str, value: Any) -> None:
     with pytest.raises(hodiff.InputError, match=rf"^{cls.__name__}: {name}\b.*(expected|must)"):
         make(cls, **{name: value})
 
 
-def test_each_option_is_tried_with_a_value_that_does_not_fit() -> None:
+def test_every_option_is_tested_with_a_bad_value() -> None:
     assert set(NO_SUCH) == set(DEFAULTS)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_numbers_and_switches_of_numpy_are_taken(cls: Any) -> None:
+def test_numpy_numbers_and_booleans_are_accepted(cls: Any) -> None:
     plain, v = make(cls), torch.eye(2)
     numpy = {"memory_budget": np.int64(2**20), "chunk_size": np.int32(1), "progress": np.bool_(False)}
     A = make(cls, **numpy, correct=np.True_, cache=np.True_, check_deterministic=np.False_)
@@ -131,7 +131,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize(("function", "name"), [(function, name) for function in NAMED for name in NAMED[function]])
-def test_switches_of_functions_are_validated_too(function: str, name: str) -> None:
+def test_functions_reject_bad_switches(function: str, name: str) -> None:
     with pytest.raises(hodiff.InputError, match=rf"^{function}: {name}: expected True or False, got 3"):
         SWITCHES[function](**{name: 3})
 
@@ -139,5 +139,5 @@ def test_switches_of_functions_are_validated_too(function: str, name: str) -> No
 @pytest.mark.parametrize(
     "owner", [hodiff.HessianOperator, hodiff.GaussNewtonOperator, hodiff.FisherOperator, hodiff.meta.MAML]
 )
-def test_annotations_can_be_evaluated(owner):
+def test_type_hints_can_be_evaluated(owner):
     assert {"return", "options"} - set(typing.get_type_hints(owner.__init__)) <= {"return"}

@@ -4,7 +4,7 @@ import pytest
 import torch
 from drawing import draw
 from scipy.differentiate import jacobian as scipy_jacobian
-from second_order import Row, assert_listed, assert_second_order, each, public
+from second_order import Row, assert_listed, assert_second_order, parametrize_by_rows, public
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
@@ -69,13 +69,13 @@ ROWS = [
 WITHOUT = {"Likelihood": "draws targets", "Space": "the structure of vectors"}
 
 
-def test_every_name_is_listed():
+def test_every_public_name_has_a_row():
     assert_listed(public(operators), ROWS, WITHOUT)
 
 
 @pytest.mark.one_in(3)
-@each(ROWS)
-def test_second_order(row):
+@parametrize_by_rows(ROWS)
+def test_passes_gradgradcheck_and_scipy_hessian(row):
     assert_second_order(row)
 
 
@@ -112,6 +112,6 @@ MATRICES = {
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_matrices_are_what_scipy_finds(name):
+def test_matrices_match_scipy(name):
     A, expected = MATRICES[name]
     torch.testing.assert_close(A.to_dense(), expected(), rtol=1e-7, atol=1e-7)

@@ -51,7 +51,7 @@ PRODUCTS = {
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_products_where_subclasses_take_part(name, mode):
+def test_products_with_tensor_subclasses_match(name, mode):
     product, expected = PRODUCTS[name]
     with mode():
         found = product()

@@ -28,7 +28,7 @@ class Pause(nn.Module):
         return x
 
 
-def test_a_module_at_several_points():
+def test_operators_of_one_module_at_several_points_match():
     module = nn.Sequential(nn.Linear(3, 4, dtype=D), nn.Tanh(), Pause(), nn.Linear(4, 2, dtype=D))
     points = [{name: torch.randn_like(p) for name, p in module.named_parameters()} for _ in range(4)]
     vector = {name: torch.ones_like(p) for name, p in module.named_parameters()}
@@ -49,7 +49,7 @@ def test_a_module_at_several_points():
         torch.testing.assert_close(value, each)
 
 
-def test_buffers_stay_those_of_the_module():
+def test_module_buffers_are_unchanged():
     """Runs in training mode update copies of the buffers, which other threads do not see."""
     module = nn.Sequential(nn.Linear(3, 4, dtype=D), nn.BatchNorm1d(4, dtype=D), nn.Linear(4, 2, dtype=D))
     point = {name: p.detach() for name, p in module.named_parameters()}
@@ -67,7 +67,7 @@ def test_buffers_stay_those_of_the_module():
         assert torch.equal(buffer, before[name][1])
 
 
-def test_what_one_thread_captures_another_runs(monkeypatch):
+def test_capture_in_one_thread_does_not_affect_eager_operators(monkeypatch):
     """During capture, closures hold placeholders, which eager operators of the same function must not see."""
     monkeypatch.setattr(graphs, "compile_graph", lambda graph, inputs, **_: graph)
     weights, captured = torch.randn(3, dtype=D), threading.Event()
@@ -90,7 +90,7 @@ def test_what_one_thread_captures_another_runs(monkeypatch):
         torch.testing.assert_close(found.result(), 6 * weights * x**2)
 
 
-def test_first_products_over_data_that_is_not_kept():
+def test_first_products_over_uncached_data_match():
     """A pass is compared with a finished pass, not with an unfinished pass of another thread."""
     x, one = torch.tensor([0.5, -1.0, 2.0], dtype=D), torch.ones(3, dtype=D)
     data = [torch.randn(count, 3, dtype=D) for count in (4, 4, 2)]

@@ -1,4 +1,4 @@
-"""The optimizers, one line each, and a problem that all of them can minimize."""
+"""A table of all optimizers, and a problem that all of them can minimize."""
 
 import copy
 from collections.abc import Callable
@@ -20,7 +20,7 @@ class Case:
 
     make: Callable[..., Any]
     options: dict[str, Any] = field(default_factory=dict)
-    loop: bool = True  # `loss.backward(); optimizer.step()` is enough
+    loop: bool = True  # `loss.backward(); optimizer.step()` suffices
     backward: bool = True  # closures may call backward
     pair: bool = False  # closures return (outputs, loss)
     maximize: bool = True
@@ -137,7 +137,7 @@ class Problem:
         return lambda: self.loss(batch)
 
     def run(self, case, optimizer, batches=None):
-        """Train with the ordinary loop if it is enough, or else with closures."""
+        """Train with `loss.backward(); optimizer.step()` if it suffices, or else with closures."""
         for batch in self.batches if batches is None else batches:
             if case.loop:
                 optimizer.zero_grad()

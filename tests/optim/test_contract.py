@@ -18,7 +18,7 @@ D = torch.float64
 every = pytest.mark.parametrize("case", TABLE.values(), ids=TABLE)
 
 
-def of(**promises):
+def optimizers_with(**promises):
     """Parametrize by the optimizers with these properties."""
     kept = {name: case for name, case in TABLE.items() if all(getattr(case, k) == v for k, v in promises.items())}
     return pytest.mark.parametrize("case", kept.values(), ids=kept)
@@ -51,7 +51,7 @@ def quadratic(case, parameters, scale=1.0):
 
 @pytest.mark.one_in(3)
 @every
-def test_loss_falls_and_gradients_are_set(case):
+def test_training_lowers_the_loss_and_sets_grad(case):
     problem = Problem()
     whole = problem.batches[0]
     before = problem.loss(whole).item()
@@ -60,8 +60,8 @@ def test_loss_falls_and_gradients_are_set(case):
     assert all(p.grad is not None for p in problem.model.parameters())
 
 
-@of(backward=True)
-def test_closures_of_both_forms_and_the_loop_are_the_same(case):
+@optimizers_with(backward=True)
+def test_both_closure_forms_and_the_plain_loop_agree(case):
     problem, again, loop = Problem(), Problem(), Problem()
     ours, theirs = case(problem.model.parameters()), case(again.model.parameters())
     for batch in problem.batches:
@@ -82,7 +82,7 @@ def test_closures_of_both_forms_and_the_loop_are_the_same(case):
 
 @pytest.mark.one_in(3)
 @every
-def test_state_goes_to_another_process_in_mid_training(case):
+def test_state_dict_resumes_training_in_another_process(case):
     problem = Problem()
     optimizer = case(problem.model.parameters())
     problem.run(case, optimizer, problem.batches[:5])
@@ -105,7 +105,7 @@ def test_state_goes_to_another_process_in_mid_training(case):
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))], ids=["copy", "pickle"]
 )
-def test_copies_go_on_alike(case, copied):
+def test_copies_take_the_same_steps(case, copied):
     problem = Problem()
     optimizer = case(problem.model.parameters())
     problem.run(case, optimizer, problem.batches[:4])
@@ -115,7 +115,7 @@ def test_copies_go_on_alike(case, copied):
 
 @pytest.mark.one_in(3)
 @every
-def test_learning_rates_may_be_tensors(case):
+def test_learning_rate_may_be_a_tensor(case):
     problem, other = Problem(), Problem()
     rate = 0.0625
     ours = problem.run(case, case(problem.model.parameters(), lr=rate))
@@ -125,7 +125,7 @@ def test_learning_rates_may_be_tensors(case):
 
 @pytest.mark.one_in(3)
 @every
-def test_schedulers_and_hooks(case):
+def test_schedulers_and_step_hooks_work(case):
     # torch wraps the steps of all optimizer classes in use.
     torch.optim.LBFGS([torch.ones(1, requires_grad=True)])
     problem, other = Problem(), Problem()
@@ -144,8 +144,8 @@ def test_schedulers_and_hooks(case):
     torch.testing.assert_close(problem.numbers(), other.numbers(), rtol=1e-9, atol=1e-12)
 
 
-@of(maximize=True, bare=True)
-def test_maximize_is_to_minimise_the_negative(case):
+@optimizers_with(maximize=True, bare=True)
+def test_maximize_matches_minimizing_the_negative(case):
     options = {"maximize": True, "weight_decay": 0.01} if "SAM" not in repr(case.make) else {"maximize": True}
     ours, theirs = ([torch.tensor([0.5, 1.5], dtype=D).requires_grad_()] for _ in range(2))
     up, down = case(ours, **options), case(theirs, **{**options, "maximize": False})
@@ -156,8 +156,8 @@ def test_maximize_is_to_minimise_the_negative(case):
     assert not torch.equal(ours[0], torch.tensor([0.5, 1.5], dtype=D))
 
 
-@of(apart=True)
-def test_groups_are_as_separate_optimizers(case):
+@optimizers_with(apart=True)
+def test_parameter_groups_match_separate_optimizers(case):
     if case.make is hodiff.optim.SophiaG:
         pytest.skip("labels are drawn for all at once")
     both = [torch.randn(3, generator=torch.Generator().manual_seed(i), dtype=D).requires_grad_() for i in range(2)]
@@ -171,8 +171,8 @@ def test_groups_are_as_separate_optimizers(case):
     assert same(both, apart)
 
 
-@of(bare=True)
-def test_layouts_dtypes_and_empty_parameters(case):
+@optimizers_with(bare=True)
+def test_layouts_dtypes_and_empty_parameters_are_accepted(case):
     strided = torch.randn(4, 6, dtype=D)[:, ::2].T.requires_grad_()
     parameters = [
         strided,
@@ -192,8 +192,8 @@ def test_layouts_dtypes_and_empty_parameters(case):
         torch.testing.assert_close(parameters[0].contiguous(), parameters[1])
 
 
-@of(bare=True)
-def test_parameters_without_gradients_stay(case):
+@optimizers_with(bare=True)
+def test_parameters_without_gradient_are_unchanged(case):
     used, unused, frozen = (torch.full((2,), 3.0, dtype=D, requires_grad=each) for each in (True, True, False))
     optimizer = case([used, unused, frozen])
     for _ in range(4):
@@ -202,8 +202,8 @@ def test_parameters_without_gradients_stay(case):
     assert not torch.equal(used, unused)
 
 
-@of(bare=True)
-def test_gradients_of_zero(case):
+@optimizers_with(bare=True)
+def test_zero_gradient_gives_zero_step(case):
     if case.make is hodiff.optim.SophiaG:
         pytest.skip("a cross-entropy has no minimum")
     at_minimum = torch.ones(3, dtype=D, requires_grad=True)
@@ -215,7 +215,7 @@ def test_gradients_of_zero(case):
 
 
 @every
-def test_complex_parameters_are_taken_or_refused(case):
+def test_complex_parameters_match_real_pairs_or_raise(case):
     z = torch.tensor([1 + 1j, 2 - 1j], requires_grad=True)
     if not case.complex_too:
         with pytest.raises(
@@ -232,8 +232,8 @@ def test_complex_parameters_are_taken_or_refused(case):
         torch.testing.assert_close(torch.view_as_real(z), pairs, rtol=1e-5, atol=1e-6)
 
 
-@of(loop=True)
-def test_sparse_gradients_are_refused(case):
+@optimizers_with(loop=True)
+def test_sparse_gradients_are_rejected(case):
     table = nn.Embedding(4, 3, sparse=True)
     optimizer = case(table.parameters(), **({"update_every": None} if case.watches else {}))
     cross_entropy(table(torch.tensor([0, 1])), torch.tensor([0, 1])).backward()
@@ -241,15 +241,15 @@ def test_sparse_gradients_are_refused(case):
         optimizer.step()
 
 
-@of(loop=False)
-def test_closures_that_have_to_be(case):
+@optimizers_with(loop=False)
+def test_missing_closure_is_rejected(case):
     optimizer = case([torch.ones(2, requires_grad=True)])
     with pytest.raises(hodiff.InputError, match="step: expected a closure that computes the loss"):
         optimizer.step()
 
 
 @every
-def test_closures_that_return_no_loss(case):
+def test_closure_without_loss_is_rejected(case):
     w = torch.ones(2, requires_grad=True)
     returned = [None, 3.0, w, w.detach().sum(), (w, 3.0)]
     for each in returned:
@@ -257,8 +257,8 @@ def test_closures_that_return_no_loss(case):
             case([w]).step(lambda each=each: each)
 
 
-@of(loop=True)
-def test_closures_that_do_nothing(case):
+@optimizers_with(loop=True)
+def test_closure_that_returns_none_keeps_gradients(case):
     """Closures that only return None, like Lightning's in manual optimization, keep the gradients."""
     ours, theirs = Problem(), Problem()
     optimizer = case(ours.model.parameters())
@@ -278,7 +278,7 @@ def test_closures_that_do_nothing(case):
         optimizer.step(lambda: None)
 
 
-def adding(problem, batch, optimizer=None, **zeroing):
+def accumulating_closure(problem, batch, optimizer=None, **zeroing):
     """Return a closure like Lightning's, which zeroes gradients at the first of several batches."""
 
     def closure():
@@ -291,13 +291,13 @@ def adding(problem, batch, optimizer=None, **zeroing):
     return closure
 
 
-@of(loop=True)
-def test_closures_that_add_to_gradients(case):
+@optimizers_with(loop=True)
+def test_closures_that_accumulate_gradients_match(case):
     ours, theirs = Problem(), Problem()
     optimizer, other = case(ours.model.parameters()), case(theirs.model.parameters())
     for i in range(0, 8, 2):
-        adding(ours, ours.batches[i], optimizer, set_to_none=i > 2)()
-        optimizer.step(adding(ours, ours.batches[i + 1]))
+        accumulating_closure(ours, ours.batches[i], optimizer, set_to_none=i > 2)()
+        optimizer.step(accumulating_closure(ours, ours.batches[i + 1]))
         other.zero_grad()
         for batch in theirs.batches[i : i + 2]:
             theirs.loss(batch).backward()
@@ -305,22 +305,22 @@ def test_closures_that_add_to_gradients(case):
     assert same(ours.numbers(), theirs.numbers())
 
 
-@of(loop=False, backward=True)
-def test_closures_that_add_to_gradients_of_one_point(case):
+@optimizers_with(loop=False, backward=True)
+def test_closure_that_adds_to_older_gradients_is_rejected(case):
     problem = Problem()
     optimizer = case(problem.model.parameters())
-    adding(problem, problem.batches[0])()
+    accumulating_closure(problem, problem.batches[0])()
     before = problem.numbers()
     with pytest.raises(hodiff.InputError, match="adds to gradients from before the step"):
-        optimizer.step(adding(problem, problem.batches[1]))
+        optimizer.step(accumulating_closure(problem, problem.batches[1]))
     assert same(before, problem.numbers())
-    optimizer.step(adding(problem, problem.batches[1], optimizer))
-    optimizer.step(adding(problem, problem.batches[1]))
+    optimizer.step(accumulating_closure(problem, problem.batches[1], optimizer))
+    optimizer.step(accumulating_closure(problem, problem.batches[1]))
     assert not same(before, problem.numbers())
 
 
 @pytest.mark.parametrize("base", [torch.optim.SGD, hodiff.optim.SOAP])
-def test_hooks_of_all_optimizers_run_once(base):
+def test_global_step_hooks_run_once(base):
     w = torch.ones(2, requires_grad=True)
     optimizer, seen = hodiff.optim.SAM([w], base, lr=0.1), []
     optimizer.base.register_step_post_hook(lambda *_: seen.append("own"))
@@ -334,8 +334,8 @@ def test_hooks_of_all_optimizers_run_once(base):
     assert seen == ["before", "own", "after"]
 
 
-@of(backward=False)
-def test_closures_that_spend_their_graph(case):
+@optimizers_with(backward=False)
+def test_closure_that_frees_its_graph_is_rejected(case):
     w = torch.ones(2, requires_grad=True)
 
     def closure():
@@ -356,7 +356,7 @@ def many_parameters():
 
 
 @pytest.mark.parametrize("name", ["AdaHessian", "SophiaH", "SophiaG", "SAM", "ASAM"])
-def test_steps_together_are_steps_one_by_one(name):
+def test_foreach_steps_match_single_steps(name):
     case = TABLE[name]
     ways = {}
     for foreach in (False, True, None):
@@ -409,7 +409,7 @@ BAD = {
 
 
 @every
-def test_bad_settings(case):
+def test_rejects_bad_settings(case):
     import inspect
 
     known = inspect.signature(case.make).parameters
@@ -455,7 +455,7 @@ ALIKE = [
 
 
 @every
-def test_states_of_other_optimizers_are_refused(case):
+def test_rejects_states_of_other_optimizers(case):
     mine = next(name for name, each in TABLE.items() if each is case)
     alike = set().union(*(each for each in ALIKE if mine in each))
     others = {name: state for name, state in states().items() if name not in alike | {mine}}
@@ -469,7 +469,7 @@ def test_states_of_other_optimizers_are_refused(case):
 
 @pytest.mark.one_in(3)
 @every
-def test_older_states_lack_what_was_off(case):
+def test_older_states_without_newer_options_are_accepted(case):
     problem, other = Problem(), Problem()
     optimizer = case(problem.model.parameters())
     problem.run(case, optimizer, problem.batches[:4])
@@ -485,7 +485,7 @@ def test_older_states_lack_what_was_off(case):
 
 
 @every
-def test_a_dtype_that_changes_in_mid_training(case):
+def test_dtype_may_change_during_training(case):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))
     problem = Problem()
@@ -508,8 +508,8 @@ def test_a_dtype_that_changes_in_mid_training(case):
     assert not same(before, problem.numbers())
 
 
-@of(bare=True)
-def test_what_the_loss_does_not_use_does_not_decay(case):
+@optimizers_with(bare=True)
+def test_unused_parameters_do_not_decay(case):
     import inspect
 
     if "weight_decay" not in inspect.signature(case.make).parameters:
@@ -523,8 +523,8 @@ def test_what_the_loss_does_not_use_does_not_decay(case):
     assert not torch.equal(used, torch.full((2,), 3.0, dtype=D))
 
 
-@of(bare=True)
-def test_closures_that_raise_leave_parameters_and_state(case):
+@optimizers_with(bare=True)
+def test_closure_that_raises_leaves_parameters_and_state(case):
     parameter = torch.full((3,), 3.0, dtype=D, requires_grad=True)
     optimizer, count = case([parameter]), itertools.count(1)
     closure = quadratic(case, [parameter])
@@ -550,8 +550,8 @@ def test_closures_that_raise_leave_parameters_and_state(case):
     assert parameter.isfinite().all()
 
 
-@of(bare=True)
-def test_losses_that_are_no_number_are_refused(case):
+@optimizers_with(bare=True)
+def test_nan_loss_is_rejected(case):
     parameter = torch.full((3,), 3.0, dtype=D, requires_grad=True)
     optimizer = case([parameter])
     with pytest.raises(hodiff.InputError):
@@ -561,7 +561,7 @@ def test_losses_that_are_no_number_are_refused(case):
     assert parameter.isfinite().all()
 
 
-def test_states_of_torchs_lbfgs_go_on_with_a_line_search():
+def test_state_of_torch_lbfgs_resumes_with_a_line_search():
     problem = Problem()
     theirs = torch.optim.LBFGS(problem.model.parameters())
 

@@ -54,7 +54,7 @@ def gaussian(generator):
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_adahessian(every):
+def test_adahessian_matches_pseudocode(every):
     lr, b1, b2, eps, decay, power = 0.1, 0.8, 0.9, 1e-3, 0.02, 0.7
     w, m, v, refreshes = START.copy(), 0.0, 0.0, 0
     draws = iter(probes(signs, 5))
@@ -92,7 +92,7 @@ def sophia(w, h, m, estimate, g, due, lr=0.3, b1=0.7, b2=0.9, gamma=0.4, eps=1e-
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_sophia_h(every):
+def test_sophia_h_matches_pseudocode(every):
     w, h, m = START.copy(), 0.0, 0.0
     draws = iter(probes(gaussian, 8))
 
@@ -105,14 +105,14 @@ def test_sophia_h(every):
         before = w
         w, h, m = sophia(w, h, m, estimate, gradient(w), (t - 1) % every == 0)
         clipped += (np.abs(w - before * (1 - 0.3 * 0.05)) > 0.3 - 1e-12).sum()
-    assert 0 < clipped < 24  # both branches occur
+    assert 0 < clipped < 24  # the data cover both branches
     generator = torch.Generator().manual_seed(7)
     ours = train(lambda p: SophiaH(p, 0.3, (0.7, 0.9), 0.4, 1e-12, 0.05, update_every=every, generator=generator), 8)
     np.testing.assert_allclose(ours, w, rtol=1e-12)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_sophia_g(reduction):
+def test_sophia_g_matches_pseudocode(reduction):
     x, y = torch.randn(5, 2, dtype=D), torch.tensor([0, 2, -100, 1, 1])
     model = nn.Linear(2, 3, bias=False).double()
     w, h, m = model.weight.detach().numpy().copy(), 0.0, 0.0
@@ -152,7 +152,7 @@ def test_sophia_g(reduction):
 
 
 @pytest.mark.slow
-def test_sophia_g_estimates_the_diagonal_of_the_gauss_newton_matrix():
+def test_sophia_g_estimate_is_unbiased():
     torch.manual_seed(0)
     x = torch.randn(4, 2, dtype=D)
     model = nn.Linear(2, 3, bias=False).double()
@@ -166,7 +166,7 @@ def test_sophia_g_estimates_the_diagonal_of_the_gauss_newton_matrix():
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_sam(adaptive):
+def test_sam_matches_pseudocode(adaptive):
     rho, eta, lr, momentum = 0.5, 0.01, 0.1, 0.9
     w, buffer = START.copy(), 0.0
     ours = point()
@@ -196,7 +196,7 @@ def truncated(B, b, steps):
 
 
 @pytest.mark.parametrize("iterations", [1, 2, 3])
-def test_newton_cg_is_newtons_method_truncated(iterations):
+def test_newton_cg_matches_truncated_conjugate_gradients(iterations):
     w, ours = START.copy(), point()
     optimizer = NewtonCG([ours], 0.5, 0.1, 0.02, cg_iterations=iterations)
     for _ in range(3):
@@ -205,14 +205,14 @@ def test_newton_cg_is_newtons_method_truncated(iterations):
     np.testing.assert_allclose(ours.detach().numpy(), w, rtol=1e-9)
 
 
-def test_newton_cg_is_exact_on_a_quadratic_function():
+def test_newton_cg_solves_a_quadratic_in_one_step():
     b = torch.tensor([1.0, -1.0, 2.0], dtype=D)
     w = point()
     NewtonCG([w]).step(lambda: 0.5 * w @ torch.from_numpy(A) @ w - b @ w)
     np.testing.assert_allclose(w.detach().numpy(), np.linalg.solve(A, b.numpy()), rtol=1e-8)
 
 
-def test_newton_cg_by_gauss_newton_is_exact_on_linear_least_squares():
+def test_newton_cg_with_gauss_newton_solves_linear_least_squares():
     x, y = torch.randn(9, 3, dtype=D), torch.randn(9, dtype=D)
     w = point()
     NewtonCG([w], curvature="gauss-newton").step(lambda: (x @ w, lambda z: ((z - y) ** 2).mean()))
@@ -220,7 +220,7 @@ def test_newton_cg_by_gauss_newton_is_exact_on_linear_least_squares():
 
 
 @pytest.mark.parametrize("start", [[1.0, 0.0], [1.0, 0.2]])
-def test_newton_cg_in_negative_curvature(start):
+def test_newton_cg_in_negative_curvature_matches(start):
     B = np.diag([-1.0, 2.0])
     w = torch.tensor(start, dtype=D, requires_grad=True)
     NewtonCG([w]).step(lambda: 0.5 * w @ torch.from_numpy(B) @ w)
@@ -229,7 +229,7 @@ def test_newton_cg_in_negative_curvature(start):
     assert step @ B @ np.array(start) < 0  # a descent direction
 
 
-def test_hessian_free_ends_on_a_quadratic_function_in_n_iterations():
+def test_hessian_free_solves_a_quadratic_in_n_iterations():
     x, y = torch.randn(9, 3, dtype=D), torch.randn(9, dtype=D)
     w = point()
     optimizer = HessianFree([w], damping=0.0)
@@ -239,7 +239,7 @@ def test_hessian_free_ends_on_a_quadratic_function_in_n_iterations():
     np.testing.assert_allclose(w.detach().numpy(), np.linalg.lstsq(x.numpy(), y.numpy())[0], rtol=1e-7)
 
 
-def test_hessian_free_against_levenberg_and_marquardt_by_hand():
+def test_hessian_free_matches_levenberg_marquardt():
     t = np.linspace(0, 3, 12)
     data = 2.5 * np.exp(-1.3 * t) + 0.1 * np.sin(20 * t)
 
@@ -281,7 +281,7 @@ def test_hessian_free_against_levenberg_and_marquardt_by_hand():
     assert [2 - left for *_, left in seen] == [1, 2, 1, 2, 0]
 
 
-def test_hessian_free_starts_from_the_last_solution():
+def test_hessian_free_warm_start_continues_the_last_solution():
     x, y = torch.randn(9, 3, dtype=D), torch.randn(9, dtype=D)
     for warm, expected in ((1.0, 0), (0.0, 3)):
         w = point()
@@ -289,12 +289,12 @@ def test_hessian_free_starts_from_the_last_solution():
         closure = lambda w=w: (x @ w, lambda z: ((z - y) ** 2).mean())  # noqa: E731
         optimizer.step(closure)
         with torch.no_grad():
-            w.copy_(torch.from_numpy(START))  # repeat the same problem
+            w.copy_(torch.from_numpy(START))  # the same problem again
         optimizer.step(closure)
         assert optimizer.last.cg_iterations == expected
 
 
-def test_lbfgs_meets_the_wolfe_conditions_and_is_torchs():
+def test_lbfgs_satisfies_wolfe_conditions_and_matches_torch():
     ours, theirs = point(), point()
     optimizer, torchs = (
         LBFGS([ours], max_iter=1),
@@ -335,6 +335,6 @@ def test_closures_are_corrected():
     torch.testing.assert_close(w.detach().reshape(-1), expected)
 
 
-def test_sam_refuses_a_base_that_asks_for_closures():
+def test_sam_rejects_base_that_needs_closures():
     with pytest.raises(hodiff.InputError, match="SAM: base: expected one that steps without a closure, got LBFGS"):
         hodiff.optim.SAM([torch.ones(2, requires_grad=True)], torch.optim.LBFGS)

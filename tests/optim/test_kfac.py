@@ -29,7 +29,7 @@ PLAIN = {"lr": 1.0, "momentum": 0.0, "kl_clip": None, "fisher": "exact", "update
 
 
 @pytest.mark.parametrize(("make", "damping"), [(KFAC, 0.0), (EKFAC, 0.3)])
-def test_deep_linear_networks_take_natural_gradients(make, damping):
+def test_deep_linear_networks_take_natural_gradient_steps(make, damping):
     # Two layers 3 -> 2 -> 4 and the mean squared error: Fisher blocks are J^T J, with Jacobians by hand.
     model = nn.Sequential(nn.Linear(3, 2, bias=False), nn.Linear(2, 4, bias=False)).double()
     x, y = RNG.standard_normal((20, 3)), RNG.standard_normal((20, 4))
@@ -50,7 +50,7 @@ def test_deep_linear_networks_take_natural_gradients(make, damping):
         np.testing.assert_allclose(our.numpy().reshape(-1), true, rtol=1e-8)
 
 
-def test_kfac_by_hand():
+def test_kfac_matches_pseudocode():
     lr, alpha, damping, decay, beta, kappa = 0.5, 0.6, 0.02, 0.1, 0.7, 0.05
     model = nn.Linear(3, 4).double()
     optimizer = KFAC(
@@ -151,7 +151,7 @@ class Sentence(nn.Module):
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
 @pytest.mark.parametrize("make", [KFAC, EKFAC])
 @pytest.mark.parametrize("kind", [Picture, Sentence])
-def test_first_steps_are_those_of_the_operators(make, kind, sharing):
+def test_first_steps_match_operators(make, kind, sharing):
     torch.manual_seed(0)
     model = kind().double()
     if kind is Picture:
@@ -181,7 +181,7 @@ LOSSES = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", LOSSES)
-def test_columns_are_roots_of_the_hessian(name):
+def test_columns_are_square_roots_of_the_loss_hessian(name):
     loss, shape = LOSSES[name]
     z = torch.randn(shape, generator=seeded(), dtype=D, requires_grad=True)
     value = loss(z)
@@ -205,13 +205,13 @@ def test_columns_are_roots_of_the_hessian(name):
     assert (drawn - true).norm() < 0.12 * true.norm()
     (given,) = pulled(columns_of(found, value, "empirical", generator))
     (gradient,) = torch.autograd.grad(value, z)
-    terms = (true.diagonal() != 0).sum() / (shape[1] if "labels" in name else 1)  # the terms that count
+    terms = (true.diagonal() != 0).sum() / (shape[1] if "labels" in name else 1)  # terms that are not ignored
     weight = 3 * terms if "scaled" in name else terms if "sum" in name else 1
     torch.testing.assert_close(given, gradient * (terms / weight) ** 0.5)
 
 
 @pytest.mark.parametrize("make", [KFAC, EKFAC])
-def test_two_backward_passes_are_one_of_both(make):
+def test_two_backward_passes_match_one(make):
     torch.manual_seed(0)
     whole = Sentence().double()
     halves = Sentence().double()
@@ -228,7 +228,7 @@ def test_two_backward_passes_are_one_of_both(make):
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
-def test_curvature_by_hand_of_a_smaller_batch():
+def test_update_curvature_accepts_a_smaller_batch():
     model, other = (nn.Linear(3, 2).double() for _ in range(2))
     other.load_state_dict(model.state_dict())
     x, y = torch.randn(8, 3, dtype=D), torch.randn(8, 2, dtype=D)
@@ -243,7 +243,7 @@ def test_curvature_by_hand_of_a_smaller_batch():
     torch.testing.assert_close(ours, step_of(optimizer, other, lambda: F.mse_loss(other(x), y)))
 
 
-def test_batch_norm_in_training_and_short_floats():
+def test_batch_norm_in_training_and_bfloat16_work():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.BatchNorm1d(3), nn.Flatten(), nn.Linear(9, 3)).bfloat16()
     optimizer = KFAC(model.parameters(), 0.05, damping=0.1, update_every=1)
@@ -255,7 +255,7 @@ def test_batch_norm_in_training_and_short_floats():
 
 
 class Tied(nn.Module):
-    """A model that uses a weight in a function or in two layers, or has a parameter outside of layers."""
+    """A model that uses a weight outside of its layer or in two layers, or has a parameter outside of layers."""
 
     def __init__(self, kind):
         super().__init__()
@@ -274,7 +274,7 @@ class Tied(nn.Module):
     ("kind", "words"),
     [("two", "two layers, Linear.* and Linear"), ("function", "calls of their layers"), ("bare", "parameters of none")],
 )
-def test_parameters_that_are_not_of_one_layer(kind, words):
+def test_rejects_parameters_of_several_layers(kind, words):
     model = Tied(kind)
     optimizer = KFAC(model.parameters())
     with pytest.raises(hodiff.InputError, match=words):
@@ -292,7 +292,7 @@ def test_parameters_that_are_not_of_one_layer(kind, words):
         (lambda z: F.mse_loss(z, 2 * z), "targets that have a graph"),
     ],
 )
-def test_losses_that_are_not_known(loss, words):
+def test_rejects_unknown_losses(loss, words):
     model = nn.Linear(3, 2)
     optimizer = KFAC(model.parameters())
     with pytest.raises(hodiff.InputError, match=words):
@@ -300,7 +300,7 @@ def test_losses_that_are_not_known(loss, words):
     del optimizer
 
 
-def test_nothing_is_noted_when_nobody_waits():
+def test_layer_calls_are_recorded_on_curvature_steps_only():
     from hodiff.optim.kfac import layer_calls
 
     model = nn.Linear(2, 2)
@@ -319,7 +319,7 @@ def test_nothing_is_noted_when_nobody_waits():
     del optimizer
 
 
-def twins():
+def two_equal_models():
     torch.manual_seed(0)
     one, two = (nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double() for _ in range(2))
     two.load_state_dict(one.state_dict())
@@ -327,8 +327,8 @@ def twins():
 
 
 @pytest.mark.parametrize("fisher", ["monte-carlo", "empirical", "exact"])
-def test_maximize_is_to_minimise_the_negative(fisher):
-    down, up, x, y = twins()
+def test_maximize_matches_minimizing_the_negative(fisher):
+    down, up, x, y = two_equal_models()
     options = {**PLAIN, "fisher": fisher, "lr": 0.1, "damping": 0.1, "kl_clip": 0.01}
     for _ in range(2):
         ours = step_of(EKFAC(down.parameters(), **options), down, lambda: F.cross_entropy(down(x), y))
@@ -337,8 +337,8 @@ def test_maximize_is_to_minimise_the_negative(fisher):
         assert ours[0].norm() > 1e-4
 
 
-def test_weights_and_biases_in_groups_of_their_own_are_still_one_block():
-    whole, parts, x, y = twins()
+def test_weight_and_bias_in_separate_groups_share_a_block():
+    whole, parts, x, y = two_equal_models()
     options = {**PLAIN, "damping": 0.1}
     expected = step_of(KFAC(whole.parameters(), **options), whole, lambda: F.cross_entropy(whole(x), y))
     weights, biases = list(parts.parameters())[::2], list(parts.parameters())[1::2]
@@ -349,7 +349,7 @@ def test_weights_and_biases_in_groups_of_their_own_are_still_one_block():
 
 
 def test_frozen_biases_are_in_no_block():
-    model, _, x, y = twins()
+    model, _, x, y = two_equal_models()
     model[0].bias.requires_grad_(False)
     optimizer = KFAC(model.parameters(), **PLAIN, damping=0.1)
     ours = step_of(optimizer, model, lambda: F.cross_entropy(model(x), y))
@@ -359,9 +359,9 @@ def test_frozen_biases_are_in_no_block():
 
 
 @pytest.mark.parametrize("make", [KFAC, EKFAC])
-def test_ignored_rows_and_calls_on_chunks_take_the_steps_of_the_operators_data(make):
+def test_ignored_rows_and_chunked_calls_match_the_used_rows(make):
     """A step with ignored rows and calls on chunks equals a step on the other rows at once."""
-    whole, chunked, x, y = twins()
+    whole, chunked, x, y = two_equal_models()
     labels = y.clone()
     labels[[1, 4]] = -100
     options = {**PLAIN, "damping": 0.1, "sharing": "reduce"}
@@ -378,7 +378,7 @@ def test_ignored_rows_and_calls_on_chunks_take_the_steps_of_the_operators_data(m
 
 @pytest.mark.parametrize("make", [KFAC, EKFAC])
 @pytest.mark.parametrize("fisher", ["monte-carlo", "empirical"])
-def test_outputs_that_are_picked_before_the_loss_count_alone(make, fisher):
+def test_outputs_selected_before_the_loss_match(make, fisher):
     x, y = torch.randn(12, 3, generator=seeded(1), dtype=D), torch.arange(12) % 4
     picked = torch.arange(12) % 3 == 1
     steps = []
@@ -392,7 +392,7 @@ def test_outputs_that_are_picked_before_the_loss_count_alone(make, fisher):
         torch.testing.assert_close(among, alone, rtol=1e-9, atol=1e-12)
 
 
-def test_blocks_of_any_size_are_the_same_products():
+def test_padded_blocks_match_dense_inverses():
     """Blocks whose rows are padded for speed match inverses of the averaged factors."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(70, 65), nn.Tanh(), nn.Linear(65, 3)).double()
@@ -412,7 +412,7 @@ def test_blocks_of_any_size_are_the_same_products():
     assert state["A_inverse"].shape[-1] == 80
 
 
-def test_places_that_the_loss_joins_with_the_examples():
+def test_rejects_losses_that_mix_positions_and_examples():
     """The exact matrix requires the places of each example, so outputs without this structure raise."""
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     x, labels = torch.randn(4, 2, 4), torch.randint(3, (4, 2))
@@ -425,7 +425,7 @@ def test_places_that_the_loss_joins_with_the_examples():
 
 
 @pytest.mark.parametrize("make", [KFAC, EKFAC])
-def test_momentum_keeps_the_steps_that_were_taken(make):
+def test_momentum_stores_the_steps_that_were_taken(make):
     """A step at a large rate does not depend on earlier steps at a small rate, which `kl_clip` does not shorten."""
     moves = []
     for warm_up in (1, 5):
@@ -439,7 +439,7 @@ def test_momentum_keeps_the_steps_that_were_taken(make):
     torch.testing.assert_close(*moves, rtol=1e-2, atol=1e-4)
 
 
-def test_momentum_of_earlier_versions():
+def test_momentum_of_older_states_is_accepted():
     ours, theirs = Problem(), Problem()
     for problem in (ours, theirs):
         optimizer = KFAC(problem.model.parameters(), lr=0.25)
@@ -452,7 +452,7 @@ def test_momentum_of_earlier_versions():
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_factors_whose_eigenvectors_do_not_converge(monkeypatch, failures):
+def test_eigenvectors_are_retried_in_higher_precision(monkeypatch, failures):
     """EKFAC retries in float64, and then in NumPy, if LAPACK does not converge."""
     plain, other = Problem(), Problem()
     expected = plain.run(TABLE["EKFAC"], TABLE["EKFAC"](plain.model.parameters()))

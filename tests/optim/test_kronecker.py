@@ -39,7 +39,7 @@ def root(matrix, power):
     return vectors @ np.diag(values**power) @ vectors.T
 
 
-def test_shampoo_is_algorithm_1_of_the_paper():
+def test_shampoo_matches_algorithm_1():
     w, left, right, epsilon = START.copy(), 0.0, 0.0, 1e-3
     for _ in range(4):
         g = gradient(w)
@@ -52,7 +52,7 @@ def test_shampoo_is_algorithm_1_of_the_paper():
 
 
 @pytest.mark.parametrize("grafting", ["sgd", "adagrad", "adam"])
-def test_shampoo_with_averages_grafting_and_rare_refreshes(grafting):
+def test_shampoo_with_averages_grafting_and_rare_refreshes_matches(grafting):
     b1, b2, lr, decay, epsilon = 0.8, 0.9, 0.05, 0.1, 1e-4
     w, m, v, left, right = START.copy(), 0.0, 0.0, 0.0, 0.0
     refreshed = []
@@ -79,7 +79,7 @@ def test_shampoo_with_averages_grafting_and_rare_refreshes(grafting):
     np.testing.assert_allclose(ours, w, rtol=1e-9)
 
 
-def test_shampoo_of_a_vector_is_full_matrix_adagrad_and_of_large_dimensions_diagonal():
+def test_shampoo_of_vectors_is_full_adagrad_and_of_large_dimensions_diagonal():
     w = torch.tensor([1.0, -2.0, 3.0], dtype=D, requires_grad=True)
     options = {"accumulate": True, "grafting": None, "betas": (0.0, 0.0), "eps": 0.0, "refresh_every": 1}
     gradients, place, total = (
@@ -104,7 +104,7 @@ def test_shampoo_of_a_vector_is_full_matrix_adagrad_and_of_large_dimensions_diag
     np.testing.assert_allclose(diagonal.detach().numpy(), expected, rtol=1e-12)
 
 
-def test_shampoo_multiplies_every_dimension_of_a_tensor():
+def test_shampoo_preconditions_every_dimension():
     g = RNG.standard_normal((2, 3, 4))
     w = torch.zeros(2, 3, 4, dtype=D, requires_grad=True)
     w.grad = torch.from_numpy(g.copy())
@@ -119,7 +119,7 @@ def basis_of(matrix):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_soap_is_algorithm_3_of_the_paper(every):
+def test_soap_matches_algorithm_3(every):
     b1, b2, lr, eps, decay = 0.8, 0.7, 0.05, 1e-3, 0.1
     # Row and column scales reverse over time, so that eigenvectors change places.
     scales = np.linspace([3.0, 1.0, 0.1], [0.1, 1.0, 3.0], 8)
@@ -150,7 +150,7 @@ def test_soap_is_algorithm_3_of_the_paper(every):
     np.testing.assert_allclose(ours.detach().numpy(), w, rtol=1e-8)
 
 
-def test_soap_is_adam_in_a_rotated_basis_and_adam_where_no_basis_is_kept():
+def test_soap_matches_adam_in_a_rotated_basis():
     def run(make, limit):
         w = torch.from_numpy(START.copy()).requires_grad_()
         ours = SOAP([w], 0.02, (0.9, 0.99), refresh_every=1000, max_preconditioner_size=limit)
@@ -177,7 +177,7 @@ def test_soap_is_adam_in_a_rotated_basis_and_adam_where_no_basis_is_kept():
         run(torch.optim.Adam, limit)
 
 
-def test_shapes_that_are_worked_in():
+def test_working_shapes_merge_small_dimensions():
     assert working_shape((64, 3, 1, 3), 1000, True) == (64, 9)
     assert working_shape((64, 32, 3, 3), 100, True) == (64, 32, 9)
     assert working_shape((64, 32, 3, 3), 1000, False) == (64, 32, 3, 3)
@@ -186,7 +186,7 @@ def test_shapes_that_are_worked_in():
     assert working_shape((), 10, True) == working_shape((1, 1), 10, False) == (1,)
 
 
-def test_products_with_factors_of_three_kinds():
+def test_products_with_matrix_diagonal_and_identity_factors_match():
     tensor, matrix, diagonal = torch.randn(2, 3, 4, dtype=D), torch.randn(2, 2, dtype=D), torch.randn(4, dtype=D)
     expected = torch.einsum("ijk,ai,k->ajk", tensor, matrix, diagonal)
     torch.testing.assert_close(multiplied(tensor, [matrix, None, diagonal]), expected)
@@ -196,7 +196,7 @@ def test_products_with_factors_of_three_kinds():
 
 
 @pytest.mark.parametrize("make", [Shampoo, SOAP])
-def test_short_floats_have_states_of_32_bits_which_are_stored(make):
+def test_bfloat16_parameters_have_float32_states(make):
     w = torch.randn(3, 4).bfloat16().requires_grad_()
     optimizer = make([w], refresh_every=2)
     for _ in range(3):
@@ -212,7 +212,7 @@ def test_short_floats_have_states_of_32_bits_which_are_stored(make):
     assert all(map(torch.equal, loaded.state[other]["moments"], optimizer.state[w]["moments"]))
 
 
-def test_gradients_that_begin_at_zero():
+def test_zero_gradients_at_the_start_are_accepted():
     w = torch.ones(3, 2, dtype=D, requires_grad=True)
     optimizer = Shampoo([w], 0.1, refresh_every=100)
     for scale in (0.0, 0.0, 0.0, 1.0):
@@ -224,7 +224,7 @@ def test_gradients_that_begin_at_zero():
 
 
 @pytest.mark.parametrize("make", [Shampoo, SOAP])
-def test_gradients_that_are_no_numbers(make):
+def test_nan_gradients_are_rejected(make):
     w = torch.ones(3, 2, requires_grad=True)
     w.grad = torch.full((3, 2), torch.nan)
     with pytest.raises(hodiff.InputError, match="expected finite gradients"):
@@ -232,7 +232,7 @@ def test_gradients_that_are_no_numbers(make):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rounding_is_no_direction(dtype):
+def test_rounding_adds_no_direction(dtype):
     """Four inputs span four directions, and gradient descent stays in their span."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(4, 64, generator=generator, dtype=dtype)

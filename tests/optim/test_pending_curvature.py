@@ -1,4 +1,4 @@
-"""The curvature of a step belongs to the losses whose gradients are in `grad`, or the step raises."""
+"""Steps use the curvature of the losses whose gradients are in `grad`, or raise if it is not known."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def curvature(optimizer, parameter):
     return optimizer.state[parameter]["curvature"].tolist()
 
 
-def test_of_some_inputs():
+def test_backward_with_inputs_has_curvature_of_those_inputs():
     for given in (lambda a: [a], lambda a: a, lambda a: [torch.autograd.graph.get_gradient_edge(a)]):
         a, b = numbers(2.0), numbers(2.0)
         optimizer = SophiaH([a, b], **EXACT)
@@ -55,7 +55,7 @@ OTHER_WAYS = {
 
 
 @pytest.mark.parametrize("other_way", OTHER_WAYS.values(), ids=OTHER_WAYS)
-def test_unseen_backward_passes_are_refused_every_time(other_way):
+def test_unseen_backward_pass_is_rejected_every_time(other_way):
     w = numbers(2.0)
     optimizer = SophiaH([w], update_every=2, **EXACT)
     for step in range(5):
@@ -66,7 +66,7 @@ def test_unseen_backward_passes_are_refused_every_time(other_way):
             continue
         before, state = w.tolist(), str(optimizer.state_dict())
         for seen in (False, True):
-            # The unseen pass is alone, or follows a loss that the optimizer saw.
+            # The backward pass that the optimizer did not intercept is the only one, or follows an intercepted one.
             optimizer.zero_grad()
             if seen:
                 (w**2).sum().backward()
@@ -80,7 +80,7 @@ def test_unseen_backward_passes_are_refused_every_time(other_way):
         assert curvature(optimizer, w) == [2.0 * step] * 2
 
 
-def test_an_unseen_pass_after_update_curvature():
+def test_unseen_backward_after_update_curvature_is_accepted():
     w = numbers(2.0)
     optimizer = SophiaH([w], **EXACT)
     optimizer.update_curvature((w**3).sum())
@@ -89,7 +89,7 @@ def test_an_unseen_pass_after_update_curvature():
     assert curvature(optimizer, w) == [12.0, 12.0]
 
 
-def test_gradients_that_are_left_from_before_a_step_are_refused():
+def test_gradients_from_before_a_step_are_rejected():
     w = numbers(2.0)
     optimizer = SophiaH([w], update_every=1, **EXACT)
     (w**2).sum().backward()
@@ -99,7 +99,7 @@ def test_gradients_that_are_left_from_before_a_step_are_refused():
         optimizer.step()
 
 
-def test_one_parameter_that_lost_its_gradient():
+def test_parameter_that_lost_its_gradient_loses_its_curvature():
     a, b = numbers(2.0), numbers(2.0)
     optimizer = SophiaH([a, b], **EXACT)
     for forget in (lambda: setattr(a, "grad", None), lambda: a.grad.zero_(), lambda: a.grad.data.zero_()):
@@ -113,7 +113,7 @@ def test_one_parameter_that_lost_its_gradient():
         optimizer._wait()
 
 
-def test_gradients_that_are_multiplied():
+def test_scaled_gradients_have_scaled_curvature():
     # One gradient has few nonzero elements, and another has none.
     a, b, still = numbers(2.0), numbers(3.0, (2000,)), numbers(0.0)
     optimizer = SophiaH([a, b, still], **EXACT)
@@ -136,7 +136,7 @@ def by_torch(gradients):
 
 
 @pytest.mark.parametrize("size", [511, 512, 513])
-def test_a_few_entries_that_are_multiplied(size):
+def test_scaled_gradients_with_few_entries_have_scaled_curvature(size):
     w = numbers(2.0, (size,))
     optimizer = SophiaH([w], **EXACT)
     (w[1] ** 3).backward()
@@ -154,7 +154,7 @@ UNCOUNTED = {
 
 
 @pytest.mark.parametrize("unscale", UNCOUNTED.values(), ids=UNCOUNTED)
-def test_gradients_that_are_multiplied_without_a_new_version(unscale):
+def test_gradients_scaled_without_a_version_change_are_detected(unscale):
     c, start = torch.tensor([1.0, 2.0, 3.0], dtype=D), torch.tensor([1.0, -2.0, 0.5], dtype=D)
     w, still = start.clone().requires_grad_(), numbers(0.0)
     optimizer = SophiaH([w, still], update_every=1, **EXACT)
@@ -174,7 +174,7 @@ def test_gradients_that_are_multiplied_without_a_new_version(unscale):
 
 
 @WITH_CURVATURE
-def test_unscaled_gradients_and_a_step_without_the_scaler(make):
+def test_unscaled_gradients_without_scaler_step_match(make):
     found = []
     for scaler in (torch.amp.GradScaler("cpu", init_scale=1024.0), torch.amp.GradScaler("cpu", enabled=False)):
         problem = Problem(count=4)
@@ -189,7 +189,7 @@ def test_unscaled_gradients_and_a_step_without_the_scaler(make):
     torch.testing.assert_close(*found, rtol=1e-12, atol=0)
 
 
-def test_a_gradient_of_the_other_sign():
+def test_negated_gradients_have_negated_curvature():
     w, model = numbers(2.0), nn.Linear(2, 3)
     optimizer, other = SophiaH([w], **EXACT), SophiaG(model.parameters(), betas=(0.0, 0.0))
     (w**2).sum().backward()
@@ -203,7 +203,7 @@ def test_a_gradient_of_the_other_sign():
     assert all(state["curvature"].min() >= 0 for state in other.state.values())
 
 
-def test_gradients_that_are_changed_otherwise():
+def test_other_in_place_changes_keep_the_curvature():
     """Changing the gradient in place keeps the curvature of the loss."""
     w = torch.tensor([1.0, 2.0, 3.0], dtype=D, requires_grad=True)
     changes = [
@@ -236,7 +236,7 @@ def scaled_run(make, scaler, clip):
 
 
 @WITH_CURVATURE
-def test_scaled_losses_whose_gradients_are_clipped(make):
+def test_clipped_gradients_of_scaled_losses_match(make):
     """Clipped gradients of scaled losses give the same steps as without a scaler."""
     clips = [lambda p: None, lambda p: nn.utils.clip_grad_norm_(p, 0.1)]
     scalers = [torch.amp.GradScaler("cpu", init_scale=1024.0), torch.amp.GradScaler("cpu", enabled=False)]
@@ -246,13 +246,13 @@ def test_scaled_losses_whose_gradients_are_clipped(make):
     assert not same(ours, scaled_run(make, scalers[0], None))
 
 
-def test_a_scale_that_nothing_tells():
+def test_clipping_that_hides_the_scale_is_rejected():
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     with pytest.raises(hodiff.InputError, match="expected gradients of losses that the optimizer saw"):
         scaled_run(SophiaH, scaler, lambda p: nn.utils.clip_grad_value_(p, 1e-2))
 
 
-def test_passes_within_backward_passes():
+def test_backward_inside_backward_is_rejected():
     w = numbers(0.5)
     x = torch.ones(2, dtype=D, requires_grad=True)
     optimizer = SophiaH([w], **EXACT)
@@ -261,7 +261,7 @@ def test_passes_within_backward_passes():
         optimizer.step()
 
 
-def test_one_of_the_parameters_of_a_block():
+def test_gradient_of_one_parameter_of_a_block_is_rejected():
     model = nn.Linear(3, 2)
     optimizer = KFAC(model.parameters())
     nn.functional.mse_loss(model(torch.randn(4, 3)), torch.zeros(4, 2)).backward(inputs=[model.weight])
@@ -274,7 +274,7 @@ def test_one_of_the_parameters_of_a_block():
 
 @pytest.mark.parametrize("make", [KFAC, EKFAC])
 @pytest.mark.parametrize("autocast", [False, True])
-def test_a_weight_that_is_used_outside_of_its_layer_later_on(make, autocast):
+def test_weight_used_outside_its_layer_later_is_rejected(make, autocast):
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))
     optimizer = make(model.parameters(), update_every=2)
     inputs, targets = torch.randn(8, 3), torch.randn(8, 4)
@@ -294,7 +294,7 @@ def test_a_weight_that_is_used_outside_of_its_layer_later_on(make, autocast):
 
 
 @WITH_CURVATURE
-def test_hooks_are_gone_with_the_optimizer(make):
+def test_hooks_are_removed_with_the_optimizer(make):
     model = nn.Linear(3, 2)
     optimizer = make(model.parameters(), update_every=2)
     for _ in range(3):
@@ -306,7 +306,7 @@ def test_hooks_are_gone_with_the_optimizer(make):
     assert not model.weight._post_accumulate_grad_hooks
 
 
-def test_steps_within_the_backward_pass():
+def test_steps_inside_the_backward_pass_match():
     ws = [numbers(1.0), numbers(3.0)]
     optimizers = {w: SophiaH([w], lr=0.1, update_every=2, **EXACT) for w in ws}
 

@@ -1,4 +1,4 @@
-"""Losses of any scale give the same step as scaling by hand, and non-finite batches raise an error."""
+"""Steps for losses of any scale equal steps with settings scaled by hand, and non-finite batches raise an error."""
 
 import inspect
 import math
@@ -39,7 +39,7 @@ class Scaled(Problem):
         return lambda: (self.model(inputs), lambda outputs: cross_entropy(outputs, labels) * self.factor)
 
 
-def made(case, parameters, factor):
+def make_optimizer(case, parameters, factor):
     """Return an optimizer with settings scaled by hand."""
     names = inspect.signature(case.make).parameters
     kind = getattr(case.make, "func", case.make)
@@ -59,12 +59,12 @@ def made(case, parameters, factor):
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("factor", [2.0**83, 2.0**-83, 2.0**-60])
-def test_losses_of_any_size(case, dtype, factor):
+def test_scaled_losses_give_scaled_steps(case, dtype, factor):
     if "preconditioned" in name_of(case) or (name_of(case) == "LBFGS" and factor < 1):
         pytest.skip("Martens' preconditioner is no power of the scale, and torch's L-BFGS leaves out small changes")
     plain, scaled = Scaled(dtype), Scaled(dtype, factor)
-    theirs = plain.run(case, made(case, plain.model.parameters(), 1.0))
-    optimizer = made(case, scaled.model.parameters(), factor)
+    theirs = plain.run(case, make_optimizer(case, plain.model.parameters(), 1.0))
+    optimizer = make_optimizer(case, scaled.model.parameters(), factor)
     if dtype == torch.float32 and name_of(case) in HAVE_SQUARES:
         before = scaled.numbers()
         with pytest.raises(hodiff.InputError, match=r"squares are in the range of torch\.float32"):
@@ -76,7 +76,7 @@ def test_losses_of_any_size(case, dtype, factor):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("foreach", [True, False])
-def test_curvature_of_parameters_of_16_bits(dtype, foreach):
+def test_low_precision_parameters_match_float64(dtype, foreach):
     """AdaHessian takes the same steps as in float64, to rounding of the parameters."""
     sizes = [1e-3, 0.5, 5.0, 6.0, 300.0]
     settings = {"lr": 0.1, "weight_decay": 0.01, "foreach": foreach}
@@ -102,7 +102,7 @@ def test_curvature_of_parameters_of_16_bits(dtype, foreach):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-def test_states_of_other_dtypes_are_loaded_in_32_bits(dtype):
+def test_states_are_loaded_in_float32(dtype):
     """A state of another dtype, or from before states had 32 bits, is converted."""
     w = torch.ones(3, dtype=torch.float16, requires_grad=True)
     optimizer = hodiff.optim.AdaHessian([w], update_every=1)
@@ -119,7 +119,7 @@ BAD = {"NaN": math.nan, "infinite": math.inf}
 @pytest.mark.one_in(3)
 @every
 @pytest.mark.parametrize("number", BAD.values(), ids=BAD)
-def test_batches_that_are_no_numbers(case, number):
+def test_non_finite_batches_are_rejected_and_leave_the_state(case, number):
     problem, plain = Problem(count=4), Problem(count=4)
     optimizer = case(problem.model.parameters())
     problem.run(case, optimizer, problem.batches[:2])
@@ -137,7 +137,7 @@ def test_batches_that_are_no_numbers(case, number):
 @pytest.mark.one_in(3)
 @every
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_batches_without_a_gradient(case, dtype):
+def test_zero_gradient_batches_do_not_break_training(case, dtype):
     problem = Scaled(dtype)
     optimizer = case(problem.model.parameters())
     problem.run(case, optimizer, problem.batches[:1])
@@ -150,7 +150,7 @@ def test_batches_without_a_gradient(case, dtype):
     assert not same(before, after)
 
 
-def test_large_inputs_in_float32():
+def test_large_inputs_in_float32_do_not_overflow():
     """Least squares are solved in float32 although the squares of Hessian times gradient overflow."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(10_000, 3, generator=generator) * torch.tensor([1.0, 30.0, 1000.0])

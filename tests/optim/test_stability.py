@@ -1,4 +1,4 @@
-"""A relative perturbation of the weights by 1e-12 stays small for ten steps."""
+"""Training is stable: a relative perturbation of the weights by 1e-12 stays small for ten steps."""
 
 import inspect
 
@@ -24,7 +24,7 @@ def trained(case, disturbance, steps=10):
     for p in model.parameters():
         p.data.mul_(1 + disturbance * torch.randn(p.shape, generator=generator, dtype=p.dtype))
     named = case.make is ho.LayerwiseGaussNewton
-    optimizer = case.make(model.named_parameters() if named else model.parameters(), **given(case))
+    optimizer = case.make(model.named_parameters() if named else model.parameters(), **required_settings(case))
     for _ in range(steps):
         if case.pair:
             optimizer.step(lambda: (model(inputs), lambda outputs: cross_entropy(outputs, labels)))
@@ -33,7 +33,7 @@ def trained(case, disturbance, steps=10):
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def given(case):
+def required_settings(case):
     """Return the settings without a suitable default."""
     names = inspect.signature(case.make).parameters
     kind = getattr(case.make, "func", case.make)
@@ -45,7 +45,7 @@ def given(case):
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", TABLE)
-def test_disturbances_stay_small(name):
+def test_perturbations_stay_small(name):
     case = TABLE[name]
     plain = trained(case, 0.0)
     grown = torch.linalg.vector_norm(trained(case, 1e-12) - plain) / torch.linalg.vector_norm(plain)

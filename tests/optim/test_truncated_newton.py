@@ -17,13 +17,13 @@ RNG = np.random.default_rng(0)
 EXACT = {"cg_iterations": 200, "cg_tolerance": 1e-12, "line_search_fn": None}
 
 
-def moved(optimizer, parameters, closure):
+def step_of(optimizer, parameters, closure):
     before = [p.detach().clone() for p in parameters]
     optimizer.step(closure)
     return [p.detach() - b for b, p in zip(before, parameters, strict=True)]
 
 
-def test_layers_are_solved_apart_with_weight_and_bias_in_one():
+def test_layerwise_steps_solve_each_layer_with_its_bias():
     # The model is tanh(x W^T + b) c with squared error; Jacobians are by hand.
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1, bias=False)).double()
     x, y = RNG.standard_normal((10, 3)), RNG.standard_normal((10, 1))
@@ -38,7 +38,7 @@ def test_layers_are_solved_apart_with_weight_and_bias_in_one():
     ]
     inputs, targets = torch.from_numpy(x), torch.from_numpy(y)
     optimizer = LayerwiseGaussNewton(model.named_parameters(), 0.5, 0.05, 0.02, **EXACT)
-    ours = moved(
+    ours = step_of(
         optimizer, list(model.parameters()), lambda: (model(inputs), lambda outputs: F.mse_loss(outputs, targets))
     )
     expected = [-0.5 * solved[0][:6], -0.5 * solved[0][6:], -0.5 * solved[1]]
@@ -46,23 +46,23 @@ def test_layers_are_solved_apart_with_weight_and_bias_in_one():
         np.testing.assert_allclose(our.numpy().reshape(-1), true, rtol=1e-8)
 
 
-def test_deep_linear_networks_take_the_steps_of_kfac():
+def test_layerwise_steps_of_deep_linear_networks_match_kfac():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 4)).double()
     other = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 4)).double()
     other.load_state_dict(model.state_dict())
     x, y = torch.randn(20, 3, dtype=D), torch.randn(20, 4, dtype=D)
-    ours = moved(
+    ours = step_of(
         LayerwiseGaussNewton(model.named_parameters(), damping=0.0, **EXACT),
         list(model.parameters()),
         lambda: (model(x), lambda z: F.mse_loss(z, y)),
     )
     kfac = KFAC(other.parameters(), 1.0, 0.0, 0.0, kl_clip=None, fisher="exact")
-    theirs = moved(kfac, list(other.parameters()), lambda: F.mse_loss(other(x), y))
+    theirs = step_of(kfac, list(other.parameters()), lambda: F.mse_loss(other(x), y))
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
-def test_layers_by_names_groups_and_without_names():
+def test_layers_are_grouped_by_name_or_parameter_group():
     def sizes(params):
         return [len(layer) for layer in LayerwiseGaussNewton(params)._layers()]
 
@@ -74,7 +74,7 @@ def test_layers_by_names_groups_and_without_names():
 
 
 @pytest.mark.parametrize("maximize", [False, True])
-def test_backtracking_halves_until_the_descent_is_enough(maximize):
+def test_backtracking_halves_until_sufficient_decrease(maximize):
     # Newton's step for log cosh overshoots from 1.5 on: it goes to x - sinh(2 x) / 2.
     sign = -1.0 if maximize else 1.0
     x, rates, decay = 2.0, 1.5, 0.01
@@ -97,7 +97,7 @@ def test_backtracking_halves_until_the_descent_is_enough(maximize):
     assert 0 < shortened < 4
 
 
-def test_backtracking_draws_the_same_numbers_and_leaves_buffers():
+def test_backtracking_repeats_random_numbers_and_keeps_buffers():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 2)).double()
     x, y = torch.randn(16, 3, dtype=D), torch.randint(2, (16,))
@@ -119,7 +119,7 @@ def test_backtracking_draws_the_same_numbers_and_leaves_buffers():
     assert model[1].num_batches_tracked == 4
 
 
-def test_without_descent_parameters_stay():
+def test_step_without_descent_leaves_parameters():
     w = torch.tensor([1.0, -2.0], dtype=D, requires_grad=True)
     optimizer = NewtonCG([w], line_search_fn="backtracking")
     values = iter([0.0] + [1.0] * 100)
@@ -127,7 +127,7 @@ def test_without_descent_parameters_stay():
     assert w.tolist() == [1.0, -2.0]
 
 
-def test_preconditioned_conjugate_gradients():
+def test_preconditioned_conjugate_gradients_match_the_scaled_system():
     A = RNG.standard_normal((4, 4))
     A, b, m = A @ A.T + np.eye(4), RNG.standard_normal(4), np.array([1.0, 3.0, 0.2, 8.0])
     # Plain iterates for the system scaled from both sides, as textbooks derive them.
@@ -142,7 +142,7 @@ def test_preconditioned_conjugate_gradients():
         np.testing.assert_allclose(our.value, each.value, rtol=1e-9)
 
 
-def test_squared_gradients_of_examples():
+def test_squared_example_gradients_match():
     x, y = RNG.standard_normal((6, 3)), RNG.standard_normal((6, 2))
     w = torch.randn(2, 3, dtype=D, requires_grad=True)
     excess = (x @ w.detach().numpy().T - y) * 2 / y.size
@@ -154,7 +154,7 @@ def test_squared_gradients_of_examples():
     np.testing.assert_allclose(drawn, true, rtol=0.15)
 
 
-def test_preconditioned_hessian_free_finds_the_minimum_by_fewer_products():
+def test_preconditioned_hessian_free_takes_fewer_products():
     torch.manual_seed(0)
     scales = torch.logspace(-2, 2, 12, dtype=D)
     x = torch.randn(40, 12, dtype=D) * scales

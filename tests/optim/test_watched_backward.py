@@ -1,4 +1,4 @@
-"""Curvature in the ordinary loop: the optimizer intercepts `loss.backward()`, which works as usual."""
+"""Curvature with `loss.backward(); optimizer.step()`: the optimizer intercepts `backward`, which works as usual."""
 
 import gc
 import pickle
@@ -37,14 +37,14 @@ SCRIPT = textwrap.dedent("""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _only_what_is_made_here_is_looked_through():
+def _freeze_earlier_objects():
     """Exclude objects of earlier tests from garbage collection, which would take a second each time."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True)
-def nobody_waits_afterwards():
+def _no_optimizer_is_left_waiting():
     yield
     gc.collect()
     assert hodiff.optim.watched_backward._waiting.__len__() == 0
@@ -53,7 +53,7 @@ def nobody_waits_afterwards():
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["SophiaH", "SophiaG", "AdaHessian", "KFAC", "EKFAC"])
-def test_a_script_runs_with_one_line_changed(name):
+def test_training_script_runs_with_one_line_changed(name):
     changed = SCRIPT.replace("torch.optim.Adam", f"hodiff.optim.{name}")
     assert sum(a != b for a, b in zip(SCRIPT.splitlines(), changed.splitlines(), strict=True)) == 1
     space = {}
@@ -66,7 +66,7 @@ def test_a_script_runs_with_one_line_changed(name):
 
 @pytest.mark.slow
 @loops
-def test_gradients_are_those_of_a_plain_backward(case):
+def test_gradients_match_a_plain_backward(case):
     problem, plain = Problem(), Problem()
     optimizer = case(problem.model.parameters())
     for batch in problem.batches[:2]:
@@ -77,7 +77,7 @@ def test_gradients_are_those_of_a_plain_backward(case):
     del optimizer
 
 
-def test_torchs_function_is_back_when_nobody_waits():
+def test_torch_backward_is_restored_between_curvature_steps():
     gc.collect()
     w = torch.ones(2, requires_grad=True)
     optimizer = SophiaH([w], update_every=2)
@@ -93,7 +93,7 @@ def test_torchs_function_is_back_when_nobody_waits():
     assert torch.autograd.backward is TORCHS
 
 
-def test_the_loss_and_the_optimizer_are_not_kept():
+def test_loss_and_optimizer_are_not_kept_alive():
     w = torch.ones(2, requires_grad=True)
     optimizer = AdaHessian([w])
     loss = (w**3).sum()
@@ -117,7 +117,7 @@ def test_each_optimizer_sees_its_own_parameters():
     assert list(first.state) == [a]
 
 
-def test_leaves_of_others_get_their_gradients():
+def test_other_leaves_get_their_gradients():
     w, x = (torch.full((2,), 2.0, requires_grad=True) for _ in range(2))
     AdaHessian([w]), SophiaH([w], update_every=None)
     optimizer = AdaHessian([w])
@@ -126,7 +126,7 @@ def test_leaves_of_others_get_their_gradients():
     assert optimizer._pending
 
 
-def test_accumulated_gradients_have_accumulated_curvature():
+def test_accumulated_gradients_accumulate_curvature():
     w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
     optimizer = SophiaH([w], probes="rademacher", betas=(0.0, 0.0))
     for factor in (1.0, 2.0):
@@ -135,7 +135,7 @@ def test_accumulated_gradients_have_accumulated_curvature():
     assert optimizer.state[w]["curvature"].tolist() == [18.0, 18.0]
 
 
-def test_zeroed_gradients_are_zeroed_curvature():
+def test_zero_grad_resets_curvature():
     w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
     optimizer = SophiaH([w], probes="rademacher", betas=(0.0, 0.0))
     (w**4).sum().backward()
@@ -145,7 +145,7 @@ def test_zeroed_gradients_are_zeroed_curvature():
     assert optimizer.state[w]["curvature"].tolist() == [12.0, 12.0]
 
 
-def test_graphs_that_are_retained_stay():
+def test_retained_graphs_are_kept():
     w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
     optimizer = AdaHessian([w])
     loss = (w**3).sum()
@@ -157,7 +157,7 @@ def test_graphs_that_are_retained_stay():
     del optimizer
 
 
-def test_hooks_run_once():
+def test_parameter_hooks_run_once():
     w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
     calls = []
     w.register_post_accumulate_grad_hook(lambda p: calls.append(p.grad.tolist()))
@@ -170,7 +170,7 @@ def test_hooks_run_once():
     del optimizer
 
 
-def test_without_a_backward_pass_there_is_no_curvature():
+def test_step_without_backward_is_rejected():
     w = torch.ones(2, requires_grad=True)
     optimizer = SophiaH([w])
     w.grad = torch.ones(2)
@@ -180,7 +180,7 @@ def test_without_a_backward_pass_there_is_no_curvature():
     optimizer.step()
 
 
-def test_curvature_by_hand():
+def test_update_curvature_matches_closed_form():
     w = torch.full((2,), 2.0, dtype=D, requires_grad=True)
     optimizer = SophiaH([w], probes="rademacher", betas=(0.0, 0.5), update_every=None)
     assert torch.autograd.backward is TORCHS
@@ -206,7 +206,7 @@ def test_curvature_by_hand():
         (lambda z, y: nn.functional.cross_entropy(z, y) + nn.functional.cross_entropy(-z, y), "one with 2"),
     ],
 )
-def test_losses_that_sophia_g_does_not_know(loss, words):
+def test_sophia_g_rejects_unknown_losses(loss, words):
     model = nn.Linear(2, 3)
     optimizer = SophiaG(model.parameters())
     with pytest.raises(hodiff.InputError, match=words):
@@ -214,7 +214,7 @@ def test_losses_that_sophia_g_does_not_know(loss, words):
     del optimizer
 
 
-def test_sequences_and_pictures_of_labels():
+def test_sequence_and_image_labels_match():
     torch.manual_seed(0)
     convolution = nn.Conv1d(2, 3, 1, bias=False)
     x, y = torch.randn(2, 2, 5), torch.randint(3, (2, 5))
@@ -229,7 +229,7 @@ def test_sequences_and_pictures_of_labels():
     torch.testing.assert_close(curvature, theirs.state[linear.weight]["curvature"])
 
 
-def test_operators_without_second_derivatives():
+def test_operators_without_second_derivative_raise_or_match():
     x, w = torch.randn(4, 3, dtype=D), torch.randn(2, 3, dtype=D, requires_grad=True)
     optimizer = SophiaH([w])
     if torch.__version__ < "2.14":
@@ -251,7 +251,7 @@ class Failing(nn.Module):
         raise KeyError(x)
 
 
-def test_modules_are_corrected_where_curvature_is_due():
+def test_modules_are_corrected_on_curvature_steps():
     torch.manual_seed(0)
     attention = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0).double()
     x = torch.randn(2, 5, 8, dtype=D)
@@ -295,7 +295,7 @@ class Normalized(nn.Module):
 
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
 @pytest.mark.parametrize("kind", [AdaHessian, SophiaH])
-def test_curvature_of_a_gradient_penalty_by_hand(kind, norm):
+def test_curvature_of_a_gradient_penalty_matches(kind, norm):
     """The curvature matches differences of the loss, while torch's third derivatives of normalizations are wrong."""
     torch.manual_seed(0)
     model, inputs, h = Normalized(norm).double(), torch.randn(5, 3, dtype=D), 1e-3
@@ -313,7 +313,7 @@ def test_curvature_of_a_gradient_penalty_by_hand(kind, norm):
     torch.testing.assert_close(found, expected if kind is SophiaH else expected.abs(), rtol=1e-6, atol=0)
 
 
-def test_modules_are_corrected_as_long_as_curvature_is_taken_by_hand():
+def test_modules_are_corrected_with_manual_curvature():
     modes, layer, other = [], nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2))
     for each in (layer, other):
         each[0].register_forward_hook(lambda *_: modes.append(len(torch.overrides._get_current_function_mode_stack())))
@@ -338,7 +338,7 @@ def test_modules_are_corrected_as_long_as_curvature_is_taken_by_hand():
     assert not hooks
 
 
-def test_curvature_of_attention_in_a_loop():
+def test_curvature_of_attention_matches():
     """The curvature matches a Hessian by torch.func; with one parameter, a Rademacher probe is exact."""
     torch.manual_seed(0)
     q, x = nn.Linear(1, 1, bias=False).double(), torch.randn(1, 4, 1, dtype=D)
@@ -363,7 +363,7 @@ def test_curvature_of_attention_in_a_loop():
 
 
 @loops
-def test_scaled_losses(case):
+def test_grad_scaler_gives_the_same_steps(case):
     problem, other = Problem(), Problem()
     optimizer, plain = case(problem.model.parameters()), case(other.model.parameters())
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -381,7 +381,7 @@ def test_scaled_losses(case):
     assert same(problem.numbers(), other.numbers())
 
 
-def test_several_processes_are_refused(monkeypatch):
+def test_distributed_training_is_rejected(monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     w = torch.ones(2, requires_grad=True)
@@ -417,14 +417,14 @@ def resident_bytes():
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["SophiaH", "HessianFree"])
-def test_memory_is_flat(name):
+def test_number_of_tensors_is_constant(name):
     before, after = tensors_after(TABLE[name], 30)
     assert after <= before
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TABLE)
-def test_memory_is_flat_over_a_thousand_steps(name):
+def test_memory_is_constant_over_a_thousand_steps(name):
     case, steps = TABLE[name], 1000 if name in list(TABLE)[::4] else 200
     tensors_after(case, 100)
     resident = resident_bytes()
@@ -449,7 +449,7 @@ def trained(optimizer_class, forget, data):
     return model.weight.detach()
 
 
-def forget_in_vain(model, _):
+def drop_gradients_only(model, _):
     for parameter in model.parameters():
         parameter.grad = None
 
@@ -458,13 +458,13 @@ FORGETTING = {
     "optimizer": lambda _, optimizer: optimizer.zero_grad(),
     "model": lambda model, _: model.zero_grad(),
     "zeros": lambda model, _: model.zero_grad(set_to_none=False),
-    "by hand": forget_in_vain,
+    "by hand": drop_gradients_only,
 }
 WITH_CURVATURE = ["SophiaH", "SophiaG", "AdaHessian", "KFAC", "EKFAC"]
 
 
 @pytest.mark.parametrize("name", WITH_CURVATURE)
-def test_curvature_goes_with_forgotten_gradients(name):
+def test_curvature_is_dropped_with_discarded_gradients(name):
     """Zeroed or removed gradients of skipped batches take their curvature with them, infinite or finite."""
     generator = torch.Generator().manual_seed(0)
     data = [(torch.randn(8, 3, generator=generator), torch.arange(8) % 4) for _ in range(4)]
@@ -478,7 +478,7 @@ def test_curvature_goes_with_forgotten_gradients(name):
         torch.manual_seed(0)
         model = nn.Linear(3, 4)
         optimizer = make(model.parameters(), lr=0.01)
-        if name == "AdaHessian":  # undo the draws of the skipped batch
+        if name == "AdaHessian":  # restore the generator to its state before the skipped batch
             optimizer._generator.set_state(torch.Generator().manual_seed(0).get_state())
         nn.functional.cross_entropy(model(50 * data[1][0]), data[1][1]).backward()
         forget(model, optimizer)
@@ -489,7 +489,7 @@ def test_curvature_goes_with_forgotten_gradients(name):
 
 
 @pytest.mark.parametrize("name", WITH_CURVATURE)
-def test_a_parameter_that_thaws_waits_for_its_curvature(name):
+def test_unfrozen_parameter_waits_for_its_curvature(name):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4))
     model[0].requires_grad_(False)
@@ -509,7 +509,7 @@ def test_a_parameter_that_thaws_waits_for_its_curvature(name):
 
 
 @pytest.mark.parametrize("name", WITH_CURVATURE)
-def test_sparse_gradients_are_refused_before_anything_changes(name):
+def test_sparse_gradients_are_rejected_before_any_change(name):
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Linear(3, 5))
     optimizer = getattr(hodiff.optim, name)(model.parameters())
     nn.functional.cross_entropy(model(torch.arange(5)), torch.arange(5)).backward()
@@ -519,7 +519,7 @@ def test_sparse_gradients_are_refused_before_anything_changes(name):
 
 
 @pytest.mark.parametrize("name", WITH_CURVATURE)
-def test_losses_that_take_turns_all_have_curvature(name):
+def test_alternating_losses_all_get_curvature(name):
     """Two models under one optimizer both get curvature, whatever the refresh interval."""
     inputs, labels = torch.randn(20, 4), torch.randint(3, (20,))
     models = [nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)) for _ in range(2)]
@@ -535,7 +535,7 @@ def test_losses_that_take_turns_all_have_curvature(name):
     assert [optimizer.state[p]["refreshes"] for p in firsts] == [6, 6]
 
 
-def test_parameters_beside_the_logits_have_no_curvature():
+def test_parameters_outside_the_logits_have_no_curvature():
     """A learned weight of the loss moves by the learning rate, since its Gauss-Newton diagonal is zero."""
     model, weight = nn.Linear(4, 3), nn.Parameter(torch.zeros(()))
     optimizer = SophiaG([*model.parameters(), weight], lr=0.1)

@@ -27,7 +27,7 @@ def powell(x):
 
 
 @pytest.mark.slow
-def test_fewer_jacobians_along_a_narrow_canyon():
+def test_narrow_canyon_takes_fewer_jacobians():
     start = torch.tensor([-1.0, 1.0], dtype=D)
     bent = least_squares(canyon, start, method="lm-geodesic")
     straight = least_squares(canyon, start, method="lm-geodesic", acceleration=0, max_nfev=1000)
@@ -44,7 +44,7 @@ def test_fewer_jacobians_along_a_narrow_canyon():
 @pytest.mark.parametrize(
     ("f", "start"), [(decays, [1.0, 1.0, 2.0, 0.1]), (powell, [3.0, -1.0, 0.0, 1.0])], ids=["decays", "powell"]
 )
-def test_minima_are_those_of_scipy(f, start, scale):
+def test_minima_match_scipy(f, start, scale):
     found = least_squares(f, torch.tensor(start, dtype=D), method="lm-geodesic", x_scale=scale, gtol=1e-12)
     expected = so.least_squares(lambda x: f(torch.from_numpy(x)).numpy(), start, gtol=1e-12)
     assert found.success
@@ -55,7 +55,7 @@ def test_minima_are_those_of_scipy(f, start, scale):
     torch.testing.assert_close(found.grad, found.jac.T @ found.fun)
 
 
-def test_a_step_is_that_of_the_paper():
+def test_step_matches_the_paper():
     """One step matches normal equations and a difference along the velocity."""
     x = torch.tensor([-0.5, 0.4], dtype=D)
 
@@ -71,7 +71,7 @@ def test_a_step_is_that_of_the_paper():
     torch.testing.assert_close(found.x, x + v + a / 2, rtol=1e-6, atol=0)
 
 
-def test_fewer_residuals_than_unknowns_and_structure():
+def test_fewer_residuals_than_unknowns_and_pytrees_work():
     start = {"a": torch.ones(2), "b": torch.tensor(3.0, dtype=D)}
     found = least_squares(lambda p: [p["a"].sum() * p["b"] - 1, p["b"] - 2], start, method="lm-geodesic")
     assert found.success
@@ -80,7 +80,7 @@ def test_fewer_residuals_than_unknowns_and_structure():
     torch.testing.assert_close(found.x["b"], torch.tensor(2.0, dtype=D), atol=1e-4, rtol=0)
 
 
-def test_what_is_not_finite_is_walked_around():
+def test_undefined_regions_are_avoided():
     """log and sqrt are undefined below zero, and sqrt has no second derivative at zero."""
     found = least_squares(
         lambda x: torch.cat([x.log() + 3, x.sqrt() - 0.2]), torch.ones(2, dtype=D), method="lm-geodesic"
@@ -101,7 +101,7 @@ def test_what_is_not_finite_is_walked_around():
     assert "Jacobian is not finite" in found.message
 
 
-def test_ends():
+def test_limits_are_reported():
     start = torch.tensor([-1.0, 1.0], dtype=D)
     found = least_squares(canyon, start, method="lm-geodesic", max_nfev=5)
     assert (found.nfev, found.status, found.success) == (5, 0, False)
@@ -121,6 +121,6 @@ def test_ends():
         ({"x_scale": -1.0}, "x_scale: expected positive numbers"),
     ],
 )
-def test_bad_arguments(change, words):
+def test_rejects_bad_arguments(change, words):
     with pytest.raises(hodiff.InputError, match=words):
         least_squares(decays, torch.ones(4, dtype=D), method="lm-geodesic", **change)

@@ -29,7 +29,7 @@ def jacobian(p):
 
 @pytest.mark.parametrize("method", ["trf", "dogbox", "lm"])
 @pytest.mark.parametrize("loss", ["linear", "soft_l1"])
-def test_against_scipy_with_the_jacobian_by_hand(method, loss):
+def test_solutions_match_scipy_with_manual_jacobian(method, loss):
     if method == "lm" and loss != "linear":
         pytest.skip("MINPACK has no other loss")
     ours = least_squares(decay, START, method=method, loss=loss, f_scale=0.1)
@@ -42,7 +42,7 @@ def test_against_scipy_with_the_jacobian_by_hand(method, loss):
     np.testing.assert_allclose(ours.grad.numpy(), theirs.grad, atol=1e-8)
 
 
-def test_products_of_the_jacobian_alone():
+def test_lsmr_uses_jacobian_products_only():
     ours = least_squares(decay, START, tr_solver="lsmr")
     theirs = so.least_squares(by_hand, START.numpy(), jacobian)
     np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-5)
@@ -51,7 +51,7 @@ def test_products_of_the_jacobian_alone():
 
 
 @pytest.mark.parametrize("method", ["trf", "dogbox"])
-def test_bounds_and_structure(method):
+def test_bounds_and_pytrees_match(method):
     start = {"height": torch.ones((), dtype=D), "rate": torch.ones((), dtype=D)}
     found = least_squares(
         lambda p, t: [p["height"] * torch.exp(-p["rate"] * t) - DATA],
@@ -65,7 +65,7 @@ def test_bounds_and_structure(method):
     assert found.active_mask["height"] == 1
 
 
-def test_scales_like_the_unknowns():
+def test_x_scale_matches_scipy():
     for scale in ("jac", torch.tensor([10.0, 1.0], dtype=D), 2.0):
         numbers = scale.numpy() if isinstance(scale, torch.Tensor) else scale
         ours = least_squares(decay, START, x_scale=scale)
@@ -75,7 +75,7 @@ def test_scales_like_the_unknowns():
 
 
 @pytest.mark.parametrize("method", ["trf", "dogbox", "lm"])
-def test_scales_are_by_default_those_of_the_installed_scipy(method):
+def test_default_x_scale_matches_installed_scipy(method):
     """Unknowns of different sizes show the effect of the scales."""
 
     def by_hand(p):
@@ -111,12 +111,12 @@ def test_scales_are_by_default_those_of_the_installed_scipy(method):
         ({"bounds": (-100, torch.tensor(float("nan")))}, "bounds: expected numbers, got nan"),
     ],
 )
-def test_bad_arguments(change, words):
+def test_rejects_bad_arguments(change, words):
     with pytest.raises(hodiff.InputError, match=words):
         least_squares(decay, START, **change)
 
 
-def test_residuals_that_are_none():
+def test_rejects_bad_residuals():
     with pytest.raises(hodiff.InputError, match="a tensor or a pytree of tensors"):
         least_squares(lambda p: 3.0, START)
     with pytest.raises(hodiff.InputError, match="finite"):
@@ -128,7 +128,7 @@ def test_residuals_that_are_none():
 @pytest.mark.parametrize(
     "form", [tuple, list, lambda sides: tuple(map(np.array, sides)), lambda sides: so.Bounds(*sides)]
 )
-def test_bounds_are_lower_and_upper_as_for_scipy(form):
+def test_bounds_are_lower_and_upper_as_in_scipy(form):
     """Bounds of two unknowns could be mistaken for the pairs of `minimize`."""
     start, target = np.array([0.5, 2.5]), np.array([5.0, -5.0])
     expected = so.least_squares(lambda x: x - target, start, bounds=([0, 1], [2, 3])).x
@@ -138,12 +138,12 @@ def test_bounds_are_lower_and_upper_as_for_scipy(form):
     torch.testing.assert_close(found.x, torch.from_numpy(expected))
 
 
-def test_bounds_that_leave_nothing_to_move_are_refused():
+def test_rejects_bounds_without_interior():
     with pytest.raises(hodiff.InputError, match="expected lower bounds below the upper ones, got 1 between 1 and 1"):
         least_squares(lambda x: x - 3, torch.ones(2, dtype=torch.float64), bounds=(1, 1))
 
 
-def test_a_start_on_a_bound_is_told():
+def test_start_on_a_bound_warns():
     """SciPy's default method may not move from a bound, and reports success."""
     start = torch.zeros(2, dtype=torch.float64)
     with pytest.warns(hodiff.HodiffWarning, match="x0: it lies on a bound") as told:
@@ -154,7 +154,7 @@ def test_a_start_on_a_bound_is_told():
 
 
 @pytest.mark.parametrize("solver", ["exact", "lsmr"])
-def test_the_jacobian_is_that_of_the_residuals_whatever_the_loss(solver):
+def test_jacobian_does_not_depend_on_the_loss(solver):
     found = least_squares(decay, START, loss="cauchy", tr_solver=solver)
     expected = torch.func.jacrev(decay)(found.x)
     torch.testing.assert_close(found.jac if solver == "exact" else found.jac.to_dense(), expected)

@@ -23,7 +23,7 @@ FUNCTIONS["waves"] = (
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("step", [1e-3, 0.1, 1.0, 10.0, 1e3])
-def test_wolfe_conditions_hold(name, step):
+def test_step_satisfies_wolfe_conditions(name, step):
     value, slope = FUNCTIONS[name]
     calls = []
 
@@ -38,7 +38,7 @@ def test_wolfe_conditions_hold(name, step):
     assert len(calls) < 25
 
 
-def test_approximate_conditions_near_the_minimum():
+def test_approximate_conditions_apply_near_the_minimum():
     """Derivatives find the minimum if values are equal up to rounding."""
     start = 1e-9
 
@@ -52,11 +52,11 @@ def test_approximate_conditions_near_the_minimum():
     assert abs(line_search(evaluate, wolfe, 1e-10).step - start) < 0.02 * start
 
 
-def test_a_function_that_only_rises_has_no_step():
+def test_increasing_function_has_no_step():
     assert line_search(lambda t: Trial(t, t, 1.0), Wolfe(Trial(0.0, 0.0, -1.0))) is None
 
 
-def test_a_function_without_end():
+def test_unbounded_function_returns_the_lowest_trial():
     """The search returns the lowest trial of an unbounded function."""
     found = line_search(lambda t: Trial(t, -t, -1.0), Wolfe(Trial(0.0, 0.0, -1.0), 0.1, 0.5))
     assert found.value < -1e6

@@ -9,6 +9,7 @@ import pytest
 import scipy
 import scipy.optimize as so
 import torch
+from cases import rosenbrock
 
 import hodiff
 from hodiff import HodiffWarning
@@ -20,17 +21,13 @@ START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)
 BY_HAND = {"products": {"hessp": so.rosen_hess_prod}, "hessian": {"hess": so.rosen_hess}, "": {}}
 
 
-def rosenbrock(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
-
-
 def bowl(x, center=0.0):
     return ((x - center) ** 2).sum() + ((x - center) ** 4).sum()
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.solver is None])
-def test_iterates_are_those_of_scipy_with_derivatives_by_hand(method):
+def test_iterates_match_scipy_with_manual_derivatives(method):
     # dogleg requires a positive definite Hessian, so its start has one.
     start = START if method != "dogleg" else torch.full((5,), 1.02, dtype=D)
     ours, theirs = [], []
@@ -50,7 +47,7 @@ def test_iterates_are_those_of_scipy_with_derivatives_by_hand(method):
         assert found.njev <= found.nfev
 
 
-def test_a_point_is_evaluated_once():
+def test_points_are_evaluated_once():
     calls = 0
 
     def f(x):
@@ -62,7 +59,7 @@ def test_a_point_is_evaluated_once():
     assert calls == found.nfev
 
 
-def test_structure_dtype_and_arguments():
+def test_pytrees_dtypes_and_arguments_match():
     x0 = {"a": torch.tensor([1.0, 2.0]), "b": (torch.tensor(3.0, dtype=D),)}
     found = minimize(lambda x, c: bowl(x["a"], c) + bowl(x["b"][0]), x0, torch.tensor(0.5))
     torch.testing.assert_close(found.x["a"], torch.tensor([0.5, 0.5]), atol=1e-4, rtol=0)
@@ -73,7 +70,7 @@ def test_structure_dtype_and_arguments():
     torch.testing.assert_close(x0["a"], torch.tensor([1.0, 2.0]))
 
 
-def test_complex_unknowns():
+def test_complex_unknowns_match():
     z = torch.tensor([1 + 2j, 0.5 - 1j], dtype=torch.complex128)
     target = torch.tensor([0.3 - 0.2j, 1j], dtype=torch.complex128)
     found = minimize(lambda z: (z - target).abs().square().sum() + (z - target).abs().pow(4).sum(), z)
@@ -82,7 +79,7 @@ def test_complex_unknowns():
 
 @pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.bounds])
 @pytest.mark.parametrize("form", ["numbers", "trees", "pairs", "scipy"])
-def test_bounds(method, form):
+def test_bounds_in_every_form_match(method, form):
     given = {
         "numbers": (1.5, None),
         "trees": (torch.tensor([1.5, 1.5], dtype=D), torch.tensor([3.0, 3.0], dtype=D)),
@@ -105,7 +102,7 @@ def circle(x):
     [{"type": "eq", "fun": lambda x: circle(x) - 1}, so.NonlinearConstraint(circle, 1, 1)],
     ids=["dict", "scipy"],
 )
-def test_constraints(method, constraint):
+def test_constraints_match_closed_form(method, constraint):
     """The point of the circle nearest to (3, 4) is (0.6, 0.8)."""
     target = torch.tensor([3.0, 4.0], dtype=D)
     x0 = {"p": torch.tensor([1.0, 0.5], dtype=D)}
@@ -123,7 +120,7 @@ def test_constraints(method, constraint):
 
 
 @pytest.mark.parametrize("method", ["slsqp", "trust-constr"])
-def test_constraints_and_bounds_together(method):
+def test_constraints_with_bounds_match_closed_form(method):
     """The point (0.6, 0.8) of the circle is out of bounds, and x = 0.5 is nearest; SciPy lists unequal Jacobians."""
     target = torch.tensor([3.0, 4.0], dtype=D)
     found = minimize(
@@ -136,7 +133,7 @@ def test_constraints_and_bounds_together(method):
     torch.testing.assert_close(found.x, torch.tensor([0.5, 0.75**0.5], dtype=D), atol=1e-5, rtol=0)
 
 
-def test_constraints_have_exact_hessians():
+def test_trust_constr_uses_exact_constraint_hessians():
     """trust-constr takes as few steps as with derivatives by hand."""
     x0 = torch.tensor([0.5, 0.0], dtype=D)
     ours = minimize(rosenbrock, x0, method="trust-constr", constraints=so.NonlinearConstraint(lambda x: x @ x, 0, 1))
@@ -150,7 +147,7 @@ def test_constraints_have_exact_hessians():
     np.testing.assert_allclose(ours.x.numpy(), theirs.x, rtol=1e-9)
 
 
-def test_ctrl_c_returns_the_best_point():
+def test_keyboard_interrupt_returns_the_best_point():
     values = []
 
     def interrupt(found):
@@ -166,14 +163,14 @@ def test_ctrl_c_returns_the_best_point():
     torch.testing.assert_close(rosenbrock(found.x).item(), found.fun)
 
 
-def test_stop_iteration_ends():
+def test_stop_iteration_stops():
     def stop(found):
         raise StopIteration
 
     assert minimize(rosenbrock, START, callback=stop).nit <= 1
 
 
-def test_errors_of_the_user_come_through():
+def test_user_errors_are_raised_unchanged():
     def f(x):
         raise ZeroDivisionError("mine")
 
@@ -181,13 +178,13 @@ def test_errors_of_the_user_come_through():
         minimize(f, START)
 
 
-def test_not_finite_is_said():
+def test_non_finite_value_is_no_success():
     found = minimize(lambda x: (x * float("nan")).sum(), torch.ones(2, dtype=D), method="l-bfgs-b")
     assert not found.success
     assert "nan" in found.message
 
 
-def test_iterations_used_up_are_said():
+def test_iteration_limit_is_reported():
     found = minimize(rosenbrock, START, options={"maxiter": 2})
     assert not found.success
     assert found.nit == 2
@@ -210,18 +207,18 @@ def test_iterations_used_up_are_said():
         ({"progress": 1}, "progress: expected True or False"),
     ],
 )
-def test_bad_arguments(change, words):
+def test_rejects_bad_arguments(change, words):
     with pytest.raises(hodiff.InputError, match=words):
         minimize(bowl, START, **change)
 
 
 @pytest.mark.parametrize("f", [lambda x: x, lambda x: x.sum().item(), lambda x: torch.ones(())])
-def test_functions_that_are_none(f):
+def test_rejects_functions_that_return_no_scalar(f):
     with pytest.raises(hodiff.InputError):
         minimize(f, START)
 
 
-def test_functions_without_a_second_derivative():
+def test_once_differentiable_functions_work_with_gradient_methods():
     """Gradient methods work if backward is differentiable once, and other methods raise."""
 
     class Cubed(torch.autograd.Function):
@@ -240,7 +237,7 @@ def test_functions_without_a_second_derivative():
     assert minimize(lambda x: Cubed.apply(x).square().sum(), torch.ones(2, dtype=D), method="bfgs").success
 
 
-def test_a_loss_that_differentiates_inside():
+def test_gradient_inside_the_loss_is_differentiated():
     """The loss contains torch.autograd.grad, like a physics-informed loss."""
     t = torch.linspace(0, 1, 7, dtype=D)
 
@@ -257,7 +254,7 @@ def test_a_loss_that_differentiates_inside():
 
 
 @pytest.mark.parametrize("method", ["trust-ncg", "bfgs", "trust-exact"])
-def test_minimisers_are_differentiable(method):
+def test_argmin_of_minimize_is_differentiable(method):
     """argmin_x of x^4/4 + x^2/2 - p x has the derivative 1 / (3 x^2 + 1)."""
     solver = functools.partial(minimize, method=method, tol=1e-10)
     found = hodiff.implicit.argmin(lambda x, p: (x**4 / 4 + x**2 / 2 - p * x).sum(), solver)
@@ -267,7 +264,7 @@ def test_minimisers_are_differentiable(method):
     torch.testing.assert_close(slope, 1 / (3 * x**2 + 1).detach(), rtol=1e-6, atol=0)
 
 
-def test_a_start_that_is_not_finite():
+def test_non_finite_start_is_no_success():
     for method in METHODS:
         start, limit = torch.tensor([float("nan"), 1.0], dtype=D), {"maxiter": 20} if method == "trust-constr" else None
         found = minimize(rosenbrock, start, method=method, options=limit)
@@ -275,7 +272,7 @@ def test_a_start_that_is_not_finite():
         assert "nan" in found.message
 
 
-def test_transforms_are_referred_to_argmin():
+def test_transforms_raise_and_name_argmin():
     with pytest.raises(hodiff.InputError, match=r"hodiff\.implicit\.argmin"):
         torch.func.grad(lambda a: minimize(lambda x: bowl(x, a), START).x.sum())(torch.zeros(5, dtype=D))
     with pytest.raises(hodiff.InputError, match=r"hodiff\.implicit\.argmin"):
@@ -283,18 +280,18 @@ def test_transforms_are_referred_to_argmin():
 
 
 @pytest.mark.slow
-def test_compiled_code_leaves_the_graph():
+def test_compiled_code_breaks_the_graph():
     run = torch.compile(lambda x: minimize(bowl, 2 * x).x + 1, backend="eager")
     torch.testing.assert_close(run(START), torch.ones(5, dtype=D), atol=1e-4, rtol=0)
 
 
-def test_a_constant_constraint_is_refused_by_name():
+def test_constant_constraint_is_rejected():
     constraint = {"type": "ineq", "fun": lambda x: torch.ones(1)}
     with pytest.raises(hodiff.InputError, match="minimize: constraints: the output does not depend"):
         minimize(bowl, START, method="slsqp", constraints=constraint)
 
 
-def test_a_module_that_keeps_what_it_computed():
+def test_module_that_caches_tensors_matches():
     class Memo(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -312,7 +309,7 @@ def test_a_module_that_keeps_what_it_computed():
     torch.testing.assert_close(found.x["w"], torch.full((3,), 2.0, dtype=D).log(), atol=1e-6, rtol=0)
 
 
-def test_bounds_that_may_mean_two_things_are_refused():
+def test_ambiguous_bounds_are_rejected():
     pair = [torch.tensor(0.5, dtype=D), torch.tensor(2.5, dtype=D)]
     f = lambda p: (p[0] - 5) ** 2 + (p[1] + 5) ** 2  # noqa: E731
     with pytest.raises(hodiff.InputError, match="got two pairs of numbers, which may be"):
@@ -324,14 +321,14 @@ def test_bounds_that_may_mean_two_things_are_refused():
 
 
 @pytest.mark.parametrize("method", [*METHODS, "batched"])
-def test_a_start_of_no_elements_is_refused(method):
+def test_empty_start_is_rejected(method):
     options = {"batched": True} if method == "batched" else {"method": method}
     with pytest.raises(hodiff.InputError, match="minimize: x0: expected at least one number"):
         minimize(lambda x: x.sum(), torch.zeros(4, 0, dtype=D), **options)
 
 
 @pytest.mark.parametrize("method", ["tnc", "l-bfgs-b", "newton-krylov"])
-def test_a_callback_ends_a_run(method):
+def test_callback_stops_the_run(method):
     def stop(result):
         raise StopIteration
 
@@ -341,7 +338,7 @@ def test_a_callback_ends_a_run(method):
 
 
 @pytest.mark.parametrize("method", OPTIONS)
-def test_options_that_scipy_does_not_know(method):
+def test_rejects_options_that_scipy_does_not_know(method):
     with pytest.raises(hodiff.InputError, match=rf"options: expected those of method='{method}', got 'max_iterations'"):
         minimize(rosenbrock, START, method=method, options={"max_iterations": 1})
     with pytest.raises(hodiff.InputError, match=r"got 'xyz', which it has not; it takes \w+, "):
@@ -349,7 +346,7 @@ def test_options_that_scipy_does_not_know(method):
 
 
 @pytest.mark.parametrize("method", OPTIONS)
-def test_options_are_those_of_the_installed_scipy(method):
+def test_options_match_installed_scipy(method):
     """The options are the parameters of SciPy's function, except those that `minimize` passes itself."""
     name = {"newton-cg": "newtoncg", "l-bfgs-b": "lbfgsb", "trust-constr": "trustregion_constr"}.get(method)
     if method in {"dogleg", "trust-exact", "trust-krylov", "trust-ncg"}:
@@ -378,13 +375,13 @@ def test_options_are_those_of_the_installed_scipy(method):
         (so.NonlinearConstraint(lambda x: x, 2, 1), "lower limits that are at most the upper ones, got 2 and 1"),
     ],
 )
-def test_constraints_that_no_method_can_begin_with(method, constraint, words):
+def test_infeasible_and_undefined_constraints_are_rejected(method, constraint, words):
     with pytest.raises(hodiff.InputError, match=f"minimize: constraints: .*{words}"):
         minimize(bowl, START, method=method, constraints=constraint)
 
 
 @pytest.mark.parametrize("method", ["l-bfgs-b", "tnc", "slsqp", "trust-constr"])
-def test_bounds_that_fix_all(method):
+def test_bounds_that_fix_all_unknowns_return_the_start(method):
     found = minimize(bowl, START, method=method, bounds=(START, START))
     torch.testing.assert_close(found.x, START)
     assert found.success
@@ -405,7 +402,7 @@ def test_errors_name_the_argument(options, words):
         minimize(bowl, START, **options)
 
 
-def test_no_problems_at_all():
+def test_empty_batch_is_rejected():
     with pytest.raises(hodiff.InputError, match="x0: expected at least one problem"):
         minimize(lambda x: x.square().sum(), torch.zeros(0, 4, dtype=D), batched=True)
 
@@ -413,7 +410,7 @@ def test_no_problems_at_all():
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", [None, "newton-cg", "trust-krylov", "trust-constr", "newton-krylov", "l-bfgs-b"])
 @pytest.mark.parametrize("unit", [1e20, 1e30])
-def test_large_values_in_float32(method, unit):
+def test_large_values_in_float32_do_not_overflow(method, unit):
     """Multiplying the Hessian by the unscaled gradient would overflow."""
 
     def f(x):
@@ -423,13 +420,13 @@ def test_large_values_in_float32(method, unit):
     torch.testing.assert_close(found.x, torch.ones(2), rtol=1e-2, atol=1e-2)
 
 
-def test_a_start_that_is_the_end_says_so():
+def test_message_says_that_the_start_is_the_solution():
     found = minimize(lambda x: 1e-20 * x.square().sum(), torch.ones(2), method="bfgs")
     assert found.success
     assert found.message.startswith("x is x0, where the gradient has norm 2.8e-20.")
 
 
-def test_slow_functions_are_told_what_an_iteration_takes(monkeypatch):
+def test_slow_functions_warn_with_the_cost_of_an_iteration(monkeypatch):
     monkeypatch.setattr(importlib.import_module("hodiff.optimize.minimize"), "SLOW", 0.0)
     start = torch.zeros(2, dtype=torch.float64)
     with pytest.warns(

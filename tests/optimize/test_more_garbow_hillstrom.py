@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from at_once import in_turn, some_at_once
 from optimize import by_torch_func
 from optimize.problems.elsewhere import MORE_GARBOW_HILLSTROM as ELSEWHERE
 from optimize.problems.elsewhere import OWN
 from optimize.problems.more_garbow_hillstrom import PROBLEMS
 from optimize.problems.settings import LEAST_SQUARES, MINIMIZE, OWN_LEAST_SQUARES, OWN_MINIMIZE
 from scipy.differentiate import jacobian
+from slow_cases import slow_except, thinned_pairs
 
 from hodiff import grad_and_hvp, hessian_matrix
 from hodiff.checks import scipy_hessian
@@ -20,7 +20,7 @@ D = torch.float64
 BY_HAND = {"brown badly scaled": ([-2e6, -4e-6], [[4.0, 0.0], [0.0, 4.0]])}
 # Problems that determine x to few digits, although f is accurate.
 NEARLY_SINGULAR = {"watson 9", "watson 12", "linear of rank 1", "linear of rank 1 with zeros"}
-SOON = {"trf", "trust-exact", "bfgs"}
+QUICK = {"trf", "trust-exact", "bfgs"}
 
 
 def differences(problem):
@@ -44,8 +44,8 @@ def in_units(problem):
     return lambda z: problem.value(problem.start + units * z)
 
 
-@pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: len(PROBLEMS[name].start) == 2))
-def test_derivatives_at_the_start(name):
+@pytest.mark.parametrize("name", slow_except(PROBLEMS, lambda name: len(PROBLEMS[name].start) == 2))
+def test_derivatives_at_the_start_match_differences(name):
     problem = PROBLEMS[name]
     gradient, hessian = differences(problem)
     zero = torch.zeros_like(problem.start)
@@ -56,7 +56,7 @@ def test_derivatives_at_the_start(name):
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_norm_at_the_start_and_value_at_the_minimiser(name):
+def test_published_norms_and_minima_match(name):
     problem = PROBLEMS[name]
     if problem.norm_at_start is not None:
         assert problem.residuals(problem.start).norm().item() == pytest.approx(problem.norm_at_start, rel=1e-7)
@@ -67,14 +67,14 @@ def test_norm_at_the_start_and_value_at_the_minimiser(name):
         )
 
 
-def test_all_are_there():
+def test_all_problems_are_present():
     assert len({name.rstrip(" 0123456789") for name in PROBLEMS} - {"osborne", "penalty", "linear of rank"}) + 5 == 35
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("method", some_at_once([*LEAST_SQUARES, *MINIMIZE], {"trust-exact", "trust-krylov", "trf"}))
-@pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: len(PROBLEMS[name].start) == 2))
-def test_first_steps_are_those_with_other_derivatives(name, method):
+@pytest.mark.parametrize("method", slow_except([*LEAST_SQUARES, *MINIMIZE], {"trust-exact", "trust-krylov", "trf"}))
+@pytest.mark.parametrize("name", slow_except(PROBLEMS, lambda name: len(PROBLEMS[name].start) == 2))
+def test_first_steps_match_manual_derivatives(name, method):
     """Wrong Hessians may also lead to the minimum, but by other steps."""
     problem = PROBLEMS[name]
     if method in LEAST_SQUARES:
@@ -120,10 +120,10 @@ def of_scipy(problem, method):
             name,
             method,
             marks=[]
-            if method in SOON and len(PROBLEMS[name].start) < 4 and (name, method) not in ELSEWHERE
+            if method in QUICK and len(PROBLEMS[name].start) < 4 and (name, method) not in ELSEWHERE
             else pytest.mark.slow,
         )
-        for name, method in in_turn(PROBLEMS, [*LEAST_SQUARES, *MINIMIZE], by=2)
+        for name, method in thinned_pairs(PROBLEMS, [*LEAST_SQUARES, *MINIMIZE], by=2)
     ],
 )
 def test_published_minimum_is_found(name, method):
@@ -138,18 +138,18 @@ def test_published_minimum_is_found(name, method):
 
 @pytest.mark.parametrize(
     "case",
-    some_at_once(
+    slow_except(
         [(name, method) for name in PROBLEMS for method in [*OWN_LEAST_SQUARES, *OWN_MINIMIZE]],
         lambda case: case[0] in {"rosenbrock", "beale"},
         " ".join,
     ),
 )
-def test_our_own_methods_find_it(case):
+def test_published_minimum_is_found_by_own_methods(case):
     name, method = case
     problem = PROBLEMS[name]
     if method in OWN_LEAST_SQUARES:
         found = 2 * least_squares(problem.residuals, problem.start, method=method, **OWN_LEAST_SQUARES[method]).cost
     else:
         found = minimize(problem.value, problem.start, method=method, options=OWN_MINIMIZE[method]).fun
-    # Rounding decides which runs end elsewhere, as above.
+    # Rounding decides which runs do not converge, as above.
     assert problem.is_solved_by(found) or case in OWN, found

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.optimize as so
 import torch
+from cases import rosenbrock
 
 import hodiff
 from hodiff.optimize import minimize
@@ -15,17 +16,13 @@ D = torch.float64
 START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)
 
 
-def rosenbrock(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
-
-
-def moved(points):
+def without_repeated_points(points):
     """Remove points that repeat the previous point, as after rejected steps."""
     return [np.array(p) for p, _ in itertools.groupby(tuple(p) for p in points)]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_iterates_are_those_of_scipy_with_fewer_products(seed):
+def test_iterates_match_scipy_with_fewer_products(seed):
     start = START + seed * torch.randn(5, dtype=D, generator=torch.Generator().manual_seed(seed))
     ours, theirs = [], []
     found = minimize(rosenbrock, start, method="newton-krylov", callback=lambda r: ours.append(r.x.tolist()))
@@ -44,7 +41,7 @@ def test_iterates_are_those_of_scipy_with_fewer_products(seed):
         method="trust-ncg",
         callback=lambda x: theirs.append(x.tolist()),
     )
-    ours, theirs = moved(ours), moved(theirs)
+    ours, theirs = without_repeated_points(ours), without_repeated_points(theirs)
     assert abs(len(ours) - len(theirs)) <= 1
     for k, (one, other) in enumerate(zip(ours[:12], theirs[:12], strict=True)):
         np.testing.assert_allclose(one, other, rtol=1e-13 * 10 ** (k / 2))
@@ -62,7 +59,7 @@ def symmetric(n, seed, *, positive):
 
 @pytest.mark.parametrize("positive", [True, False])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_smaller_balls_replay_the_path(positive, weighted):
+def test_smaller_radius_replays_the_path(positive, weighted):
     """The recorded path gives the step of conjugate gradients in a smaller ball without a new product."""
     A, g = symmetric(12, 1, positive=positive)
     weights = 1 / A.diag().abs() if weighted else torch.ones(12, dtype=D)
@@ -79,7 +76,7 @@ def test_smaller_balls_replay_the_path(positive, weighted):
         assert abs(step.change - float(g @ step.z + step.z @ A @ step.z / 2)) < 1e-9 * abs(step.change)
 
 
-def test_along_negative_curvature_the_lower_end_is_taken():
+def test_negative_curvature_takes_the_lower_end():
     """The lower end may be behind: -0.1 t - 5 t^2 from 0.9, in a ball of radius 1, is lower at -1 than at 1."""
     z, d = torch.tensor([0.9], dtype=D), torch.ones(1, dtype=D)
     segment = Segment(z, d, value=0.0, slope=-0.1, curvature=-10.0, square=0.81, cross=0.9, length=1.0)
@@ -97,7 +94,7 @@ def test_few_pieces_of_the_path_are_kept():
 
 
 @pytest.mark.parametrize("form", ["diagonal", "callable"])
-def test_a_preconditioner_saves_products(form):
+def test_preconditioner_saves_products(form):
     n = 60
     scales = torch.logspace(0, 5, n, dtype=D)
 
@@ -114,7 +111,7 @@ def test_a_preconditioner_saves_products(form):
     assert fast.nhvp < plain.nhvp / 5
 
 
-def test_forcing_terms_of_eisenstat_and_walker():
+def test_forcing_terms_do_not_depend_on_the_unit():
     """The terms do not depend on the unit of the function."""
     counts = {
         (name, unit): minimize(
@@ -130,7 +127,7 @@ def test_forcing_terms_of_eisenstat_and_walker():
     assert counts["superlinear", 1.0] != counts["superlinear", 2.0**-20]
 
 
-def test_to_rounding_and_not_beyond():
+def test_gradient_norm_reaches_rounding():
     """The method reaches a gradient norm that rounding allows, and reports a norm that it does not."""
     found = minimize(rosenbrock, START, method="newton-krylov", options={"gtol": 1e-12})
     assert found.success
@@ -152,6 +149,6 @@ def test_to_rounding_and_not_beyond():
         ({"eta": 2.0}, "eta'\\]: expected a number from 0.0 to 1.0"),
     ],
 )
-def test_bad_options(options, words):
+def test_rejects_bad_options(options, words):
     with pytest.raises(hodiff.InputError, match=words):
         minimize(rosenbrock, START, method="newton-krylov", options=options)

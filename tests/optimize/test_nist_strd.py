@@ -8,11 +8,11 @@ from optimize.problems.settings import LEAST_SQUARES
 from hodiff import jacobian
 from hodiff.optimize import least_squares
 
-SOON = ("lower", 2, "trf")
-# From the far start, these may end elsewhere or fail with any exact Jacobian; the benchmark includes them.
+QUICK = ("lower", 2, "trf")
+# From the far start, these may not converge with any exact Jacobian; the benchmark includes them.
 ASTRAY = {("MGH10", 1, "lm"), ("MGH09", 1, "dogbox"), ("MGH17", 1, "dogbox"), ("Rat43", 1, "dogbox")}
 CASES = [
-    pytest.param(name, number, method, marks=[] if (set_.level, number, method) == SOON else pytest.mark.slow)
+    pytest.param(name, number, method, marks=[] if (set_.level, number, method) == QUICK else pytest.mark.slow)
     for name, set_ in REGRESSIONS.items()
     for number in (2, 1)
     for method in LEAST_SQUARES
@@ -20,13 +20,13 @@ CASES = [
 ]
 
 
-def test_all_are_there():
+def test_all_regressions_are_present():
     levels = [each.level for each in REGRESSIONS.values()]
     assert [levels.count(each) for each in ("lower", "average", "higher")] == [8, 11, 8]
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)
-def test_certified_parameters_have_certified_squares_and_deviations(name):
+def test_certified_residuals_and_deviations_match(name):
     """The data and models are NIST's; the deviations also test the Jacobian."""
     set_ = REGRESSIONS[name]
     residuals = set_.residuals(set_.certified)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.optimize as so
 import torch
+from cases import rosenbrock
 
 import hodiff
 from hodiff.optimize import minimize
@@ -13,10 +14,6 @@ D = torch.float64
 METHODS = ["ssbfgs", "ssbroyden"]
 CHOICES = {"ssbfgs": ssbfgs, "ssbroyden": ssbroyden}
 START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)
-
-
-def rosenbrock(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def positive(n, seed, condition=1e4):
@@ -34,7 +31,7 @@ def pair(n, seed):
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("seed", range(4))
-def test_secant_equation_and_positive_definiteness(method, seed):
+def test_update_satisfies_secant_equation_and_stays_positive_definite(method, seed):
     n = 7
     first = positive(n, seed, 100)
     inverse = InverseHessian(CHOICES[method], torch.zeros(n, dtype=D), first.clone())
@@ -48,7 +45,7 @@ def test_secant_equation_and_positive_definiteness(method, seed):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_update_is_the_formula_of_the_papers(method):
+def test_update_matches_published_formula(method):
     n = 6
     for seed in range(6):
         H, (s, y) = positive(n, seed), pair(n, seed)
@@ -62,7 +59,7 @@ def test_update_is_the_formula_of_the_papers(method):
         torch.testing.assert_close(inverse.matrix, expected, rtol=1e-10, atol=1e-10)
 
 
-def test_ssbfgs_is_bfgs_where_the_scale_is_one():
+def test_ssbfgs_matches_bfgs_at_scale_one():
     n, unscaled = 6, 0
     for seed in range(12):
         H, (s, y) = positive(n, seed), pair(n, seed)
@@ -80,7 +77,7 @@ def test_ssbfgs_is_bfgs_where_the_scale_is_one():
 
 @pytest.mark.parametrize("b", [0.3, 0.9, 1.0, 1.5, 20.0])
 @pytest.mark.parametrize("ah", [1.0, 1.01, 3.0, 1e3, 1e12])
-def test_ssbroyden_stays_within_what_keeps_it_positive(b, ah):
+def test_ssbroyden_parameters_stay_in_the_positive_range(b, ah):
     tau, phi = ssbroyden(Quotients(b, ah / b, 10))
     a = ah - 1
     assert 0 < tau < np.inf
@@ -89,7 +86,7 @@ def test_ssbroyden_stays_within_what_keeps_it_positive(b, ah):
 
 @pytest.mark.parametrize("b", [0.05, 0.3, 0.9, 1.5, 20.0])
 @pytest.mark.parametrize("h", [0.3, 1.3, 4.0, 50.0])
-def test_ssbroyden_chooses_as_printed(b, h):
+def test_ssbroyden_parameters_match_published_formulas(b, h):
     """The parameters match Al-Baali, Spedicato and Maggioni's formulas for n = 3."""
     a = b * h - 1
     if a <= 0:
@@ -105,7 +102,7 @@ def test_ssbroyden_chooses_as_printed(b, h):
 
 
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=METHODS)
-def test_quadratics_end_in_n_steps_of_exact_line_search(choose):
+def test_quadratics_end_after_n_exact_line_searches(choose):
     """Broyden's family generates conjugate directions at any scale, so n exact line searches suffice."""
     n = 6
     A, x = positive(n, 3, 100), torch.ones(n, dtype=D)
@@ -120,7 +117,7 @@ def test_quadratics_end_in_n_steps_of_exact_line_search(choose):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_rosenbrock_beside_bfgs_of_scipy(method):
+def test_rosenbrock_minimum_matches_scipy_bfgs(method):
     found = minimize(rosenbrock, START, method=method, tol=1e-9)
     expected = so.minimize(so.rosen, START.numpy(), jac=so.rosen_der, method="bfgs", tol=1e-9)
     assert found.success
@@ -133,7 +130,7 @@ def test_rosenbrock_beside_bfgs_of_scipy(method):
     )
 
 
-def test_more_digits_than_bfgs_of_scipy_on_an_ill_conditioned_fit():
+def test_ill_conditioned_fit_is_more_accurate_than_scipy_bfgs():
     """The self-scaled methods fit a small network to a smooth function more accurately than BFGS."""
     t = torch.linspace(-1, 1, 40, dtype=D)[:, None]
     g = torch.Generator().manual_seed(0)
@@ -147,7 +144,7 @@ def test_more_digits_than_bfgs_of_scipy_on_an_ill_conditioned_fit():
     assert values["ssbfgs"] < values["bfgs"]
 
 
-def test_options_and_what_is_told():
+def test_options_and_result_fields():
     found = minimize(rosenbrock, START, method="ssbroyden", options={"maxiter": 3})
     assert (found.nit, found.success) == (3, False)
     assert "aximum number of iterations" in found.message
@@ -173,13 +170,13 @@ def test_options_and_what_is_told():
         ({"hess_inv0": torch.ones(5)}, "symmetric matrix"),
     ],
 )
-def test_bad_options(options, words):
+def test_rejects_bad_options(options, words):
     with pytest.raises(hodiff.InputError, match=words):
         minimize(rosenbrock, START, method="ssbfgs", options=options)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "newton-krylov"])
-def test_callback_interruption_and_numbers_that_are_none(method):
+def test_callbacks_interruption_and_nan_are_reported(method):
     seen = []
 
     def interrupt(found):
@@ -199,14 +196,14 @@ def test_callback_interruption_and_numbers_that_are_none(method):
     found = minimize(lambda x: (x * float("nan")).sum(), START, method=method)
     assert not found.success
     assert "nan" in found.message
-    # The method continues next to a boundary of NaN.
+    # The method continues beside points at which the function is NaN.
     found = minimize(lambda x: (x - x.log()).sum(), torch.full((3,), 4.0, dtype=D), method=method)
     assert found.success
     torch.testing.assert_close(found.x, torch.ones(3, dtype=D), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "newton-krylov"])
-def test_a_gradient_that_is_not_that_of_the_function_is_told(method):
+def test_wrong_gradient_is_reported(method):
     class Turned(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -222,7 +219,7 @@ def test_a_gradient_that_is_not_that_of_the_function_is_told(method):
 
 
 @pytest.mark.parametrize("method", [*METHODS, "newton-krylov"])
-def test_structure_dtypes_and_progress(method, capsys):
+def test_pytrees_dtypes_and_progress_work(method, capsys):
     x0 = {"a": torch.tensor([1.0, 2.0]), "b": (torch.tensor(3.0, dtype=D), torch.tensor([1 + 1j], dtype=torch.cdouble))}
     found = minimize(
         lambda x, c: (x["a"] - c).square().sum() + x["b"][0] ** 4 + x["b"][1].abs().square().sum(),

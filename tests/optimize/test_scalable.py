@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from at_once import in_turn, some_at_once
 from optimize import by_torch_func
 from optimize.problems.elsewhere import SCALABLE as ELSEWHERE
 from optimize.problems.scalable import PROBLEMS
 from optimize.problems.settings import MINIMIZE
 from scipy.differentiate import derivative
+from slow_cases import slow_except, thinned_pairs
 
 from hodiff import grad_and_hvp
 from hodiff.checks import scipy_hessian
@@ -21,7 +21,7 @@ LARGE = ("trust-ncg", "newton-cg", "l-bfgs-b")
 PUBLISHED = (1_000, 2_000, 5_000)
 # The sixteen problems of the DIXMAAN family differ in factors and powers.
 ALIKE = {name for name in PROBLEMS if name.startswith("dixmaan")} - {"dixmaan b", "dixmaan l"}
-TRIED = {*in_turn(PROBLEMS, SMALL, by=3), *((name, "trust-ncg") for name in PROBLEMS if name not in ALIKE)}
+TRIED = {*thinned_pairs(PROBLEMS, SMALL, by=3), *((name, "trust-ncg") for name in PROBLEMS if name not in ALIKE)}
 THOUSANDS_OF_STEPS = {("nondquar", "l-bfgs-b"), ("dixmaan l", "l-bfgs-b")}
 # A rounding error in the derivatives changes four steps by more than 1e-7, since the Hessians are ill-conditioned.
 FEW_DIGITS = {"variably dimensioned": 1e-2, "discrete boundary value": 1e-3}
@@ -31,8 +31,8 @@ UNDETERMINED = ("fletchcr", "trust-krylov")
 LONG = {"arwhead", "chained rosenbrock", "discrete boundary value", "extended wood", "fletchcr", "nondquar"}
 
 
-@pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: name not in ALIKE))
-def test_derivatives_along_a_line(name):
+@pytest.mark.parametrize("name", slow_except(PROBLEMS, lambda name: name not in ALIKE))
+def test_derivatives_along_a_line_match_differences(name):
     problem = PROBLEMS[name]
     x = problem.start(problem.size(100))
     v = torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=D) * torch.where(x == 0, 1.0, x.abs())
@@ -52,9 +52,9 @@ def test_derivatives_along_a_line(name):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("method", some_at_once(SMALL, {"trust-ncg"}))
-@pytest.mark.parametrize("name", some_at_once(PROBLEMS, lambda name: name not in ALIKE))
-def test_first_steps_are_those_with_other_derivatives(name, method):
+@pytest.mark.parametrize("method", slow_except(SMALL, {"trust-ncg"}))
+@pytest.mark.parametrize("name", slow_except(PROBLEMS, lambda name: name not in ALIKE))
+def test_first_steps_match_manual_derivatives(name, method):
     """Wrong products and Hessians may also lead to the minimum, but by other steps."""
     problem = PROBLEMS[name]
     start = problem.start(problem.size(100))
@@ -79,13 +79,13 @@ def cases():
                     continue
                 if n > 100 and (name, method) in THOUSANDS_OF_STEPS:
                     continue
-                soon = (
+                quick = (
                     n == 100
                     and method == "trust-ncg"
                     and name not in LONG | ALIKE
                     and (name, n, method) not in ELSEWHERE
                 )
-                yield pytest.param(name, n, method, marks=[] if soon else pytest.mark.slow)
+                yield pytest.param(name, n, method, marks=[] if quick else pytest.mark.slow)
 
 
 @pytest.mark.one_in(3)

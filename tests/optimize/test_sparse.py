@@ -1,10 +1,11 @@
-"""Tests of sparse Hessians in `minimize`: steps of dense Hessians, Newton's method with factors, surfaces, refusals."""
+"""Tests of sparse Hessians in `minimize`: the steps of dense Hessians, Newton's method, minimal surfaces, errors."""
 
 import numpy as np
 import pytest
 import scipy.optimize as so
 import scipy.sparse
 import torch
+from cases import rosenbrock
 
 import hodiff
 from hodiff.optimize import minimize
@@ -19,10 +20,6 @@ START = torch.tensor([-1.2, 1.0, 0.8, 0.5, 2.0], dtype=D)
 SPARSE = [name for name, method in METHODS.items() if method.sparse]
 
 
-def rosenbrock(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
-
-
 def gradient_norms(f, **arguments):
     norms = []
     found = minimize(f, **arguments, callback=lambda r: norms.append(float(torch.func.grad(f)(r.x).norm())))
@@ -30,7 +27,7 @@ def gradient_norms(f, **arguments):
 
 
 @pytest.mark.parametrize("method", SPARSE)
-def test_steps_are_those_of_dense_derivatives(method):
+def test_steps_match_dense_derivatives(method):
     runs = []
     for sparse in (False, True):
         steps = []
@@ -50,7 +47,7 @@ def test_steps_are_those_of_dense_derivatives(method):
 
 
 @pytest.mark.parametrize("sparse", [False, True])
-def test_a_newton_step_is_that_of_the_formula(sparse):
+def test_newton_step_matches_formula(sparse):
     """The step is Newton's if the Hessian is positive definite and the full step suffices."""
     x0 = torch.full((5,), 1.02, dtype=D)
     step = np.linalg.solve(so.rosen_hess(x0.numpy()), so.rosen_der(x0.numpy()))
@@ -60,7 +57,7 @@ def test_a_newton_step_is_that_of_the_formula(sparse):
     assert "aximum number of iterations" in found.message
 
 
-def test_ten_thousand_unknowns_and_quadratic_convergence():
+def test_ten_thousand_unknowns_converge_quadratically():
     found, norms = gradient_norms(
         rosenbrock, x0=torch.full((10_000,), 2.0, dtype=D), method="newton", sparse=True, tol=1e-10
     )
@@ -105,14 +102,14 @@ def surface_error(side):
     return float((found.x.view(side, side) - exact).abs().max())
 
 
-def test_a_minimal_surface_is_found_to_the_order_of_its_triangles():
+def test_minimal_surface_error_is_second_order():
     coarse, fine = surface_error(20), surface_error(41)
     assert coarse < 2e-4
     assert coarse / fine == pytest.approx(4, rel=0.1)
 
 
 @pytest.mark.slow
-def test_a_minimal_surface_of_90_000_unknowns():
+def test_minimal_surface_of_90_000_unknowns_converges():
     assert surface_error(300) < 1e-6
 
 
@@ -127,7 +124,7 @@ def matrices():
 
 
 @pytest.mark.parametrize("matrix", list(matrices()))
-def test_directions_descend_along_a_positive_definite_matrix(matrix):
+def test_newton_direction_descends_with_a_positive_definite_shift(matrix):
     slope = torch.linspace(-1, 2, len(matrix), dtype=D)
     lowest = float(torch.linalg.eigvalsh(matrix)[0])
     for made in (DenseMatrix(matrix), SparseMatrix(scipy.sparse.csr_array(matrix.numpy()))):
@@ -141,12 +138,12 @@ def test_directions_descend_along_a_positive_definite_matrix(matrix):
             assert (solved is None) == (lowest + each <= 0)
 
 
-def test_a_matrix_that_no_shift_mends_is_said():
+def test_nan_matrix_has_no_newton_direction():
     nothing = torch.full((2, 2), torch.nan, dtype=D)
     assert newton_direction(DenseMatrix(nothing), torch.ones(2, dtype=D), 0.0) is None
 
 
-def test_from_where_the_hessian_is_indefinite():
+def test_start_with_indefinite_hessian_converges():
     """Every second unknown has negative curvature at the start."""
 
     def double_wells(x):
@@ -159,14 +156,14 @@ def test_from_where_the_hessian_is_indefinite():
 
 
 @pytest.mark.slow
-def test_a_coloring_that_is_there():
+def test_given_coloring_gives_the_same_result():
     coloring = hodiff.sparse.color(hodiff.sparse.hessian_pattern(rosenbrock, START))
     for method in SPARSE:
         found, alone = (minimize(rosenbrock, START, method=method, sparse=each) for each in (coloring, True))
         torch.testing.assert_close(found.x, alone.x)
 
 
-def test_the_pattern_is_looked_for_once():
+def test_pattern_is_found_once():
     """The pattern takes one call of the function, and then each Hessian takes one."""
     calls = []
 
@@ -180,7 +177,7 @@ def test_the_pattern_is_looked_for_once():
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [so.NonlinearConstraint, so.LinearConstraint])
-def test_sparse_constraints_and_bounds(kind):
+def test_sparse_constraints_with_bounds_match_dense(kind):
     """The steps match those with dense Jacobians and Hessians."""
     x0 = torch.linspace(0.3, 0.9, 6, dtype=D)
     if kind is so.NonlinearConstraint:
@@ -206,7 +203,7 @@ def test_sparse_constraints_and_bounds(kind):
     torch.testing.assert_close(found.x, dense.x, rtol=1e-6, atol=0)
 
 
-def test_jacobians_and_hessians_of_constraints_are_sparse_matrices():
+def test_constraint_jacobians_and_hessians_are_sparse():
     x, v = np.linspace(0.3, 0.9, 6), np.arange(1.0, 6.0)
     given = so.NonlinearConstraint(lambda x: x[1:] * x[:-1] ** 2, 0, 1)
     (made,) = constraints_of("minimize", given, Variables(torch.from_numpy(x)), curved=True, sparse=True)
@@ -221,7 +218,7 @@ def test_jacobians_and_hessians_of_constraints_are_sparse_matrices():
     np.testing.assert_allclose(hessian.toarray(), upper + upper.T + np.diag(np.append(2 * v * x[1:], 0)), rtol=1e-14)
 
 
-def test_a_start_that_is_not_finite():
+def test_non_finite_start_is_no_success():
     start = torch.tensor([float("nan"), 1.0], dtype=D)
     for method in SPARSE:
         limit = {"maxiter": 20} if method == "trust-constr" else None
@@ -230,7 +227,7 @@ def test_a_start_that_is_not_finite():
         assert "nan" in found.message
 
 
-def test_float32_and_minimisers_as_functions():
+def test_float32_and_argmin_work():
     found = minimize(rosenbrock, START.float().abs(), method="newton", sparse=True, tol=1e-3)
     assert found.x.dtype is torch.float32
     torch.testing.assert_close(found.x, torch.ones(5), rtol=0, atol=1e-3)
@@ -264,12 +261,12 @@ def small(n):
         ({"options": {"eta": 0.1}}, "expected those of method='newton', got 'eta'"),
     ],
 )
-def test_refuses(options, words):
+def test_rejects_bad_arguments(options, words):
     with pytest.raises(hodiff.InputError, match=f"^minimize: .*{words}"):
         minimize(rosenbrock, START, **{"method": "newton", "sparse": True, **options})
 
 
-def test_refuses_complex_unknowns_and_courses_that_depend_on_numbers():
+def test_rejects_complex_unknowns_and_branches_on_values():
     with pytest.raises(hodiff.InputError, match=r"^minimize: sparse: expected False for complex x0"):
         minimize(lambda z: z.abs().square().sum(), torch.ones(2, dtype=torch.complex128), method="newton", sparse=True)
 

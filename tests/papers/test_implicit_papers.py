@@ -13,7 +13,7 @@ Quick = Callable[[str], Any]
 Script = Callable[[str], ModuleType]
 
 
-def test_blondel_closed_forms_of_ridge(script: Script) -> None:
+def test_blondel_ridge_closed_forms_match(script: Script) -> None:
     ridge = script("blondel-2022-implicit").Ridge()
     solution = torch.linalg.lstsq(
         torch.cat([ridge.X, ridge.penalties.sqrt().diag()]), torch.cat([ridge.y, torch.zeros(10, dtype=torch.float64)])
@@ -25,7 +25,7 @@ def test_blondel_closed_forms_of_ridge(script: Script) -> None:
     assert ridge.least == pytest.approx(torch.linalg.eigvalsh(normal)[0].item() + 0.1)
 
 
-def test_blondel_hypergradient_of_the_dual_is_that_of_differences(script: Script) -> None:
+def test_blondel_dual_hypergradient_matches_differences(script: Script) -> None:
     module = script("blondel-2022-implicit")
     problem = module.SupportVectors(10)
     found = problem.hypergradients(600)[module.IMPLICIT]().item()
@@ -40,12 +40,12 @@ def test_blondel_hypergradient_of_the_dual_is_that_of_differences(script: Script
     assert found == pytest.approx((error(penalty + 1e-5) - error(penalty - 1e-5)) / 2e-5, rel=1e-4)
 
 
-def test_blondel_quadratic_program_has_ranks_for_small_temperatures(script: Script) -> None:
+def test_blondel_soft_ranks_are_ranks_at_low_temperature(script: Script) -> None:
     found = script("blondel-2020-sorting").by_scipy(np.array([0.3, -1.0, 2.0, 0.7]), 0.01)
     assert found == pytest.approx([2, 1, 4, 3], abs=1e-6)
 
 
-def test_meyer_graph_and_power_law(script: Script) -> None:
+def test_meyer_power_law_and_graph_are_as_described(script: Script) -> None:
     meyer = script("meyer-2021-hutchpp")
     generator = torch.Generator().manual_seed(0)
     values = torch.linalg.eigvalsh(meyer.power_law(20, 1.5, generator)).flip(0)
@@ -62,7 +62,7 @@ def test_meyer_graph_and_power_law(script: Script) -> None:
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("hidden", [0, 5])
-def test_lorraine_series_goes_to_the_slope_of_the_validation_loss(script: Script, hidden: int) -> None:
+def test_lorraine_series_converges_to_the_validation_gradient(script: Script, hidden: int) -> None:
     lorraine = script("lorraine-2020")
     problem = lorraine.make(hidden)
     assert problem.logits(problem.start(), problem.training[0]).shape == (lorraine.IMAGES, 10)
@@ -91,7 +91,7 @@ def test_meyer_gains_grow_with_the_decay(quick: Quick) -> None:
 
 
 @pytest.mark.papers
-def test_lorraine_memory_and_validation(quick: Quick) -> None:
+def test_lorraine_memory_is_constant_and_validation_improves(quick: Quick) -> None:
     data = quick("lorraine-2020")["data"]
     MiB = data["costs"]["MiB"]
     assert MiB["series"][-1] < 1.3 * MiB["series"][0]
@@ -102,14 +102,14 @@ def test_lorraine_memory_and_validation(quick: Quick) -> None:
 
 
 @pytest.mark.papers
-def test_magic_predicts_training_again(quick: Quick) -> None:
+def test_magic_predicts_retraining(quick: Quick) -> None:
     data = quick("ilyas-2025-magic")["data"]
     assert data["scores"]["through training"][0] > 0.9
     assert data["against differences"] < 1e-6
 
 
 @pytest.mark.papers
-def test_pyhessian_estimates_agree_with_the_dense_hessian(quick: Quick) -> None:
+def test_pyhessian_estimates_match_the_dense_hessian(quick: Quick) -> None:
     dense = quick("yao-2020-pyhessian")["data"]["dense"]
     assert dense["trace"] < 4
     assert dense["largest"] < 1e-8

@@ -18,7 +18,7 @@ def finn(script: Callable[[str], ModuleType]) -> ModuleType:
     return script("finn-2017-maml")
 
 
-def test_grazzi_closed_form_is_the_slope_of_the_validation_loss(grazzi: ModuleType) -> None:
+def test_grazzi_closed_form_matches_differences(grazzi: ModuleType) -> None:
     problem = grazzi.RidgeProblem(1)
     exact, _ = problem.exact()
     direction = torch.randn(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -40,7 +40,7 @@ def test_grazzi_errors_shrink_at_the_rate_of_the_inner_loop(grazzi: ModuleType) 
         assert all(best < error for best, error in zip(errors[grazzi.CG], errors[other], strict=True))
 
 
-def test_grazzi_rate_of_a_geometric_sequence(grazzi: ModuleType) -> None:
+def test_grazzi_rate_of_a_geometric_sequence_is_exact(grazzi: ModuleType) -> None:
     steps = [1, 3, 6, 10]
     assert grazzi.rate(steps, [3 * 0.7**step for step in steps]) == pytest.approx(0.7)
 
@@ -56,13 +56,13 @@ def test_finn_pretraining_takes_no_inner_step(finn: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(("mean", "reaches"), [(0.68, True), (0.75, True), (0.76, False), (0.3, True)])
-def test_finn_reaches_the_reference_within_chance(finn: ModuleType, mean: float, reaches: bool) -> None:
+def test_finn_reaches_reference_within_the_standard_error(finn: ModuleType, mean: float, reaches: bool) -> None:
     errors = mean + torch.tensor([0.1, -0.1]).repeat(300)
     assert finn.reaches_reference(errors) is reaches
 
 
 @pytest.mark.slow
-def test_finn_says_how_many_meta_steps_were_taken(finn: ModuleType) -> None:
+def test_finn_reports_the_number_of_meta_steps(finn: ModuleType) -> None:
     found = finn.reproduce(True, False, 5)
     assert found.settings["meta-steps"] == 5
     assert "after 5 meta-steps" in found.claims[0].measured
@@ -71,7 +71,7 @@ def test_finn_says_how_many_meta_steps_were_taken(finn: ModuleType) -> None:
 
 
 @pytest.mark.papers
-def test_rajeswaran_memory_and_errors(quick: Callable[[str], Any]) -> None:
+def test_rajeswaran_memory_is_constant_and_errors_are_small(quick: Callable[[str], Any]) -> None:
     data = quick("rajeswaran-2019-imaml")["data"]
     assert max(data["MiB"]["implicit"]) < 8
     assert data["MiB"]["unrolled"][-1] == pytest.approx(4 * data["MiB"]["unrolled"][-2], rel=0.3)

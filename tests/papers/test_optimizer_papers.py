@@ -12,7 +12,7 @@ Quick = Callable[[str], Any]
 Script = Callable[[str], ModuleType]
 
 
-def test_urban_residuals_are_those_of_nested_derivatives(script: Script) -> None:
+def test_urban_residuals_match_nested_derivatives(script: Script) -> None:
     urban = script("urban-2025")
     for name in urban.PROBLEMS:
         problem = urban.Informed(name, width=4, count=20, seed=0)
@@ -50,7 +50,7 @@ def test_urban_solutions_solve_their_equations(script: Script, name: str) -> Non
         torch.testing.assert_close(problem.solution(start), problem.boundary(start), atol=1e-6, rtol=0)
 
 
-def test_urban_five_point_scheme(script: Script) -> None:
+def test_urban_five_point_scheme_matches_kronecker_matrix(script: Script) -> None:
     n = 8
     line = 2 * torch.eye(n - 1, dtype=torch.float64) - torch.eye(n - 1, dtype=torch.float64).roll(1, 0).tril()
     line -= torch.eye(n - 1, dtype=torch.float64).roll(-1, 0).triu()
@@ -61,7 +61,7 @@ def test_urban_five_point_scheme(script: Script) -> None:
     assert script("urban-2025").differences(n) == pytest.approx(((solved - u).norm() / u.norm()).item(), rel=1e-9)
 
 
-def test_martens_curves_are_thin_and_of_all_kinds(script: Script) -> None:
+def test_martens_curves_are_thin_and_varied(script: Script) -> None:
     images = script("martens-2010").curves(50, 12)
     assert images.shape == (50, 144)
     assert images.min() >= 0
@@ -71,7 +71,7 @@ def test_martens_curves_are_thin_and_of_all_kinds(script: Script) -> None:
     assert (images.amax(1) > 0.9).all()
 
 
-def test_martens_start_is_sparse(script: Script) -> None:
+def test_martens_initial_weights_are_sparse(script: Script) -> None:
     network = script("martens-2010").sparse_sigmoid([40, 30, 6, 30, 40], linear=6)
     weights = [layer.weight for layer in network if isinstance(layer, torch.nn.Linear)]
     assert [int((weight != 0).sum(1).max()) for weight in weights] == [15, 15, 6, 15]
@@ -79,7 +79,7 @@ def test_martens_start_is_sparse(script: Script) -> None:
     assert kinds == ["Linear", "Sigmoid", "Linear", "Linear", "Sigmoid", "Linear"]
 
 
-def test_language_models_see_no_later_letter(script: Script) -> None:
+def test_language_model_is_causal(script: Script) -> None:
     language = script("liu-2023-sophia")
     text = language.Text()
     torch.manual_seed(0)
@@ -94,14 +94,14 @@ def test_language_models_see_no_later_letter(script: Script) -> None:
     assert torch.equal(inputs[:, 1:], targets.view(3, -1)[:, :-1])
 
 
-def test_abreu_counts_iterations(script: Script) -> None:
+def test_abreu_counts_steps_to_a_loss(script: Script) -> None:
     abreu = script("abreu-2025")
     assert abreu.steps_to([3.0, 2.0, 2.5, 1.0], 2.2) == 1
     assert abreu.steps_to([3.0, 2.0], 1.0) is None
 
 
 @pytest.mark.papers
-def test_martens_hessian_free_gets_where_gradient_descent_does_not(quick: Quick) -> None:
+def test_martens_hessian_free_beats_gradient_descent(quick: Quick) -> None:
     """Both methods use the same number of gradients, so the figures depend on the machine only by rounding."""
     best = quick("martens-2010")["data"]["best"]
     assert best["Hessian-free"] < 0.7 * best["gradient descent with momentum"]

@@ -16,7 +16,7 @@ Quick = Callable[[str], Any]
 
 @pytest.mark.papers
 @pytest.mark.parametrize("paper", PAPERS)
-def test_saves_claims_and_a_small_figure(quick: Quick, paper: str) -> None:
+def test_quick_run_saves_claims_and_a_small_figure(quick: Quick, paper: str) -> None:
     found = quick(paper)
     assert found["paper"] == paper
     assert found["quick"]
@@ -29,7 +29,7 @@ def test_saves_claims_and_a_small_figure(quick: Quick, paper: str) -> None:
 
 
 @pytest.mark.papers
-def test_pearlmutter_exact_products_beat_every_step(quick: Quick) -> None:
+def test_pearlmutter_exact_products_beat_every_difference_step(quick: Quick) -> None:
     found = quick("pearlmutter-1994")["data"]
     for dtype, rounding in (("float64", 1e-14), ("float32", 1e-5)):
         errors = found["errors"][dtype]
@@ -50,7 +50,7 @@ def test_pearlmutter_exact_products_beat_every_step(quick: Quick) -> None:
 
 
 @pytest.mark.papers
-def test_dagreou_costs_are_a_few_gradients_and_hodiffs_routes_right(quick: Quick) -> None:
+def test_dagreou_costs_are_a_few_gradients(quick: Quick) -> None:
     found = quick("dagreou-2024")["data"]["costs"]
     for families in found.values():
         for costs in (each for family in families.values() for each in family.values()):
@@ -67,7 +67,7 @@ def test_dagreou_costs_are_a_few_gradients_and_hodiffs_routes_right(quick: Quick
 
 
 @pytest.mark.papers
-def test_ghorbani_outliers_without_batch_norm(quick: Quick) -> None:
+def test_ghorbani_outliers_appear_without_batch_norm(quick: Quick) -> None:
     found = quick("ghorbani-2019")["data"]
     plain, normed = found["training"]["without batch norm"], found["training"]["with batch norm"]
     assert plain[-1]["loss"] < plain[0]["loss"] / 4
@@ -79,7 +79,7 @@ def test_ghorbani_outliers_without_batch_norm(quick: Quick) -> None:
 
 
 @pytest.mark.papers
-def test_epperly_order_of_methods(quick: Quick) -> None:
+def test_epperly_methods_rank_as_published(quick: Quick) -> None:
     found = quick("epperly-2024")["data"]
     last = {name: {method: curve[-1] for method, curve in curves.items()} for name, curves in found["errors"].items()}
     assert last["exp"]["xtrace"] < last["exp"]["hutchinson"] / 1e4
@@ -102,7 +102,7 @@ def test_cohen_sharpness_settles_at_the_edge(quick: Quick) -> None:
 
 
 @pytest.mark.papers
-def test_griewank_tensors_by_as_many_series_and_no_more_operations(quick: Quick) -> None:
+def test_griewank_tensors_take_as_many_series_as_published(quick: Quick) -> None:
     results = quick("griewank-2000-mixed")
     found = results["data"]
     assert all(0 < error < 1e-12 for error in found["errors"].values())
@@ -118,7 +118,7 @@ def test_griewank_tensors_by_as_many_series_and_no_more_operations(quick: Quick)
     assert verdicts[4] == "reproduced"
 
 
-def test_full_runs_are_neither_saved_elsewhere_nor_run_together() -> None:
+def test_full_runs_reject_parallel_jobs() -> None:
     command = [sys.executable, "-m", "papers", "--jobs", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2

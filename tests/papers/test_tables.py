@@ -1,4 +1,4 @@
-"""Tests of the tables in the READMEs; the saved tables show the saved results."""
+"""Tests of the tables in the READMEs against the saved results."""
 
 import importlib.util
 import json
@@ -15,7 +15,7 @@ PAPERS = ROOT / "papers"
 SAVED = sorted(PAPERS.glob("*/results.json"))
 
 
-def load() -> ModuleType:
+def load_tables_script() -> ModuleType:
     spec = importlib.util.spec_from_file_location("papers_tables", PAPERS / "tables.py")
     assert spec is not None
     assert spec.loader is not None
@@ -24,7 +24,7 @@ def load() -> ModuleType:
     return module
 
 
-tables = load()
+tables = load_tables_script()
 
 
 def results(*verdicts: str) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def save(folder: Path, *verdicts: str) -> None:
     (folder / "README.md").write_text(f"# {folder.name.title()}\nbefore\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
 
 
-def test_index_has_a_row_for_each_claim_and_goes_by_year(tmp_path: Path) -> None:
+def test_index_has_a_row_per_claim_ordered_by_year(tmp_path: Path) -> None:
     save(tmp_path / "b-2001", "reproduced", "not", "ours")
     save(tmp_path / "c-1999-x", "partly")
     rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in tables.index_table(tmp_path).splitlines()[2:]]
@@ -50,7 +50,7 @@ def test_index_has_a_row_for_each_claim_and_goes_by_year(tmp_path: Path) -> None
     ]
 
 
-def test_readme_keeps_what_stands_around_the_table(tmp_path: Path) -> None:
+def test_readme_update_keeps_the_surrounding_text(tmp_path: Path) -> None:
     folder = tmp_path / "a-2000"
     save(folder, "reproduced")
     for _ in range(2):
@@ -62,7 +62,7 @@ def test_readme_keeps_what_stands_around_the_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SAVED, ids=lambda path: path.parent.name)
-def test_pages_on_file_show_the_results_on_file(path: Path) -> None:
+def test_saved_pages_show_the_saved_results(path: Path) -> None:
     found = json.loads(path.read_text())
     assert not found["quick"]
     assert tables.claims_table(found) in (path.parent / "README.md").read_text()
@@ -70,7 +70,7 @@ def test_pages_on_file_show_the_results_on_file(path: Path) -> None:
     assert (path.parent / "figure.png").stat().st_size < 100_000
 
 
-def test_unknown_papers_are_refused() -> None:
+def test_unknown_paper_is_rejected() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "papers", "--only", "nobody-1900"], cwd=ROOT, capture_output=True, text=True, check=False
     )

@@ -11,13 +11,13 @@ Quick = Callable[[str], Any]
 Script = Callable[[str], ModuleType]
 
 
-def test_dangel_all_ways_agree(script: Script) -> None:
+def test_dangel_all_methods_agree(script: Script) -> None:
     dangel = script("dangel-2025-collapsed")
     for operator in dangel.DIMENSIONS:
         assert dangel.error(operator, (6, 5)) < 1e-10
 
 
-def test_dangel_nested_ways_are_sums_of_derivatives(script: Script) -> None:
+def test_dangel_nested_methods_match_derivatives(script: Script) -> None:
     dangel = script("dangel-2025-collapsed")
     net = dangel.network(5, (4,)).double().requires_grad_(False)
     x = torch.randn(2, 5, dtype=torch.float64)
@@ -31,14 +31,14 @@ def test_dangel_nested_ways_are_sums_of_derivatives(script: Script) -> None:
     torch.testing.assert_close(dangel.nested(net, x, v, 4), fours)
 
 
-def test_dangel_slopes_are_those_of_a_line(script: Script) -> None:
+def test_dangel_slopes_match_a_line(script: Script) -> None:
     dangel = script("dangel-2025-collapsed")
     rows = [[0.1 + 2e-3 * n, 50 + 2**20 * n, 3 * 2**20 * n] for n in (4, 8, 16)]
     found = dangel.slopes((4, 8, 16), {"a": rows})["a"]
     assert [round(each, 6) for each in found.values()] == [2.0, 1.0, 3.0]
 
 
-def test_shi_source_is_that_of_the_solution(script: Script) -> None:
+def test_shi_source_matches_the_solution(script: Script) -> None:
     shi = script("shi-2024-stde")
     problem = shi.TwoBody(5)
     x = problem.points(4).double()
@@ -50,7 +50,7 @@ def test_shi_source_is_that_of_the_solution(script: Script) -> None:
     assert shi.Ansatz(5).double()(on_the_sphere).abs().max() < 1e-12
 
 
-def test_shi_multiples_of_what_vanishes_on_the_sphere(script: Script) -> None:
+def test_shi_scale_factors_fit_the_exact_solution(script: Script) -> None:
     shi = script("shi-2024-stde")
     problem = shi.TwoBody(4)
     constant, linear = shi.multiples(problem)
@@ -61,7 +61,7 @@ def test_shi_multiples_of_what_vanishes_on_the_sphere(script: Script) -> None:
 
 
 @pytest.mark.slow
-def test_shi_both_estimators_are_exact_with_all_coordinates_and_unbiased_with_some(script: Script) -> None:
+def test_shi_estimators_are_exact_with_all_coordinates_and_unbiased_otherwise(script: Script) -> None:
     shi = script("shi-2024-stde")
     problem = shi.TwoBody(6)
     x, generator = problem.points(3).double(), torch.Generator().manual_seed(1)

@@ -1,9 +1,9 @@
-"""Tests of the plotted numbers against closed forms, and of the drawn graph against its known contents."""
+"""Tests of plotted derivatives against closed forms, and of the drawn graph against its known nodes."""
 
 import re
 import sys
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -16,16 +16,7 @@ from hodiff.functions import ElementwiseFunction
 from hodiff.plot import COLOURS, RAISES, derivatives, graph
 from hodiff.plot.backward_graph import layered
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 BLUE, ORANGE, GREEN = COLOURS[:3]
-
-
-@pytest.fixture(autouse=True)
-def _closed_figures():
-    yield
-    plt.close("all")
 
 
 class OnceSine(Function):
@@ -62,11 +53,11 @@ def dots(ax):
     return [line.get_xydata().T for line in ax.lines if line.get_marker() == "."]
 
 
-def test_a_function_is_called_by_its_class():
+def test_function_title_is_its_class_name():
     assert derivatives(OnceSine.apply, 0, 1, order=1).get_title() == "OnceSine and its derivatives"
 
 
-def test_curves_and_dots_are_the_closed_forms():
+def test_curves_and_dots_match_closed_forms():
     ax = derivatives(torch.sin, -2, 3, order=4, points=50)
     exact = [np.sin, np.cos, lambda x: -np.sin(x), lambda x: -np.cos(x), np.sin]
     assert len(curves(ax)) == 5
@@ -81,7 +72,7 @@ def test_curves_and_dots_are_the_closed_forms():
     assert [a.get_color() for a in ax.lines[1::2]] == [b.get_color() for b in ax.lines[2::2]]
 
 
-def test_dots_leave_the_curve_where_the_derivative_is_wrong():
+def test_dots_show_a_wrong_derivative():
     ax = derivatives(OnceSine.apply, 0.1, 3)
     assert not curves(ax)[2][1].any()
     x, y = dots(ax)[1]
@@ -99,13 +90,13 @@ def test_dots_leave_the_curve_where_the_derivative_is_wrong():
     ],
     ids=["linear", "constant", "one element", "control flow", "Function"],
 )
-def test_second_derivative(f, second):
+def test_second_derivative_curve_matches_closed_form(f, second):
     with torch.no_grad():
         x, y = curves(derivatives(f, -1, 1.5, points=20))[2]
     np.testing.assert_allclose(y, second(x), rtol=0, atol=1e-14)
 
 
-def test_f_is_asked_inside_of_the_interval_only():
+def test_f_is_evaluated_inside_the_interval_only():
     asked = []
 
     def f(x):
@@ -119,7 +110,7 @@ def test_f_is_asked_inside_of_the_interval_only():
     np.testing.assert_allclose(y[1:], 0.5 / np.sqrt(x[1:]), rtol=1e-6)
 
 
-def test_draws_where_it_is_told():
+def test_draws_into_given_axes():
     figure, axes = plt.subplots(1, 2)
     assert derivatives(torch.sin, 0, 1, order=0, ax=axes[1]) is axes[1]
     assert not axes[0].lines
@@ -137,18 +128,18 @@ def test_draws_where_it_is_told():
         ((lambda x: x.item(), 0, 1), "got float"),
     ],
 )
-def test_derivatives_refuses(arguments, message):
+def test_derivatives_rejects_bad_arguments(arguments, message):
     with pytest.raises(hodiff.InputError, match=message):
         derivatives(*arguments)
 
 
 @pytest.mark.parametrize("options", [{"order": -1}, {"order": 1.0}, {"points": 1}, {"points": True}])
-def test_derivatives_refuses_counts(options):
+def test_derivatives_rejects_bad_counts(options):
     with pytest.raises(hodiff.InputError, match=f"derivatives: {next(iter(options))}: expected an int of"):
         derivatives(torch.sin, 0, 1, **options)
 
 
-def test_says_what_to_install(monkeypatch):
+def test_missing_matplotlib_raises_with_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(hodiff.HodiffError, match=r'derivatives: needs matplotlib, .* pip install "hodiff\[plot\]"'):
         derivatives(torch.sin, 0, 1)
@@ -172,7 +163,7 @@ def of_colour(picture, colour):
     return {name for name, attributes in nodes(picture).items() if colour in attributes}
 
 
-def test_nodes_of_both_orders():
+def test_graph_colours_nodes_by_order():
     picture = graph(lambda x: x.sin().sum(), torch.ones(3))
     assert of_colour(picture, BLUE) == {"SumBackward0_0", "SinBackward0_0"}
     assert of_colour(picture, ORANGE) == {"MulBackward0_0", "CosBackward0_0"}
@@ -186,7 +177,7 @@ def test_nodes_of_both_orders():
     }
 
 
-def test_the_graph_is_drawn_without_other_programs(monkeypatch, tmp_path):
+def test_graph_is_drawn_without_graphviz(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
     picture = graph(lambda x: x.sin().sum(), torch.ones(3))
     ax = picture.draw()
@@ -204,7 +195,7 @@ def test_the_graph_is_drawn_without_other_programs(monkeypatch, tmp_path):
     assert (tmp_path / "picture.dot").read_text(encoding="utf-8") == picture.source
 
 
-def test_layers_keep_what_is_tied_together():
+def test_layout_keeps_parallel_chains_in_order():
     """Two parallel chains stay in order, and an arrow across two layers avoids their nodes."""
     arrows = [("a", "d"), ("b", "c"), ("d", "e"), ("c", "f"), ("e", "g"), ("f", "g"), ("b", "g")]
     layout = layered(dict.fromkeys("abcdefg", 1.0), arrows, 1.0)
@@ -215,24 +206,24 @@ def test_layers_keep_what_is_tied_together():
         assert min(abs(way_x - x[name]) for name in layer) >= 0.7 - 1e-12
 
 
-def test_third_order_adds_its_own_nodes():
+def test_third_order_adds_nodes():
     picture = graph(lambda x: x.sin().sum(), torch.ones(3), order=3)
     assert of_colour(picture, BLUE) == {"SumBackward0_0", "SinBackward0_0"}
     assert any(name.startswith("SinBackward0") for name in of_colour(picture, GREEN))
     assert "∇²f · 1 by x" in picture.source
 
 
-def test_order_one_stops_at_the_value():
+def test_first_order_has_no_gradient_nodes():
     assert not of_colour(graph(lambda x: x.sin().sum(), torch.ones(3), order=1), ORANGE)
 
 
-def test_constant_gradient_has_no_second_order():
+def test_constant_gradient_has_no_second_order_nodes():
     picture = graph(lambda x: 3 * x.sum(), torch.ones(3), order=3)
     assert of_colour(picture, BLUE)
     assert not of_colour(picture, ORANGE) | of_colour(picture, GREEN)
 
 
-def test_leaves_are_named_and_untouched():
+def test_leaves_are_named_and_left_unchanged():
     parameters = {"weight": torch.ones(1, 2), "bias: all": torch.ones(1)}
     outside = torch.ones(1, requires_grad=True)
 
@@ -249,13 +240,13 @@ def test_leaves_are_named_and_untouched():
     assert outside.grad is None
 
 
-def test_functions_stand_out():
+def test_custom_functions_are_highlighted():
     drawn = nodes(graph(lambda x: Square.apply(x).sum(), torch.ones(3)))
     assert "penwidth=3" in drawn["SquareBackward_0"]
     assert "penwidth=1" in drawn["SumBackward0_0"]
 
 
-def test_saved_shapes():
+def test_saved_tensors_show_their_shapes():
     f = lambda x: (Square.apply(x) * x.new_ones(2, 3)).sum()  # noqa: E731
     with_shapes = nodes(graph(f, torch.ones(3), saved=True))
     assert "saved (3,)" in with_shapes["SquareBackward_0"]
@@ -295,14 +286,14 @@ def test_dead_ends_are_red(f, x, marked, dead_end, third):
     ],
     ids=["at the end", "at the start", "beside others", "behind others"],
 )
-def test_once_differentiable_functions_are_marked_wherever_they_stand(f):
+def test_once_differentiable_functions_are_marked(f):
     picture = graph(f, torch.ones(3))
     assert of_colour(picture, RAISES) == {"OnceSineBackward_0"}
     assert "once_differentiable" in nodes(picture)["OnceSineBackward_0"]
     assert "no further derivative" not in graph(lambda x: Square.apply(x).sum(), torch.ones(3)).colours
 
 
-def test_a_long_chain_is_walked_without_recursion():
+def test_long_chain_does_not_recurse():
     def f(x):
         for _ in range(3000):
             x = x.sin()
@@ -320,6 +311,6 @@ def test_a_long_chain_is_walked_without_recursion():
         (torch.sin, torch.tensor(1.0), {"order": 0}, "graph: order: expected an int of 1 or more, got 0"),
     ],
 )
-def test_graph_refuses(f, x, options, message):
+def test_graph_rejects_bad_arguments(f, x, options, message):
     with pytest.raises(hodiff.InputError, match=message):
         graph(f, x, **options)

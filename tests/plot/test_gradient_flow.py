@@ -1,6 +1,6 @@
-"""Tests of values and gradients at the nodes of a graph, against closed forms."""
+"""Tests of plotted values and gradients at the nodes of a graph, against closed forms."""
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pytest
 import torch
 from torch.autograd import Function
@@ -8,9 +8,6 @@ from torch.autograd import Function
 import hodiff
 from hodiff.plot import RAISES, gradient_flow, graph
 from hodiff.plot.gradient_flow import NOT_FINITE, SIZES
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 X = torch.tensor([0.0, 1.0], dtype=torch.float64)
 
@@ -34,7 +31,7 @@ def lines(picture, name):
     return list(picture.boxes[name].lines[1:])
 
 
-def test_each_node_has_its_value_and_gradient():
+def test_nodes_show_values_and_gradients():
     # f = (x0 + 2)³ + (x1 + 2)³ at (0, 1).
     picture = gradient_flow(lambda x: Cube.apply(x + 2).sum(), X)
     assert picture.boxes["f"].lines == ("f = 35",)
@@ -47,7 +44,7 @@ def test_each_node_has_its_value_and_gradient():
     assert ("CubeBackward_0", "AddBackward0_0") in picture.arrows
 
 
-def test_views_and_functions_of_several_results():
+def test_views_and_several_outputs_match():
     def f(x):
         first, second = x.unbind()
         largest, _ = torch.stack([first * 3, second]).view(1, 2).max(dim=1)
@@ -59,7 +56,7 @@ def test_views_and_functions_of_several_results():
     assert lines(picture, "ViewBackward0_0") == ["value [6, 5]", "gradient [1, 0]"]
 
 
-def test_inside_of_modules_and_of_what_f_closes_over():
+def test_modules_and_closed_over_tensors_match():
     torch.manual_seed(0)
     layer = torch.nn.Linear(2, 2)
     picture = gradient_flow(lambda x: torch.nn.functional.mse_loss(layer(x), torch.zeros(1, 2)), torch.ones(1, 2))
@@ -82,7 +79,7 @@ def test_inside_of_modules_and_of_what_f_closes_over():
         (1e4, "gradient above 1e3"),
     ],
 )
-def test_colours_tell_the_size(factor, size):
+def test_colours_show_gradient_sizes(factor, size):
     picture = gradient_flow(lambda x: (x * factor).sum(), X)
     assert picture.boxes["AccumulateGrad_0"].colour == SIZES[size][1]
     assert set(picture.colours) == {size, "gradient up to 1e3"}
@@ -95,7 +92,7 @@ def test_infinite_gradients_are_red():
     assert picture.colours[NOT_FINITE] == RAISES
 
 
-def test_it_is_drawn(tmp_path):
+def test_draws_and_saves(tmp_path):
     picture = gradient_flow(lambda x: Cube.apply(x["a"] + 2).sum(), {"a": X})
     ax = picture.draw()
     assert "CubeBackward\nvalue [8, 27]\ngradient [1, 1]" in {text.get_text() for text in ax.texts}
@@ -106,13 +103,13 @@ def test_it_is_drawn(tmp_path):
 
 @pytest.mark.parametrize("x", [torch.ones(()), torch.ones(1)])
 @pytest.mark.parametrize("draw", [gradient_flow, graph])
-def test_the_identity_is_its_leaf(draw, x):
+def test_identity_is_drawn_as_a_leaf(draw, x):
     ax = draw(lambda x: x, x).draw()
     assert any(text.get_text().startswith("x") for text in ax.texts)
     plt.close(ax.figure)
 
 
-def test_refuses():
+def test_rejects_bad_arguments():
     with pytest.raises(hodiff.InputError, match="gradient_flow: f: expected a function that depends on x"):
         gradient_flow(lambda x: x.detach().sum(), X)
     with pytest.raises(hodiff.InputError, match="gradient_flow: f: expected one real floating-point number"):

@@ -1,8 +1,8 @@
-"""Tests of plots of spectra, Hessians and landscapes: the numbers in the artists, not their looks."""
+"""Tests of plots of spectra, Hessians and landscapes: the data of the artists, not their appearance."""
 
 from itertools import pairwise
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -16,21 +16,12 @@ from hodiff.operators import DiagonalOperator
 from hodiff.plot.hessian_plot import spread
 from hodiff.plot.shared import shortened
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 SQUARE = DiagonalOperator(torch.tensor([3.0, -1.0]))
 DIAGONAL = torch.linspace(-1, 3, 30, dtype=torch.float64)
 
 
-@pytest.fixture(autouse=True)
-def _closed_figures():
-    yield
-    plt.close("all")
-
-
 @pytest.mark.parametrize("log", [False, True])
-def test_spectral_density(log):
+def test_spectral_density_curve_matches(log):
     density = spectral_density(torch.diag(DIAGONAL), method="exact")
     ax = plot.spectral_density(density, log=log, sigma=0.05)
     (line,) = ax.lines
@@ -45,7 +36,7 @@ def test_spectral_density(log):
     assert (r"\log" in ax.get_xlabel()) == log
 
 
-def test_spectral_density_of_one_eigenvalue():
+def test_spectral_density_of_one_eigenvalue_is_finite():
     for matrix in (torch.eye(5), torch.zeros(5, 5)):
         (line,) = plot.spectral_density(spectral_density(matrix, method="exact")).lines
         assert np.isfinite(line.get_xydata()).all()
@@ -62,7 +53,7 @@ def test_spectral_density_of_one_eigenvalue():
         ([0.0], "linear"),
     ],
 )
-def test_eigenvalues(values, scale):
+def test_eigenvalues_are_sorted_and_scaled(values, scale):
     ax = plot.eigenvalues(torch.tensor(values))
     drawn = np.concatenate([collection.get_offsets() for collection in ax.collections])
     np.testing.assert_array_equal(drawn, np.stack([np.arange(len(values)), sorted(values, reverse=True)], 1))
@@ -70,7 +61,7 @@ def test_eigenvalues(values, scale):
     assert len(ax.collections) == len({value < 0 for value in values})
 
 
-def test_hessian():
+def test_hessian_image_and_block_lines_match():
     parameters = {"weight": torch.ones(2, 2), "bias": torch.ones(3)}
     matrix = torch.arange(-24.0, 25.0).reshape(7, 7)
     ax = plot.hessian(matrix, parameters)
@@ -83,7 +74,7 @@ def test_hessian():
     assert len(ax.lines) == 2
 
 
-def test_hessian_with_names_and_without():
+def test_hessian_accepts_names_or_none():
     names = ["a", "b", "c"]
     ax = plot.hessian(torch.eye(3), names)
     assert [text.get_text() for text in ax.get_xticklabels()] == names
@@ -93,7 +84,7 @@ def test_hessian_with_names_and_without():
     assert [text.get_text() for text in nested.get_xticklabels()] == ["layer.weight"]
 
 
-def test_hessian_of_an_operator_is_its_matrix_with_its_names():
+def test_hessian_of_an_operator_uses_its_matrix_and_names():
     A = hodiff.HessianOperator(f, X)
     ax = plot.hessian(A, scale="root")
     # f = a0³ + a1³ + (a0 + a1) b²
@@ -101,11 +92,11 @@ def test_hessian_of_an_operator_is_its_matrix_with_its_names():
     np.testing.assert_allclose(ax.images[0].get_array(), expected)
     assert [text.get_text() for text in ax.get_yticklabels()] == A.domain.labels == ["a", "b"]
     assert ax.get_title() == "HessianOperator of f, 3 × 3\nat a, b"
-    # A quarter of the largest entry has half of its color, and the color bar shows the entry.
+    # A quarter of the largest entry has half of its color value, and the color bar is labelled with entries.
     np.testing.assert_allclose(ax.images[0].norm([-12.0, -3.0, 0.0, 3.0, 12.0]), [0, 0.25, 0.5, 0.75, 1])
 
 
-def test_names_of_31_rows_lie_beside_each_other_and_differ():
+def test_labels_of_many_rows_do_not_overlap():
     names = [f"encoder.layers.{i % 11}.self_attn.{'in' if i < 16 else 'out'}_proj.weight.{i}" for i in range(31)]
     ax = plot.hessian(torch.eye(31), names)
     ax.figure.canvas.draw()
@@ -117,7 +108,7 @@ def test_names_of_31_rows_lie_beside_each_other_and_differ():
     assert all(below.y1 <= above.y0 + 1 for below, above in pairwise(boxes))
 
 
-def test_names_of_small_blocks_are_moved_apart_and_led_to():
+def test_labels_of_small_blocks_are_spread():
     ax = plot.hessian(torch.eye(304), {"large": torch.ones(300), **{name: torch.ones(1) for name in "abcd"}})
     places = ax.get_yticks()
     assert np.diff(places).min() > 9
@@ -126,7 +117,7 @@ def test_names_of_small_blocks_are_moved_apart_and_led_to():
     assert ax.get_ylim() == (303.5, -0.5)
 
 
-def test_spread_is_the_constrained_least_squares_fit():
+def test_spread_matches_constrained_least_squares():
     wanted, gaps = np.array([0.0, 0.1, 0.2, 5.0, 5.1]), np.array([1.0, 0.5, 1.0, 2.0])
     constraints = [
         {"type": "ineq", "fun": lambda x: np.diff(x) - gaps},
@@ -146,7 +137,7 @@ def test_shortened_names_stay_different():
     assert all("…" in each and len(each) <= 24 for each in cut)
 
 
-def test_one_eigenvalue_is_one():
+def test_single_eigenvalue_title_is_singular():
     assert plot.eigenvalues(torch.ones(1)).get_title() == "1 eigenvalue"
     A = hodiff.HessianOperator(lambda x: x.square().sum(), torch.ones(1))
     assert plot.eigenvalues(A).get_title().startswith("1 eigenvalue of HessianOperator")
@@ -154,7 +145,7 @@ def test_one_eigenvalue_is_one():
     assert plot.spectral_density(density).get_title() == "density of 1 eigenvalue"
 
 
-def test_eigenvalues_say_what_they_belong_to():
+def test_eigenvalues_title_names_the_operator():
     A = hodiff.HessianOperator(f, X)
     exact = np.linalg.eigvalsh(np.array([[6.0, 0.0, 1.0], [0.0, 12.0, 1.0], [1.0, 1.0, 6.0]]))[::-1]
     ax = plot.eigenvalues(A)
@@ -183,7 +174,7 @@ X = {"a": torch.tensor([1.0, 2.0], dtype=torch.float64), "b": torch.tensor(0.5, 
     ],
     ids=["vector", "block", "pytree"],
 )
-def test_landscape_along_a_line(direction):
+def test_landscape_along_a_line_matches(direction):
     ax = plot.loss_landscape(f, X, direction, span=0.5, points=11)
     curve, model = (line.get_xydata().T for line in ax.lines[:2])
     t = np.linspace(-0.5, 0.5, 11)
@@ -194,7 +185,7 @@ def test_landscape_along_a_line(direction):
     np.testing.assert_allclose(model[1], 9.75 + 9.25 * t + 17 * t**2, rtol=1e-12)
 
 
-def test_landscape_in_a_plane():
+def test_landscape_in_a_plane_matches():
     directions = torch.eye(3, dtype=torch.float64)[:, :2]
     ax = plot.loss_landscape(f, X, directions, span=1, points=5)
     (contours,) = [each for each in ax.collections if hasattr(each, "levels")]
@@ -209,7 +200,7 @@ def test_landscape_in_a_plane():
     assert np.ptp(path[:, 0]) < np.ptp(path[:, 1])
 
 
-def test_axes_are_the_users():
+def test_draws_into_given_axes():
     _, axes = plt.subplots(1, 4)
     density = spectral_density(torch.eye(3), method="exact")
     assert plot.spectral_density(density, axes[0]) is axes[0]
@@ -247,14 +238,14 @@ def test_axes_are_the_users():
         (lambda: plot.loss_landscape(torch.sin, torch.ones(3), torch.ones(3)), "loss_landscape: f: expected one real"),
     ],
 )
-def test_refuses(call, message):
+def test_rejects_bad_arguments(call, message):
     with pytest.raises(hodiff.InputError, match=message):
         call()
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 @pytest.mark.parametrize("names", [["a$"], ["a$", "$b"]])
-def test_names_are_no_formulas(names, tmp_path):
+def test_names_with_dollar_signs_are_not_math(names, tmp_path):
     ax = plot.hessian(torch.eye(len(names)), names)
     ax.figure.savefig(tmp_path / "names.png")
     assert [text.get_text() for text in ax.get_xticklabels()] == names

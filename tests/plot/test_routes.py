@@ -1,6 +1,5 @@
 """Tests of the curves and verdicts of routes against closed forms, and of differences at points without derivative."""
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
@@ -9,15 +8,6 @@ from torch.autograd import Function
 import hodiff
 from hodiff.plot import derivatives, routes, straight_through, typed_function
 from hodiff.plot.scalar_differences import from_values, settled
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
-
-@pytest.fixture(autouse=True)
-def _closed_figures():
-    yield
-    plt.close("all")
 
 
 def curves(ax):
@@ -29,7 +19,7 @@ def titles(panels):
     return [ax.get_title() for ax in panels]
 
 
-def test_differences_of_values_to_third_order():
+def test_differences_of_values_match_to_third_order():
     points = np.linspace(-2, 2, 9)
     found, doubt = from_values(np.sin, points, 3, 0.1)
     exact = [np.sin(points), np.cos(points), -np.sin(points), -np.cos(points)]
@@ -40,13 +30,13 @@ def test_differences_of_values_to_third_order():
 @pytest.mark.parametrize(
     "f", [np.sign, lambda x: np.maximum(x, 0), np.abs, lambda x: np.where(x > 0, np.exp(x), 0)], ids=range(4)
 )
-def test_jumps_and_kinks_do_not_settle(f):
+def test_jumps_and_kinks_are_unsettled(f):
     points = np.array([-1.0, 0.0, 1.0])
     found, doubt = from_values(f, points, 1, 0.1)
     assert settled(found[1], doubt[1], 1.0).tolist() == [True, False, True]
 
 
-def test_routes_of_a_right_function_are_one_curve():
+def test_routes_of_a_right_function_are_confirmed():
     panels = routes(torch.sin, -2, 3, order=3, points=40)
     assert titles(panels) == ["$f$", *(f"$f{chr(39) * k}$: differences confirm all {2**k} routes" for k in (1, 2, 3))]
     for ax, form in zip(panels, (np.sin, np.cos, lambda x: -np.sin(x), lambda x: -np.cos(x)), strict=True):
@@ -57,7 +47,7 @@ def test_routes_of_a_right_function_are_one_curve():
         np.testing.assert_allclose(y, form(x), rtol=0, atol=1e-8)
 
 
-def test_routes_that_are_wrong_are_named():
+def test_wrong_routes_are_named():
     cut = typed_function("x.sin()", "g * x.detach().cos()", "t * x.cos()")
     value, first, second = routes(cut.apply, -2, 3)
     assert titles([first, second]) == ["$f'$: differences confirm all 2 routes", "$f''$: wrong by rr, fr"]
@@ -69,7 +59,7 @@ def test_routes_that_are_wrong_are_named():
     assert value.get_title() == "$f$"
 
 
-def test_routes_that_raise_are_named():
+def test_raising_routes_are_named():
     class ReverseOnly(Function):
         generate_vmap_rule = True
 
@@ -96,7 +86,7 @@ AWAY = "\naway from dotted lines"
     [(lambda x: 3 * x, ""), (lambda x: torch.ones_like(x), ""), (torch.relu, AWAY), (torch.abs, AWAY)],
     ids=["linear", "constant", "relu", "abs"],
 )
-def test_derivatives_that_are_zero(f, away):
+def test_zero_derivatives_look_flat(f, away):
     """Zero derivatives look like zero: their rounding errors are far below the height of the axis."""
     panels = routes(f, -1, 1, points=9)
     assert titles(panels)[2] == f"$f''$: differences confirm all 4 routes{away}"
@@ -119,7 +109,7 @@ def dotted(ax):
     ],
     ids=["round", "sign", "off the dots", "pole", "on a slope", "steep"],
 )
-def test_jumps_are_marked_where_they_are(f, places):
+def test_jumps_are_marked(f, places):
     panels = routes(f, -1, 1, order=1)
     for ax in (*panels, derivatives(f, -1, 1, order=1)):
         np.testing.assert_allclose(dotted(ax), places, rtol=0, atol=1e-8)
@@ -127,11 +117,11 @@ def test_jumps_are_marked_where_they_are(f, places):
     assert np.abs(curves(panels[0])["differences of values"][1]).max() < 100
 
 
-def test_a_jump_of_the_slope_is_marked_once():
+def test_jump_of_the_slope_is_marked_once():
     assert dotted(derivatives(lambda x: (x - 0.3).relu(), -1, 1)) == pytest.approx([0.3])
 
 
-def test_a_jump_leaves_the_axis_readable():
+def test_jump_does_not_stretch_the_axis():
     """SciPy's difference at the jump of the sign function is of order 10,000."""
     ax = derivatives(hodiff.functions.sign_ste, -3, 3, order=1)
     assert ax.get_ylim()[1] < 1.2
@@ -143,7 +133,7 @@ def test_a_jump_leaves_the_axis_readable():
     assert slopes.get_title() == "$f'$: wrong by r, f"
 
 
-def test_straight_through():
+def test_straight_through_curves_match():
     values, slopes, surface = straight_through(torch.round, lambda x: x.clone(), low=-2.4, high=2.4, steps=25)
     x, y = curves(values)["forward"]
     at = np.isfinite(y)
@@ -153,7 +143,7 @@ def test_straight_through():
     _, own = curves(slopes)["slope of forward"]
     assert np.nanmax(np.abs(own)) < 1e-12
     assert slopes.get_ylim()[1] < 1.2
-    # Gradient descent by hand, where weights move as if they were not rounded.
+    # Gradient descent by hand, whose updates ignore the rounding of the weights.
     w, target = np.array([-1.6, 1.7]), np.array([0.7, -1.2])
     for _ in range(25):
         away = np.round(w) - target
@@ -165,7 +155,7 @@ def test_straight_through():
     np.testing.assert_allclose(heights[-1, 0], (corner**2).sum() + 0.6 * corner.prod())
 
 
-def test_typed_rules_are_a_function():
+def test_typed_rules_make_a_function():
     swish = typed_function("x * x.sigmoid()", "g * (y / x + y * (1 - x.sigmoid()))")
     assert hodiff.check(swish, torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64), scipy=False).ok
     torch.testing.assert_close(swish.apply(torch.ones(2)), torch.nn.functional.silu(torch.ones(2)))
@@ -191,13 +181,13 @@ def test_typed_rules_are_a_function():
         (lambda: typed_function("1.0", "g").apply(torch.ones(1)), "forward: expected an expression that is a tensor"),
     ],
 )
-def test_refuses(call, message):
+def test_rejects_bad_arguments(call, message):
     with pytest.raises(hodiff.InputError, match=message):
         call()
 
 
 @pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_where_there_is_no_value():
+def test_undefined_values_are_plotted_without_warnings():
     """Functions without values on half of the interval, or on all of it, are plotted without warnings."""
     assert routes(torch.log, -1, 1)[2].get_title() == f"$f''$: differences confirm all 4 routes{AWAY}"
     assert routes(lambda x: x * torch.nan, -1, 1)[1].get_title() == "$f'$: differences know it nowhere"

@@ -1,6 +1,6 @@
 """Tests of plots of sparse matrices: the entries in the colors of their seeds, or the densities."""
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import scipy.sparse
@@ -9,21 +9,12 @@ import torch
 import hodiff
 from hodiff import plot
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-
 RNG = np.random.default_rng(0)
 MASK = RNG.random((7, 5)) < 0.4
 SYMMETRIC = np.abs(np.subtract.outer(np.arange(9), np.arange(9))) <= 1
 
 
-@pytest.fixture(autouse=True)
-def _closed_figures():
-    yield
-    plt.close("all")
-
-
-def drawn(ax):
+def image_of(ax):
     (image,) = ax.images
     return image, image.get_array()
 
@@ -39,19 +30,19 @@ def drawn(ax):
     ],
     ids=["csr", "coo", "numpy", "torch", "sparse tensor"],
 )
-def test_entries_are_where_they_are(form):
+def test_entries_are_drawn_at_their_positions(form):
     ax = plot.sparsity(form(MASK))
-    _, shown = drawn(ax)
+    _, shown = image_of(ax)
     np.testing.assert_array_equal(~np.ma.getmaskarray(shown), MASK)
     assert ax.get_title() == f"7 × 5, {MASK.sum()} entries"
     assert (ax.get_xlim(), ax.get_ylim()) == ((-0.5, 4.5), (6.5, -0.5))
 
 
 @pytest.mark.parametrize("method", ["star", "acyclic", "columns", "rows"])
-def test_entries_have_the_colours_of_their_columns_or_rows(method):
+def test_entries_have_the_colour_of_their_seed(method):
     coloring = hodiff.sparse.color(SYMMETRIC if method in {"star", "acyclic"} else MASK, method)
     ax = plot.sparsity(coloring)
-    image, shown = drawn(ax)
+    image, shown = image_of(ax)
     given = coloring.colors[None, :] if method != "rows" else coloring.colors[:, None]
     mask = SYMMETRIC if method in {"star", "acyclic"} else MASK
     np.testing.assert_array_equal(np.ma.getmaskarray(shown), ~mask)
@@ -64,21 +55,21 @@ def test_entries_have_the_colours_of_their_columns_or_rows(method):
     assert len(np.unique(rgb[mask], axis=0)) == coloring.num_colors
 
 
-def test_columns_and_rows_have_colours_of_their_own():
+def test_bidirectional_colours_match():
     arrow = np.eye(8, dtype=bool)
     arrow[0] = arrow[:, 0] = True
     coloring = hodiff.sparse.color(arrow, "bidirectional")
-    _, shown = drawn(plot.sparsity(coloring))
+    _, shown = image_of(plot.sparsity(coloring))
     for i, j in np.argwhere(arrow):
         column, row = coloring.column_colors[j], coloring.row_colors[i]
         expected = column if column >= 0 else coloring.count("columns") + row
         assert shown[i, j] == expected
 
 
-def test_large_matrices_are_densities():
+def test_large_matrix_is_drawn_as_densities():
     matrix = scipy.sparse.random_array((1003, 400), density=0.01, rng=RNG, format="csr")
     ax = plot.sparsity(matrix, cells=10)
-    _, shown = drawn(ax)
+    _, shown = image_of(ax)
     assert shown.shape == (10, 10)
     edges = np.linspace(0, 1003, 11).round().astype(int)
     for i in (0, 4, 9):
@@ -87,12 +78,12 @@ def test_large_matrices_are_densities():
     assert (ax.get_xlim(), ax.get_ylim()) == ((-0.5, 399.5), (1002.5, -0.5))
     assert ax.get_title() == f"1,003 × 400, {matrix.nnz:,} entries"
     band = scipy.sparse.eye_array(2000, format="csr")
-    _, shown = drawn(plot.sparsity(hodiff.sparse.color(band), cells=100))
+    _, shown = image_of(plot.sparsity(hodiff.sparse.color(band), cells=100))
     np.testing.assert_array_equal(~np.ma.getmaskarray(shown), np.eye(100, dtype=bool))
-    assert drawn(plot.sparsity(scipy.sparse.csr_array((2000, 3)), cells=10))[1].mask.all()
+    assert image_of(plot.sparsity(scipy.sparse.csr_array((2000, 3)), cells=10))[1].mask.all()
 
 
-def test_axes_are_the_users():
+def test_draws_into_given_axes():
     _, ax = plt.subplots()
     assert plot.sparsity(MASK, ax) is ax
 
@@ -107,6 +98,6 @@ def test_axes_are_the_users():
         (lambda: plot.sparsity(MASK, cells=0), "cells: expected an int of 1 or more"),
     ],
 )
-def test_refuses(call, words):
+def test_rejects_bad_arguments(call, words):
     with pytest.raises(hodiff.InputError, match=f"^sparsity: {words}"):
         call()

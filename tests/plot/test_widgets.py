@@ -2,14 +2,11 @@
 
 import sys
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import pytest
 
 import hodiff
 from hodiff.plot import widgets
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 PNG = b"\x89PNG"
 
@@ -18,8 +15,8 @@ def picture(panel) -> bytes:
     return bytes(panel.picture.value)
 
 
-def follows(panel, **values) -> None:
-    """Assert that every change redraws, and leaves no figure open."""
+def assert_redraws(panel, **values) -> None:
+    """Assert that every change redraws the plot, and leaves no figure open."""
     for name, value in values.items():
         before = picture(panel)
         panel.controls[name].value = value
@@ -30,9 +27,9 @@ def follows(panel, **values) -> None:
 
 
 @pytest.mark.slow
-def test_function_builder():
+def test_function_builder_follows_its_controls():
     builder = widgets.FunctionBuilder()
-    follows(builder, order=1, backward="g * x.cos() * 2", interval=(-1.0, 1.0))
+    assert_redraws(builder, order=1, backward="g * x.cos() * 2", interval=(-1.0, 1.0))
     drawn = picture(builder)
     builder.controls["backward"].value = "g * x.cos("
     assert "InputError: backward: expected an expression in g, x and y" in builder.message.value
@@ -47,9 +44,9 @@ def test_function_builder():
 
 
 @pytest.mark.slow
-def test_gradient_flow():
+def test_gradient_flow_follows_its_controls():
     view = widgets.GradientFlow()
-    follows(view, x="1, 2, 3", f="(x * x).sum()", pick="sigmoids that vanish")
+    assert_redraws(view, x="1, 2, 3", f="(x * x).sum()", pick="sigmoids that vanish")
     assert view.controls["f"].value == "(30 * x).sigmoid().sub(9).sigmoid().sum()"
     view.controls["x"].value = "1, a"
     assert "x: expected numbers with commas between" in view.message.value
@@ -59,12 +56,12 @@ def test_gradient_flow():
 
 
 @pytest.mark.slow
-def test_straight_through_demo():
-    follows(widgets.StraightThroughDemo(), quantizer="sign", surrogate="tanh", w1=0.5)
+def test_straight_through_demo_follows_its_controls():
+    assert_redraws(widgets.StraightThroughDemo(), quantizer="sign", surrogate="tanh", w1=0.5)
 
 
 @pytest.mark.slow
-def test_pictures_are_drawn_once_for_several_changes(monkeypatch):
+def test_several_changes_redraw_once(monkeypatch):
     demo = widgets.StraightThroughDemo()
     drawn = []
     monkeypatch.setattr(demo, "_redraw", lambda: drawn.append(1))
@@ -72,7 +69,7 @@ def test_pictures_are_drawn_once_for_several_changes(monkeypatch):
     assert drawn == [1]
 
 
-def test_says_what_to_install(monkeypatch):
+def test_missing_ipywidgets_raises_with_install_command(monkeypatch):
     for name in [each for each in sys.modules if each.startswith("hodiff.plot.widgets")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "ipywidgets", None)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from functions.held import Meter
+from memory_use import SavedMemory
 from torch import nn
 from torch.autograd import forward_ad
 
@@ -92,12 +92,12 @@ def _sources():
 
 
 @pytest.mark.parametrize(("f", "leaves"), [pytest.param(f, leaves, id=name) for name, f, leaves in _sources()])
-def test_gradients_of_whatever_f_reads(f, leaves):
+def test_gradients_reach_every_tensor_that_f_reads(f, leaves):
     x = torch.randn(3, dtype=D, requires_grad=True)
     assert_same(*(first_and_second(run(f, x), [x, *leaves]) for run in (checkpoint, plain)))
 
 
-def test_closed_over_tensors_of_transforms():
+def test_closed_over_parameters_are_differentiated_by_transforms():
     """Parameters of `functional_call` are differentiated by every route, while the input is a constant."""
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(D)
     x = torch.randn(5, 3, dtype=D)
@@ -145,12 +145,12 @@ def _by_dual_numbers(w):
     ],
     ids=["leaf", "derived", "grad", "jvp", "vmap", "grad-grad", "vmap-grad", "grad-vmap", "dual"],
 )
-def test_a_tensor_that_is_not_found_raises(differentiate):
+def test_unreachable_tensor_raises(differentiate):
     with pytest.raises(InputError, match=r"checkpoint: f: expected every tensor .* pass it as an argument"):
         differentiate(torch.randn(3, dtype=D))
 
 
-def test_dropout_and_batch_norm_as_without_checkpoint():
+def test_dropout_and_batch_norm_match_an_uncheckpointed_run():
     original = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)).to(D)
     x = torch.randn(6, 4, dtype=D, requires_grad=True)
     results = []
@@ -176,7 +176,7 @@ def test_generators_are_replayed():
 
 
 @pytest.mark.parametrize("randomness", ["same", "different"])
-def test_dropout_under_vmap(randomness):
+def test_dropout_under_vmap_matches(randomness):
     def gradient(run, x):
         torch.manual_seed(2)
 
@@ -216,7 +216,7 @@ def test_autocast_is_restored():
         assert torch.equal(a, b)
 
 
-def test_function_modes_are_restored():
+def test_torch_function_modes_are_restored():
     """A function mode that is active in the forward pass is active in the recomputation."""
 
     class Negate(torch.overrides.TorchFunctionMode):
@@ -229,7 +229,7 @@ def test_function_modes_are_restored():
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], -x.cos())
 
 
-def test_loop_variables_rebound_later():
+def test_loop_variables_rebound_later_do_not_matter():
     weights = [torch.randn(3, 3, dtype=D, requires_grad=True) for _ in range(3)]
     blocks = [nn.Linear(3, 3, dtype=D) for _ in range(3)]
     start = torch.randn(3, dtype=D, requires_grad=True)
@@ -260,7 +260,7 @@ class Factors(nn.Module):
         return self.inner(factor * self.act(x))
 
 
-def test_later_runs_see_the_numbers_and_modes_of_the_first(monkeypatch):
+def test_recomputation_uses_the_state_of_the_first_run(monkeypatch):
     changes = [
         lambda f: f.eval(),
         lambda f: setattr(f, "number", 2.0),
@@ -287,7 +287,7 @@ def test_later_runs_see_the_numbers_and_modes_of_the_first(monkeypatch):
         monkeypatch.undo()
 
 
-def test_a_counter_of_the_function_counts_its_first_run_alone():
+def test_counter_counts_the_first_run_only():
     class Counting(nn.Module):
         calls = 0
 
@@ -301,7 +301,7 @@ def test_a_counter_of_the_function_counts_its_first_run_alone():
     assert f.calls == 1
 
 
-def test_side_effects_happen_once_and_places_are_restored():
+def test_side_effects_happen_once():
     count, seen = 0, []
     w = torch.randn(3, dtype=D, requires_grad=True)
 
@@ -321,7 +321,7 @@ def test_side_effects_happen_once_and_places_are_restored():
     assert w.requires_grad
 
 
-def test_pytrees_and_other_arguments():
+def test_pytrees_and_keyword_arguments_are_accepted():
     def f(x, n, *, options):
         return {"a": n * x.sin(), "b": (options["k"] * x, "text", x.argmax(), None)}
 
@@ -334,7 +334,7 @@ def test_pytrees_and_other_arguments():
     torch.testing.assert_close(gradient, 2 * x.cos() + 2 * x)
 
 
-def test_a_function_that_differentiates_inside():
+def test_gradient_inside_the_function_is_differentiated():
     def force(x):
         x.requires_grad_()
         return torch.autograd.grad((x**3).sum(), x, create_graph=True)[0]
@@ -346,14 +346,14 @@ def test_a_function_that_differentiates_inside():
     torch.testing.assert_close(torch.autograd.grad(checkpoint(force, x).sum(), x)[0], 6 * x)
 
 
-def test_unused_parameters_have_no_gradient():
+def test_unused_parameters_have_no_grad():
     module = nn.ModuleDict({"used": nn.Linear(2, 2), "unused": nn.Linear(2, 2)})
     checkpoint(lambda x: module["used"](x), torch.randn(2)).sum().backward()
     assert module["used"].weight.grad is not None
     assert module["unused"].weight.grad is None
 
 
-def test_memory_at_first_and_second_order():
+def test_memory_at_first_and_second_order_is_bounded():
     n = 256
     w = torch.randn(8, dtype=D, requires_grad=True)
     x = torch.randn(n, 8, dtype=D, requires_grad=True)
@@ -365,12 +365,12 @@ def test_memory_at_first_and_second_order():
 
     held = {}
     for run in (checkpoint, plain):
-        with Meter() as meter:
+        with SavedMemory() as saved:
             y = run(deep, x)
-            forward = meter.held()
+            forward = saved.nbytes()
             u = torch.randn_like(y).requires_grad_()
             (slope,) = torch.autograd.grad(y, x, u, create_graph=True)
-            held[run] = (forward, meter.held())
+            held[run] = (forward, saved.nbytes())
         assert slope.shape == x.shape
     one = n * 8 * 8
     assert held[checkpoint] == (one + w.nbytes, 2 * one + w.nbytes)
@@ -378,21 +378,21 @@ def test_memory_at_first_and_second_order():
     assert held[plain][1] > 40 * one
 
 
-def test_segments_hold_what_passes_between_them():
+def test_segments_save_their_inputs_only():
     layers = [nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh()) for _ in range(9)]
     chain = nn.Sequential(*layers)
     x = torch.randn(64, 16, requires_grad=True)
     expected = torch.autograd.grad(chain(x).sum(), [x, *chain.parameters()])
     parameters = sum(p.nbytes for p in chain.parameters())
     for segments in (1, 3, 9):
-        with Meter() as meter:
+        with SavedMemory() as saved:
             y = checkpoint_sequential(chain, segments, x)
-        assert meter.held() == segments * x.nbytes + parameters
+        assert saved.nbytes() == segments * x.nbytes + parameters
         for a, b in zip(torch.autograd.grad(y.sum(), [x, *chain.parameters()]), expected, strict=True):
             torch.testing.assert_close(a, b)
 
 
-def test_backward_frees_and_may_be_repeated():
+def test_backward_frees_the_graph_unless_retained():
     x = torch.randn(3, dtype=D, requires_grad=True)
     y = checkpoint(torch.sin, x)
     torch.autograd.grad(y.sum(), x, retain_graph=True)
@@ -401,14 +401,14 @@ def test_backward_frees_and_may_be_repeated():
         torch.autograd.grad(y.sum(), x)
 
 
-def test_batched_gradients_of_torch_autograd():
+def test_batched_gradients_match():
     x = torch.randn(3, dtype=D, requires_grad=True)
     y = checkpoint(lambda x: torch.sin(x) * x.sum(), x)
     (J,) = torch.autograd.grad(y, x, torch.eye(3, dtype=D), is_grads_batched=True)
     torch.testing.assert_close(J, torch.diag(x.cos() * x.sum()) + x.sin()[:, None])
 
 
-def test_compiled_it_is_the_call_itself():
+def test_compiled_checkpoint_matches():
     w = torch.randn(3, dtype=D)
 
     def f(x):
@@ -419,7 +419,7 @@ def test_compiled_it_is_the_call_itself():
     torch.testing.assert_close(compiled(x), torch.func.grad(f)(x))
 
 
-def test_inference_mode():
+def test_works_in_inference_mode():
     x = torch.randn(3, dtype=D)
     f = lambda x: checkpoint(torch.tanh, x).sum()  # noqa: E731
     with torch.inference_mode():
@@ -429,7 +429,7 @@ def test_inference_mode():
         torch.testing.assert_close(torch.func.hessian(f)(x), torch.diag(second))
 
 
-def test_what_is_left_behind_in_inference_mode_is_refused():
+def test_tensor_left_behind_in_inference_mode_is_rejected():
     left = []
 
     def f(x):
@@ -443,7 +443,7 @@ def test_what_is_left_behind_in_inference_mode_is_refused():
         torch.func.grad(g)(torch.randn(3, dtype=D))
 
 
-def test_errors():
+def test_rejects_bad_arguments():
     x = torch.ones(2)
     with pytest.raises(InputError, match=r"checkpoint: f: expected a callable, got Tensor"):
         checkpoint(x, x)

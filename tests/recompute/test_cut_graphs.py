@@ -110,7 +110,7 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Any]] = {
 
 
 @pytest.mark.parametrize("function", CUT)
-def test_a_cut_backward_is_refused_by_name_file_and_remedy(function: Any) -> None:
+def test_cut_backward_is_rejected_with_name_line_and_remedy(function: Any) -> None:
     for f in (lambda x: function.apply(x).sum(), lambda x: function.apply(x).pow(2).sum() + x.pow(4).sum()):
         with pytest.raises(
             RouteError, match=rf"{function.__name__}\.backward \(test_cut_graphs\.py:\d+\).*write it with"
@@ -119,12 +119,12 @@ def test_a_cut_backward_is_refused_by_name_file_and_remedy(function: Any) -> Non
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_every_second_derivative_refuses_it(transform: Any) -> None:
+def test_every_second_derivative_rejects_a_cut_backward(transform: Any) -> None:
     with pytest.raises(RouteError, match=r"WithoutGrad\.backward"):
         transform(lambda x: WithoutGrad.apply(x).pow(2).sum())
 
 
-def test_products_of_models_refuse_it() -> None:
+def test_operators_of_models_reject_a_cut_backward() -> None:
     # The tangent of a model is the derivative of its pullback.
     with pytest.raises(RouteError, match=r"WithoutGrad\.backward"):
         hodiff.JacobianOperator(WithoutGrad.apply, X) @ V
@@ -136,7 +136,7 @@ def test_products_of_models_refuse_it() -> None:
 
 
 @pytest.mark.parametrize("route", ["auto", "reverse-over-reverse", "forward-over-reverse"])
-def test_inside_of_transforms(route: str) -> None:
+def test_hvp_inside_transforms_rejects_a_cut_backward(route: str) -> None:
     def product(x: Tensor) -> Tensor:
         return hodiff.hvp(lambda x: TransformedSquare.apply(x).sum(), x, V, route=route)
 
@@ -156,13 +156,13 @@ def test_inside_of_transforms(route: str) -> None:
     ],
     ids=["grad of grad", "hessian", "jacrev of jacrev", "jvp of grad"],
 )
-def test_torchs_own_transforms_within_corrections(second: Any) -> None:
+def test_torch_transforms_within_corrected_reject_a_cut_backward(second: Any) -> None:
     for f in (lambda x: TransformedSquare.apply(x).sum(), lambda x: (TransformedSquare.apply(x) ** 2).sum()):
         with pytest.raises(RouteError, match=r"TransformedSquare\.backward"), hodiff.corrected():
             second(f)
 
 
-def test_recorded_gradients_within_corrections() -> None:
+def test_autograd_within_corrected_rejects_a_cut_backward() -> None:
     leaf = X.clone().requires_grad_()
     with hodiff.corrected():
         for function in CUT:
@@ -205,24 +205,24 @@ class WithAttributes(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("matrix", [torch.eye(2).double(), torch.eye(2).double().to_sparse()], ids=["dense", "sparse"])
-def test_attributes_of_the_context_and_sparse_operands(matrix: Tensor) -> None:
+def test_context_attributes_and_sparse_operands_are_allowed(matrix: Tensor) -> None:
     with hodiff.corrected():
         inner = torch.func.grad(lambda x: WithAttributes.apply(matrix, x).sum())
         torch.testing.assert_close(torch.func.grad(lambda x: inner(x).sum())(X), 6 * V)
 
 
-def test_the_route_by_a_right_jvp_is_left() -> None:
+def test_route_that_uses_a_right_jvp_is_allowed() -> None:
     product = hodiff.hvp(lambda x: TransformedSquare.apply(x).sum(), X, V, route="reverse-over-forward")
     torch.testing.assert_close(product, 2 * V)
 
 
-def test_where_the_gradient_is_zero() -> None:
+def test_cut_backward_is_rejected_where_the_gradient_is_zero() -> None:
     # The cotangent is zero at a minimum, so it gives no information.
     with pytest.raises(RouteError, match=r"WithoutGrad\.backward"):
         hodiff.hvp(lambda x: (WithoutGrad.apply(x) - X.square()).square().sum(), X, V)
 
 
-def test_inside_of_a_checkpoint() -> None:
+def test_cut_backward_inside_a_checkpoint_is_rejected() -> None:
     f = lambda x: hodiff.functions.checkpoint(WithoutGrad.apply, x).sum()  # noqa: E731
     with pytest.raises(RouteError, match=r"WithoutGrad\.backward"):
         hodiff.hvp(f, X, V)
@@ -230,13 +230,13 @@ def test_inside_of_a_checkpoint() -> None:
         hodiff.JacobianOperator(lambda x: hodiff.functions.checkpoint(WithoutGrad.apply, x), X) @ V
 
 
-def test_inner_loops() -> None:
+def test_inner_loop_rejects_a_cut_backward() -> None:
     x = X.clone().requires_grad_()
     with pytest.raises(RouteError, match=r"WithoutGrad\.backward.*first_order"):
         hodiff.meta.adapt(lambda p, _: WithoutGrad.apply(p).sum(), x, None, hodiff.meta.SGD(0.1), 1)
 
 
-def test_rules_of_custom_vjp_and_custom_jvp() -> None:
+def test_cut_rules_of_custom_vjp_and_custom_jvp_are_rejected() -> None:
     @hodiff.custom_vjp
     def square(x):
         return x * x
@@ -310,7 +310,7 @@ class LinearTangent(RightTangent):
     ],
     ids=["rf", "ff", "hessian", "laplacian", "directional", "corrected"],
 )
-def test_a_jvp_that_records_nothing(derivative: Any) -> None:
+def test_cut_jvp_is_rejected(derivative: Any) -> None:
     for g in (lambda y: y.sum(), lambda y: y.pow(2).sum()):
         with pytest.raises(RouteError, match=r"CutTangent\.jvp \(test_cut_graphs\.py:\d+\)"):
             derivative(lambda x, g=g: g(CutTangent.apply(x)) + x.pow(3).sum())
@@ -409,7 +409,7 @@ A = torch.tensor([[1.0, 2.0], [0.0, -1.0]], dtype=torch.float64)
         (lambda x: (x * WithoutGrad.apply(x).detach()).sum(), ZERO),
     ],
 )
-def test_what_is_linear_or_detached_on_purpose_is_zero(f: Any, expected: Tensor) -> None:
+def test_linear_and_deliberately_detached_functions_have_zero_derivatives(f: Any, expected: Tensor) -> None:
     torch.testing.assert_close(hodiff.hvp(f, X, V), expected)
     torch.testing.assert_close(hodiff.HessianOperator(f, X) @ V, expected)
     torch.testing.assert_close(hodiff.hessian(f)(X) @ V, expected)
@@ -438,14 +438,14 @@ class Clipped(torch.autograd.Function):
         lambda x: 1e-3 * Clipped.apply(x).pow(2).sum(),
     ],
 )
-def test_a_backward_that_is_not_linear_is_refused(f: Any) -> None:
+def test_nonlinear_backward_is_rejected(f: Any) -> None:
     for derivative in (lambda: hodiff.hvp(f, X, V), lambda: hodiff.HessianOperator(f, X) @ V):
         for _ in range(3):
             with pytest.raises(RouteError, match="is not linear in its cotangent"):
                 derivative()
 
 
-def test_a_closed_over_tensor_is_not_what_is_differentiated() -> None:
+def test_cut_only_by_a_closed_over_tensor_is_allowed() -> None:
     class Scaled(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, w):
@@ -463,7 +463,7 @@ def test_a_closed_over_tensor_is_not_what_is_differentiated() -> None:
         hodiff.hvp(lambda w: Scaled.apply(w, w).sum(), w.detach(), V)
 
 
-def test_a_formula_made_of_an_operator_without_one() -> None:
+def test_formula_that_calls_an_operator_without_formula_is_rejected() -> None:
     slope = torch.library.custom_op(
         "hodiff_test::slope", lambda x, g: 2 * x * g, mutates_args=(), schema="(Tensor x, Tensor g) -> Tensor"
     )
@@ -484,7 +484,7 @@ def test_a_formula_made_of_an_operator_without_one() -> None:
         hodiff.hvp(lambda x: square(x).sum(), X, V)
 
 
-def test_adjoints_of_torchdiffeq() -> None:
+def test_adjoint_of_torchdiffeq_is_rejected() -> None:
     torchdiffeq = pytest.importorskip("torchdiffeq")
 
     class Field(torch.nn.Module):
@@ -497,7 +497,7 @@ def test_adjoints_of_torchdiffeq() -> None:
 
 
 @pytest.mark.slow
-def test_a_small_gradient_that_is_added_to_large_ones_is_refused() -> None:
+def test_small_nonlinear_part_of_a_large_gradient_is_rejected() -> None:
     x = torch.linspace(-1, 1, 4_000_000, dtype=torch.float32)
     with pytest.raises(RouteError, match="is not linear in its cotangent"):
         hodiff.hvp(lambda x: WithAuxiliaryLoss.apply(x, x.pow(3).mean()).pow(2).sum(), x, torch.ones_like(x))
@@ -505,7 +505,7 @@ def test_a_small_gradient_that_is_added_to_large_ones_is_refused() -> None:
 
 @pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
 @pytest.mark.parametrize("lost", [False, True])
-def test_functions_that_vmap_made_are_those_that_were_written(route: str, lost: bool) -> None:
+def test_functions_generated_by_vmap_are_checked_as_written(route: str, lost: bool) -> None:
     class Cube(torch.autograd.Function):
         generate_vmap_rule = True
 

@@ -1,4 +1,4 @@
-"""Tests of the values that a callable reads besides its arguments: every change is detected, and nothing else."""
+"""Tests of the values that a callable reads besides its arguments: every change is detected, without false alarms."""
 
 import functools
 import types
@@ -88,7 +88,7 @@ CHANGES: dict[str, Callable[[Layer, pytest.MonkeyPatch], Any]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_changes_are_seen(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_values_are_detected(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Layer()
     f = of_layer(layer)
     before = Dependencies(f)
@@ -109,7 +109,7 @@ REBOUND: dict[str, Callable[[Layer, pytest.MonkeyPatch], Any]] = {
 
 
 @pytest.mark.parametrize("change", REBOUND)
-def test_other_tensors_are_other_inputs_of_the_same_form(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replaced_tensors_keep_the_form(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     layer = Layer()
     f = of_layer(layer)
     before = Dependencies(f)
@@ -122,19 +122,19 @@ def test_other_tensors_are_other_inputs_of_the_same_form(change: str, monkeypatc
         assert any(not each.any() for each in after.tensors)
 
 
-def test_closures_made_anew_have_the_form_of_the_old_ones() -> None:
+def test_recreated_closures_have_the_same_form() -> None:
     layer = Layer()
     assert Dependencies(of_layer(layer)).form == Dependencies(of_layer(layer)).form
     assert Dependencies(of_layer(layer)).form != Dependencies(lambda x: layer(x)).form
 
 
-def test_which_tensor_is_which_counts() -> None:
+def test_form_depends_on_tensor_identity() -> None:
     a, b = torch.ones(2), torch.ones(2)
     assert Dependencies([a, b]).form != Dependencies([a, a]).form
     assert Dependencies([a, b]).form == Dependencies([b, a]).form
 
 
-def test_tensors_take_the_places_for_a_while() -> None:
+def test_filled_replaces_tensors_temporarily() -> None:
     layer = Layer()
     dependencies = Dependencies(layer)
     with dependencies.filled([torch.full_like(each, 7.0) for each in dependencies.tensors]):

@@ -1,4 +1,4 @@
-"""Tests of recomputed intermediate results: what the graph saves, and what it refuses."""
+"""Tests of recomputed intermediate results: the tensors that the graph saves, and rejected functions."""
 
 import weakref
 
@@ -19,7 +19,7 @@ def layer(calls):
     return inner
 
 
-def test_the_intermediate_result_dies_and_comes_back():
+def test_intermediate_result_is_freed_and_recomputed():
     x, w = draw(4, 3).requires_grad_(), draw(3, 2).requires_grad_()
     calls = []
     y = forget_between(layer(calls), (x, w), GELU.call)
@@ -30,7 +30,7 @@ def test_the_intermediate_result_dies_and_comes_back():
     torch.testing.assert_close(found, torch.autograd.grad(F.gelu(x @ w).sum(), (x, w)))
 
 
-def test_a_recorded_backward_computes_it_once():
+def test_recorded_backward_recomputes_once():
     x, w = draw(4, 3).requires_grad_(), draw(3, 2).requires_grad_()
     calls = []
 
@@ -45,7 +45,7 @@ def test_a_recorded_backward_computes_it_once():
 
 
 @pytest.mark.parametrize("changed", ["x", "w"])
-def test_changed_inputs_are_refused(changed):
+def test_inputs_changed_in_place_are_rejected(changed):
     x, w = draw(4, 3).requires_grad_(), draw(2, 3).requires_grad_()
     y = fused_linear(x.clone() if changed == "w" else (inner := x.clone()), w, activation="gelu")
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_changed_inputs_are_refused(changed):
         y.sum().backward()
 
 
-def test_hooks_of_the_caller_hold_the_inputs():
+def test_saved_tensor_hooks_receive_the_inputs():
     x, b = draw(4, 3).requires_grad_(), draw(3).requires_grad_()
     moved = []
 

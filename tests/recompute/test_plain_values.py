@@ -44,7 +44,7 @@ def _reads_entries(x):
     return FACTORS["one"] * x.sin() * FACTORS["list"][0] / 2
 
 
-def _reads_what_is_there(x):
+def _reads_an_optional_entry(x):
     return x.sin() * FACTORS.get("new", 2.0)
 
 
@@ -85,11 +85,11 @@ def _cases():
     yield "global", _reads_a_global, lambda: _set_global(3.0), lambda: _set_global(2.0)
     yield "entry", _reads_entries, lambda: FACTORS.update(one=3.0), lambda: FACTORS.update(one=2.0)
     yield "entry of a list", _reads_entries, lambda: FACTORS.update(list=[3.0]), lambda: FACTORS.update(list=[2.0])
-    yield "new entry", _reads_what_is_there, lambda: FACTORS.update(new=3.0), lambda: FACTORS.pop("new")
+    yield "new entry", _reads_an_optional_entry, lambda: FACTORS.update(new=3.0), lambda: FACTORS.pop("new")
 
 
 @pytest.mark.parametrize(("f", "change", "undo"), [pytest.param(*rest, id=name) for name, *rest in _cases()])
-def test_gradients_are_those_of_the_first_run(f, change, undo):
+def test_recomputation_uses_the_values_of_the_first_run(f, change, undo):
     x = torch.randn(3, dtype=D, requires_grad=True)
     y = checkpoint(f, x)
     change()
@@ -105,7 +105,7 @@ def test_gradients_are_those_of_the_first_run(f, change, undo):
     torch.testing.assert_close(curvature, -2 * x.sin())
 
 
-def test_what_the_first_run_noted_is_not_there_in_the_next():
+def test_recomputation_does_not_see_what_the_first_run_wrote():
     noted = {}
 
     def f(x):
@@ -119,7 +119,7 @@ def test_what_the_first_run_noted_is_not_there_in_the_next():
     assert noted == {"seen": True}
 
 
-def test_containers_are_afterwards_what_they_were():
+def test_containers_are_restored_after_recomputation():
     recent, names = deque([1.0], maxlen=2), {"a"}
 
     def f(x):
@@ -136,7 +136,7 @@ def test_containers_are_afterwards_what_they_were():
     assert not names
 
 
-def test_afterwards_they_are_what_they_were():
+def test_later_changes_are_restored_after_recomputation():
     module, history = Scaled(), [1.0]
     x = torch.randn(3, dtype=D, requires_grad=True)
     y = checkpoint(lambda x: module(x) * len(history), x)
@@ -147,7 +147,7 @@ def test_afterwards_they_are_what_they_were():
     assert (module.training, module.factor, history) == (False, 3.0, [1.0, 2.0, 3.0])
 
 
-def test_what_f_itself_changes_is_changed_once():
+def test_changes_made_by_f_happen_once():
     """The recomputation starts from the state of the first call, and keeps changes made since."""
     module = Scaled()
     module.calls = 0
@@ -185,7 +185,7 @@ def _missing_tensor():
 
 
 @pytest.mark.parametrize("make", [_array, _array_of_a_module, _shorter_list, _missing_tensor])
-def test_what_cannot_be_put_back_is_refused(make):
+def test_unrestorable_changes_are_rejected(make):
     f, change, said = make()
     x = torch.randn(3, dtype=D, requires_grad=True)
     y = checkpoint(f, x)
@@ -194,7 +194,7 @@ def test_what_cannot_be_put_back_is_refused(make):
         torch.autograd.grad(y.sum(), x)
 
 
-def test_layers_of_other_segments_are_not_used():
+def test_segments_do_not_use_layers_of_other_segments():
     """Recorded derivatives under vmap match the chain without checkpoints."""
     chain = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3), nn.Tanh()).to(D)
     x = torch.randn(3, dtype=D, requires_grad=True)

@@ -15,11 +15,11 @@ class Holder:
         self.held = held
 
 
-def test_namespaces_of_modules_are_left() -> None:
+def test_module_namespaces_are_not_searched() -> None:
     """A module's namespace would lead to the loader, and so to all loaded modules."""
     assert not any(each is vars(HERE) for each in reachable(Holder(vars(HERE))))
 
 
-def test_a_dictionary_like_a_namespace_is_walked() -> None:
+def test_copied_namespaces_are_searched() -> None:
     copied = {**vars(HERE), "held": [[]]}
     assert any(each is copied["held"] for each in reachable(Holder(copied)))

@@ -16,7 +16,7 @@ def cubes(operands):
     return (x**3).sum()
 
 
-def test_the_gradient_and_its_product():
+def test_gradient_and_product_match_closed_form():
     recording = Recording(cubes, [X])
     (gradient,) = recording.gradients([recording.result], graph=True)
     (product,) = torch.autograd.grad(gradient, recording.operands, V)
@@ -24,7 +24,7 @@ def test_the_gradient_and_its_product():
     torch.testing.assert_close(product, 6 * X * V)
 
 
-def test_several_outputs_of_which_one_is_constant():
+def test_one_of_several_outputs_may_be_constant():
     recording = Recording(lambda operands: (operands[0] ** 2, X, operands[1]), [X, V, X])
     gradients = recording.gradients(recording.result, [V, V, X])
     torch.testing.assert_close(gradients[0], 2 * X * V)
@@ -32,12 +32,12 @@ def test_several_outputs_of_which_one_is_constant():
     assert gradients[2] is None
 
 
-def test_constants_have_no_gradients():
+def test_constants_have_no_gradient():
     recording = Recording(lambda operands: X.sum(), [X])
     assert recording.gradients([recording.result]) == (None,)
 
 
-def test_a_tensor_that_the_function_closes_over_is_another_than_the_operand():
+def test_closed_over_point_is_another_tensor_than_the_operand():
     x = X.clone().requires_grad_()
     recording = Recording(lambda operands: (operands[0] * x).sum(), [x])
     (gradient,) = recording.gradients([recording.result])
@@ -47,7 +47,7 @@ def test_a_tensor_that_the_function_closes_over_is_another_than_the_operand():
 
 
 @pytest.mark.parametrize("who", ["the point", "another argument"])
-def test_connected_to_what_requires_a_gradient(who):
+def test_connected_if_an_argument_requires_grad(who):
     moving = X.clone().requires_grad_()
     point, others = ([moving], ()) if who == "the point" else ([X], [moving])
     assert Recording(cubes, point, others).connected
@@ -55,7 +55,7 @@ def test_connected_to_what_requires_a_gradient(who):
         assert not Recording(cubes, point, others).connected
 
 
-def test_connected_to_what_the_function_closes_over_once_inspected():
+def test_connected_if_a_closed_over_tensor_requires_grad():
     w = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
     recording = Recording(lambda operands: w * cubes(operands), [X])
     assert not recording.connected
@@ -76,7 +76,7 @@ class Doubled(torch.autograd.Function):
         return 2 * cotangent
 
 
-def test_what_made_the_point_is_none_of_the_graph_that_nobody_differentiates():
+def test_graph_of_the_point_is_not_inspected():
     x = Doubled.apply(X.clone().requires_grad_())
     with torch.no_grad():
         recording = Recording(cubes, [x])
@@ -85,13 +85,13 @@ def test_what_made_the_point_is_none_of_the_graph_that_nobody_differentiates():
     assert recording.inspect(recording.result) == "Doubled.backward is marked once_differentiable"
 
 
-def test_nothing_is_kept_for_nobody():
+def test_unconnected_gradients_require_no_grad():
     recording = Recording(cubes, [X])
     recording.inspect(recording.result)
     assert not recording.gradients([recording.result])[0].requires_grad
 
 
-def test_a_dual_number_keeps_its_tangent():
+def test_dual_number_keeps_its_tangent():
     with forward_ad.dual_level():
         recording = Recording(cubes, [forward_ad.make_dual(X, V)])
         (gradient,) = recording.gradients([recording.result], graph=True)
@@ -103,7 +103,7 @@ class Subclass(torch.Tensor):
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
-def test_subclasses_of_tensors_keep_their_graph_in_every_grad_mode(mode):
+def test_tensor_subclasses_keep_their_graph_in_every_grad_mode(mode):
     with mode():
         recording = Recording(cubes, [X.as_subclass(Subclass)])
         (gradient,) = recording.gradients([recording.result], graph=True)

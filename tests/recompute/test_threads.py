@@ -9,7 +9,7 @@ from hodiff.functions import checkpoint
 POINTS = [torch.tensor([0.1 * i, 1.0, -0.3 * i], dtype=torch.float64) for i in range(4)]
 
 
-def test_closure_and_module():
+def test_closures_and_modules_in_threads_match():
     """The reference is the same function without a checkpoint."""
     weight = torch.tensor([2.0, -1.0, 0.5], dtype=torch.float64, requires_grad=True)
     layer = nn.Linear(3, 3, dtype=torch.float64)
@@ -30,7 +30,7 @@ def test_closure_and_module():
     assert block.__closure__[1].cell_contents is weight
 
 
-def test_random_numbers():
+def test_random_numbers_in_threads_are_replayed():
     """A linear function equals its gradient times its argument only if both draw the same mask."""
 
     def gap(x):

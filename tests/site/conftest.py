@@ -18,7 +18,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 SOURCES = ("docs", "hodiff", "examples", "papers", "benchmarks/results", "README.md", "CONTRIBUTING.md", "CHANGELOG.md")
 
 
-def newest(paths):
+def newest_change(paths):
     files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
     return max(file.stat().st_mtime for file in files if file.is_file() and "__pycache__" not in file.parts)
 
@@ -27,7 +27,7 @@ def newest(paths):
 def site(tmp_path_factory):
     """Return the folder of the built site."""
     front = BUILT / "index.html"
-    if front.exists() and front.stat().st_mtime > newest([ROOT / each for each in SOURCES]):
+    if front.exists() and front.stat().st_mtime > newest_change([ROOT / each for each in SOURCES]):
         return BUILT
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "site_builder", "--output", str(folder)]

@@ -35,7 +35,7 @@ def tree(tmp_path):
         ("docs/images/newton.png", "images/newton.png"),
     ],
 )
-def test_where_a_file_stands(path, page):
+def test_files_map_to_pages(path, page):
     assert (layout.ROOT / path).exists()
     assert page_of(path) == page
 
@@ -55,23 +55,23 @@ def test_where_a_file_stands(path, page):
         ("```python\n>>> 1\n1\n\n```\n\nText", "```python\n>>> 1\n1\n```\n\nText"),
     ],
 )
-def test_links_of_the_repository_become_those_of_the_site(tree, written, expected):
+def test_repository_links_become_site_links(tree, written, expected):
     assert links.relinked(written, "docs/guides/meta.md", "guides/meta.md", tree) == expected
 
 
-def test_pictures_of_a_size_are_copied(tree):
+def test_images_with_a_width_are_copied(tree):
     written = '[<img src="pictures/01_square.png" alt="a square" width="120">](pictures/01_square.png)'
     page = links.relinked(written, "examples/functions/README.md", "examples/functions/index.md", tree)
     assert page == "[![a square](pictures/01_square.png){width=120px}](pictures/01_square.png)"
 
 
 @pytest.mark.parametrize("target", ["nowhere.md", "../../../outside.md"])
-def test_a_link_that_leads_nowhere_stops_the_build(tree, target):
+def test_broken_link_stops_the_build(tree, target):
     with pytest.raises(SiteError, match=re.escape(f"{target} leads nowhere")):
         links.relinked(f"[a]({target})", "docs/guides/meta.md", "guides/meta.md", tree)
 
 
-def test_code_that_is_linked_to_gets_a_page(tree):
+def test_linked_code_gets_a_page(tree):
     links.relinked(
         "[a](../../hodiff/errors.py), [b](../../tests/models)", "docs/guides/meta.md", "guides/meta.md", tree
     )
@@ -81,13 +81,13 @@ def test_code_that_is_linked_to_gets_a_page(tree):
     assert "`table.py`" in (tree.folder / "source/tests/models/index.md").read_text()
 
 
-def test_two_pages_do_not_claim_one_place(tree):
+def test_page_written_twice_stops_the_build(tree):
     tree.write("a.md", "one")
     with pytest.raises(SiteError, match=r"a\.md is written twice"):
         tree.write("a.md", "two")
 
 
-def test_findings_have_their_titles_examples_and_torch_s_words(tree):
+def test_finding_pages_have_title_example_and_torch_message(tree):
     pages = findings.write_findings(tree)
     assert [page[-8:-3] for page in pages] == sorted(CODES)
     for page in pages:
@@ -100,7 +100,7 @@ def test_findings_have_their_titles_examples_and_torch_s_words(tree):
     assert "[HD107](findings/HD107.md)" in (tree.folder / "reference/findings.md").read_text()
 
 
-def test_the_script_of_the_audit_has_all_of_it():
+def test_audit_script_contains_all_tables():
     data = json.loads(audit_script().removeprefix("const AUDIT = ").removesuffix(";\n"))
     tables = [audit_on_file(version) for version in versions_on_file()]
     assert data["versions"] == [table.torch for table in tables]
@@ -113,19 +113,19 @@ def test_the_script_of_the_audit_has_all_of_it():
     assert sum(map(len, data["operators"].values())) == len(tables) * len(data["operators"])
 
 
-def test_a_side_bar_that_names_what_is_not_there_stops_the_build():
+def test_missing_page_in_the_sidebar_stops_the_build():
     with pytest.raises(SiteError, match=r"guides/meta\.md"):
         navigation.side_bar({})
 
 
 @pytest.mark.parametrize("new", ["guides/new", "new", "explanations/new"])
-def test_a_new_page_is_in_the_side_bar(new):
+def test_new_page_is_added_to_the_sidebar(new):
     written = {page: None for pages in navigation.SIDE_BAR.values() for page in pages}
     assert new not in navigation.side_bar(written).splitlines()
     assert new in navigation.side_bar({**written, f"{new}.md": None}).splitlines()
 
 
-def test_a_notebook_has_links_of_the_site_and_its_first_picture(tree, tmp_path, monkeypatch):
+def test_notebook_page_has_site_links_and_its_first_image(tree, tmp_path, monkeypatch):
     source = "examples/notebooks/new.ipynb"
     picture = base64.b64encode(b"a picture").decode()
     cells = [
@@ -159,7 +159,7 @@ def reference(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_reference_has_signatures_and_sections(reference):
+def test_reference_has_signatures_and_sections(reference):
     text = reference["hodiff"]
     hvp = text.split(":::{py:function} hvp(")[1].split("\n:::")[0]
     assert hvp.startswith("f: Callable[..., Any], x: PyTree, v: PyTree, *args: Any, route: str = 'auto', ")
@@ -170,7 +170,7 @@ def test_the_reference_has_signatures_and_sections(reference):
     assert hvp.rstrip().endswith("eq. 2.4.")
 
 
-def test_what_two_rooms_export_has_one_home(reference):
+def test_name_exported_twice_is_documented_once(reference):
     assert "{py:obj}`HessianOperator <hodiff.operators.HessianOperator>`" in reference["hodiff"]
     assert "{py:class} HessianOperator(" not in reference["hodiff"]
     assert "{py:class} HessianOperator(f: " in reference["hodiff.operators"]

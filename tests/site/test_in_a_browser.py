@@ -47,7 +47,7 @@ def test_search_finds_the_page(page, address, words, expected):
     assert any(link.startswith(expected) for link in found[:12]), found
 
 
-def test_formulas_are_drawn(page, address):
+def test_formulas_are_visible(page, address):
     page.goto(f"{address}/guides/operators.html")
     sizes = page.eval_on_selector_all(
         "math", "all => all.map(m => [m.getBoundingClientRect().width, m.getBoundingClientRect().height])"
@@ -65,7 +65,7 @@ def rows(page):
     )
 
 
-def choose(page, **fields):
+def fill_filters(page, **fields):
     for name, value in fields.items():
         box = page.locator(f"#audit-{name}")
         if name == "name":
@@ -76,25 +76,25 @@ def choose(page, **fields):
 
 @pytest.mark.parametrize("version", versions_on_file())
 @pytest.mark.parametrize(("run", "index"), [("torch", "0"), ("corrected", "1")])
-def test_the_filter_shows_what_the_audit_says(page, address, version, run, index):
+def test_audit_filter_matches_the_saved_audit(page, address, version, run, index):
     table = audit_on_file(version)
     page.goto(f"{address}/{FILTER}")
-    choose(page, version=str(versions_on_file().index(version)), run=index, verdict="defect")
+    fill_filters(page, version=str(versions_on_file().index(version)), run=index, verdict="defect")
     shown = {name: verdicts for name, *verdicts in rows(page)}
     assert shown.keys() == table.defects(run).keys()
     for name, verdicts in shown.items():
         assert verdicts == [verdict.status for verdict in table.operators[name][run].values()], name
 
 
-def test_filters_narrow_the_table(page, address):
+def test_filters_narrow_the_audit_table(page, address):
     page.goto(f"{address}/{FILTER}")
-    choose(page, name="LAYER_NORM", verdict="")
+    fill_filters(page, name="LAYER_NORM", verdict="")
     assert {name for name, *_ in rows(page)} == {"native_layer_norm", "nn.functional.layer_norm"}
-    choose(page, route="2", verdict="w")
+    fill_filters(page, route="2", verdict="w")
     assert ["nn.functional.layer_norm", "wrong"] in rows(page)
-    choose(page, run="1")
+    fill_filters(page, run="1")
     assert rows(page) == []
-    choose(page, run="0", version=str(len(versions_on_file())))
+    fill_filters(page, run="0", version=str(len(versions_on_file())))
     assert [len(row) for row in rows(page)] == [1 + len(versions_on_file())] * 2
     # The address includes the selection, so that it can be shared.
     again = page.url
@@ -104,13 +104,13 @@ def test_filters_narrow_the_table(page, address):
     assert len(rows(page)) == 2
 
 
-def test_the_filter_needs_no_server(page, site):
+def test_audit_filter_works_without_a_server(page, site):
     page.goto((site / FILTER).as_uri())
     assert len(rows(page)) > 30
 
 
 @pytest.mark.parametrize("name", WITH_PICTURES)
-def test_pictures_are_shown(page, address, name):
+def test_images_are_loaded(page, address, name):
     page.goto(f"{address}/{name}.html")
     for picture in page.locator("article img").all():
         picture.scroll_into_view_if_needed()
@@ -121,14 +121,14 @@ def test_pictures_are_shown(page, address, name):
 
 
 @pytest.mark.parametrize("name", NARROW)
-def test_no_screen_needs_sideways_scrolling(page, address, name):
+def test_no_page_scrolls_sideways(page, address, name):
     page.goto(f"{address}/{name}.html")
     for width in (360, 800, 1280, 1700):
         page.set_viewport_size({"width": width, "height": 740})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_the_menu_of_a_narrow_screen_opens(page, address):
+def test_menu_opens_on_a_narrow_screen(page, address):
     page.set_viewport_size({"width": 360, "height": 740})
     page.goto(f"{address}/index.html")
     entry = page.locator('.sidebar-tree a[href="guides/operators.html"]')

@@ -44,7 +44,7 @@ class Reader(HTMLParser):
 
 
 @cache
-def read(path):
+def parsed_page(path):
     reader = Reader()
     reader.feed(path.read_text(encoding="utf-8"))
     return reader
@@ -52,10 +52,10 @@ def read(path):
 
 @pytest.fixture(scope="module")
 def pages(site):
-    return {path: read(path) for path in sorted(site.rglob("*.html"))}
+    return {path: parsed_page(path) for path in sorted(site.rglob("*.html"))}
 
 
-def test_links_and_anchors_lead_somewhere(pages, site):
+def test_links_and_anchors_resolve(pages, site):
     lost = []
     for path, reader in pages.items():
         for link in reader.links:
@@ -65,14 +65,14 @@ def test_links_and_anchors_lead_somewhere(pages, site):
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             there = target.exists()
             if there and parts.fragment and target.suffix == ".html":
-                there = unquote(parts.fragment) in read(target).anchors
+                there = unquote(parts.fragment) in parsed_page(target).anchors
             if not there:
                 lost.append(f"{path.relative_to(site)}: {link}")
     assert len(pages) > 150
     assert not lost, lost[:20]
 
 
-def test_nothing_comes_from_another_machine(pages, site):
+def test_pages_load_nothing_from_other_hosts(pages, site):
     for path, reader in pages.items():
         for source in reader.loaded:
             assert not urlsplit(source).netloc, f"{path.relative_to(site)}: {source}"
@@ -88,7 +88,7 @@ def test_formulas_are_mathml(pages, site):
         assert "$$" not in "".join(reader.text), path.relative_to(site)
 
 
-def test_every_finding_has_a_page_with_its_two_examples(pages, site):
+def test_every_finding_has_a_page_with_two_examples(pages, site):
     for code, defect in CODES.items():
         page = site / "reference" / "findings" / f"{code}.html"
         text = page.read_text(encoding="utf-8")
@@ -96,7 +96,7 @@ def test_every_finding_has_a_page_with_its_two_examples(pages, site):
         assert text.count('class="highlight-python') >= 3, f"{code}: {defect.title}"
 
 
-def test_what_the_interface_exports_is_documented(pages, site):
+def test_every_public_name_is_documented(pages, site):
     anchors = set().union(*(reader.anchors for path, reader in pages.items() if path.parent.name == "api"))
     for room in ("estimators", "operators", "optim", "meta", "implicit", "functions", "nn", "checks", "plot"):
         module = getattr(hodiff, room)

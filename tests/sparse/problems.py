@@ -1,13 +1,9 @@
-"""Functions with sparse Hessians, and the Hessians of some."""
+"""Functions with sparse Hessians, and the points at which tests evaluate them."""
 
 import torch
+from cases import rosenbrock
 
 D = torch.float64
-
-
-def rosenbrock(x):
-    """Compute the chained Rosenbrock function, with a tridiagonal Hessian."""
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def broyden(x):

@@ -17,7 +17,7 @@ ULPS = 15.0
 MORE = {"mish": 120.0}
 
 
-def test_every_row_with_digits_to_lose_is_here():
+def test_every_elementary_function_has_hard_points():
     piecewise = {"abs", "relu", "frac", "deg2rad", "rad2deg"}
     assert set(ELEMENTARY) - piecewise <= set(HARD)
 
@@ -25,7 +25,7 @@ def test_every_row_with_digits_to_lose_is_here():
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("name", HARD)
-def test_few_ulps(name, dtype):
+def test_errors_are_a_few_ulps(name, dtype):
     # The value comes from torch.
     assert max(errors(name, dtype)[1:]) < MORE.get(name, ULPS)
 
@@ -33,7 +33,7 @@ def test_few_ulps(name, dtype):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("point", [-(1e6) - 0.25, -1000.3, -1 - 1e-6, -0.9, -1e-5, -1e-10, 1e-10])
-def test_gamma_functions_below_zero(point, dtype):
+def test_gamma_derivatives_below_zero_match_mpmath(point, dtype):
     r"""Derivatives of $\log|\Gamma|$ by the reflection formula take no more time than above zero."""
     x = torch.tensor(point, dtype=dtype)
     one, zero = torch.ones_like(x), torch.zeros_like(x)
@@ -57,7 +57,7 @@ class Arguments(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_gamma_functions_far_below_zero_take_no_loop():
+def test_gamma_derivatives_far_below_zero_are_fast():
     """torch's kernels climb from a negative argument to zero in steps of one, which takes seconds from -1e8."""
     x = torch.tensor([-1e8 + 0.25] * 4, dtype=torch.float64)
     with Arguments() as arguments:
@@ -67,7 +67,7 @@ def test_gamma_functions_far_below_zero_take_no_loop():
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-120, 1e-30, 1e-9, 1e-4])
-def test_normal_quantiles_in_the_tail(size):
+def test_ndtri_in_the_tail_matches_mpmath(size):
     for dtype in (torch.float64, torch.float32):
         p = torch.tensor(size, dtype=dtype)
         if size > torch.finfo(dtype).tiny:
@@ -77,14 +77,14 @@ def test_normal_quantiles_in_the_tail(size):
                 assert abs(first.item() * mp.npdf(v) - 1) < ULPS * torch.finfo(dtype).eps
 
 
-def test_normal_quantiles_by_jets_of_jets():
+def test_ndtri_by_nested_laplacians_matches():
     x = torch.tensor([0.2, 0.5, 0.7], dtype=torch.float64)
     f = lambda x: torch.special.ndtri(x).sum()  # noqa: E731
     torch.testing.assert_close(hodiff.laplacian(hodiff.laplacian(f))(x), hodiff.bilaplacian(f)(x))
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-160, 1e-30, 1e-9, 1e-4])
-def test_atanh_near_zero(size):
+def test_atanh_near_zero_matches_mpmath(size):
     for dtype in (torch.float64, torch.float32):
         if size > torch.finfo(dtype).tiny:
             x = torch.tensor(-size, dtype=dtype)
@@ -97,11 +97,11 @@ def test_atanh_near_zero(size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HARD)
-def test_truths_are_mpmaths(name):
+def test_saved_answers_match_mpmath(name):
     assert truths()[name] == exact_coefficients(name)
 
 
-def test_the_page_shows_every_function_twice():
+def test_page_shows_every_function_in_two_dtypes():
     lines = PAGE.read_text(encoding="utf-8").splitlines()
     for name in HARD:
         rows = [line for line in lines if line.startswith(f"| `{name}` |")]

@@ -19,7 +19,7 @@ V = torch.tensor([1.0, -1.0, 2.0, 0.5], dtype=D)
 
 
 def written_through(take):
-    """Return a function that writes to a possible view of a value, and returns the value."""
+    """Return a function that writes through a view of a value, if there is one, and returns the value."""
 
     def f(x):
         y = x * x
@@ -65,7 +65,7 @@ FORMS["attention without weights"] = lambda x, layer=FORMS["attention without we
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_form(name):
+def test_unusual_call_matches_forward_mode(name):
     f = FORMS[name]
     value, (slope, second) = jet(f, (Q,), ([V, 0 * V],))
 
@@ -83,7 +83,7 @@ def test_form(name):
     torch.testing.assert_close(second, curvature)
 
 
-def test_complex_powers():
+def test_complex_powers_match_exponentials():
     """Complex powers match x^i = exp(i log x) and a^x = exp(x log a)."""
     terms = ([V, 0 * V, V],)
     found = jet(lambda x: ((x**1j).real, ((2 + 1j) ** x).imag), (Q,), terms)
@@ -91,7 +91,7 @@ def test_complex_powers():
     torch.testing.assert_close(found, right)
 
 
-def test_weights_of_gradients_inside_are_constants():
+def test_grad_outputs_of_inner_gradients_are_constants():
     def f(x):
         x.requires_grad_()
         (g,) = torch.autograd.grad(x**3, x, grad_outputs=x * x, create_graph=True)
@@ -103,7 +103,7 @@ def test_weights_of_gradients_inside_are_constants():
     assert not x.requires_grad
 
 
-def test_chunks_draw_the_same():
+def test_chunks_share_random_draws():
     x = torch.ones(6, dtype=D)
     value, gradient, total = value_grad_laplacian(lambda x: (functional.dropout(x) ** 2).sum(), chunk_size=1)(x)
     kept = value / 4
@@ -111,7 +111,7 @@ def test_chunks_draw_the_same():
     torch.testing.assert_close(total, 8 * kept)
 
 
-def test_second_derivatives_at_kinks_are_torchs():
+def test_second_derivatives_at_kinks_match_torch():
     zero = torch.zeros((), dtype=D)
     one = torch.ones((), dtype=D)
     for f in (functional.elu, functional.selu, lambda x: functional.celu(x, 0.3)):
@@ -138,7 +138,7 @@ class Cubed(torch.autograd.Function):
 
 
 class Doubled(torch.autograd.Function):
-    """A Function that writes to its argument."""
+    """A Function that writes into its argument."""
 
     @staticmethod
     def forward(x):
@@ -157,7 +157,7 @@ class Doubled(torch.autograd.Function):
         return tangent.mul_(2)
 
 
-def test_laplacian_of_a_function_with_backward_alone():
+def test_laplacian_of_a_function_with_backward_only_matches():
     torch.testing.assert_close(hodiff.laplacian(lambda x: Cubed.apply(x * x).sum())(Q), (30 * Q**4).sum())
 
 
@@ -189,23 +189,23 @@ class Solved(torch.autograd.Function):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])
 @pytest.mark.parametrize("around", [nullcontext, torch.inference_mode])
-def test_a_forward_that_switches_derivatives_is_not_looked_into(mode, around):
+def test_no_grad_inside_forward_of_a_function_is_ignored(mode, around):
     function = _in_mode(mode)
     with around():
         found = hodiff.laplacian(lambda x: function.apply(x * x).sum())(Q)
     torch.testing.assert_close(found, (30 * Q**4).sum())
 
 
-def test_an_old_form_whose_forward_runs_autograd_is_refused():
+def test_legacy_function_whose_forward_runs_autograd_is_rejected():
     with pytest.raises(hodiff.RouteError, match="one whose forward takes ctx"):
         hodiff.laplacian(lambda x: Solved.apply(x).sum())(Q)
 
 
-def test_keywords_of_the_function():
+def test_keyword_arguments_of_f_are_forwarded():
     torch.testing.assert_close(hodiff.laplacian(lambda x, b: (b * x * x).sum())(Q, b=3.0), torch.tensor(24.0, dtype=D))
 
 
-def test_numbers_come_back():
+def test_python_number_outputs_have_zero_derivative():
     value, (slope,) = jet(lambda x: (x, 3.0), (Q,), ([V],))
     assert value[1] == 3.0
     assert slope[1] == 0.0
@@ -249,7 +249,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
+def test_rejects_unsupported_calls(name):
     jet(lambda x: KEPT.append(x * x) or x, (Q,), ([V],))
     f, words = REFUSED[name]
     try:
@@ -259,7 +259,7 @@ def test_refused(name):
         KEPT.clear()
 
 
-def test_a_deep_copy_moves():
+def test_deepcopy_keeps_derivatives():
     torch.testing.assert_close(hodiff.laplacian(lambda x: copy.deepcopy(x * x).sum())(Q), torch.tensor(8.0, dtype=D))
 
 
@@ -276,7 +276,7 @@ COMPILED = {
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled(name):
+def test_compiled_laplacian_matches_eager(name):
     x = torch.rand(3, 4, dtype=D) + 0.2
     found = hodiff.laplacian(COMPILED[name], batched=True)
     torch.testing.assert_close(torch.compile(lambda x: found(x), fullgraph=True, backend="eager")(x), found(x))
@@ -294,7 +294,7 @@ OLD_REDUCTIONS = {
 
 @pytest.mark.filterwarnings("ignore:size_average and reduce args")
 @pytest.mark.parametrize("name", OLD_REDUCTIONS)
-def test_reductions_by_the_old_options(name):
+def test_deprecated_reduction_options_match(name):
     loss, options = getattr(functional, name), OLD_REDUCTIONS[name]
     labels = name in ("cross_entropy", "nll_loss")
     target = torch.tensor([1, 0]) if labels else Q.reshape(2, 2) / 4
@@ -307,13 +307,13 @@ def test_reductions_by_the_old_options(name):
         torch.testing.assert_close((value, slope), torch.func.jvp(f, (Q,), (V,)))
 
 
-def test_an_unknown_reduction_is_refused():
+def test_rejects_unknown_reduction():
     with pytest.raises(hodiff.InputError, match="jet: mse_loss: reduction: expected one of none, mean, sum, got 'avg'"):
         jet(lambda x: functional.mse_loss(x, V, reduction="avg"), (Q,), ([V],))
 
 
 @pytest.mark.parametrize("output", [None, "text", {"a": None}], ids=str)
-def test_what_is_no_number_is_not_returned(output):
+def test_rejects_outputs_that_are_no_tensors(output):
     for transformed in (
         hodiff.laplacian(lambda x: (x.sin(), output)),
         lambda x: jet(lambda x: (x, output), (x,), ([x],)),
@@ -322,12 +322,12 @@ def test_what_is_no_number_is_not_returned(output):
             transformed(torch.ones(2))
 
 
-def test_lists_of_values_are_no_tensor():
+def test_torch_tensor_of_values_is_rejected():
     with pytest.raises(hodiff.RouteError, match=r"torch\.stack"):
         hodiff.laplacian(lambda x: torch.tensor([x[0], x[1]]).sum())(torch.ones(2))
 
 
-def test_factorials_beyond_double_precision():
+def test_orders_whose_factorial_overflows_are_rejected():
     one, zero = torch.tensor(1.0, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64)
     *_, last = jet(torch.exp, (zero,), ([one, *[zero] * 39],))[1]
     torch.testing.assert_close(last, one)
@@ -342,7 +342,7 @@ def test_factorials_beyond_double_precision():
 
 
 @pytest.mark.parametrize("function", [torch.maximum, torch.minimum, torch.fmax, torch.fmin])
-def test_extremes_can_be_differentiated_again(function):
+def test_maximum_and_minimum_have_differentiable_laplacians(function):
     x = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
 
     def f(x):
@@ -353,13 +353,13 @@ def test_extremes_can_be_differentiated_again(function):
     torch.testing.assert_close(found, 24 * picked * x)
 
 
-def test_a_generator_with_nothing_to_draw():
+def test_rejects_generator_without_randomised():
     with pytest.raises(hodiff.InputError, match="expected None without randomised"):
         hodiff.laplacian(torch.sum, generator=torch.Generator())
 
 
 @pytest.mark.parametrize("n", [4, 6])
-def test_determinants_of_singular_matrices(n):
+def test_determinants_of_singular_matrices_match_interpolation(n):
     generator = torch.Generator().manual_seed(0)
     A, V = torch.randn(2, n, n, dtype=D, generator=generator)
     A[:, 0] = A[:, 1]
@@ -372,7 +372,7 @@ def test_determinants_of_singular_matrices(n):
     assert hodiff.laplacian(torch.det)(torch.zeros(n, n, dtype=D)) == 0
 
 
-def test_solutions_under_vmap():
+def test_solve_under_vmap_matches():
     def f(x):
         return torch.linalg.solve(torch.diag(x[:, 0] + 3) + x[:, 1:] * 0.1, x).sin().sum()
 
@@ -389,8 +389,8 @@ def _with_a_break(x):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("f", [lambda x: x.softmax(0).square().sum(), lambda x: x.logsumexp(0) ** 2, _with_a_break])
-def test_a_compiler_breaks_no_graph_inside_of_f(f):
-    # The code after a graph break would get other objects, and be wrong silently.
+def test_graph_breaks_inside_f_raise(f):
+    # After a graph break the code would get other objects, and silently be wrong.
     torch._dynamo.reset()
     x = torch.tensor([0.1, 0.5, 0.9])
     for transformed in (hodiff.laplacian(f), lambda x: jet(f, (x,), ([x],))):
@@ -399,7 +399,7 @@ def test_a_compiler_breaks_no_graph_inside_of_f(f):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_operators_of_libraries():
+def test_library_operators_match():
     library = torch.library.Library("hodiff_jet_tests", "DEF")
     library.define("cube(Tensor x) -> Tensor")
     library.impl("cube", lambda x: x**3, "CompositeExplicitAutograd")
@@ -421,7 +421,7 @@ def test_operators_of_libraries():
     del hodiff.taylor.RULES[cube]
 
 
-def test_rules_also_hold_where_a_package_wraps_a_function_of_torch(monkeypatch):
+def test_rules_apply_to_wrapped_torch_functions(monkeypatch):
     """torch_geometric wraps `index_select`, for example."""
     own = torch.index_select
     monkeypatch.setattr(torch, "index_select", lambda *args: own(*args))

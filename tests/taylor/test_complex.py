@@ -10,7 +10,7 @@ A, B = (torch.rand(3, 2, generator=GENERATOR, dtype=D) + 0.5 for _ in range(2))
 MATRIX = torch.complex(torch.eye(2, dtype=D), torch.tensor([[0.3, -0.2], [0.1, 0.4]], dtype=D))
 
 
-def z_of(a, b):
+def complex_of(a, b):
     return torch.complex(a, b)
 
 
@@ -81,16 +81,16 @@ FUNCTIONS = {
 
 @pytest.mark.one_in(60)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_of_complex_values(name):
-    assert_as_values(curves(lambda a, b: FUNCTIONS[name](z_of(a, b)), (A, B), 4, 3, size=0.15), 4, (2, 3))
+def test_complex_values_match_interpolation(name):
+    assert_as_values(curves(lambda a, b: FUNCTIONS[name](complex_of(a, b)), (A, B), 4, 3, size=0.15), 4, (2, 3))
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["exp", "product", "matmul", "fft", "abs", "log"])
-def test_complex_primals(name):
+def test_complex_series_match_real_and_imaginary_parts(name):
     """Series of complex numbers are supported directly, not only by their parts."""
     f = FUNCTIONS[name]
-    parts = curves(lambda a, b: f(z_of(a, b)), (A, B), 3, 3, size=0.15)
-    whole = curves(f, (z_of(A, B),), 3, 3)
-    whole = type(whole)(whole.function, whole.start, (z_of(*parts.terms),))
+    parts = curves(lambda a, b: f(complex_of(a, b)), (A, B), 3, 3, size=0.15)
+    whole = curves(f, (complex_of(A, B),), 3, 3)
+    whole = type(whole)(whole.function, whole.start, (complex_of(*parts.terms),))
     assert_as_values(whole, 3, (2, 3))

@@ -51,7 +51,7 @@ STEP = st.one_of(
 LARGEST = 200
 
 
-def applied(step, pool):
+def apply_step(step, pool):
     kind, name, i, j = step
     a, b = pool[i % len(pool)], pool[j % len(pool)]
     return UNARY[name](a) if kind == "one" else BINARY[name](a, b)
@@ -62,7 +62,7 @@ def fitting(steps, pool):
     pool, found = list(pool), []
     for step in steps:
         try:
-            result = applied(step, pool)
+            result = apply_step(step, pool)
         except (RuntimeError, IndexError):
             continue
         if 0 < result.numel() <= LARGEST:
@@ -80,7 +80,7 @@ def fitting(steps, pool):
     order=st.integers(1, 4),
     seed=st.integers(0, 2**16),
 )
-def test_random_compositions(shapes, both, steps, directions, order, seed):
+def test_random_compositions_match_nested_forward_mode(shapes, both, steps, directions, order, seed):
     """Two values move, or one with a constant tensor on either side."""
     generator = torch.Generator().manual_seed(seed)
     x, y, c = (torch.randn(shape, generator=generator, dtype=D) for shape in shapes)
@@ -89,7 +89,7 @@ def test_random_compositions(shapes, both, steps, directions, order, seed):
     def run(*moving):
         pool = [*moving, *([] if both else [y]), c]
         for step in used:
-            pool.append(applied(step, pool))
+            pool.append(apply_step(step, pool))
         return tuple(pool[3:]) or (pool[0] * 1,)
 
     start = (x, y) if both else (x,)

@@ -35,7 +35,7 @@ def exact_bilaplacian(x):
 
 
 @pytest.mark.parametrize("n", range(1, 11))
-def test_fourth_powers_make_the_square_of_the_squared_length(n):
+def test_fourth_powers_sum_to_the_squared_norm_squared(n):
     xi = randn(5, n)
     total = sum(sign * (xi @ rows.mT).pow(4).sum(1) for sign, rows in fourth_powers(n))
     torch.testing.assert_close(total, xi.square().sum(1) ** 2)
@@ -43,7 +43,7 @@ def test_fourth_powers_make_the_square_of_the_squared_length(n):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("n", "chunk_size"), [(2, None), (8, None), (8, 20)])
-def test_bilaplacian_of_a_function_without_a_rule(n, chunk_size):
+def test_bilaplacian_of_a_function_without_a_rule_matches(n, chunk_size):
     x = randn(n)
     found = hodiff.bilaplacian(lambda x: torch.special.i0(x).sum() * x[0], chunk_size=chunk_size)(x)
     third, fourth = (
@@ -55,7 +55,7 @@ def test_bilaplacian_of_a_function_without_a_rule(n, chunk_size):
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8])
 @pytest.mark.parametrize("chunk_size", [None, 3])
-def test_bilaplacian_of_a_plane_wave(n, chunk_size):
+def test_bilaplacian_of_a_plane_wave_matches_closed_form(n, chunk_size):
     """The sizes cover one pass of order 4 and two passes of order 2."""
     x, k = randn(4, n), randn(n)
     found = hodiff.bilaplacian(lambda x: torch.sin(x @ k), batched=True, chunk_size=chunk_size)(x)
@@ -63,19 +63,19 @@ def test_bilaplacian_of_a_plane_wave(n, chunk_size):
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 9])
-def test_bilaplacian_of_a_power_of_the_radius(n):
+def test_bilaplacian_of_a_power_of_the_radius_matches_closed_form(n):
     x = randn(n)
     found = hodiff.bilaplacian(lambda x: x.square().sum() ** 2.5)(x)
     # Δ rᵖ = p (p + n - 2) rᵖ⁻², twice
     torch.testing.assert_close(found, 5 * (3 + n) * 3 * (1 + n) * x.norm())
 
 
-def test_biharmonic_functions_have_none():
+def test_bilaplacian_of_biharmonic_function_is_zero():
     plate = lambda x: x.square().sum() * x.square().sum().log()  # noqa: E731
     assert hodiff.bilaplacian(plate)(randn(2)).abs() < 1e-11
 
 
-def test_bilaplacian_of_a_network():
+def test_bilaplacian_of_a_network_matches():
     x = randn(5, 3)
     found = hodiff.bilaplacian(network, batched=True)
     torch.testing.assert_close(found(x), exact_bilaplacian(x))
@@ -85,7 +85,7 @@ def test_bilaplacian_of_a_network():
     torch.testing.assert_close(found.double(), exact_bilaplacian(x), rtol=1e-4, atol=1e-5)
 
 
-def test_bilaplacian_of_a_tree():
+def test_bilaplacian_of_a_pytree_matches():
     x = {"a": randn(2), "b": randn(2, 2)}
     f = lambda x, scale, power: {"u": scale * (x["a"] ** power).sum() * x["b"].cos().sum()}  # noqa: E731
     a, b = x["a"], x["b"].cos().sum()
@@ -94,14 +94,14 @@ def test_bilaplacian_of_a_tree():
     torch.testing.assert_close(hodiff.bilaplacian(lambda s, x: f(x, s, 4), argnums=1)(2, x), {"u": exact})
 
 
-def test_training_by_a_bilaplacian():
+def test_bilaplacian_is_differentiable_by_parameters():
     x, k = randn(3), randn(3).requires_grad_()
     wave = hodiff.bilaplacian(lambda x: torch.sin(x @ k))(x)
     closed = k.square().sum() ** 2 * torch.sin(x @ k)
     torch.testing.assert_close(torch.autograd.grad(wave, k), torch.autograd.grad(closed, k))
 
 
-def test_operators_inside_transforms():
+def test_operators_inside_transforms_match():
     """Operators can be differentiated by the point in reverse mode, in forward mode, and by jets of jets."""
     x, v, k = randn(3), randn(3), randn(3)
     length = k.square().sum()
@@ -124,7 +124,7 @@ def test_operators_inside_transforms():
 @pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("operator", ["bilaplacian", "divergence", "pure_second_derivatives", "partial"])
-def test_compiled_whole(operator):
+def test_compiled_operators_match_closed_forms(operator):
     x, k = randn(4, 3), randn(3)
     wave = lambda x: torch.sin(torch.matmul(x, k))  # noqa: E731
     s, c, length = torch.sin(x @ k), torch.cos(x @ k), k.square().sum()
@@ -138,7 +138,7 @@ def test_compiled_whole(operator):
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 4])
-def test_divergence_of_a_tree(chunk_size):
+def test_divergence_of_a_pytree_matches(chunk_size):
     x = {"a": randn(2), "b": randn(2, 2)}
     f = lambda x: {"a": x["a"] ** 2 * x["b"].sum(), "b": x["b"].sin() * x["a"].sum()}  # noqa: E731
     exact = 2 * x["a"].sum() * x["b"].sum() + x["b"].cos().sum() * x["a"].sum()
@@ -146,7 +146,7 @@ def test_divergence_of_a_tree(chunk_size):
 
 
 @pytest.mark.parametrize("chunk_size", [None, 2])
-def test_divergence_of_a_batch(chunk_size):
+def test_divergence_of_a_batch_matches(chunk_size):
     x, A = randn(5, 3), randn(3, 3)
     field = lambda x: torch.sin(x @ A.mT)  # noqa: E731
     exact = (torch.cos(x @ A.mT) * A.diagonal()).sum(1)
@@ -154,7 +154,7 @@ def test_divergence_of_a_batch(chunk_size):
     torch.testing.assert_close(torch.func.vmap(divergence(field))(x), exact)
 
 
-def test_fields_without_divergence():
+def test_divergence_of_divergence_free_fields_is_zero():
     x, A = randn(3), randn(3, 3)
     turning = lambda x: (A - A.mT) @ x  # noqa: E731
     assert divergence(turning)(x).abs() < 1e-14
@@ -164,7 +164,7 @@ def test_fields_without_divergence():
 
 
 @pytest.mark.parametrize("chunk_size", [None, 2])
-def test_second_derivatives_of_every_output(chunk_size):
+def test_hessian_diagonal_of_every_output_matches(chunk_size):
     x = randn(5, 3)
     t = torch.tanh(x @ W1.mT)
     exact = torch.einsum("oh,nh,hi->noi", W2, -2 * t * (1 - t * t), W1 * W1)
@@ -172,7 +172,7 @@ def test_second_derivatives_of_every_output(chunk_size):
     torch.testing.assert_close(pure_second_derivatives(network, chunk_size=chunk_size)(x[0]), exact[0])
 
 
-def test_second_derivatives_of_a_tree():
+def test_hessian_diagonal_of_a_pytree_matches():
     x = {"a": randn(2), "b": randn(2, 3)}
     f = lambda x: (x["a"] ** 3 * x["b"].sum(), x["b"].sin().sum(1))  # noqa: E731
     first, second = pure_second_derivatives(f)(x)
@@ -184,7 +184,7 @@ def test_second_derivatives_of_a_tree():
     torch.testing.assert_close(pure_second_derivatives(scalar)(x), hodiff.hessian_diagonal(scalar)(x))
 
 
-def test_groups_of_directions_draw_the_same():
+def test_chunks_share_random_draws():
     """All columns of the Jacobian belong to the same function, whatever it draws."""
     x = randn(4)
     noisy = lambda x: x**2 * torch.rand(4, dtype=D)  # noqa: E731
@@ -200,7 +200,7 @@ def test_groups_of_directions_draw_the_same():
 
 
 @pytest.mark.parametrize("correct", [True, False])
-def test_corrections_can_be_switched_off(correct):
+def test_correct_option_reaches_the_series(correct):
     """Series know whether hodiff's rules replace torch's."""
     seen = []
 
@@ -217,7 +217,7 @@ def test_corrections_can_be_switched_off(correct):
     assert seen == [correct] * 6
 
 
-def test_no_coordinates_and_no_points():
+def test_empty_points_and_batches_are_accepted():
     empty, none = torch.zeros(0, dtype=D), torch.zeros(0, 3, dtype=D)
     assert hodiff.bilaplacian(lambda x: x.sum())(empty) == 0
     assert divergence(lambda x: x)(empty) == 0
@@ -227,7 +227,7 @@ def test_no_coordinates_and_no_points():
     assert pure_second_derivatives(network, batched=True)(none).shape == (0, 2, 3)
 
 
-def test_wrong_arguments():
+def test_rejects_bad_arguments():
     x = randn(3)
     for call, words in (
         (lambda: hodiff.bilaplacian(network, chunk_size=0), "bilaplacian: chunk_size: expected an int"),
@@ -242,7 +242,7 @@ def test_wrong_arguments():
             call()
 
 
-def test_no_directions():
+def test_functions_of_empty_points_have_zero_derivatives():
     # Without elements, a product has no value from which to take derivatives.
     product, empty, three = torch.prod, torch.zeros(0, dtype=D), torch.ones(3, dtype=D)
     assert hodiff.laplacian(product)(empty) == 0
@@ -253,13 +253,13 @@ def test_no_directions():
         assert hodiff.laplacian(lambda x: x.sum() ** 2, randomised=kind)(empty).value == 0
 
 
-def test_the_derivative_tensor_of_a_number():
+def test_derivative_tensor_of_a_scalar_matches():
     found = hodiff.taylor.derivative_tensor(torch.sin, 2)(torch.tensor(0.3, dtype=D))
     torch.testing.assert_close(found, -torch.tensor(0.3, dtype=D).sin())
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 1e-15), (torch.float32, 1e15), (D, 1e-110), (D, 1e110)])
-def test_norms_of_numbers_whose_squares_are_none(dtype, size):
+def test_norm_derivatives_survive_overflow_of_squares(dtype, size):
     x, v = (torch.tensor(each, dtype=D) for each in ([1.0, 2.0, -1.0], [0.3, -1.0, 0.5]))
     # vᵀ∇²r v is the squared part of v orthogonal to x, divided by r. The Laplacian is (n - 1) / r.
     second = (v @ v - (x @ v) ** 2 / (x @ x)) / x.norm() * size

@@ -80,7 +80,7 @@ FUNCTIONS = {
 }
 
 
-def test_every_row_is_here():
+def test_every_elementary_function_is_tested():
     assert set(ELEMENTARY) <= set(FUNCTIONS)
 
 
@@ -97,14 +97,14 @@ def assert_series_are_mpmaths(name, order):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_series_are_mpmaths(name):
+def test_series_match_mpmath(name):
     assert_series_are_mpmaths(name, 3)
 
 
 # Up to order four, the rules use powers of the change; above, they use equations.
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_long_series_are_mpmaths(name):
+def test_long_series_match_mpmath(name):
     assert_series_are_mpmaths(name, 10)
 
 
@@ -129,7 +129,7 @@ def test_small_derivatives_keep_their_digits(name):
             assert math.isclose(got.item(), right, rel_tol=1e-11), (name, point)
 
 
-def test_ties_and_kinks_are_torchs():
+def test_ties_and_kinks_match_torch():
     zero, one = number(0.0), number(1.0)
     half = (number(0.5), number(0.0))
     assert jet(lambda x: torch.maximum(x, 0 * x), (zero,), ([one, zero],))[1] == half
@@ -139,7 +139,7 @@ def test_ties_and_kinks_are_torchs():
     assert jet(lambda x: torch.clamp(x, min=0 * x), (zero,), ([one],))[1] == (number(1.0),)
 
 
-def test_softplus_at_its_threshold_is_torchs():
+def test_softplus_at_its_threshold_matches_torch():
     """The first derivative at the threshold is the left one, and higher derivatives are zero."""
     one, zero = number(1.0), number(0.0)
     for x, curvature in ((20.0, 0.0), (19.999, None), (20.001, 0.0)):
@@ -150,15 +150,15 @@ def test_softplus_at_its_threshold_is_torchs():
         assert math.isclose(second.item(), below if curvature is None else curvature, rel_tol=1e-12)
 
 
-def test_logaddexp_of_infinities():
-    """The larger argument counts, and two equal arguments count half each."""
+def test_logaddexp_of_infinities_matches_limits():
+    """The derivative by the larger argument is 1; for equal arguments both derivatives are 1/2."""
     inf = math.inf
     for a, b, weight in ((inf, -inf, 1.0), (-inf, inf, 0.0), (-inf, -inf, 0.5), (inf, inf, 0.5), (1.0, -inf, 1.0)):
         value, (slope,) = jet(torch.logaddexp, (number(a), number(b)), ([number(1.0)], [number(3.0)]))
         assert (value, slope) == (torch.logaddexp(number(a), number(b)), number(weight + 3 * (1 - weight)))
 
 
-def test_single_precision():
+def test_float32_series_are_accurate():
     """Functions of softplus keep their accuracy in float32."""
     x, one = torch.tensor(-3.0), torch.tensor(1.0)
     for f in (
@@ -192,8 +192,8 @@ EXTREMES = {
 
 
 @pytest.mark.parametrize("name", EXTREMES)
-def test_extremes(name):
-    """Values equal torch's, even where the formula of the derivative fails; None marks a missing derivative."""
+def test_extreme_arguments_match(name):
+    """Values equal torch's, even where the formula of the derivative is undefined; None marks a missing derivative."""
     f, point, direction, (value, slope) = EXTREMES[name]
     got, (first,) = jet(f, tuple(map(number, point)), [[number(each)] for each in direction])
     assert math.isclose(got.item(), value, rel_tol=1e-15)
@@ -201,14 +201,14 @@ def test_extremes(name):
 
 
 @pytest.mark.parametrize("size", [1e200, 1e-100])
-def test_the_second_derivative_of_a_length_at_any_size(size):
+def test_hypot_second_derivative_at_extreme_sizes(size):
     """The second derivative by x is y^2 / r^3, for a triangle with sides 3, 4 and 5."""
     one = number(1.0)
     _, (_, second) = jet(torch.hypot, (3 * size * one, 4 * size * one), ([one, 0 * one], [0 * one, 0 * one]))
     assert math.isclose(second.item(), 16 / 125 / size, rel_tol=1e-14)
 
 
-def test_huber_at_its_joint_is_torchs():
+def test_huber_at_its_joint_matches_torch():
     one = number(1.0)
     _, (slope, second) = jet(lambda x: functional.huber_loss(x, 0 * one), (one,), ([one, 0 * one],))
     assert (slope, second) == (one, one)

@@ -99,19 +99,19 @@ CASES = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
-def test_control_flow(name):
+def test_control_flow_matches_plain_python(name):
     f, right = CASES[name]
     assert_all(f, right, X, TERMS)
 
 
 @pytest.mark.parametrize("name", ["cond", "while_loop", "scan", "map"])
-def test_without_corrections(name):
+def test_uncorrected_control_flow_matches_forward_mode(name):
     f, right = CASES[name]
     found = jet(f, (X,), ([V],), correct=False)
     torch.testing.assert_close(found[1][0], torch.func.jvp(right, (X,), (V,))[1])
 
 
-def test_operators_are_torchs_elsewhere():
+def test_operators_are_unchanged_outside_jets():
     torch.testing.assert_close(torch.compile(CASES["cond"][0], backend="eager", fullgraph=True)(X), X.sin())
     torch.testing.assert_close(torch.cond(True, torch.sin, torch.cos, (X,)), X.sin())
 
@@ -126,14 +126,14 @@ def test_operators_are_torchs_elsewhere():
         (lambda x: operators.map(torch.sin, x).prod(), lambda x: x.sin().prod()),
     ],
 )
-def test_tuples_and_loops_in_compiled_code(f, in_python):
+def test_compiled_tuples_and_loops_match(f, in_python):
     x = X[:2]
     found = torch.compile(lambda x: hodiff.laplacian(f)(x), backend="eager", fullgraph=True)(x)
     torch.testing.assert_close(found, torch.func.hessian(in_python)(x).trace())
 
 
 @pytest.mark.parametrize("moving", [(True, True), (True, False), (False, True)])
-def test_names_that_were_bound_before_are_refused(moving):
+def test_functions_bound_before_import_are_rejected(moving):
     own = operators.scan.__wrapped__
     state, rows = (lambda x, moves=moves: x if moves else X for moves in moving)
     with pytest.raises(hodiff.RouteError, match=r"bound before hodiff was imported"):
@@ -141,7 +141,7 @@ def test_names_that_were_bound_before_are_refused(moving):
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_a_scan_of_so_many_steps(reverse):
+def test_scan_with_a_length_matches(reverse):
     """A scan may have a length instead of inputs, as in torch 2.15."""
 
     def logistic(x, rows):
@@ -168,13 +168,13 @@ def test_a_scan_of_so_many_steps(reverse):
     ("length", "xs", "said"),
     [(3, X, "expected 4, .* got 3"), (True, None, "expected a number .* got True"), (-1, None, ".* got -1")],
 )
-def test_a_scan_of_other_steps_than_its_rows_is_refused(length, xs, said):
+def test_scan_rejects_inconsistent_length(length, xs, said):
     with pytest.raises(hodiff.InputError, match=f"scan: length: {said}"):
         jet(lambda x: operators.scan(step, x[0], xs, length=length)[0], (X,), ([V],))
 
 
 @pytest.mark.parametrize("options", [{"xs": torch.zeros(4, 0, dtype=D), "dim": 1}, {"length": 0}])
-def test_a_scan_of_no_steps(options):
+def test_scan_without_steps_returns_its_state(options):
     """A scan without steps returns the state and empty outputs, as in torch 2.15."""
 
     def f(x):
@@ -186,12 +186,12 @@ def test_a_scan_of_no_steps(options):
     torch.testing.assert_close(hodiff.laplacian(f)(X), -X.sin().sum())
 
 
-def test_an_associative_scan_of_nothing():
+def test_associative_scan_of_nothing_is_accepted():
     f = lambda x: operators.associative_scan(torch.add, (x * x)[:0], 0, combine_mode="generic").sum() + x.prod()  # noqa: E731
     torch.testing.assert_close(hodiff.laplacian(f)(X), torch.zeros((), dtype=D))
 
 
-def test_a_loop_whose_rows_differ_is_refused():
+def test_loop_whose_rows_differ_is_rejected():
     def f(x):
         return torch.vmap(lambda a: torch.while_loop(lambda a: a < 3, lambda a: (a + 1,), (a,))[0])(x)
 
@@ -199,13 +199,13 @@ def test_a_loop_whose_rows_differ_is_refused():
         jet(f, (X,), ([V],))
 
 
-def off(x):
+def no_grad_constant(x):
     with torch.no_grad():
         c = x * x
     return c * x
 
 
-def off_and_on(x):
+def enable_grad_inside_no_grad(x):
     with torch.no_grad():
         c = x * x
         with torch.enable_grad():
@@ -226,8 +226,8 @@ def inference(x):
     return c * x
 
 
-def written(x):
-    """Write in place under no_grad; the tensor keeps its earlier derivative, as in torch."""
+def in_place_under_no_grad(x):
+    """Write in place under no_grad; the tensor's earlier derivative is unchanged, as in torch."""
     y = x * x
     with torch.no_grad():
         y.mul_(3)
@@ -235,7 +235,7 @@ def written(x):
 
 
 def with_a_jet(x):
-    """A jet that starts under no_grad has its derivatives."""
+    """A series that is computed under no_grad has its derivatives."""
     with torch.no_grad():
         _, (slope,) = jet(lambda a: a**3, (x,), ([torch.ones_like(x)],))
     return slope * x
@@ -260,21 +260,21 @@ def with_a_product(x):
 
 
 CONSTANT = {
-    "no_grad": (off, lambda x: X * X * x),
-    "enable_grad inside": (off_and_on, lambda x: X * X * x * x),
+    "no_grad": (no_grad_constant, lambda x: X * X * x),
+    "enable_grad inside": (enable_grad_inside_no_grad, lambda x: X * X * x * x),
     "set_grad_enabled": (switched, lambda x: X * X * x),
     "inference_mode": (inference, lambda x: X * X * x),
     "a jet": (with_a_jet, lambda x: 3 * X * X * x),
     "a gradient": (with_a_gradient, lambda x: 3 * X * X * x),
     "a gradient by another": (with_a_gradient_by_another, lambda x: 3 * X**3 * x),
     "a Hessian product": (with_a_product, lambda x: 6 * X * x),
-    "written": (written, lambda x: (x * x - X * X + 3 * X * X) * x),
+    "written": (in_place_under_no_grad, lambda x: (x * x - X * X + 3 * X * X) * x),
 }
 
 
 @pytest.mark.parametrize("recording", [True, False])
 @pytest.mark.parametrize("name", CONSTANT)
-def test_what_is_constant(name, recording):
+def test_disabled_gradients_are_constants(name, recording):
     """Derivatives that are disabled inside f are zero, whatever the grad mode outside."""
     f, right = CONSTANT[name]
     if name == "set_grad_enabled" and not recording:
@@ -284,7 +284,7 @@ def test_what_is_constant(name, recording):
     torch.testing.assert_close(found, jet(right, (X,), (TERMS[:2],)))
 
 
-def test_a_module_that_counts():
+def test_modules_may_write_constants_into_buffers():
     """Writes to buffers of constants work as without jets."""
 
     class Counting(nn.Module):
@@ -301,7 +301,7 @@ def test_a_module_that_counts():
     assert module.calls == 1
 
 
-def test_a_buffer_is_not_written_with_what_moves():
+def test_writing_derivatives_into_a_buffer_is_rejected():
     class Averaging(nn.Module):
         def __init__(self):
             super().__init__()
@@ -315,6 +315,6 @@ def test_a_buffer_is_not_written_with_what_moves():
         jet(Averaging(), (X,), ([V],))
 
 
-def test_lists_of_values_are_refused_with_the_remedy():
+def test_torch_tensor_of_values_is_rejected_with_a_remedy():
     with pytest.raises((TypeError, hodiff.HodiffError), match=r"torch\.stack"):
         jet(lambda x: torch.tensor([x[0], x[1]]), (X,), ([V],))

@@ -27,7 +27,7 @@ def numbers(tree):
 
 @pytest.mark.one_in(132)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_of_the_catalogue(case):
+def test_functions_of_the_catalogue_match_nested_forward_mode(case):
     """Series to order 3, and collapsed, match nested forward mode of primitives if the case has them."""
     inputs = case.draw()
     places = case.differentiated(inputs)
@@ -182,12 +182,12 @@ INSIDE = {
 
 @pytest.mark.one_in(22)
 @pytest.mark.parametrize("name", INSIDE)
-def test_inside(name):
+def test_custom_rules_and_derivatives_inside_match(name):
     f, right = INSIDE[name]
     assert_all(f, right, X, TERMS, rtol=1e-6, atol=1e-8)
 
 
-def test_a_rule_that_is_no_derivative_is_followed():
+def test_custom_rule_is_followed_even_if_it_is_no_derivative():
     """Custom rules: the value of `floor` with the derivative of x² / 2, and `round` with the derivative of the sine."""
     value, (first, second) = jet(cut, (X,), ([V, 0 * V],))
     torch.testing.assert_close((value, first, second), (X.floor(), X * V, V * V))
@@ -195,7 +195,7 @@ def test_a_rule_that_is_no_derivative_is_followed():
     torch.testing.assert_close((value, first, second), (X.round(), X.cos() * V, -X.sin() * V * V))
 
 
-def test_clipped_gradients_are_refused():
+def test_clipped_and_noisy_gradients_are_rejected():
     for f in (
         lambda x: functions.clip_gradient(x, -1, 1),
         lambda x: functions.noise_gradient(x, 1.0, torch.Generator()),
@@ -204,7 +204,7 @@ def test_clipped_gradients_are_refused():
             jet(f, (X,), ([V],))
 
 
-def test_draws_are_the_same_for_all_coefficients():
+def test_generators_draw_once_for_all_coefficients():
     """A generator among the arguments draws once for value and derivatives."""
 
     def f(x):
@@ -220,7 +220,7 @@ def test_draws_are_the_same_for_all_coefficients():
     torch.testing.assert_close(value, written_out(X))
 
 
-def test_a_closed_over_value_is_not_written_to():
+def test_writing_to_a_closed_over_value_is_rejected():
     def f(x):
         y = x * x
 
@@ -234,5 +234,5 @@ def test_a_closed_over_value_is_not_written_to():
         jet(f, (X,), ([V],))
 
 
-def test_what_explain_says():
+def test_explain_counts_nested_functions():
     assert explain(lambda x: functions.soft_sort(x) + functions.swish(x), X).nested == {"soft_sort": 1}

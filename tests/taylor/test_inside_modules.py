@@ -72,7 +72,7 @@ CASES = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
-def test_module(name):
+def test_module_matches_nested_forward_mode(name):
     f = CASES[name]
     value, derivatives = jet(f, (X,), ([V, C],))
     torch.testing.assert_close((value, *derivatives), along_a_curve(f, X, [V, C]))

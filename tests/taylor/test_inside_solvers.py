@@ -28,7 +28,7 @@ def square(q, b):
     return ((q - b) ** 2).sum()
 
 
-def descended(q, b, rate=0.1, steps=3):
+def by_gradient_descent(q, b, rate=0.1, steps=3):
     """Run gradient descent on `square`, explicitly."""
     for _ in range(steps):
         q = q - 2 * rate * (q - b)
@@ -42,7 +42,10 @@ def descended_on_quartic(q, b, steps=3):
 
 
 LOOPS = {
-    "loss": (lambda w: adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 3), lambda w: descended(ONES, w)),
+    "loss": (
+        lambda w: adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 3),
+        lambda w: by_gradient_descent(ONES, w),
+    ),
     "quartic loss": (
         lambda w: adapt(lambda q, _: ((q - w) ** 4).sum(), ONES, None, SGD(0.1), 3),
         lambda w: descended_on_quartic(ONES, w),
@@ -51,18 +54,20 @@ LOOPS = {
         lambda w: adapt(
             functools.partial(lambda held, q, _: square(q, held.w), SimpleNamespace(w=w)), ONES, None, SGD(0.1), 3
         ),
-        lambda w: descended(ONES, w),
+        lambda w: by_gradient_descent(ONES, w),
     ),
-    "batch": (lambda w: adapt(square, ONES, w, SGD(0.1), 3), lambda w: descended(ONES, w)),
+    "batch": (lambda w: adapt(square, ONES, w, SGD(0.1), 3), lambda w: by_gradient_descent(ONES, w)),
     "batches": (
         lambda w: adapt(square, ONES, lambda step: w * step, SGD(0.1), 3),
-        lambda w: descended(descended(descended(ONES, 0 * w, steps=1), w, steps=1), 2 * w, steps=1),
+        lambda w: by_gradient_descent(
+            by_gradient_descent(by_gradient_descent(ONES, 0 * w, steps=1), w, steps=1), 2 * w, steps=1
+        ),
     ),
     "rate": (
         lambda w: adapt(square, ONES, 2 * ONES, SGD(w.exp().sum() / 50), 3),
-        lambda w: descended(ONES, 2 * ONES, w.exp().sum() / 50),
+        lambda w: by_gradient_descent(ONES, 2 * ONES, w.exp().sum() / 50),
     ),
-    "start": (lambda w: adapt(square, w * w, ONES, SGD(0.1), 3), lambda w: descended(w * w, ONES)),
+    "start": (lambda w: adapt(square, w * w, ONES, SGD(0.1), 3), lambda w: by_gradient_descent(w * w, ONES)),
     "start and loss": (
         lambda w: adapt(lambda q, _: ((q - w) ** 4).sum(), w * w, None, SGD(0.1), 3),
         lambda w: descended_on_quartic(w * w, w),
@@ -73,15 +78,15 @@ LOOPS = {
     ),
     "checkpoint": (
         lambda w: adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 3, checkpoint=2),
-        lambda w: descended(ONES, w),
+        lambda w: by_gradient_descent(ONES, w),
     ),
     "forward-over-reverse": (
         lambda w: adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 3, route="forward-over-reverse"),
-        lambda w: descended(ONES, w),
+        lambda w: by_gradient_descent(ONES, w),
     ),
     "truncate": (
         lambda w: adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 3, truncate=1),
-        lambda w: descended(descended(ONES, w.detach(), steps=2), w, steps=1),
+        lambda w: by_gradient_descent(by_gradient_descent(ONES, w.detach(), steps=2), w, steps=1),
     ),
     "no steps": (lambda w: w + adapt(lambda q, _: square(q, w), ONES, None, SGD(0.1), 0), lambda w: w + ONES),
 }
@@ -89,12 +94,12 @@ LOOPS = {
 
 @pytest.mark.one_in(13)
 @pytest.mark.parametrize("name", LOOPS)
-def test_an_inner_loop(name):
+def test_inner_loop_matches_explicit_loop(name):
     """Series to order 3, and collapsed, match the explicit loop."""
     assert_all(*LOOPS[name], X, TERMS)
 
 
-def test_the_numbers_of_an_inner_loop():
+def test_inner_loop_derivatives_match_closed_form():
     w, one = torch.tensor(1.0, dtype=D), torch.ones((), dtype=D)
     for steps, first, second in ((1, 0.4, 0.08), (2, 0.72, 0.2592), (3, 0.976, 0.476288)):
         f = lambda w, steps=steps: adapt(lambda q, _: (q - w) ** 2, one, None, SGD(0.1), steps) ** 2  # noqa: E731
@@ -117,7 +122,7 @@ def assert_as_hessian(f, x=X):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("state", [False, True])
-def test_an_optimizer_with_a_state(state):
+def test_optimizer_state_is_differentiated(state):
     def f(w):
         optimizer = Adam(0.1)
         given = optimizer.init(ONES) if state else None
@@ -127,7 +132,7 @@ def test_an_optimizer_with_a_state(state):
     assert_as_hessian(f)
 
 
-def test_draws_of_a_generator_are_the_same_as_for_tensors():
+def test_generator_draws_match_plain_tensors():
     def f(w):
         generator = torch.Generator().manual_seed(1)
         noisy = lambda q, _: ((q - w * (1 + 0.1 * torch.randn(3, dtype=D))) ** 4).sum()  # noqa: E731
@@ -136,7 +141,7 @@ def test_draws_of_a_generator_are_the_same_as_for_tensors():
     assert_as_hessian(f)
 
 
-def test_batches_that_can_be_read_once_are_refused():
+def test_iterator_of_batches_is_rejected():
     f = lambda w: adapt(square, ONES, (w * i for i in range(3)), SGD(0.1), 3).sum()  # noqa: E731
     with pytest.raises(RouteError, match=r"adapt runs more than once .* iterator"):
         hodiff.laplacian(f)(X)
@@ -167,20 +172,20 @@ def mse(prediction, target):
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name == "IMAML" else ()) for name in LEARNERS]
 )
-def test_a_meta_objective_in_its_parameters(name):
+def test_meta_objective_laplacian_by_parameters_matches(name):
     learner = LEARNERS[name](mse)
     assert_as_hessian(lambda w: torch.func.functional_call(learner, {"module.w": w}, (TASKS,)))
 
 
 @pytest.mark.slow
-def test_a_meta_objective_in_what_its_loss_closes_over():
+def test_meta_objective_laplacian_by_closed_over_values_matches_or_raises():
     assert_as_hessian(lambda w: LEARNERS["MAML"](lambda p, t: w.square().sum() * mse(p, t))(TASKS))
     for transform in (lambda f: hodiff.laplacian(f)(X), lambda f: jet(f, (X,), (TERMS,))):
         with pytest.raises(InputError, match=r"IMAML: .* closes over"):
             transform(lambda w: LEARNERS["IMAML"](lambda p, t: w.square().sum() * mse(p, t))(TASKS))
 
 
-def test_a_hypergradient_has_no_derivatives():
+def test_hypergradient_is_rejected():
     def f(w):
         inner = lambda q, h: (square(q, w) + h * q**2).sum()  # noqa: E731
         return meta.hypergradient(lambda q, _: q.sum(), inner, ONES, ONES).value.sum()
@@ -248,7 +253,7 @@ CAPTURED = {
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("moving", [False, True], ids=["constant parameters", "moving parameters"])
 @pytest.mark.parametrize("name", CAPTURED)
-def test_what_an_implicit_function_closes_over_is_refused(name, moving):
+def test_implicit_function_rejects_closed_over_values(name, moving):
     def f(w):
         return CAPTURED[name](w, w.exp() if moving else ONES).sum()
 
@@ -267,7 +272,7 @@ def test_what_an_implicit_function_closes_over_is_refused(name, moving):
 
 
 @pytest.mark.slow
-def test_constants_that_an_implicit_function_closes_over():
+def test_implicit_function_accepts_closed_over_constants():
     """An implicit function may close over a detached value, a value that f creates, or any value under no_grad."""
 
     def of_detached(w):
@@ -304,7 +309,7 @@ ESTIMATES = {
 
 
 @pytest.mark.parametrize("name", ESTIMATES)
-def test_estimates_have_no_derivatives(name):
+def test_estimates_are_rejected(name):
     estimate, eye = ESTIMATES[name], torch.eye(3, dtype=D)
     for f in (
         lambda w: estimate(MatrixOperator(torch.diag(w.exp())), ONES) * w.sum(),
@@ -319,7 +324,7 @@ def test_estimates_have_no_derivatives(name):
     assert_all(constant, lambda w: (factor * w**2).sum(), X, TERMS)
 
 
-def test_a_function_that_closes_over_what_moves_is_refused_inside_of_a_derivative():
+def test_function_that_closes_over_a_value_is_rejected_inside_a_derivative():
     def times(w):
         class Times(torch.autograd.Function):
             @staticmethod

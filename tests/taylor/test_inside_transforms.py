@@ -110,12 +110,12 @@ CASES = {
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", CASES)
-def test_transform(name):
+def test_transforms_inside_match_formulas(name):
     f, right = CASES[name]
     assert_all(f, right, X, TERMS)
 
 
-def test_of_constants_alone():
+def test_transforms_of_constants_return_plain_tensors():
     """Transforms of constants return plain tensors, which may be converted to numbers."""
 
     def f(x):
@@ -126,7 +126,7 @@ def test_of_constants_alone():
 
 
 @pytest.mark.slow
-def test_a_jet_of_a_jet_with_a_gradient_inside():
+def test_nested_jets_with_a_gradient_inside_match():
     """The mixed derivative of |∇u|² by two parameters, with order 2 in the inner one, is correct."""
 
     def squared(x):
@@ -142,14 +142,14 @@ def test_a_jet_of_a_jet_with_a_gradient_inside():
     torch.testing.assert_close(twice, laplacian(lambda x: laplacian(lambda a: (slope(a) ** 2).sum(), x), X))
 
 
-def test_a_jet_inside_of_a_transform_inside_of_a_jet():
+def test_jet_inside_a_transform_inside_a_jet_matches():
     f = lambda x: func.grad(lambda a: jet(energy, (a,), ([x, 0 * x],))[1][1])(x)  # noqa: E731
     right = lambda x: func.grad(lambda a: x.detach() @ curvature(a) @ x.detach())(x.detach())  # noqa: E731
     value, _ = jet(f, (X,), ([V],))
     torch.testing.assert_close(value, right(X))
 
 
-def test_parameters_train_through_it():
+def test_parameter_gradients_match():
     """The gradient by the weights of a residual that contains a gradient matches torch.func."""
     points = randn(6, 2)
     net = nn.Sequential(nn.Linear(2, 5), nn.Tanh(), nn.Linear(5, 1)).double()
@@ -172,7 +172,7 @@ def test_parameters_train_through_it():
     torch.testing.assert_close(found, right)
 
 
-def test_functional_call():
+def test_functional_call_with_moving_parameters_matches():
     """The parameters move, and the input is constant."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double().requires_grad_(False)
     parameters = dict(net.named_parameters())
@@ -206,7 +206,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name):
+def test_rejects_unsupported_transforms(name):
     f, words = REFUSED[name]
     with pytest.raises((RuntimeError, ValueError), match=words):
         jet(f, (X,), ([V],))
@@ -234,7 +234,7 @@ COMPILED = {
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", COMPILED)
-def test_compiled(name):
+def test_compiled_laplacian_matches(name):
     f, right = COMPILED[name]
     torch.compiler.reset()
     total = hodiff.laplacian(f)
@@ -243,7 +243,7 @@ def test_compiled(name):
         torch.testing.assert_close(compiled(X), laplacian(right, X))
 
 
-def test_a_branch_is_refused_where_no_value_is_known():
+def test_branches_on_values_are_rejected_under_vmap_and_compile():
     """Eager code branches on the value; a batch and a graph have no value."""
 
     def f(x):

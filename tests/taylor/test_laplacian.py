@@ -27,23 +27,23 @@ def exact_laplacian(x):
     return (-2 * t * (1 - t * t) * W1.square().sum(1)) @ W2.mT
 
 
-def test_of_a_network():
+def test_laplacian_of_a_network_matches():
     x = randn(4)
     torch.testing.assert_close(hodiff.laplacian(network)(x), exact_laplacian(x))
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 3])
-def test_of_a_batch(chunk_size):
+def test_laplacian_of_a_batch_matches(chunk_size):
     x = randn(5, 4)
     torch.testing.assert_close(hodiff.laplacian(network, batched=True, chunk_size=chunk_size)(x), exact_laplacian(x))
 
 
-def test_by_vmap():
+def test_laplacian_by_vmap_matches():
     x = randn(5, 4)
     torch.testing.assert_close(torch.func.vmap(hodiff.laplacian(network))(x), exact_laplacian(x))
 
 
-def test_harmonic_functions_have_none():
+def test_laplacian_of_harmonic_function_is_zero():
     x = randn(3)
     potential = lambda x: 1 / (x * x).sum().sqrt()  # noqa: E731
     assert hodiff.laplacian(potential)(x).abs() < 1e-13
@@ -52,14 +52,14 @@ def test_harmonic_functions_have_none():
     torch.testing.assert_close(hodiff.laplacian(power)(x), 12 * x.norm())
 
 
-def test_bilaplacian_of_a_power_of_the_radius():
+def test_nested_laplacian_of_a_power_of_the_radius_matches_closed_form():
     x = randn(3)
     twice = hodiff.laplacian(hodiff.laplacian(lambda x: (x * x).sum() ** 2.5))
     # Δ Δ r⁵ = 30 · 12 r
     torch.testing.assert_close(twice(x), 360 * x.norm())
 
 
-def test_weights():
+def test_weighted_laplacian_matches():
     x, sigma, B = randn(4), randn(2, 4), randn(4, 4)
     f = lambda x: (x @ B @ x) * x.sum()  # noqa: E731
     H = (B + B.mT) * x.sum() + torch.outer((B + B.mT) @ x, torch.ones(4, dtype=D))
@@ -67,7 +67,7 @@ def test_weights():
     torch.testing.assert_close(hodiff.laplacian(f, weights=sigma)(x), torch.trace(sigma @ H @ sigma.mT))
 
 
-def test_value_and_gradient():
+def test_value_and_gradient_match():
     x = {"a": randn(3), "b": randn(2, 2)}
     f = lambda x: (x["a"] ** 3).sum() * x["b"].sin().sum()  # noqa: E731
     value, gradient, total = value_grad_laplacian(f)(x)
@@ -77,7 +77,7 @@ def test_value_and_gradient():
     torch.testing.assert_close(total, (6 * x["a"]).sum() * sines - cubes * sines)
 
 
-def test_value_and_gradient_of_a_batch():
+def test_value_and_gradient_of_a_batch_match():
     x = randn(5, 4)
     value, gradient, total = value_grad_laplacian(lambda x: network(x)[:, 0], batched=True)(x)
     t = torch.tanh(x @ W1.mT)
@@ -86,18 +86,18 @@ def test_value_and_gradient_of_a_batch():
     torch.testing.assert_close(total, exact_laplacian(x)[:, 0])
 
 
-def test_no_points_at_all():
+def test_empty_batch_is_accepted():
     found = value_grad_laplacian(lambda x: x.square().sum(-1), batched=True)(torch.zeros(0, 3))
     assert [tuple(each.shape) for each in found] == [(0,), (0, 3), (0,)]
 
 
-def test_second_argument_alone():
+def test_argnums_selects_the_second_argument():
     a, x = randn(4), randn(4)
     found = hodiff.laplacian(lambda a, x: (a * x * x).sum() + (a**4).sum(), argnums=1)(a, x)
     torch.testing.assert_close(found, 2 * a.sum())
 
 
-def test_training_by_a_laplacian():
+def test_laplacian_is_differentiable_by_parameters():
     """The gradient by the weights matches the gradient of the closed form."""
     x, W = randn(5, 4), W1.clone().requires_grad_()
 
@@ -118,7 +118,7 @@ def test_training_by_a_laplacian():
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_compiled_whole(backend):
+def test_compiled_laplacian_matches(backend):
     x = randn(5, 4)
     found = hodiff.laplacian(network, batched=True)
     compiled = torch.compile(lambda x: found(x), fullgraph=True, backend=backend)
@@ -126,7 +126,7 @@ def test_compiled_whole(backend):
 
 
 @pytest.mark.slow
-def test_a_product_that_dynamo_turns_round_is_refused():
+def test_product_that_dynamo_reverses_is_rejected():
     W, x = randn(4, 4), randn(4, 4)
     turned = hodiff.laplacian(lambda x: (x @ W).sin(), batched=True)
     compiled = torch.compile(lambda x: turned(x), fullgraph=True, backend="eager")
@@ -137,7 +137,7 @@ def test_a_product_that_dynamo_turns_round_is_refused():
     torch.testing.assert_close(by_name(x), hodiff.laplacian(lambda x: (x @ W).sin(), batched=True)(x))
 
 
-def test_of_what_does_not_move():
+def test_constant_and_linear_functions_have_zero_laplacian():
     x = randn(4)
     assert hodiff.laplacian(lambda x: torch.ones(2, dtype=D))(x).tolist() == [0.0, 0.0]
     assert hodiff.laplacian(lambda x: 3 * x)(x).tolist() == [0.0] * 4
@@ -152,13 +152,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_options(case):
+def test_rejects_bad_options(case):
     options, words = WRONG[case]
     with pytest.raises(hodiff.InputError, match=words):
         hodiff.laplacian(network, **options)
 
 
-def test_wrong_arguments():
+def test_rejects_bad_arguments():
     for f, options, x, words in (
         (network, {}, torch.ones(4, dtype=torch.int64), "argument 0: expected a real floating-point tensor"),
         (network, {}, torch.ones(4, dtype=torch.complex128), "argument 0: expected a real tensor"),
@@ -181,13 +181,13 @@ def test_wrong_arguments():
         lambda f: hodiff.taylor.pure_second_derivatives(f, chunk_size=1),
     ],
 )
-def test_groups_of_directions_go_through_one_function(derivative):
+def test_function_that_changes_between_chunks_is_rejected(derivative):
     factors = itertools.count(1)
     with pytest.raises(hodiff.InputError, match="expected the same value each time"):
         derivative(lambda x: (x**3).sum() * next(factors))(torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64))
 
 
-def test_another_default_device():
+def test_works_under_another_default_device():
     x = torch.tensor([0.5, -1.0, 0.3], dtype=D)
 
     def f(x):

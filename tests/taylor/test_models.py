@@ -71,7 +71,7 @@ def trace_of_hessian(f, x):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("chunk_size", [None, 4])
-def test_laplacian_of_a_model(name, chunk_size):
+def test_laplacian_matches_trace_of_hessian(name, chunk_size):
     net, x = model(name)
 
     def f(x):
@@ -107,7 +107,7 @@ def wavefunction(r):
 
 
 @pytest.mark.parametrize("electrons", [2, 3, 4])
-def test_a_determinant_with_a_jastrow_factor(electrons):
+def test_slater_jastrow_kinetic_energies_agree(electrons):
     """The local kinetic energies from ψ and from log ψ agree, and both match Hessians."""
     r = randn(electrons, 3)
     psi, _, total = value_grad_laplacian(wavefunction)(r)
@@ -117,7 +117,7 @@ def test_a_determinant_with_a_jastrow_factor(electrons):
     torch.testing.assert_close(curvature, trace_of_hessian(log_wavefunction, r), rtol=1e-9, atol=1e-9)
 
 
-def test_the_hydrogen_atom():
+def test_hydrogen_atom_matches_closed_form():
     """The ratio Δψ / ψ for exp(-r) is 1 - 2 / r."""
     r = randn(3)
     psi, _, total = value_grad_laplacian(lambda r: torch.exp(-torch.linalg.vector_norm(r)))(r)
@@ -161,7 +161,7 @@ def implicit_derivatives(x, u, k, order):
     return [each * torch.exp(torch.lgamma(torch.tensor(m + 1.0, dtype=D))).item() for m, each in enumerate(terms)]
 
 
-def test_the_profile_of_burgers():
+def test_burgers_profile_derivatives_match_implicit_series():
     """The derivatives of the root formula match the implicit series, and all derivatives of the residual vanish."""
     found = along_x(cardano, POINTS, 6)
     for row, x in enumerate(POINTS[:, 0].tolist()):
@@ -173,7 +173,7 @@ def test_the_profile_of_burgers():
 
 
 @pytest.mark.parametrize("n", [2, 3])
-def test_parameter_gradients_of_a_residual(n):
+def test_parameter_gradients_of_a_residual_match_nested_autograd(n):
     """A loss of network derivatives to order 3 or 4 has the gradient of nested autograd, as in n-TangentProp."""
     W, b, w = randn(6, 1), randn(6), randn(1, 6) / 2
     k = 2
@@ -200,7 +200,7 @@ def test_parameter_gradients_of_a_residual(n):
     torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-9)
 
 
-def test_softmax_regression_in_single_precision():
+def test_float32_softmax_regression_matches_float64():
     W, x = randn(5, 4), randn(4)
 
     def f(x):

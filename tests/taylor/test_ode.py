@@ -50,7 +50,7 @@ EQUATIONS = {
 
 
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_coefficients_are_those_of_the_solution(name):
+def test_coefficients_match_closed_form(name):
     f, y0, solution = EQUATIONS[name]
     found = ode_coefficients(f, 0.0, torch.tensor(y0, dtype=D), 12)
     with mp.workdps(40):
@@ -58,20 +58,20 @@ def test_coefficients_are_those_of_the_solution(name):
     np.testing.assert_allclose(torch.stack(found).flatten(), right, rtol=1e-12, atol=1e-15)
 
 
-def test_coefficients_at_another_time():
+def test_coefficients_at_another_time_match():
     found = ode_coefficients(lambda t, y: t * y, 2.0, number(math.e**2), 6)
     with mp.workdps(40):
         right = [float(each) for each in mp.taylor(lambda t: mp.exp(t * t / 2), 2, 6)]
     np.testing.assert_allclose(torch.stack(found), right, rtol=1e-12)
 
 
-def test_coefficients_that_are_zero():
+def test_vanishing_coefficients_are_zero():
     found = ode_coefficients(lambda t, y: torch.ones_like(y), 0.0, torch.zeros(2, dtype=D), 3)
     assert torch.stack(found).tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]]
 
 
 @pytest.mark.parametrize("name", EQUATIONS)
-def test_values_are_those_of_the_solution(name):
+def test_solutions_match_closed_form(name):
     f, y0, solution = EQUATIONS[name]
     t = torch.linspace(0, 1, 5, dtype=D)
     found = odeint_taylor(f, torch.tensor(y0, dtype=D), t, **TIGHT)
@@ -80,7 +80,7 @@ def test_values_are_those_of_the_solution(name):
     np.testing.assert_allclose(found.flatten(), right, rtol=1e-11)
 
 
-def test_values_are_those_of_mpmath():
+def test_van_der_pol_matches_mpmath():
     """Solutions of Van der Pol's equation match mpmath's own Taylor method at thirty digits."""
     found = odeint_taylor(
         lambda t, y: torch.stack([y[1], (1 - y[0] ** 2) * y[1] - y[0]]),
@@ -95,7 +95,7 @@ def test_values_are_those_of_mpmath():
 
 
 @pytest.mark.slow
-def test_lorenz_as_by_scipy():
+def test_lorenz_matches_scipy():
     t = torch.linspace(0, 1.5, 4, dtype=D)
     found = odeint_taylor(lorenz, torch.tensor([1.0, 2.0, 3.0], dtype=D), t, **TIGHT)
 
@@ -109,7 +109,7 @@ def test_lorenz_as_by_scipy():
 
 
 @pytest.mark.slow
-def test_kepler_keeps_its_energy():
+def test_kepler_conserves_energy():
     """Two periods of an ellipse end at the start, and conserve the energy."""
     start = kepler_start(0.5)
     found = odeint_taylor(kepler, start, torch.linspace(0, 4 * math.pi, 5, dtype=D), rtol=1e-11, atol=1e-13)
@@ -120,7 +120,7 @@ def test_kepler_keeps_its_energy():
 
 
 @pytest.mark.slow
-def test_kepler_over_many_periods():
+def test_kepler_over_many_periods_returns_to_the_start():
     start = kepler_start(0.6)
     found = odeint_taylor(kepler, start, torch.tensor([0.0, 20 * math.pi], dtype=D), rtol=1e-15, atol=1e-16)
     energy = found["v"].square().sum(-1) / 2 - 1 / found["q"].square().sum(-1).sqrt()
@@ -128,13 +128,13 @@ def test_kepler_over_many_periods():
     np.testing.assert_allclose(found["q"][-1], start["q"], atol=1e-9)
 
 
-def test_backwards_and_complex_numbers():
+def test_backward_time_and_complex_values_match():
     t = torch.tensor([2.0, 1.5, 0.0], dtype=D)
     found = odeint_taylor(lambda t, y: 1j * y, torch.tensor([1 + 0j], dtype=torch.complex128), t, **TIGHT)
     torch.testing.assert_close(found[:, 0], torch.exp(1j * (t - 2)), rtol=1e-12, atol=0)
 
 
-def test_initial_values_as_a_batch():
+def test_batches_of_initial_values_match_single_ones():
     starts = torch.rand(2, 3, dtype=D, generator=torch.Generator().manual_seed(0))
     t = torch.tensor([0.0, 0.1], dtype=D)
     together = odeint_taylor(lorenz, starts, t, **TIGHT)
@@ -144,7 +144,7 @@ def test_initial_values_as_a_batch():
 
 
 @pytest.mark.parametrize("order", [1, 3, 6])
-def test_the_error_falls_as_the_power_of_the_step(order):
+def test_error_falls_with_the_order_of_the_method(order):
     def off(size):
         t = torch.tensor([0.0, 1.0], dtype=D)
         found = odeint_taylor(lambda t, y: -y * t, number(1.0), t, order=order, step_size=size)
@@ -153,7 +153,7 @@ def test_the_error_falls_as_the_power_of_the_step(order):
     assert math.log2(off(1 / 16) / off(1 / 32)) == pytest.approx(order, abs=0.35)
 
 
-def test_tolerances_are_kept():
+def test_errors_stay_within_tolerances():
     for rtol in (1e-4, 1e-7, 1e-11):
         t = torch.linspace(0, 10, 21, dtype=D)
         found = odeint_taylor(lambda t, y: torch.stack([y[1], -y[0]]), torch.tensor([0.0, 1.0], dtype=D), t, rtol=rtol)
@@ -161,14 +161,14 @@ def test_tolerances_are_kept():
         assert error < 30 * rtol
 
 
-def test_in_single_precision():
+def test_float32_solution_matches():
     t = torch.linspace(0, 3, 4)
     found = odeint_taylor(lambda t, y: -y, torch.ones(2), t)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found[:, 0], torch.exp(-t))
 
 
-def test_statistics_and_other_times():
+def test_full_output_has_statistics_and_interpolation():
     t = torch.linspace(0, 4, 3, dtype=D)
     f, calls = EQUATIONS["by time"][0], []
 
@@ -188,7 +188,7 @@ def test_statistics_and_other_times():
     torch.testing.assert_close(found(between), torch.exp(-between * between / 2), rtol=1e-8, atol=1e-10)
 
 
-def test_a_step_over_what_the_series_does_not_see_is_rejected():
+def test_step_beyond_the_accuracy_of_the_series_is_rejected():
     """The first forty derivatives of t^40 are zero at 0, so the last coefficients allow any step."""
     t = torch.tensor([0.0, 1.3], dtype=D)
     found = odeint_taylor(lambda t, y: t**40 + 0 * y, number(0.0), t, full_output=True, order=8)
@@ -196,7 +196,7 @@ def test_a_step_over_what_the_series_does_not_see_is_rejected():
     torch.testing.assert_close(found.y[1], number(1.3**41 / 41), rtol=1e-6, atol=0)
 
 
-def test_a_kink():
+def test_kinks_reject_steps():
     """|sin| has kinks at multiples of π, before which steps become short."""
     t = torch.tensor([0.0, 5.0], dtype=D)
     found = odeint_taylor(lambda t, y: torch.sin(t).abs() + 0 * y, number(0.0), t, full_output=True)
@@ -204,7 +204,7 @@ def test_a_kink():
     torch.testing.assert_close(found.y[1], number(2 + 1 + math.cos(5.0)), rtol=1e-6, atol=0)
 
 
-def test_gradients_by_closed_forms():
+def test_gradients_match_closed_forms():
     """Derivatives by y0, r, t and t0, and a second one, match y = 1 / (1 + (1/y0 - 1) exp(-r t))."""
 
     def solution(y0, r, t):
@@ -223,7 +223,7 @@ def test_gradients_by_closed_forms():
 
 
 @pytest.mark.slow
-def test_gradients_as_scipys_differences():
+def test_gradients_match_scipy_differences():
     """Derivatives of a damped pendulum by its parameters and its start match SciPy's solutions."""
     given = torch.tensor([1.2, 0.3, 2.0, 0.0], dtype=D)
 
@@ -248,7 +248,7 @@ def test_gradients_as_scipys_differences():
     np.testing.assert_allclose(found, np.stack(columns, 1), rtol=1e-6, atol=1e-7)
 
 
-def test_a_network_learns_by_it():
+def test_training_a_network_lowers_the_loss():
     generator = torch.Generator().manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 2)).double()
     for each in net.parameters():
@@ -269,7 +269,7 @@ def test_a_network_learns_by_it():
         assert float(found[place]) == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6)
 
 
-def test_the_laplacian_of_a_flow():
+def test_laplacian_of_a_flow_matches_closed_form():
     """Jets of jets: y = y0 / (1 - t y0) has the second derivative 2 t / (1 - t y0)³."""
     t = torch.tensor([0.0, 0.5], dtype=D)
     found = hodiff.laplacian(lambda y0: odeint_taylor(lambda t, y: y * y, y0, t, **TIGHT)[1])(number(0.6))
@@ -301,14 +301,14 @@ def with_fresh_constants(t, y):
 
 
 @pytest.mark.parametrize("f", [writing_in_place, with_fresh_constants, lambda t, y: torch.softmax(y, 0).cumprod(0)])
-def test_passes_that_remember_find_what_others_find(f, monkeypatch):
+def test_passes_with_memory_match_passes_without(f, monkeypatch):
     y0 = torch.tensor([0.4, 0.7], dtype=D)
     found = ode_coefficients(f, 0.0, y0, 9)
     monkeypatch.setattr(Memory, "recall", lambda *_: [])
     torch.testing.assert_close(found, ode_coefficients(f, 0.0, y0, 9), rtol=1e-13, atol=0)
 
 
-def test_a_pass_that_is_another_one_remembers_nothing():
+def test_changed_values_are_recomputed():
     """Values that change from call to call are recomputed, even at the same place in the code."""
     calls = []
 
@@ -323,7 +323,7 @@ def test_a_pass_that_is_another_one_remembers_nothing():
     assert [float(each) for each in found] == pytest.approx([1, 1, 1, 1, 4 * 4 / 4])
 
 
-def test_singular_and_not_finite():
+def test_singular_and_non_finite_solutions_raise():
     t = torch.tensor([0.0, 0.5, 2.0], dtype=D)
     with pytest.raises(
         hodiff.ConvergenceError, match=r"stopped at t = 1\.0.*as the step would be .*singular"
@@ -368,14 +368,14 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_refused(case):
+def test_odeint_rejects_bad_arguments(case):
     options, words = WRONG[case]
     given = {"f": lambda t, y: -y, "y0": torch.ones(2), "t": torch.tensor([0.0, 1.0]), **options}
     with pytest.raises(hodiff.InputError, match=f"odeint_taylor: {words}"):
         odeint_taylor(given.pop("f"), given.pop("y0"), given.pop("t"), **given)
 
 
-def test_more_that_is_refused():
+def test_ode_coefficients_rejects_bad_arguments():
     with pytest.raises(hodiff.InputError, match="ode_coefficients: order: expected an int of 1 or more"):
         ode_coefficients(lambda t, y: y, 0.0, torch.ones(2), 0)
     with pytest.raises(hodiff.InputError, match=r"expected no torch\.func\.vmap around them"):
@@ -405,7 +405,7 @@ def _by_autograd_where_needed(t, y):
     ],
     ids=["autograd", "autograd where needed", "grad", "jacrev"],
 )
-def test_gradients_inside(f):
+def test_gradients_inside_the_right_hand_side_match(f):
     y0 = torch.tensor([0.5, 0.1], dtype=torch.float64)
     found = ode_coefficients(f, 0.0, y0, 5)
     torch.testing.assert_close(found, ode_coefficients(lambda t, y: y.cos(), 0.0, y0, 5))

@@ -1,4 +1,4 @@
-"""Tests of torch's own operators in Taylor mode: the stored audit, a partial rerun, and its verdicts on faults."""
+"""Tests of torch's own operators in Taylor mode: the stored audit, a partial rerun, and verdicts on faulty rules."""
 
 import argparse
 import dataclasses
@@ -26,7 +26,7 @@ X = torch.tensor([0.3, -0.4, 0.9], dtype=D)
 ONE_IN = 10
 
 
-def test_the_page_shows_the_table_on_file():
+def test_page_matches_the_saved_table():
     found = jets_on_file()
     assert found.order == 5
     assert not found.defects
@@ -37,7 +37,7 @@ def test_the_page_shows_the_table_on_file():
 
 
 @pytest.mark.slow
-def test_a_few_operators():
+def test_audit_of_three_operators_is_right():
     found = jet_audit(["sin", "matmul", "nn.functional.softplus"], order=3, samples=1, jobs=1)
     assert set(found.operators) == {"sin", "matmul", "nn.functional.softplus"}
     for name, verdict in found.operators.items():
@@ -49,7 +49,7 @@ def test_a_few_operators():
         assert not verdict.without_rule
 
 
-def faulty(rule, f=torch.special.bessel_j1):
+def verdict_with_rule(rule, f=torch.special.bessel_j1):
     """Return the verdict on a function of torch with the given rule."""
     kept = RULES.get(f)
     register(f)(rule)
@@ -61,15 +61,15 @@ def faulty(rule, f=torch.special.bessel_j1):
             RULES[f] = kept
 
 
-def test_a_wrong_rule_is_off_by_both_oracles():
-    verdict = faulty(lambda x: torch.sin(x + math.pi / 2) + 1e-3 * (1 + x) ** 3, torch.cos)
+def test_wrong_rule_disagrees_with_both_oracles():
+    verdict = verdict_with_rule(lambda x: torch.sin(x + math.pi / 2) + 1e-3 * (1 + x) ** 3, torch.cos)
     assert verdict.status == "off"
     assert verdict.detail == "values say otherwise at order 0, 1, 2, 3"
     assert min(verdict.nested.values()) > 1e-5
     assert min(verdict.values.values()) > 1e-5
 
 
-def test_a_fault_that_values_alone_see():
+def test_fault_shared_with_forward_mode_is_found_by_values():
     """Interpolation detects a wrong derivative that torch and nested forward mode share."""
 
     class Shared(torch.autograd.Function):
@@ -95,7 +95,7 @@ def test_a_fault_that_values_alone_see():
     assert (verdict.status, verdict.detail) == ("off", "values say otherwise at order 1, 2")
 
 
-def test_a_collapsed_fault():
+def test_wrong_collapsed_coefficient_is_found():
     """A rule that is wrong only for the collapsed coefficient is detected."""
 
     def rule(x):
@@ -105,12 +105,12 @@ def test_a_collapsed_fault():
             found.write([*found.coefficients[:-1], 1.1 * found.coefficients[-1]])
         return found
 
-    verdict = faulty(rule, torch.clone)
+    verdict = verdict_with_rule(rule, torch.clone)
     assert verdict.status == "off"
     assert "are not the sum of plain ones" in verdict.detail
 
 
-def test_other_verdicts():
+def test_other_verdicts_match():
     assert judge_curves(curves(lambda x: x.relu(), (0 * X,), 2)).status == "right"
     assert judge_curves(curves(lambda x: x > 0, (X,), 2)).status == "not differentiable"
     refused = judge_curves(curves(lambda x: x * float(x[0]), (X,), 2))
@@ -123,7 +123,7 @@ def test_other_verdicts():
     assert (nested.status, nested.without_rule) == ("right", ("special.i0",))
 
 
-def test_the_worst_sample_counts():
+def test_worst_sample_decides_the_verdict():
     one = JetVerdict("right", nested={"1": 1e-16}, without_rule=("a",))
     two = JetVerdict("off", "why", nested={"1": 1e-3, "2": 0.1}, without_rule=("b",))
     both = merged([one, two])
@@ -132,7 +132,7 @@ def test_the_worst_sample_counts():
     assert {one.status, two.status} <= set(STATUSES)
 
 
-def test_wrong_options():
+def test_rejects_bad_options():
     for options, words in (
         ({"order": 6}, "jet_audit: order: expected 1 to 5"),
         ({"samples": 0}, "samples: expected an int"),
@@ -151,7 +151,7 @@ def parsed(*arguments):
     return parser.parse_args(["audit", *arguments])
 
 
-def test_the_command(monkeypatch, tmp_path, capsys):
+def test_command_passes_options_and_sets_the_exit_status(monkeypatch, tmp_path, capsys):
     asked = {}
     bad = JetAudit("2.13.0", 5, {"sin": JetVerdict("off", "values say otherwise at order 2")})
 
@@ -173,7 +173,7 @@ def test_the_command(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [3, 5])
-def test_of_all_kinds(order):
+def test_no_operator_has_a_defect(order):
     names = list(database())[:: ONE_IN if order == 5 else 1]
     found = jet_audit(names, order=order)
     assert not found.defects, str(found)

@@ -39,21 +39,21 @@ CONVOLUTIONS = {
 }
 
 
-def agrees(f, x):
+def assert_laplacian_matches(f, x):
     torch.testing.assert_close(hodiff.laplacian(f)(x), hodiff.hessian_matrix(f, x).trace(), rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions_over_graphs(name):
+def test_torch_geometric_convolutions_match(name):
     layers = pytest.importorskip("torch_geometric.nn")
     torch.manual_seed(0)
     layer = CONVOLUTIONS[name](layers).to(D).eval()
-    agrees(lambda x: layer(x, EDGES).tanh().square().sum(), torch.randn(4, 2, dtype=D))
+    assert_laplacian_matches(lambda x: layer(x, EDGES).tanh().square().sum(), torch.randn(4, 2, dtype=D))
 
 
 @pytest.mark.slow
-def test_schnet():
+def test_schnet_matches():
     layers = pytest.importorskip("torch_geometric.nn")
 
     def all_pairs(positions, batch):
@@ -63,11 +63,11 @@ def test_schnet():
     torch.manual_seed(0)
     sizes = {"hidden_channels": 4, "num_filters": 4, "num_interactions": 2, "num_gaussians": 5}
     model = layers.SchNet(**sizes, interaction_graph=all_pairs).to(D)
-    agrees(lambda x: model(torch.tensor([6, 1, 8]), x).sum(), torch.randn(3, 3, dtype=D))
+    assert_laplacian_matches(lambda x: model(torch.tensor([6, 1, 8]), x).sum(), torch.randn(3, 3, dtype=D))
 
 
 @pytest.mark.slow
-def test_equivariant_layers():
+def test_e3nn_layers_match():
     o3 = pytest.importorskip("e3nn.o3")
     from e3nn.nn import Gate
 
@@ -80,13 +80,15 @@ def test_equivariant_layers():
         features = torch.cat([x[:, :2], x], 1)
         return gate(product(features, o3.spherical_harmonics("0e+1o+2e", x, normalize=True))).square().sum()
 
-    agrees(f, torch.randn(2, 3, dtype=D))
+    assert_laplacian_matches(f, torch.randn(2, 3, dtype=D))
 
 
-def test_a_neural_differential_equation():
+def test_torchdiffeq_with_fixed_steps_matches():
     torchdiffeq = pytest.importorskip("torchdiffeq")
     times = torch.linspace(0, 1, 3, dtype=D)
-    agrees(lambda x: torchdiffeq.odeint(lambda t, y: -(y**3), x, times, method="rk4")[-1].sum(), torch.ones(2, dtype=D))
+    assert_laplacian_matches(
+        lambda x: torchdiffeq.odeint(lambda t, y: -(y**3), x, times, method="rk4")[-1].sum(), torch.ones(2, dtype=D)
+    )
 
 
 POSITIVE = torch.tensor([0.4, 1.3, 0.7], dtype=D)
@@ -116,12 +118,12 @@ DENSITIES = {
 
 
 @pytest.mark.parametrize("name", DENSITIES)
-def test_distributions(name):
-    agrees(lambda x: DENSITIES[name](x).sum(), torch.tensor([0.3, -0.8, 0.5], dtype=D))
+def test_torch_distributions_match(name):
+    assert_laplacian_matches(lambda x: DENSITIES[name](x).sum(), torch.tensor([0.3, -0.8, 0.5], dtype=D))
 
 
 @pytest.mark.slow
-def test_an_adaptive_solver_is_refused_with_what_does_it():
+def test_adaptive_torchdiffeq_is_rejected_with_a_remedy():
     solver = pytest.importorskip("torchdiffeq")
     x, t = torch.tensor([0.5, 1.0], dtype=D), torch.tensor([0.0, 1.0], dtype=D)
 
@@ -133,7 +135,7 @@ def test_an_adaptive_solver_is_refused_with_what_does_it():
 
 
 @pytest.mark.slow
-def test_an_old_function_of_a_package_is_named():
+def test_legacy_function_of_gpytorch_is_named():
     kernels = pytest.importorskip("gpytorch.kernels")
     kernel, x = kernels.RBFKernel().to(D), torch.ones(3, 2, dtype=D)
     with pytest.raises(hodiff.RouteError, match=r"RBFCovariance: expected an autograd\.Function with setup_context"):

@@ -38,11 +38,11 @@ def batch(p):
 
 
 @pytest.mark.parametrize("coordinates", COORDINATES)
-def test_against_sympy(coordinates):
+def test_partial_matches_sympy(coordinates):
     torch.testing.assert_close(hodiff.partial(F, coordinates)(X), exact(coordinates), rtol=1e-12, atol=1e-12)
 
 
-def test_several_at_once():
+def test_list_of_partials_matches_sympy():
     found = hodiff.partial(F, COORDINATES)(X)
     assert isinstance(found, list)
     for coordinates, each in zip(COORDINATES, found, strict=True):
@@ -66,7 +66,7 @@ def test_several_at_once():
         (list(itertools.combinations_with_replacement(range(3), 3)), 10),
     ],
 )
-def test_few_lines(coordinates, lines):
+def test_partial_takes_few_directions(coordinates, lines):
     seen = []
 
     def f(x):
@@ -80,7 +80,7 @@ def test_few_lines(coordinates, lines):
 
 @pytest.mark.parametrize("scheme", [polarised, interpolated])
 @pytest.mark.parametrize("exponents", [(1,), (4,), (1, 2), (2, 2), (1, 1, 1), (3, 1, 2), (1, 1, 1, 1)])
-def test_factors_are_exact(scheme, exponents):
+def test_direction_factors_are_exact(scheme, exponents):
     """Factors of monomials give the product of factorials for the derivative's own exponents, and 0 otherwise."""
     order = sum(exponents)
     for powers in itertools.product(range(order + 1), repeat=len(exponents)):
@@ -93,7 +93,7 @@ def test_factors_are_exact(scheme, exponents):
             assert total == (math.prod(map(math.factorial, exponents)) if powers == exponents else 0)
 
 
-def test_of_a_batch():
+def test_partial_of_a_batch_matches():
     x = torch.stack([X, X + 0.1, X - 0.2])
     found = hodiff.partial(batch, [(0, 1, 2), (3, 3)], batched=True)(x)
     for coordinates, each in zip([(0, 1, 2), (3, 3)], found, strict=True):
@@ -103,7 +103,7 @@ def test_of_a_batch():
     torch.testing.assert_close(single.double(), found[0], rtol=1e-5, atol=1e-6)
 
 
-def test_names_of_coordinates():
+def test_coordinates_may_be_indices_or_tuples():
     square = X.reshape(2, 2)
     of_matrix = lambda x: F(x.reshape(4))  # noqa: E731
     for coordinates in ((0, 3, 3), ((0, 0), (1, 1), (1, 1)), (0, 3, -1), ((0, 0), (1, -1), 3)):
@@ -114,7 +114,7 @@ def test_names_of_coordinates():
     torch.testing.assert_close(found, {"u": 2 * exact((0, 3, 3)).expand(3)})
 
 
-def test_training_by_a_partial_derivative():
+def test_partial_is_differentiable_by_parameters():
     k = torch.tensor([0.3, -0.8], dtype=D, requires_grad=True)
     found = hodiff.partial(lambda x: torch.exp(x @ k), (0, 1, 1))(X[:2])
     closed = k[0] * k[1] ** 2 * torch.exp(X[:2] @ k)
@@ -123,7 +123,7 @@ def test_training_by_a_partial_derivative():
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
 @pytest.mark.parametrize("chunk_size", [None, 4])
-def test_tensors_against_sympy(order, chunk_size):
+def test_derivative_tensor_matches_sympy(order, chunk_size):
     found = derivative_tensor(F, order, chunk_size=chunk_size)(X)
     assert found.shape == (4,) * order
     for coordinates in itertools.combinations_with_replacement(range(4), order):
@@ -132,7 +132,7 @@ def test_tensors_against_sympy(order, chunk_size):
             torch.testing.assert_close(found[permuted], right, rtol=1e-12, atol=1e-12)
 
 
-def test_tensors_of_matrices():
+def test_derivative_tensor_of_matrices_matches():
     x, A = X.reshape(2, 2), torch.arange(12, dtype=D).reshape(3, 2, 2) / 10
     f = lambda x: torch.exp((A * x).sum((-1, -2)))  # noqa: E731
     right = torch.einsum("o,oij,okl,omn->oijklmn", f(x), A, A, A)
@@ -144,19 +144,19 @@ def test_tensors_of_matrices():
     torch.testing.assert_close(single.double(), right, rtol=1e-5, atol=1e-5)
 
 
-def test_the_gradient_of_a_tensor_is_the_next():
+def test_gradient_of_derivative_tensor_is_the_next_order():
     second = derivative_tensor(F, 2)
     torch.testing.assert_close(torch.func.jacrev(second)(X), derivative_tensor(F, 3)(X))
 
 
-def test_a_polynomial_has_no_more():
+def test_derivative_tensor_beyond_the_degree_is_zero():
     cubic = lambda x: x[0] ** 2 * x[1]  # noqa: E731
     assert Counter(derivative_tensor(cubic, 3)(X[:2]).flatten().tolist()) == {0.0: 5, 2.0: 3}
     assert not derivative_tensor(cubic, 4)(X[:2]).abs().max() > 1e-14
     assert derivative_tensor(lambda x: x.sum(), 2)(X[:0]).shape == (0, 0)
 
 
-def test_wrong_arguments():
+def test_rejects_bad_arguments():
     tree = {"a": X[:1], "b": X[1:]}
     for call, words in (
         (lambda: hodiff.partial(F, 3), r"partial: coordinates: expected a tuple of ints .* got 3; write \(i,\)"),

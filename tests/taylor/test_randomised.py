@@ -56,7 +56,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("case", "kind"), PAIRS)
-def test_mean_and_spread(case, kind):
+def test_estimates_are_unbiased_with_right_standard_error(case, kind):
     """Repeated points give independent estimates."""
     operator, f, options, right = CASES[case]
     generator = torch.Generator().manual_seed(1)
@@ -70,7 +70,7 @@ def test_mean_and_spread(case, kind):
     torch.testing.assert_close(found.standard_error.square().mean(), found.value.var(), rtol=tolerance, atol=0)
 
 
-def test_weights_of_each_point():
+def test_weights_may_differ_per_point():
     x, weights = randn(3, N), randn(4, 3, N)
     exact = hodiff.laplacian(wave, batched=True, weights=weights)(x)
     every = hodiff.laplacian(wave, batched=True, weights=weights, randomised="coordinates", samples=4)(x)
@@ -81,14 +81,14 @@ def test_weights_of_each_point():
 
 @pytest.mark.parametrize("case", ["laplacian", "weighted", "divergence"])
 @pytest.mark.parametrize("samples", [N, 100])
-def test_all_coordinates_are_exact(case, samples):
+def test_all_coordinates_give_the_exact_value(case, samples):
     operator, f, options, right = CASES[case]
     options = {"weights": W} if options else {}
     found = operator(f, randomised="coordinates", samples=samples, **options)(X)
     assert_same(found, right, torch.zeros((), dtype=D))
 
 
-def test_signs_are_exact_for_diagonals():
+def test_rademacher_is_exact_for_diagonal_hessians():
     separable = lambda x: (x**4).sum() / 24  # noqa: E731
     found = hodiff.laplacian(separable, randomised="rademacher", samples=2)(X)
     torch.testing.assert_close(found.value, (X**2 / 2).sum())
@@ -96,7 +96,7 @@ def test_signs_are_exact_for_diagonals():
     assert hodiff.laplacian(separable, randomised="gaussian", samples=2)(X).standard_error > 0.01
 
 
-def test_one_sample_knows_no_error():
+def test_one_sample_has_nan_standard_error():
     found = hodiff.laplacian(wave, randomised="gaussian", samples=1)(X)
     assert found.value.isfinite()
     assert found.standard_error.isnan()
@@ -104,7 +104,7 @@ def test_one_sample_knows_no_error():
     assert_same(only, 6 * X[0], torch.zeros((), dtype=D))
 
 
-def test_numbers_come_from_the_generator():
+def test_draws_depend_on_the_generator_only():
     def by(generator, **options):
         return hodiff.laplacian(wave, randomised="gaussian", generator=generator, **options)
 
@@ -122,7 +122,7 @@ def test_numbers_come_from_the_generator():
     assert_same(by(None)(X), first.value, first.standard_error)
 
 
-def test_points_have_directions_of_their_own():
+def test_points_have_their_own_directions():
     points = X.expand(3, N)
     for kind in ("rademacher", "gaussian", "coordinates"):
         values = hodiff.laplacian(wave, batched=True, randomised=kind, samples=2)(points.contiguous()).value
@@ -134,7 +134,7 @@ def test_points_have_directions_of_their_own():
 
 
 @pytest.mark.parametrize("operator", [hodiff.laplacian, hodiff.bilaplacian, divergence])
-def test_trees(operator):
+def test_pytrees_match(operator):
     x = {"a": randn(2), "b": randn(2, 2).float()}
     kind = "gaussian" if operator is hodiff.bilaplacian else "coordinates"
     f = lambda x: (x["a"] ** 4).sum() / 24 + x["b"].double().square().sum() ** 2  # noqa: E731
@@ -148,7 +148,7 @@ def test_trees(operator):
     assert (found.value - right).abs() <= 5 * found.standard_error + 1e-5
 
 
-def test_several_outputs():
+def test_several_outputs_match():
     f = lambda x: (field(x), {"u": wave(x)})  # noqa: E731
     found = hodiff.laplacian(f, randomised="rademacher", samples=4000, generator=GENERATOR)(X)
     exact = hodiff.laplacian(f)(X)
@@ -162,7 +162,7 @@ def test_several_outputs():
         assert ((value - right).abs() < 5 * error).all()
 
 
-def test_training_by_an_estimate():
+def test_parameter_gradient_uses_the_same_directions():
     """The parameter gradient equals the gradient of the same directions' derivatives, vᵀ∇²f v = -(k·v)² sin(k·x)."""
     k = K.clone().requires_grad_()
     seeded = lambda: torch.Generator().manual_seed(2)  # noqa: E731
@@ -181,7 +181,7 @@ def test_training_by_an_estimate():
     torch.testing.assert_close(torch.func.jvp(lambda k: loss(k).value, (K,), (K,))[1], slope @ K)
 
 
-def test_standard_error_is_that_of_the_terms():
+def test_standard_error_matches_the_terms():
     seeded = torch.Generator().manual_seed(2)
     found = hodiff.laplacian(wave, randomised="gaussian", samples=6, generator=seeded)(X)
     v = torch.randn(6, N, generator=torch.Generator().manual_seed(2), dtype=D)
@@ -190,7 +190,7 @@ def test_standard_error_is_that_of_the_terms():
 
 
 @pytest.mark.slow
-def test_compiled_whole():
+def test_compiled_estimate_matches():
     found = hodiff.laplacian(lambda x: torch.sin(torch.matmul(x, K)), batched=True, randomised="rademacher", samples=8)
     compiled = torch.compile(lambda x: found(x), fullgraph=True, backend="eager")
     points = X.expand(500, N).contiguous()
@@ -200,13 +200,13 @@ def test_compiled_whole():
     assert (estimate.value.mean() - right).abs() < 5 * estimate.value.std() / 500**0.5
 
 
-def test_in_float32():
+def test_float32_is_kept():
     found = hodiff.laplacian(lambda x: (x**4).sum() / 24, randomised="rademacher", samples=2)(X.float())
     assert found.value.dtype == found.standard_error.dtype == torch.float32
     torch.testing.assert_close(found.value.double(), (X**2 / 2).sum(), rtol=1e-5, atol=1e-6)
 
 
-def test_wrong_options():
+def test_rejects_bad_options():
     for call, words in (
         (lambda: hodiff.laplacian(wave, randomised="signs"), "laplacian: randomised: expected one of 'rademacher', "),
         (lambda: hodiff.laplacian(wave, randomised="gaussian", samples=0), "laplacian: samples: expected an int of 1"),
@@ -222,7 +222,7 @@ def test_wrong_options():
 
 
 @pytest.mark.slow
-def test_a_million_dimensions():
+def test_million_dimensions_take_linear_memory():
     """Memory does not grow with the square of the dimension; it is little more than the directions at two orders."""
     n, samples = 1_000_000, 16
     x = torch.rand(n, generator=GENERATOR, dtype=D).float()

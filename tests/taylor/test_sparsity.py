@@ -1,4 +1,4 @@
-"""Laplacians with sparse slots are correct for any function of particles, and use slots where they can."""
+"""Laplacians with sparse directions are correct for any function of particles, and stay sparse where possible."""
 
 import itertools
 import math
@@ -40,7 +40,7 @@ def distances(x):
     return torch.sqrt((pairs(x) ** 2).sum(-1) + EYE)
 
 
-def one(x, particle, rows):
+def one_particle_features(x, particle, rows):
     """Compute a matrix of one particle's features."""
     return features(x)[..., particle, :].unsqueeze(-2) * weights(rows, WIDTH, rows) + weights(rows, WIDTH, rows + 1)
 
@@ -178,10 +178,13 @@ PROGRAMS = {
         lambda x: torch.baddbmm(features(x), features(x) @ features(x).mT, features(x)) if x.ndim == 3 else x,
         ...,
     ),
-    "matrices of one particle": (lambda x: one(x, 0, 4) @ one(x, 0, 6).mT, 3),
-    "matrices of two particles": (lambda x: one(x, 0, 4) @ one(x, 1, 6).mT, 6),
-    "matrix of one, rows of each": (lambda x: one(x, 2, 4) @ features(x).mT, 6),
-    "determinant of one particle": (lambda x: torch.linalg.slogdet(one(x, 0, WIDTH) + weights(WIDTH, WIDTH, 7))[1], 3),
+    "matrices of one particle": (lambda x: one_particle_features(x, 0, 4) @ one_particle_features(x, 0, 6).mT, 3),
+    "matrices of two particles": (lambda x: one_particle_features(x, 0, 4) @ one_particle_features(x, 1, 6).mT, 6),
+    "matrix of one, rows of each": (lambda x: one_particle_features(x, 2, 4) @ features(x).mT, 6),
+    "determinant of one particle": (
+        lambda x: torch.linalg.slogdet(one_particle_features(x, 0, WIDTH) + weights(WIDTH, WIDTH, 7))[1],
+        3,
+    ),
     "holes along the sum": (lambda x: F.pad(features(x), (2, 1)) @ F.pad(features(x).roll(1, -2), (1, 2)).mT, 6),
     "masks along the sum": (lambda x: (torch.exp(distances(x)).triu() @ features(x)).sin(), None),
     "softmax under a mask": (
@@ -204,7 +207,7 @@ ALONE = ("convolution", "three axes", "in place", "nothing")
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_in_slots_and_with_all_directions(name):
+def test_sparse_and_dense_passes_agree(name):
     f, slots = PROGRAMS[name]
     seen = []
 
@@ -233,7 +236,7 @@ def trace(f, x):
     return torch.stack([each.reshape(x.numel(), -1).trace() for each in rows]).reshape(f(x).shape)
 
 
-def test_gradients_come_in_slots_too():
+def test_gradients_match_in_sparse_passes():
     x = torch.randn(3, PARTICLES, 3, dtype=D, generator=torch.Generator().manual_seed(0))
     value, slopes, total = hodiff.taylor.value_grad_laplacian(wavefunction, batched=True)(x)
     expected = torch.func.vmap(torch.func.grad(wavefunction))(x)
@@ -242,7 +245,7 @@ def test_gradients_come_in_slots_too():
     torch.testing.assert_close(total, hodiff.laplacian(wavefunction, batched=True, sparse=False)(x))
 
 
-def test_trees_of_particles():
+def test_pytrees_of_particles_match():
     electrons, nuclei = torch.randn(4, 3, dtype=D), torch.randn(2, 3, dtype=D)
 
     def f(tree):
@@ -257,7 +260,7 @@ def test_trees_of_particles():
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["layer", "attention", "distances", "determinant of rows", "wavefunction"])
-def test_derivatives_of_it_and_batches(name):
+def test_derivatives_and_batches_of_sparse_laplacians_match(name):
     f, _ = PROGRAMS[name]
     x = torch.randn(2, PARTICLES, 3, dtype=D, generator=torch.Generator().manual_seed(1))
     v = torch.randn(PARTICLES, 3, dtype=D, generator=torch.Generator().manual_seed(2))
@@ -276,7 +279,7 @@ def test_derivatives_of_it_and_batches(name):
         torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_calls_of_every_kind_leave_nothing_behind():
+def test_cache_does_not_depend_on_the_calling_context():
     # The cache must not depend on a transform or on inference mode.
     x = torch.randn(PARTICLES, 3, dtype=D, generator=torch.Generator().manual_seed(3))
     scale = torch.tensor(1.5, dtype=D, requires_grad=True)
@@ -296,7 +299,7 @@ def test_calls_of_every_kind_leave_nothing_behind():
     torch.testing.assert_close(scale.grad, expected)
 
 
-def test_training_a_network_on_particles():
+def test_training_gradients_match():
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.GELU(), torch.nn.Linear(8, 1)).to(D)
     x = torch.randn(4, PARTICLES, 3, dtype=D)
@@ -311,14 +314,14 @@ def test_training_a_network_on_particles():
     torch.testing.assert_close(grad(loss)(parameters, True), grad(loss)(parameters, False))
 
 
-def test_no_particles_no_points_and_a_number():
+def test_empty_and_scalar_inputs_are_accepted():
     assert hodiff.laplacian(lambda x: x.sin().sum(-1), batched=True)(torch.ones(0, 4, 3)).shape == (0, 4)
     assert hodiff.laplacian(lambda x: x[..., :0].exp().sum())(torch.ones(4)) == 0
     torch.testing.assert_close(hodiff.laplacian(torch.sin)(torch.tensor(0.5)), -torch.sin(torch.tensor(0.5)))
 
 
 @pytest.mark.parametrize("kind", [torch.as_tensor, np.asarray])
-def test_indices_that_change_between_calls(kind):
+def test_indices_that_change_between_calls_match(kind):
     # The indices have one shape, and are so long that their printed forms look alike.
     x = torch.randn(3000, dtype=D)
     for seed in range(3):
@@ -329,7 +332,7 @@ def test_indices_that_change_between_calls(kind):
         torch.testing.assert_close(hodiff.laplacian(f)(x), expected)
 
 
-def test_order_by_the_value():
+def test_sorting_by_value_matches():
     x = torch.randn(4, 6, dtype=D)
 
     def f(x):
@@ -341,7 +344,7 @@ def test_order_by_the_value():
     torch.testing.assert_close(hodiff.laplacian(f, batched=True)(x), expected)
 
 
-def test_inside_of_a_jet():
+def test_sparse_laplacian_inside_a_jet_matches():
     def f(s):
         return hodiff.laplacian(lambda x: torch.exp(s * (features(x) @ features(x).mT)).sum((-1, -2)))(x)
 
@@ -353,7 +356,7 @@ def test_inside_of_a_jet():
     torch.testing.assert_close(curvature, grad(grad(f))(s))
 
 
-def test_what_is_kept_is_bounded(monkeypatch):
+def test_cache_is_bounded(monkeypatch):
     monkeypatch.setattr(remembering, "BUDGET", 200_000)
     for seed in range(30):
         order = torch.as_tensor(np.random.default_rng(seed).permutation(1000))
@@ -362,7 +365,7 @@ def test_what_is_kept_is_bounded(monkeypatch):
     assert remembering.MEMORY.bytes == sum(size for _, size in remembering.MEMORY.results.values())
 
 
-def test_threads():
+def test_threads_match():
     def one(seed):
         x = torch.randn(PARTICLES, 3, dtype=D, generator=torch.Generator().manual_seed(seed))
         return hodiff.laplacian(wavefunction)(x)
@@ -375,7 +378,7 @@ def test_threads():
     torch.testing.assert_close(found, expected)
 
 
-def test_equal_supports_are_one():
+def test_equal_supports_are_shared():
     index = np.arange(6).reshape(1, 2, 3)
     assert support(index, 6) is support(index.copy(), 6)
     wide = support(np.broadcast_to(np.arange(3).reshape(3, 1, 1), (3, 4, 5)), 9)
@@ -389,7 +392,7 @@ def directions_at(given: Support, shape, place):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_sets_of_directions_against_python_sets(seed):
+def test_support_arithmetic_matches_python_sets(seed):
     rng = np.random.default_rng(seed)
     shape, most = (2, 3, 4), 40
 
@@ -420,13 +423,13 @@ def test_sets_of_directions_against_python_sets(seed):
         torch.testing.assert_close(found[0].dense(found[1](data)), given.dense(data))
 
 
-def test_rows_beyond_the_limit_are_refused():
+def test_merged_rows_beyond_the_limit_are_rejected():
     rows = np.arange(12).reshape(4, 3)
     assert merged_rows(rows, 3) is None
     assert len(merged_rows(rows, 4)[0]) == 4
 
 
-def test_memory_grows_with_slots():
+def test_memory_is_linear_in_the_slots():
     # Three of 600 coordinates are in slots: the largest tensor has the size of a layer, not one per direction.
     largest = []
 

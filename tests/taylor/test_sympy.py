@@ -67,7 +67,7 @@ LONG = {"waves", "an angle", "logarithms", "a power", "saturation"}
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LONG else []) for name in FUNCTIONS]
 )
-def test_series_are_sympys(name):
+def test_series_match_sympy(name):
     f, exact = FUNCTIONS[name]
     primals = [torch.tensor(float(each[0]), dtype=D) for each in CURVES]
     series = [[torch.tensor(float(c), dtype=D) for c in each[1:]] for each in CURVES]

@@ -37,11 +37,11 @@ def assert_series(found, expected):
         torch.testing.assert_close(got, right)
 
 
-def test_along_a_line():
+def test_jet_along_a_line_matches_closed_form():
     assert_series(jet(cubic, (X,), ([V, ZERO, ZERO],)), cubic_along(X, V))
 
 
-def test_a_gradient_of_a_jet():
+def test_gradient_of_a_jet_matches():
     """The third coefficient is the product of the elements of v, and its gradient is the products of two elements."""
 
     def third(v):
@@ -55,14 +55,14 @@ def test_a_gradient_of_a_jet():
     torch.testing.assert_close(found, expected)
 
 
-def test_a_batch_of_jets():
+def test_vmap_of_jets_matches():
     X, V = randn(4, 3), randn(4, 3)
     value, terms = torch.func.vmap(lambda x, v: jet(cubic, (x,), ([v, 0 * v, 0 * v],)))(X, V)
     for i in range(4):
         assert_series((value[i], tuple(each[i] for each in terms)), cubic_along(X[i], V[i]))
 
 
-def test_a_jet_of_a_jet():
+def test_jet_of_a_jet_matches():
     """A jet of a jet is the mixed derivative by the two curve parameters."""
     W = randn(3)
 
@@ -76,7 +76,7 @@ def test_a_jet_of_a_jet():
 
 
 @pytest.mark.parametrize("order", [1, 3])
-def test_gradients_inside(order):
+def test_gradients_inside_match(order):
     """The series of |∇f|² of a cubic along a line is correct, as in physics-informed networks."""
 
     def squared_slope(x):
@@ -95,7 +95,7 @@ def test_gradients_inside(order):
     assert not X.requires_grad
 
 
-def test_writes_in_place_and_views():
+def test_in_place_writes_and_views_match():
     x = randn(5)
 
     def f(x):
@@ -131,7 +131,7 @@ WRITTEN = {
 
 
 @pytest.mark.parametrize("name", WRITTEN)
-def test_what_is_written(name):
+def test_in_place_operators_match_forward_mode(name):
     """In-place writes match torch's own forward mode, and do not change the caller's tensors."""
     x, v = torch.tensor([-1.0, 0.5, -2.0, 3.0], dtype=D), torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=D)
     kept = x.clone(), v.clone()
@@ -148,7 +148,7 @@ def test_what_is_written(name):
     torch.testing.assert_close((x, v), kept)
 
 
-def test_writes_that_are_refused():
+def test_unsupported_writes_are_rejected():
     for f, words in (
         (lambda x: x.clone().unsqueeze_(0), "unsqueeze_ writes in place, and is not known"),
         (lambda x: torch.sin(x, out=x.clone()), "out=: expected None"),
@@ -177,7 +177,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("name", [*COPIES, *(f"{name}, shown" for name in SHOWN)])
-def test_what_is_written_to_a_copy_stays_there(name):
+def test_writes_to_copies_do_not_reach_the_original(name):
     take = SHOWN[name.removesuffix(", shown")] if name.endswith("shown") else COPIES[name]
     x = torch.arange(1.0, 5.0, dtype=D)
 
@@ -256,7 +256,7 @@ class Legacy(Function):
 
 @pytest.mark.parametrize("recording", [True, False])
 @pytest.mark.parametrize("function", [Square, BackwardAlone])
-def test_a_function_goes_by_its_rule(function, recording):
+def test_function_uses_its_rule(function, recording):
     square = function.apply
     with torch.set_grad_enabled(recording):
         found = jet(lambda x: square(x) * x, (number(1.3),), ([number(2.0), number(0.0), number(0.0)],))
@@ -264,7 +264,7 @@ def test_a_function_goes_by_its_rule(function, recording):
     torch.testing.assert_close(torch.stack([found[0], *found[1]]), torch.tensor(expected, dtype=D))
 
 
-def test_a_rule_that_is_no_derivative_is_followed():
+def test_custom_rule_is_followed_even_if_it_is_no_derivative():
     found = jet(lambda x: StraightThrough.apply(x) * x, (number(1.2),), ([number(1.0), number(0.0)],))
     torch.testing.assert_close(torch.stack(found[1]), torch.tensor([2.2, 2.0], dtype=D))
     with torch.inference_mode():
@@ -272,7 +272,7 @@ def test_a_rule_that_is_no_derivative_is_followed():
     torch.testing.assert_close(again[1], found[1])
 
 
-def test_a_function_without_setup_context_is_refused():
+def test_function_without_setup_context_is_rejected():
     # Since torch 2.15, the name of the Function is unknown.
     with pytest.raises(
         hodiff.RouteError, match=r"(Legacy|a Function): expected an autograd\.Function with setup_context"
@@ -280,7 +280,7 @@ def test_a_function_without_setup_context_is_refused():
         jet(Legacy.apply, (X,), ([V],))
 
 
-def test_a_rule_of_ones_own():
+def test_registered_rule_replaces_the_function():
     @register(StraightThrough)
     def square(x):
         return x * x
@@ -294,7 +294,7 @@ def test_a_rule_of_ones_own():
         register()
 
 
-def test_draws_are_the_same_for_all_coefficients():
+def test_dropout_draws_once_for_all_coefficients():
     torch.manual_seed(0)
     x = randn(50)
     value, (slope,) = jet(lambda x: functional.dropout(x, 0.5), (x,), ([torch.ones(50, dtype=D)],))
@@ -302,12 +302,12 @@ def test_draws_are_the_same_for_all_coefficients():
     assert set(slope.tolist()) == {0.0, 2.0}
 
 
-def test_what_explain_says():
+def test_explain_counts_functions_without_a_rule():
     assert explain(lambda x: torch.special.i1(x) + torch.special.i1(2 * x), X).nested == {"special.i1": 2}
     assert "every function has a rule" in str(explain(torch.tanh, X))
 
 
-def test_numbers_are_not_taken_out():
+def test_conversions_to_numbers_are_rejected():
     for f, words in (
         (lambda x: float(x[0]) * x, r"float\(\) would lose the derivatives"),
         (lambda x: x[0].item() * x, "item would lose the derivatives"),
@@ -356,12 +356,12 @@ def test_numbers_are_not_taken_out():
         "functional, closed over",
     ],
 )
-def test_what_takes_tensors_alone_is_named(f):
+def test_functions_that_accept_tensors_only_are_named(f):
     with pytest.raises(hodiff.RouteError, match="a value that moves comes to something that takes tensors alone"):
         jet(f, (X,), ([V],))
 
 
-def test_a_constant_from_outside_is_not_written_to():
+def test_writing_into_an_outer_constant_is_rejected():
     out = torch.zeros(3, dtype=D)
 
     def f(x):
@@ -383,13 +383,13 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_arguments(case):
+def test_rejects_bad_arguments(case):
     primals, series, words = WRONG[case]
     with pytest.raises(hodiff.InputError, match=words):
         jet(lambda *xs: xs[0], primals, series)
 
 
-def test_threads():
+def test_nested_jets_in_threads_match():
     """Threads have separate call depths."""
     failures = []
 

@@ -127,7 +127,7 @@ def subsets(count):
     [(name, moving) for name, (_, args) in CASES.items() for moving in subsets(len(args))],
     ids=lambda part: "".join(map(str, part)) if isinstance(part, tuple) else part,
 )
-def test_some_arguments_move(name, moving):
+def test_any_subset_of_arguments_may_move(name, moving):
     f, args = CASES[name]
 
     def function(*given):
@@ -166,5 +166,5 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_with_numbers_and_other_dtypes(name):
+def test_python_numbers_and_other_dtypes_match(name):
     assert_as_values(curves(NUMBERS[name], (apart(3, 2),), 3, 2), 3, (2, 3))

@@ -28,12 +28,12 @@ own value, of which Taylor mode changes nothing.
 def table(dtype):
     lines = [f"| function | {' | '.join(map(str, range(ORDER + 1)))} |", f"|{' --- |' * (ORDER + 2)}"]
     for name in HARD:
-        cells = [written(error) for error in errors(name, dtype)]
+        cells = [formatted(error) for error in errors(name, dtype)]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def written(error):
+def formatted(error):
     return f"{error:.1f}" if error < 1000 else f"{error:.0e}"
 
 

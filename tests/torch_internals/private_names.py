@@ -1,4 +1,4 @@
-"""Search the syntax tree of source code for private names of torch, for `test_door` and `test_names`."""
+"""Search the syntax tree of source code for private names of torch, for `test_private_names` and `test_names`."""
 
 import ast
 import functools
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-# pytree is public in all but its name, and half of the modules use it.
+# pytree is private only by its name, and half of the modules use it.
 _PUBLIC = "torch.utils._pytree"
 _BY_NAME = {"getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "import_module"}
 _OF_NAMED_TUPLES = {"_fields", "_replace", "_asdict", "_make", "_field_defaults"}
@@ -75,7 +75,7 @@ def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def _is_stepping_stone(alias: str, tree: ast.AST) -> bool:
-    """Whether an imported module is used only to reach names inside of it, which are found on their own."""
+    """Whether an imported module is used only to reach names inside of it, which are reported separately."""
     inside = _inside_of_attributes(tree)
     uses = [node for node in _nodes(tree) if isinstance(node, ast.Name) and node.id == alias]
     return bool(uses) and all(id(node) in inside for node in uses)

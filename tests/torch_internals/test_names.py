@@ -46,7 +46,7 @@ def _hidden_from_dynamo() -> Any:
 # In some versions a node loses its attributes with the tensor that it computed.
 _DOUBLED = _Double.apply(_x())
 
-# A value with the attributes, for every kind in the table.
+# A value that has the attributes, for every kind in the table.
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "tensor": _x,
     "storage": lambda: _x().untyped_storage(),
@@ -87,7 +87,7 @@ def _found(dotted: str) -> Any:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torch_has_the_name(name: str) -> None:
+def test_torch_has_every_private_name(name: str) -> None:
     if ".mkldnn." in name and not torch.backends.mkldnn.is_available():
         pytest.skip("torch without oneDNN")
     if torch.__version__ < SINCE.get(name, ""):
@@ -99,7 +99,7 @@ def test_torch_has_the_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner in ATTRIBUTES for name in ATTRIBUTES[owner]])
-def test_a_value_of_torch_has_the_attribute(owner: str, name: str) -> None:
+def test_torch_values_have_every_private_attribute(owner: str, name: str) -> None:
     if owner == "operators of oneDNN" and not torch.backends.mkldnn.is_available():
         pytest.skip("torch without oneDNN")
     value = EXAMPLES[owner]()
@@ -107,7 +107,7 @@ def test_a_value_of_torch_has_the_attribute(owner: str, name: str) -> None:
     assert has, f"torch {torch.__version__}: a {owner} has no {name}, which hodiff/torch_internals uses"
 
 
-def test_the_table_is_what_the_folder_uses() -> None:
+def test_table_matches_the_names_that_are_used() -> None:
     used = {name for path, _, name in of_folder(DOOR) if path.name != "names.py"}
     used |= set(overridden("hodiff.torch_internals"))
     attributes = {name for names in ATTRIBUTES.values() for name in names}
@@ -117,5 +117,5 @@ def test_the_table_is_what_the_folder_uses() -> None:
     assert [name for name in attributes if f".{name}" not in text and f'"{name}' not in text] == []
 
 
-def test_the_table_is_sorted_and_says_nothing_twice() -> None:
+def test_table_is_sorted_without_duplicates() -> None:
     assert list(NAMES) == sorted(set(NAMES))

@@ -41,7 +41,7 @@ def test_torch_alone_is_wrong():
 
 
 @pytest.mark.parametrize("mode", [Mended, ByteCount])
-def test_values_are_those_of_numpy(mode):
+def test_pinv_values_match_numpy(mode):
     with mode():
         found = torch.linalg.pinv(A)
     np.testing.assert_allclose(found.numpy(), np.linalg.pinv(A.numpy()), rtol=1e-12)
@@ -65,23 +65,23 @@ def _of_a_process(mode):
 
 
 @pytest.mark.slow
-def test_torch_alone_dies_of_zeros_without_memory():
+def test_torch_alone_crashes_on_zeros_without_storage():
     assert _of_a_process("Bare").returncode == -signal.SIGSEGV
 
 
 @pytest.mark.slow
-def test_derivatives_of_forward_mode():
+def test_forward_mode_derivatives_match():
     done = _of_a_process("Mended")
     assert (done.returncode, done.stdout) == (0, "[24.0, 48.0]\n")
 
 
-def test_zeros_without_memory():
+def test_zeros_without_storage_are_accepted():
     with Mended():
         found = torch.ops.aten.mul.Scalar(torch._efficientzerotensor((3,)), 4.0)
     assert (1 + found).tolist() == [1.0, 1.0, 1.0]
 
 
-def test_keys_are_as_before_after_an_error():
+def test_dispatch_keys_are_restored_after_an_error():
     excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
     seen = []
 
@@ -100,7 +100,7 @@ def test_keys_are_as_before_after_an_error():
 
 
 @pytest.mark.parametrize("mode", ["forward", "reverse"])
-def test_jacobians_of_complex_pseudoinverses(mode):
+def test_jacobians_of_complex_pinv_match_differences(mode):
     def f(t):
         return torch.linalg.pinv(A + t * B.mT).abs().sum()
 

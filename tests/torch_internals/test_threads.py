@@ -1,4 +1,4 @@
-"""Tests of the global lock: which threads wait for it, and which must not."""
+"""Tests of the global lock: which threads wait for it, and which threads must not wait."""
 
 import os
 import signal
@@ -18,15 +18,15 @@ def in_another_thread(call, timeout=300.0):
     return not thread.is_alive()
 
 
-def enter():
+def take_lock():
     with one_thread_at_a_time():
         pass
 
 
-def test_others_wait():
+def test_other_threads_wait_for_the_lock():
     with one_thread_at_a_time(), one_thread_at_a_time():
-        assert not in_another_thread(enter, 0.1)
-    assert in_another_thread(enter)
+        assert not in_another_thread(take_lock, 0.1)
+    assert in_another_thread(take_lock)
 
 
 class Deep(torch.autograd.Function):
@@ -43,14 +43,14 @@ class Deep(torch.autograd.Function):
     def backward(ctx, g):
         if ctx.depth == 0:
             Deep.seen = threading.current_thread().name
-            enter()
+            take_lock()
             return g, None
         with torch.enable_grad():
             x = g.detach().requires_grad_()
             return torch.autograd.grad(Deep.apply(x, ctx.depth - 1), x)[0], None
 
 
-def test_autograds_own_threads_do_not_wait():
+def test_autograd_threads_do_not_wait():
     """Threads of autograd work for a thread that waits for them and may hold the lock, as on a GPU."""
 
     def backward():
@@ -64,7 +64,7 @@ def test_autograds_own_threads_do_not_wait():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_a_forked_process_does_not_wait():
+def test_forked_process_does_not_wait():
     holding, done = threading.Event(), threading.Event()
 
     def hold():
@@ -77,8 +77,8 @@ def test_a_forked_process_does_not_wait():
     assert holding.wait(20.0)
     child = os.fork()
     if child == 0:
-        signal.alarm(5)  # kills the child if it waits
-        enter()
+        signal.alarm(5)  # end the child process if it waits
+        take_lock()
         os._exit(0)
     _, status = os.waitpid(child, 0)
     done.set()

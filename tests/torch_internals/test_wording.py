@@ -94,7 +94,7 @@ def _slope(f: Callable[[Tensor], Tensor]) -> Tensor:
     return grad(f(x).sum(), x, create_graph=True)[0]
 
 
-def _pushed(f: Callable[[Tensor], Tensor]) -> Any:
+def _jvp_at_ones(f: Callable[[Tensor], Tensor]) -> Any:
     return jvp(f, (torch.ones(3, 3),), (torch.ones(3, 3),))
 
 
@@ -117,7 +117,7 @@ def _captured() -> Any:
 
 
 def _branching() -> Any:
-    torch.compiler.reset()  # torch gives another message the second time
+    torch.compiler.reset()  # torch gives a different message the second time
     return gradient(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)).sum())(torch.ones(3))
 
 
@@ -201,7 +201,7 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
         lambda: torch.heaviside(torch.ones(3, dtype=torch.complex64), torch.ones(3, dtype=torch.complex64)),
     ),
     Wording.NOT_SUPPORTED: (
-        lambda: _pushed(lambda x: torch.cdist(x, x)),
+        lambda: _jvp_at_ones(lambda x: torch.cdist(x, x)),
         _captured,
         lambda: gradient(_with_hooks)(torch.ones(3)),
         lambda: vmap(lambda x: x.sum().item())(_rows()),
@@ -209,19 +209,19 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     ),
     Wording.NO_REVERSE_RULE: (lambda: _slope(F.hardsigmoid).sum().backward(),),
     Wording.NO_AUTOGRAD_FORMULA: (lambda: _doubled(_x()).sum().backward(),),
-    Wording.NO_FORWARD_RULE: (lambda: _pushed(lambda x: torch.cdist(x, x)),),
+    Wording.NO_FORWARD_RULE: (lambda: _jvp_at_ones(lambda x: torch.cdist(x, x)),),
     Wording.FORWARD_MODE: (
-        lambda: _pushed(lambda x: torch.cdist(x, x)),
-        lambda: _pushed(_Bare.apply),
+        lambda: _jvp_at_ones(lambda x: torch.cdist(x, x)),
+        lambda: _jvp_at_ones(_Bare.apply),
         _nested_levels,
     ),
     Wording.NESTED_DUAL_LEVELS: (_nested_levels,),
     Wording.ONCE_DIFFERENTIABLE: (lambda: _slope(lambda x: _Old.apply(x).square()).sum().backward(),),
     Wording.NO_SETUP_CONTEXT: (lambda: vmap(_Old.apply)(_rows()), lambda: gradient(_Old.apply)(torch.ones(()))),
-    Wording.NO_RULE: (lambda: _pushed(_Bare.apply), lambda: _Bare.apply(_x()).sum().backward()),
-    Wording.NO_JVP: (lambda: _pushed(_Bare.apply), lambda: _pushed(lambda x: _InPlace.apply(x.clone()))),
+    Wording.NO_RULE: (lambda: _jvp_at_ones(_Bare.apply), lambda: _Bare.apply(_x()).sum().backward()),
+    Wording.NO_JVP: (lambda: _jvp_at_ones(_Bare.apply), lambda: _jvp_at_ones(lambda x: _InPlace.apply(x.clone()))),
     Wording.NO_VMAP: (lambda: vmap(_Bare.apply)(_rows()),),
-    Wording.NO_JVP_IN_BATCH: (lambda: _pushed(vmap(_WithoutJvp.apply)),),
+    Wording.NO_JVP_IN_BATCH: (lambda: _jvp_at_ones(vmap(_WithoutJvp.apply)),),
     Wording.TWO_VMAPS: (lambda: vmap(_TwoVmaps.apply)(_rows()),),
     Wording.BATCHING: (
         lambda: vmap(lambda x: x.sum().item())(_rows()),
@@ -241,9 +241,9 @@ PROVOCATIONS: dict[Wording, tuple[Callable[[], Any], ...]] = {
     ),
     Wording.RANDOM: (lambda: vmap(lambda x: x * torch.rand(3))(_rows()), lambda: vmap(F.dropout)(_rows())),
     Wording.HIGHER_ORDER: (
-        lambda: _pushed(lambda x: torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),
+        lambda: _jvp_at_ones(lambda x: torch.ops.higher_order.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),
         _branching,
-        lambda: _pushed(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),
+        lambda: _jvp_at_ones(lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))),
     ),
     Wording.SPARSE: (
         lambda: torch.eye(2).to_sparse_csr().is_contiguous(),
@@ -296,8 +296,8 @@ def _scripted(x: Tensor) -> Tensor:
     return x + 1
 
 
-def _said(provoke: Callable[[], Any]) -> str:
-    """Return all messages of torch."""
+def _messages_of(provoke: Callable[[], Any]) -> str:
+    """Return the messages of all errors and warnings of torch."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -320,9 +320,9 @@ def _alternatives(pattern: str) -> list[str]:
     return parts
 
 
-# What only newer versions of torch say, and since when.
+# Messages that only newer versions of torch have, and the first version.
 SINCE = {r"maybe_level\.has_value": "2.14"}
-# What only versions before 2.13 say, by hodiff's routes.
+# Messages that only versions before 2.13 have, by hodiff's routes.
 BEFORE = (
     "dispatch_on_subclass called with NO overloaded args",
     r"numel\(\) on tensor with symbolic sizes",
@@ -336,8 +336,8 @@ SLOW = {Wording.HIGHER_ORDER, Wording.COMPILED_GRADIENT, Wording.DONATED_BUFFERS
 @pytest.mark.parametrize(
     "wording", [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW), id=each.name) for each in Wording]
 )
-def test_torch_says_so(wording: Wording) -> None:
-    texts = [_said(each) for each in PROVOCATIONS[wording]]
+def test_pattern_matches_the_message_of_torch(wording: Wording) -> None:
+    texts = [_messages_of(each) for each in PROVOCATIONS[wording]]
     if wording == Wording.OTHER_DEVICE and torch.__version__ < "2.13":
         # In these versions, the meta device accepts indices of any other device.
         assert says(texts[0], wording)
@@ -353,17 +353,17 @@ def test_torch_says_so(wording: Wording) -> None:
 
 
 @pytest.mark.parametrize("wording", Wording, ids=lambda each: each.name)
-def test_something_else_is_not_taken_for_it(wording: Wording) -> None:
+def test_pattern_does_not_match_other_messages(wording: Wording) -> None:
     for harmless in (lambda: torch.ones(2) @ torch.ones(3), lambda: torch.ones(2, 3).view(7), lambda: torch.ones(2)[5]):
-        assert not says(_said(harmless), wording)
+        assert not says(_messages_of(harmless), wording)
 
 
-def test_a_pattern_of_several() -> None:
+def test_pattern_of_several_wordings_matches_each() -> None:
     either = pattern_of(Wording.RANDOM, Wording.NO_VMAP)
     assert [bool(re.search(either, text)) for text in ("RANDOMNESS error mode", "no vmap support", "vmap")] == [1, 1, 0]
 
 
-def test_nodes_that_raise() -> None:
+def test_nodes_that_raise_are_recognized() -> None:
     nodes = [_slope(f).grad_fn for f in (F.hardsigmoid, lambda x: _Old.apply(x).square())]
     assert [node.name() for node in nodes] == ["torch::autograd::NotImplemented", "torch::autograd::Error"]
     assert all(map(raises_when_run, nodes))

@@ -30,7 +30,7 @@ class SavesInputs(Function):
 
 
 class SavesForForward(Function):
-    """For a backward that reads nothing."""
+    """Save inputs for forward mode only: backward reads nothing."""
 
     generate_vmap_rule = True
 
@@ -40,7 +40,7 @@ class SavesForForward(Function):
 
 
 class SavesNothing(Function):
-    """For rules that read nothing."""
+    """Save nothing: the rules read nothing."""
 
     generate_vmap_rule = True
 
@@ -239,7 +239,7 @@ class Power(Function):
 
 
 class Masked(SavesInputs):
-    """x² where a mask is set, else 0; the mask is an input."""
+    """x² where the mask is True, else 0; the mask is an input."""
 
     @staticmethod
     def forward(x, mask):
@@ -284,7 +284,7 @@ class ExponentialOfOutput(Function):
 
 
 class Sinh(Function):
-    """(sinh x, cosh x), the second for backward's sake."""
+    """(sinh x, cosh x); the second output is saved for backward."""
 
     generate_vmap_rule = True
 
@@ -310,7 +310,7 @@ class Sinh(Function):
 
 
 def batched_like_input(function):
-    """Give an elementwise Function of one tensor a batching rule of its own."""
+    """Add a handwritten batching rule to an elementwise Function of one tensor."""
 
     def vmap(info, in_dims, x):
         return function.apply(x), in_dims[0]

@@ -1,4 +1,4 @@
-"""The page of findings: a section a code, with a wrong example and a mended one."""
+"""Read the page of findings: each code has a section with a wrong and a fixed example."""
 
 import ast
 import linecache
@@ -18,26 +18,26 @@ Example = tuple[Any, Any, dict[str, Any]]
 
 
 def blocks(text: str) -> list[str]:
-    """The Python of a text in Markdown."""
+    """Return the Python blocks of a Markdown text."""
     return re.findall(r"^```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
 def wrong_example(code: str) -> Example:
-    """What the section of a code checks and finds wrong."""
+    """Return the wrong example in the section of a code."""
     return example(blocks(TEXTS[code])[0])
 
 
-def mended_example(code: str) -> Example:
-    """What the section of a code checks in the end."""
+def fixed_example(code: str) -> Example:
+    """Return the fixed example in the section of a code."""
     return example(blocks(TEXTS[code])[1])
 
 
 @cache
 def example(source: str) -> Example:
-    """The arguments of the check that ends a block."""
+    """Return the arguments of the call of `check` at the end of a block."""
     text = "\n".join([*blocks(INTRODUCTION), source])
     name = f"findings_page_{len(sys.modules)}"
-    # A check reads the source of what it checks, by the module of its class.
+    # `check` finds the source of a class by its module, so the example needs a module.
     module = ModuleType(name)
     module.__file__ = f"<{name}>"
     linecache.cache[module.__file__] = (len(text), None, text.splitlines(keepends=True), module.__file__)

@@ -1,4 +1,4 @@
-"""What the zoo holds: small functions with the point at which they are checked, and what a check has to say."""
+"""Specimens of the zoo: small functions, the inputs of their check, and its expected findings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Wrong:
         name: What it is called, in identifiers of tests and in tables.
         function: A `torch.autograd.Function` subclass or a plain function.
         inputs: A tensor, or a tuple of arguments.
-        codes: What a check has to find, no more and no less.
+        codes: The exact set of codes that a check must find.
         options: Further arguments of the check.
     """
 
@@ -45,24 +45,24 @@ class Right:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-# Of what hodiff's transforms mend.
+# Options of a check without hodiff's corrections.
 BY_TORCH = {"correct": False}
 
 Specimen = TypeVar("Specimen", Wrong, Right)
 
 
 def wrong_specimens() -> list[Wrong]:
-    """All of `wrong/`, file by file."""
+    """Return the specimens of all files of `wrong/`."""
     return _gather("wrong", Wrong)
 
 
 def right_specimens() -> list[Right]:
-    """All of `right/`, file by file."""
+    """Return the specimens of all files of `right/`."""
     return _gather("right", Right)
 
 
 def _gather(folder: str, kind: type[Specimen]) -> list[Specimen]:
-    """A file joins by having a table `SPECIMENS`."""
+    """Collect the table `SPECIMENS` of each file."""
     found: list[Specimen] = []
     for path in sorted((Path(__file__).parent / folder).glob("*.py")):
         found += importlib.import_module(f"zoo.{folder}.{path.stem}").SPECIMENS

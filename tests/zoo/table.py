@@ -1,8 +1,8 @@
-"""Write the table of who finds which wrong function into the documentation; it takes minutes.
+"""Write the table of tools and the wrong functions that they find; it takes minutes.
 
 python tests/zoo/table.py
 
-rewrites docs/reference/zoo.md in place: `git diff` then shows what has changed.
+rewrites docs/reference/zoo.md in place: `git diff` then shows the changes.
 """
 
 import argparse
@@ -39,8 +39,8 @@ that declare derivatives of their own (straight-through and the like) are left o
 """
 
 
-def complaint(test):
-    """Whether a tool raises, or returns that it failed."""
+def reports_failure(test):
+    """Return whether a tool raises, or reports a failure."""
     try:
         return test() is False
     except Exception:
@@ -48,7 +48,7 @@ def complaint(test):
 
 
 def tensors_of(specimen):
-    """A function of the floating-point tensors of a specimen's inputs, and these, in float64."""
+    """Return a function of the floating-point inputs of a specimen, and these inputs in float64."""
     import torch
     from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -78,7 +78,7 @@ def gradcheck_complains(specimen, every_switch):
 
     def run(check, switches):
         function, tensors = tensors_of(specimen)
-        return complaint(lambda: check(function, tuple(tensors), **switches))
+        return reports_failure(lambda: check(function, tuple(tensors), **switches))
 
     return run(gradcheck, first) or run(gradgradcheck, second)
 
@@ -87,11 +87,11 @@ def opcheck_complains(specimen):
     import torch
 
     function, tensors = tensors_of(specimen)
-    return complaint(lambda: torch.library.opcheck(specimen.function.default, tuple(tensors)) and function)
+    return reports_failure(lambda: torch.library.opcheck(specimen.function.default, tuple(tensors)) and function)
 
 
 def verdicts(specimen):
-    """One a tool."""
+    """Return the verdict of each tool."""
     import torch
 
     from hodiff.checks import check
@@ -110,7 +110,7 @@ def verdicts(specimen):
 
 
 def false_alarms(specimen):
-    """Which tools call a right function wrong."""
+    """Return the tools that call a right function wrong."""
     import torch
 
     from hodiff.checks import check
@@ -124,7 +124,7 @@ def false_alarms(specimen):
 
 
 def counts(rows):
-    """How many of how many each tool finds."""
+    """Return the counts of found defects for each tool."""
     cells = []
     for column in zip(*rows, strict=True):
         tally = Counter(column)
@@ -138,13 +138,13 @@ def line(*cells):
 
 
 def alarms_of(rows):
-    """How many right functions each tool calls wrong."""
+    """Return the number of right functions that each tool calls wrong."""
     columns = list(zip(*rows, strict=True))
     return [NOT_APPLICABLE if None in column else f"{sum(column)} of {len(column)}" for column in columns]
 
 
 def page(rows, alarms):
-    """The text: a summary by groups of codes, then a row for each function."""
+    """Return the page: a summary by groups of codes, then a row for each function."""
     from hodiff.checks.findings.codes import CODES
 
     rule = line("---", "---", *["---"] * len(TOOLS))
@@ -183,6 +183,6 @@ def main():
 
 
 if __name__ == "__main__":
-    # As for pytest: some specimens are of the examples.
+    # Some specimens import the examples, as pytest's path allows.
     sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "examples" / "functions")]
     main()

@@ -1,32 +1,32 @@
-"""The page of findings: a section a code, whose wrong example gives the code and whose mended one does not.
+"""Each section of the page of findings has a wrong example that gives its code, and a fixed example that does not.
 
-Most wrong examples are specimens of the zoo, which checks them.
+Most wrong examples are also specimens of the zoo, and are checked there.
 """
 
 import pytest
-from at_once import some_at_once
-from zoo.page import SECTIONS, TEXTS, blocks, mended_example, wrong_example
+from slow_cases import slow_except
+from zoo.page import SECTIONS, TEXTS, blocks, fixed_example, wrong_example
 from zoo.wrong.page import NAMES
 
 from hodiff.checks import check
 from hodiff.checks.findings.codes import CODES
 
 NOTES = {code for code, each in CODES.items() if each.severity == "note"}
-# The first code of those whose examples are mended in the same way.
-MENDED = list({blocks(TEXTS[code])[1]: code for code in reversed(CODES)}.values())
+# The first of several codes with the same fixed example.
+FIXED = list({blocks(TEXTS[code])[1]: code for code in reversed(CODES)}.values())
 
 
 def codes(report):
     return {finding.code for finding in report.findings}
 
 
-def test_every_code_has_its_section():
+def test_every_code_has_a_section():
     headings = [section.partition("\n")[0] for section in SECTIONS]
     assert headings == [f"{code}: {each.title}" for code, each in CODES.items()]
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_no_remedy_takes_the_function_for_the_square(code):
+def test_remedies_are_not_written_for_the_square_only(code):
     remedy = CODES[code].remedy
     assert "2 * x" not in remedy or "of x²" in remedy
 
@@ -41,8 +41,8 @@ def test_wrong_example_gives_the_code(code):
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("code", some_at_once(MENDED, MENDED[4::9]))
-def test_mended_example_gives_none(code):
-    function, inputs, options = mended_example(code)
+@pytest.mark.parametrize("code", slow_except(FIXED, FIXED[4::9]))
+def test_fixed_example_gives_no_finding(code):
+    function, inputs, options = fixed_example(code)
     report = check(function, inputs, **options)
     assert codes(report) <= NOTES - {code}, str(report)

@@ -1,4 +1,4 @@
-"""Each wrong function is called by the name of its defect, and no right one is called wrong."""
+"""Each wrong function gets the code of its defect, and no right function gets an error."""
 
 import re
 import subprocess
@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from at_once import some_at_once
+from slow_cases import slow_except
 from zoo.specimen import right_specimens, wrong_specimens
 
 from hodiff.checks import check
 from hodiff.checks.findings.codes import CODES
 
 WRONG, RIGHT = wrong_specimens(), right_specimens()
-# A note is no finding of the function, so that no wrong one needs it.
+# A note is not a defect, so no wrong function needs it.
 NAMED = {code for code, each in CODES.items() if each.severity != "note"}
 
 
-def serious(report):
+def serious_codes(report):
     return {finding.code for finding in report.findings if finding.severity != "note"}
 
 
@@ -26,31 +26,31 @@ def name_of(specimen):
     return specimen.name
 
 
-def takes_long(specimen):
-    """Compiled code takes seconds; so does exploring, but for one."""
+def is_slow(specimen):
+    """Return whether a specimen compiles or explores, which takes seconds."""
     explored = specimen.options.get("explore") and specimen.name != "wrong_at_ties"
     return bool(specimen.options.get("compile") or explored)
 
 
-# The first of each file with a defect; the page of findings has each code at once.
+# The first specimen of each file and code; the page of findings covers each code quickly.
 FIRST = {
-    (specimen.function.__module__, specimen.codes): specimen for specimen in reversed(WRONG) if not takes_long(specimen)
+    (specimen.function.__module__, specimen.codes): specimen for specimen in reversed(WRONG) if not is_slow(specimen)
 }.values()
 
 
 @pytest.mark.one_in(120)
-@pytest.mark.parametrize("specimen", some_at_once(WRONG, FIRST, name_of))
-def test_defect_is_named(specimen):
-    # SciPy's oracle comes last and finds what differences have found; it may call what is right wrong, see below.
+@pytest.mark.parametrize("specimen", slow_except(WRONG, FIRST, name_of))
+def test_defect_has_its_code(specimen):
+    # SciPy's oracle finds nothing that differences do not find; the test of right functions includes it.
     report = check(specimen.function, specimen.inputs, **{"scipy": False, **specimen.options})
-    assert serious(report) == set(specimen.codes), str(report)
-    # What is not finite at an edge is an error where the point lies there, and a warning where it does not.
+    assert serious_codes(report) == set(specimen.codes), str(report)
+    # Non-finite derivatives at an edge are an error if the input is at the edge, and a warning otherwise.
     if specimen.codes != ("HD112",):
         assert report.ok == all(CODES[code].severity != "error" for code in specimen.codes)
 
 
 @pytest.mark.slow
-def test_an_edge_far_away_is_a_warning():
+def test_edge_away_from_the_input_is_a_warning():
     by_name = {each.name: each for each in WRONG}
     for name, ok in (("bump_nearby", True), ("bump_at_zero", False)):
         specimen = by_name[name]
@@ -58,18 +58,18 @@ def test_an_edge_far_away_is_a_warning():
 
 
 def is_checked_elsewhere(specimen):
-    """The contract of the library's Functions and the tests of the lessons check those at once."""
+    """Return whether the contract of the Functions or the tests of the lessons check the specimen."""
     return specimen.name.startswith(("hodiff.", "lesson.")) and "approximate" not in specimen.options
 
 
 OF_THE_ZOO = [specimen for specimen in RIGHT if not is_checked_elsewhere(specimen)]
-# Here those are checked with the options that users have by default.
+# Check them here with default options.
 AGAIN = [specimen for specimen in RIGHT if is_checked_elsewhere(specimen)][::4]
 
 
 @pytest.mark.one_in(40)
-@pytest.mark.parametrize("specimen", some_at_once([*OF_THE_ZOO, *AGAIN], OF_THE_ZOO[::3], name_of))
-def test_right_function_is_not_called_wrong(specimen):
+@pytest.mark.parametrize("specimen", slow_except([*OF_THE_ZOO, *AGAIN], OF_THE_ZOO[::3], name_of))
+def test_right_function_has_no_error(specimen):
     report = check(specimen.function, specimen.inputs, **specimen.options)
     assert report.ok, str(report)
 
@@ -78,12 +78,12 @@ def test_every_code_has_a_specimen():
     assert {code for specimen in WRONG for code in specimen.codes} == NAMED
 
 
-def test_the_zoo_is_large():
+def test_zoo_has_forty_wrong_and_sixty_right_functions():
     assert len(WRONG) >= 40
     assert len(RIGHT) >= 60
 
 
-def test_table_says_what_it_does_before_it_does_it():
+def test_table_help_states_the_cost_and_the_output():
     table = Path(__file__).parent / "table.py"
     said = subprocess.run([sys.executable, table, "--help"], capture_output=True, text=True, check=True).stdout
     assert "takes minutes" in said
@@ -91,7 +91,7 @@ def test_table_says_what_it_does_before_it_does_it():
 
 
 @pytest.mark.slow
-def test_table_of_some_is_printed_and_not_written():
+def test_partial_table_is_printed_and_not_written():
     table = Path(__file__).parent / "table.py"
     command = [sys.executable, table, "bias_of_its_own_shape", "sin"]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -99,8 +99,8 @@ def test_table_of_some_is_printed_and_not_written():
     assert "| right functions called wrong |  | 0 of 1 | 0 of 1 | n/a | 0 of 1 |" in said
 
 
-def test_table_is_that_of_the_zoo():
-    """After a change, `python tests/zoo/table.py` writes it anew."""
+def test_page_matches_the_zoo():
+    """Run `python tests/zoo/table.py` to update the page."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "zoo.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page, flags=re.MULTILINE)
     listed = {name: tuple(re.findall(r"(HD\d+):", defects)) for name, defects in rows}

@@ -11,7 +11,7 @@ from hodiff.checks.torch_verdicts import everywhere
 @pytest.mark.parametrize(
     ("status", "code"), [("right", 0), ("random", 0), ("not smooth", 0), ("wrong", 1), ("raises", 1), ("timed out", 1)]
 )
-def test_the_exit_status_says_whether_all_is_right(monkeypatch, tmp_path, capsys, status, code):
+def test_exit_status_is_1_for_defects_and_0_otherwise(monkeypatch, tmp_path, capsys, status, code):
     entry = {"torch": everywhere(Verdict("wrong", 1.0)), "corrected": everywhere(Verdict(status))}
     monkeypatch.setattr(audit_command, "audit", lambda *_, **__: AuditTable("2.13.0", {"sin": entry}))
     written, page = tmp_path / "audit.json", tmp_path / "audit.md"
@@ -22,14 +22,14 @@ def test_the_exit_status_says_whether_all_is_right(monkeypatch, tmp_path, capsys
 
 
 @pytest.mark.slow
-def test_the_command_line_audits_one_operator(capsys):
+def test_audits_one_operator(capsys):
     assert (
         main(["audit", "--op", "native_layer_norm", "--uncorrected", "--quiet", "--jobs", "1", "--samples", "1"]) == 1
     )
     assert "| `native_layer_norm` | right | right | wrong" in capsys.readouterr().out
 
 
-def test_wrong_options(capsys):
+def test_rejects_wrong_options(capsys):
     assert main(["audit", "--samples", "0"]) == 2
     assert "samples: expected a positive number" in capsys.readouterr().err
     with pytest.raises(SystemExit) as stop:
@@ -37,7 +37,7 @@ def test_wrong_options(capsys):
     assert stop.value.code == 2
 
 
-def test_the_page_on_file_runs_no_audit(monkeypatch, capsys):
+def test_on_file_prints_the_saved_page_without_an_audit(monkeypatch, capsys):
     monkeypatch.setattr(audit_command, "audit", None)
     assert main(["audit", "--on-file"]) == 0
     assert "## By version of torch" in capsys.readouterr().out

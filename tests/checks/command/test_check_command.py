@@ -147,12 +147,12 @@ def run(*arguments):
     ],
 )
 @pytest.mark.parametrize("place", ["checked_functions", "checked_functions.py"])
-def test_right_functions(file, capsys, place, name, inputs):
+def test_right_function_exits_with_0(file, capsys, place, name, inputs):
     assert run(f"{place}:{name}", "--inputs", inputs, *QUICK) == 0, capsys.readouterr().out
     assert ": ok" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_a_wrong_function(file, capsys):
+def test_wrong_function_exits_with_1_and_prints_the_finding(file, capsys):
     assert run("checked_functions.py:Doubled", "--inputs", "randn(3)", *QUICK) == 1
     out = capsys.readouterr().out
     assert out.startswith("check of Doubled at float64[3], within corrected(): ")
@@ -160,7 +160,7 @@ def test_a_wrong_function(file, capsys):
 
 
 @pytest.mark.slow
-def test_options_reach_the_check(file, capsys):
+def test_options_change_the_report(file, capsys):
     def quantities(*options):
         run("checked_functions:scaled", "--inputs", "randn(2)", "--json", "-", *options)
         report = Report.from_json(capsys.readouterr().out)
@@ -177,7 +177,7 @@ def test_options_reach_the_check(file, capsys):
     assert "float32[2]" in report.title
 
 
-def test_every_option_is_passed_on(file, monkeypatch):
+def test_every_option_is_passed_to_check(file, monkeypatch):
     calls = []
     monkeypatch.setattr(
         check_command,
@@ -206,7 +206,7 @@ def test_every_option_is_passed_on(file, monkeypatch):
     assert torch.equal(plain[1], Reader().read("randn(2)"))
 
 
-def test_method(file, capsys):
+def test_method_option_changes_the_errors(file, capsys):
     """Matrices and random directions give different errors."""
     errors = []
     for method in ("matrices", "directions"):
@@ -215,7 +215,7 @@ def test_method(file, capsys):
     assert errors[0] != errors[1]
 
 
-def test_a_kernel_and_its_reference(file, capsys):
+def test_reference_function_judges_a_float32_kernel(file, capsys):
     command = ["--inputs", "randn(3)", "--dtype", "float32", "--reference", "checked_functions:scaled", *QUICK]
     assert run("checked_functions:kernel", *command) == 0, capsys.readouterr().out
     assert "ulps in float32" in capsys.readouterr().out
@@ -225,7 +225,7 @@ def test_a_kernel_and_its_reference(file, capsys):
     assert run("checked_functions:Right", *command) == 1
 
 
-def test_a_module_as_reference(file, capsys):
+def test_reference_module_judges_a_float32_module(file, capsys):
     command = ["--inputs", "randn(3, 2)", "--dtype", "float32", "--reference", "checked_functions:layer", *QUICK]
     assert run("checked_functions:layer_kernel", *command) == 0, capsys.readouterr().out
 
@@ -242,34 +242,34 @@ def test_a_module_as_reference(file, capsys):
         "checked_functions.py:mean_of_squares",
     ],
 )
-def test_losses(file, capsys, loss):
+def test_loss_option_takes_an_expression_or_a_name(file, capsys, loss):
     """The loss is an expression or the name of a function."""
     assert run("checked_functions:layer", "--inputs", "randn(3, 2)", "--loss", loss, *QUICK) == 0
     out = capsys.readouterr().out
     assert "differentiated by 3 numbers in parameters and 6 in inputs" in out
 
 
-def test_a_loss_finds_the_submodule(file, capsys):
+def test_loss_of_a_dict_output_finds_the_wrong_submodule(file, capsys):
     command = ["--inputs", "randn(3, 2)", "--loss", "output['wave'].mean()", *QUICK]
     assert run("checked_functions:Outer", *command) == 1
     assert "submodule inner (Doubling)" in capsys.readouterr().out
 
 
-def test_random_numbers_of_a_loss_are_made_once():
+def test_random_numbers_in_a_loss_are_drawn_once():
     loss = read_loss("(output - randn(2)).sum()", torch.Generator().manual_seed(0))
     expected = -torch.randn(2, generator=torch.Generator().manual_seed(0), dtype=torch.float64).sum()
     assert loss(torch.zeros(2)) == loss(torch.zeros(2)) == expected
 
 
 @pytest.mark.slow
-def test_compile_takes_a_backend(file, capsys):
+def test_compile_option_takes_a_backend(file, capsys):
     status = run("checked_functions:scaled", "--inputs", "randn(2)", "--compile", "eager", "--no-scipy", "--json")
     report = Report.from_json(capsys.readouterr().out)
     assert status == 0, str(report)
     assert "compile" in {entry.route for entry in report.entries}
 
 
-def test_the_seed_makes_the_report(file, capsys):
+def test_seed_determines_the_report(file, capsys):
     reports = []
     for seed in ("1", "1", "2"):
         run("checked_functions:layer", "--inputs", "randn(2)", "--json", "--seed", seed, *QUICK)
@@ -278,20 +278,20 @@ def test_the_seed_makes_the_report(file, capsys):
     assert reports[0] == reports[1] != reports[2]
 
 
-def test_json_file_beside_the_text(file, tmp_path, capsys):
+def test_json_file_is_written_beside_the_text(file, tmp_path, capsys):
     path = tmp_path / "report.json"
     assert run("checked_functions:scaled", "--inputs", "randn(2)", "--json", str(path), *QUICK) == 0
     assert str(Report.from_json(path.read_text())) + "\n" == capsys.readouterr().out
     assert json.loads(path.read_text())["ok"] is True
 
 
-def test_explore(file, capsys):
+def test_explore_option_counts_explored_inputs(file, capsys):
     arguments = (f"{file}:scaled", "--inputs", "randn(2)", "--order", "1", "--no-vmap", "--no-scipy", "--explore")
     assert run(*arguments) == 0
     assert "explored 15 inputs around the given one" in " ".join(capsys.readouterr().out.split())
 
 
-def test_approximate(file, capsys):
+def test_approximate_option_replaces_the_finding_by_a_note(file, capsys):
     run("checked_functions:Doubled", "--inputs", "randn(3)", "--approximate", *QUICK)
     out = capsys.readouterr().out
     assert "HD101" not in out
@@ -358,35 +358,35 @@ def test_approximate(file, capsys):
         ),
     ],
 )
-def test_what_cannot_be_run(file, capsys, arguments, message):
+def test_unusable_targets_and_options_exit_with_2(file, capsys, arguments, message):
     assert run(*arguments) == 2
     written = capsys.readouterr().err
     assert written.startswith("hodiff: check: ")
     assert re.search(message, written), written
 
 
-def test_ulps_that_are_no_number(capsys):
+def test_non_numeric_ulps_exits_with_2(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["check", "torch:sin", "--inputs", "randn(2)", "--ulps", "many"])
     assert caught.value.code == 2
     assert "invalid float value: 'many'" in capsys.readouterr().err
 
 
-def test_a_module_that_raises(file, capsys):
+def test_target_module_that_fails_to_import_exits_with_2(file, capsys):
     (file.parent / "broken_functions.py").write_text("import hodiff_has_no_such_module")
     for target in ("broken_functions:f", "broken_functions.py:f"):
         assert run(target, "--inputs", "randn(2)") == 2
         assert "No module named 'hodiff_has_no_such_module'" in capsys.readouterr().err
 
 
-def test_usage(capsys):
+def test_missing_inputs_prints_usage(capsys):
     with pytest.raises(SystemExit) as caught:
         main(["check", "torch:sin"])
     assert caught.value.code == 2
     assert "--inputs" in capsys.readouterr().err
 
 
-def test_a_file_may_import_its_neighbour(file):
+def test_target_file_may_import_a_neighbour(file):
     folder = file.parent / "folder"
     folder.mkdir()
     (folder / "checked_neighbour.py").write_text("def twice(x):\n    return 2 * x\n")
@@ -394,14 +394,14 @@ def test_a_file_may_import_its_neighbour(file):
     assert load_target("folder/checked_importer.py:twice")(3) == 6
 
 
-def test_a_file_called_like_a_module_in_use(file):
+def test_target_file_may_share_the_name_of_an_imported_module(file):
     """The named file is loaded, and the imported module of that name is unchanged."""
     (file.parent / "hodiff.py").write_text("def mine(x):\n    return x\n")
     assert load_target("hodiff.py:mine")(3) == 3
     assert sys.modules["hodiff"] is hodiff
 
 
-def test_as_a_script(file, capsys, monkeypatch):
+def test_runs_as_a_script(file, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["hodiff", "check", "checked_functions:Doubled", "--inputs", "randn(3)", *QUICK])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(inspect.getfile(main), run_name="__main__")
@@ -412,7 +412,7 @@ def test_as_a_script(file, capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_as_a_process(file):
+def test_runs_as_a_process(file):
     command = [sys.executable, "-m", "hodiff", "check", "checked_functions:Doubled", "--inputs", "randn(3)", *QUICK]
     done = subprocess.run(command, cwd=file.parent, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
@@ -432,7 +432,7 @@ GUIDE = ROOT / "docs" / "guides" / "checking.md"
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("command", re.findall(r"(?m)^\$ python -m hodiff (.*)$", GUIDE.read_text()))
-def test_commands_of_the_guide(command, tmp_path, capsys):
+def test_commands_of_the_guide_succeed(command, tmp_path, capsys):
     arguments = [
         str(ROOT / word) if word.startswith("examples/") else str(tmp_path / word) if word.endswith(".json") else word
         for word in shlex.split(command)

@@ -27,17 +27,17 @@ EXPRESSIONS = [
 
 
 @pytest.mark.parametrize(("text", "expected"), EXPRESSIONS[:-1])
-def test_expression(text, expected):
+def test_expression_evaluates_as_in_python(text, expected):
     torch.testing.assert_close(Reader().read(text), expected(), rtol=0, atol=0, equal_nan=True)
 
 
-def test_containers():
+def test_containers_evaluate_as_in_python():
     minus, numbers, named = Reader().read(EXPRESSIONS[-1][0])
     assert torch.equal(minus, -torch.ones(2, dtype=torch.float64))
     assert (numbers, named) == ([1, (2.5,)], {"a": None, "b": "x"})
 
 
-def test_random_tensors_are_seeded_and_differ_among_each_other():
+def test_random_tensors_are_seeded_and_differ():
     before = torch.get_rng_state()
     a, b = Reader(seed=3).read("randn(4), randn(4)")
     c, _, whole, order = Reader(seed=3).read("randn(4), rand(2, 2), randint(0, 3, (5,)), randperm(4)")
@@ -49,7 +49,7 @@ def test_random_tensors_are_seeded_and_differ_among_each_other():
 
 
 @pytest.mark.parametrize("name", ["float32", "torch.float32", "bfloat16"])
-def test_dtype(name):
+def test_dtype_applies_to_floating_point_tensors_only(name):
     dtype = dtype_named(name)
     a, b, c, d = Reader(dtype).read("randn(2), tensor(0.5), full((1,), 0.5), arange(2)")
     assert (a.dtype, b.dtype, c.dtype, d.dtype) == (dtype, dtype, dtype, torch.int64)
@@ -84,12 +84,12 @@ def test_dtype(name):
         "\0",
     ],
 )
-def test_what_is_not_allowed(text):
+def test_rejects_expressions_that_are_not_allowed(text):
     with pytest.raises(InputError, match=r"(?s)check: --inputs: .*Allowed are calls of rand, randn"):
         Reader().read(text)
 
 
 @pytest.mark.parametrize("text", ["randn('a')", "ones(-1)", "tensor()", "randn(2, colour=1)", "tensor([[1], [1, 2]])"])
-def test_what_torch_refuses(text):
+def test_rejects_arguments_that_torch_rejects(text):
     with pytest.raises(InputError, match="torch refuses"):
         Reader().read(text)

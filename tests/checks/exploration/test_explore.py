@@ -20,7 +20,7 @@ def report():
 
 
 @pytest.mark.slow
-def test_the_finding_says_under_which_condition(report):
+def test_finding_names_its_condition(report):
     (finding,) = report.errors
     assert finding.condition == "where an element of input 0 is 0"
     assert finding.evidence[0].startswith("wrong where an element of input 0 is 0, as at [")
@@ -29,7 +29,7 @@ def test_the_finding_says_under_which_condition(report):
     assert finding.location.split(":")[0].endswith("explored.py")
 
 
-def test_every_form_of_the_report_has_the_condition(report):
+def test_text_html_and_json_contain_the_condition(report):
     heading = "HD101 wrong gradient where an element of input 0 is 0"
     assert heading in str(report)
     assert heading in report_html(report)
@@ -37,11 +37,11 @@ def test_every_form_of_the_report_has_the_condition(report):
     assert Report.from_json(report.to_json()) == report
 
 
-def test_a_note_counts_the_inputs(report):
+def test_note_counts_the_explored_inputs(report):
     assert any("explored 16 inputs around the given one" in note for note in report.notes)
 
 
-def test_without_it_nothing_is_tried():
+def test_without_explore_no_other_input_is_tried():
     assert check(WrongAtZero, X, **BRIEF).ok
 
 
@@ -61,11 +61,11 @@ class Rectifier(SavesInputs):
 
 
 @pytest.mark.slow
-def test_a_kink_counts_as_no_point():
+def test_kinks_are_not_counted_as_failures():
     assert check(Rectifier, X, explore=True, **BRIEF).ok
 
 
-def test_an_input_that_is_refused_counts_as_no_point():
+def test_rejected_inputs_are_not_counted_as_failures():
     def three_numbers(x):
         if x.shape != (3,) or x.dtype != torch.float64 or not bool((x.detach() != 0).all()):
             raise ValueError("expected three numbers other than 0")
@@ -75,7 +75,7 @@ def test_an_input_that_is_refused_counts_as_no_point():
 
 
 @pytest.mark.slow
-def test_what_raises_elsewhere_is_a_warning():
+def test_error_at_an_explored_input_is_a_warning():
     class NeedsLength(Cube):
         @staticmethod
         def backward(ctx, g):
@@ -87,7 +87,7 @@ def test_what_raises_elsewhere_is_a_warning():
     assert {each.condition for each in report.warnings if each.code == "HD408"} == {"where inputs have no dimensions"}
 
 
-def test_each_condition_is_met_by_its_change():
+def test_every_condition_has_a_changed_input_that_meets_it():
     """Two inputs shaped as batches of images allow every condition."""
     x = torch.arange(1.0, 37.0, dtype=torch.float64).reshape(1, 3, 3, 4)
     leaves, structure = torch.utils._pytree.tree_flatten((x, x + 100))
@@ -105,7 +105,7 @@ def test_each_condition_is_met_by_its_change():
     assert 0 in expanded.layouts[0].arrange(expanded.leaves[0]).stride()
 
 
-def test_the_seed_decides():
+def test_seed_determines_the_explored_inputs():
     leaves, structure = torch.utils._pytree.tree_flatten((X, Y))
     sample = Sample(Product.apply, tuple(leaves), structure, (0, 1))
     first, again = (invented(sample, 3) for _ in range(2))

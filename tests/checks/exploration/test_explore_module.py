@@ -26,7 +26,7 @@ class Applied(nn.Module):
 
 
 class OfOneRow(Cube):
-    """x³, whose backward is wrong for a batch of one row."""
+    """x³, with a wrong backward for a batch of one row."""
 
     @staticmethod
     def backward(ctx, g):
@@ -53,7 +53,7 @@ def conditions(report):
 
 
 @pytest.mark.slow
-def test_a_module_that_is_right():
+def test_right_module_has_no_finding():
     report = check(nn.Sequential(nn.Linear(3, 2), nn.Tanh()), X, explore=True)
     assert report.ok, str(report)
     assert report.codes == ()
@@ -71,21 +71,21 @@ def test_a_module_that_is_right():
         pytest.param(OfManyRows.apply, "where the first dimension is 33", marks=pytest.mark.slow),
     ],
 )
-def test_the_finding_says_under_which_condition(function, condition):
+def test_finding_names_its_condition(function, condition):
     assert check(Applied(function), X).ok
     report = check(Applied(function), X, explore=True)
     assert conditions(report) == [("HD101", condition)], str(report)
 
 
 @pytest.mark.slow
-def test_what_is_wrong_in_low_precision():
+def test_overflow_in_low_precision_is_found():
     assert check(Applied(overflows), X).ok
     report = check(Applied(overflows), X, explore=True)
     assert [each.condition for each in report.errors] == ["in bfloat16"], str(report)
 
 
 @pytest.mark.slow
-def test_what_the_module_refuses_and_what_is_fixed_does_not_count():
+def test_rejected_and_fixed_inputs_are_not_counted_as_failures():
     class TwoRows(nn.Module):
         def forward(self, x, other):
             if len(x) != 2 or bool((other == 0).any()):
@@ -97,7 +97,7 @@ def test_what_the_module_refuses_and_what_is_fixed_does_not_count():
     assert not any("input 1" in each for each in report.notes)
 
 
-def test_integers_have_other_batches():
+def test_integer_inputs_are_tried_in_other_batch_sizes():
     tokens = torch.tensor([[1, 2, 3], [3, 2, 1]])
     leaves, structure = torch.utils._pytree.tree_flatten((tokens,))
     found = dict(invented(Sample(None, tuple(leaves), structure, (0,)), 0, MODULE_CONDITIONS[:2]))
@@ -108,7 +108,7 @@ def test_integers_have_other_batches():
 
 
 @pytest.mark.slow
-def test_the_module_stays_as_it_was():
+def test_module_is_left_unchanged():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).train()
     before = {name: each.clone() for name, each in model.state_dict().items()}
     check(model, X, explore=True, order=1)

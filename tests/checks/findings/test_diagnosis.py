@@ -1,23 +1,21 @@
 """Diagnosis of failed comparisons and causes, against the expected codes of findings."""
 
-from hodiff.checks import Entry, Report
+from checks.report_parts import entry
+
+from hodiff.checks import Report
 from hodiff.checks.findings.codes import CODES
 from hodiff.checks.findings.diagnosis import LEFT_OVER, MESSAGES, diagnose
 from hodiff.checks.probes.cause import Cause, by_reverse, no_entry
 
 
-def entry(route, order, quantity, error, status="ok", detail=""):
-    return Entry(route, order, quantity, error, 1e-8, status, detail)
-
-
-def test_one_message_is_one_finding():
+def test_entries_with_one_message_make_one_finding():
     rows = [entry(route, k, "q", None, "raises", "E: no") for k, route in ((1, "a"), (2, "b"), (2, "a"))]
     (finding,) = diagnose(rows)
     assert (finding.route, finding.order, finding.kind) == ("a, b", 1, "raises")
     assert (finding.code, finding.message) == ("HD408", "E: no")
 
 
-def test_one_route_and_order_is_one_finding():
+def test_entries_of_one_route_and_order_make_one_finding():
     rows = [
         entry("reverse-over-reverse", 2, "vs differences", 1.0, "zero"),
         entry("reverse-over-reverse", 2, "curved loss", 0.5, "wrong"),
@@ -29,7 +27,7 @@ def test_one_route_and_order_is_one_finding():
     assert "curved loss" in finding.message
 
 
-def test_a_cause_explains_what_follows_from_it():
+def test_cause_explains_its_consequences():
     rows = [
         entry("reverse", 1, "vs differences", 1.0, "wrong"),
         entry("reverse-over-reverse", 2, "vs differences", 0.5, "wrong"),
@@ -43,15 +41,15 @@ def test_a_cause_explains_what_follows_from_it():
     assert batching.code == "HD402"
 
 
-def test_a_cause_without_its_symptom_is_dropped():
+def test_cause_that_needs_a_symptom_is_dropped_without_it():
     assert diagnose([], [Cause("HD104", ("a detach",), by_reverse, needs_symptom=True)]) == ()
     missing = entry("reverse", 1, "q", None, "raises", "You must implement the jvp function")
     (finding,) = diagnose([missing], [Cause("HD104", ("a detach",), by_reverse, needs_symptom=True)])
     assert finding.code == "HD401"
 
 
-def test_differences_of_numbers_that_mean_nothing_tell_of_no_kink():
-    """Unwritten memory may hold anything, so differences that do not settle there are no second fault."""
+def test_unwritten_memory_suppresses_kink_findings():
+    """Uninitialized memory has arbitrary values, so differences that do not converge there are no second fault."""
     rows = [
         entry("reverse-over-reverse", 2, "curved loss", 1e-3, "wrong"),
         entry("forward-over-forward", 2, "curved loss", 1e-3, "non-smooth", "differences do not settle"),
@@ -61,7 +59,7 @@ def test_differences_of_numbers_that_mean_nothing_tell_of_no_kink():
     assert {each.code for each in diagnose(rows[1:])} == {"HD901"}
 
 
-def test_differences_of_gradients_that_mean_nothing_convict_no_route():
+def test_unwritten_memory_suppresses_findings_of_other_routes():
     modes = ("reverse-over-reverse", "reverse-over-forward", "forward-over-forward")
     rows = [entry(route, 2, "vs differences", 0.1, "wrong") for route in modes]
     cause = Cause("HD308", ("never written",), by_reverse)
@@ -74,7 +72,7 @@ def test_differences_of_gradients_that_mean_nothing_convict_no_route():
     assert {each.code for each in diagnose(by_routes, [cause])} == {"HD308", "HD114"}
 
 
-def test_errors_come_before_warnings():
+def test_errors_are_listed_before_warnings():
     causes = [Cause("HD501", ("waste",), no_entry), Cause("HD304", ("kept",), no_entry)]
     report = Report("f", (), diagnose([], causes))
     assert report.codes == ("HD304", "HD501")
@@ -83,19 +81,19 @@ def test_errors_come_before_warnings():
     assert Report("f", (), report.warnings).ok
 
 
-def test_every_rule_has_a_code_of_the_table():
+def test_every_rule_uses_a_known_code():
     assert {rule.code for rule in (*MESSAGES, *LEFT_OVER)} <= set(CODES)
     assert {code.severity for code in CODES.values()} == {"error", "warning", "note"}
 
 
-def test_a_kink_is_no_symptom_of_another_defect():
+def test_kink_is_not_a_symptom_of_another_defect():
     rows = [entry("reverse", 1, "q", 1.0, "non-smooth"), entry("reverse-over-reverse", 2, "q", 1.0, "wrong")]
     cause = Cause("HD101", ("a factor",), by_reverse, needs_symptom=True)
     assert [finding.code for finding in diagnose(rows, [cause])] == ["HD901"]
     assert [finding.code for finding in diagnose(rows[1:], [cause])] == ["HD101"]
 
 
-def test_a_cut_explains_a_gradient_that_is_right_to_a_tolerance():
+def test_cut_graph_explains_small_gradient_errors_only():
     cut = Cause("HD104", ("backward turns gradients off",), no_entry)
     assert [each.code for each in diagnose([entry("reverse", 1, "vs differences", 1e-6, "wrong")], [cut])] == ["HD104"]
     found = diagnose([entry("reverse", 1, "vs differences", 1e-1, "wrong")], [cut])

@@ -1,4 +1,4 @@
-"""Kernels of low precision: defects found by a reference, and by rules of few digits."""
+"""Kernels in low precision: defects found by comparison with a reference, and by tolerances for few digits."""
 
 import pytest
 import torch
@@ -87,7 +87,7 @@ def errors(report):
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", DEFECTS)
-def test_defects_in_float32(name):
+def test_defect_in_float32_is_named(name):
     kernel, reference, code = DEFECTS[name]
     report = check(kernel, torch.tensor(NUMBERS), reference=reference)
     assert errors(report) == {code}, str(report)
@@ -95,7 +95,7 @@ def test_defects_in_float32(name):
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", ["factor", "sign", "tangent", "intermediate", "detached", "constant slope"])
-def test_defects_in_bfloat16(name):
+def test_defect_in_bfloat16_is_named(name):
     kernel, reference, code = DEFECTS[name]
     report = check(kernel, torch.tensor(NUMBERS, dtype=torch.bfloat16), reference=reference)
     assert errors(report) == {code}, str(report)
@@ -105,22 +105,22 @@ def test_defects_in_bfloat16(name):
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_right_kernel(dtype, seed):
+def test_right_kernel_has_no_finding(dtype, seed):
     report = check(Kernel, torch.tensor(NUMBERS, dtype=dtype), reference=cube, seed=seed, order=3)
     assert report.codes == (), str(report)
     report = check(Kernel.apply, torch.tensor(NUMBERS, dtype=dtype), reference=cube, seed=seed)
     assert report.codes == (), str(report)
 
 
-def test_an_error_at_first_order_is_not_reported_twice():
-    """The Function has no reference within f; errors that follow from the first order have no code of their own."""
+def test_first_order_error_is_reported_once():
+    """The Function has no reference inside f; errors that follow from the first order have no separate code."""
     kernel, _, _ = DEFECTS["factor"]
     report = check(lambda x: kernel.apply(x) * 2, torch.tensor(NUMBERS), reference=lambda x: 2 * x**3)
     assert errors(report) == {"HD101"}, str(report)
 
 
 @pytest.mark.slow
-def test_nan_where_the_reference_has_a_slope():
+def test_nan_is_an_error_at_the_input_and_a_warning_elsewhere():
     kernel = changed(backward=lambda x, g: 3 * x**3 / x * g)
     at_zero = check(kernel, torch.tensor([0.0, 1.5]), reference=cube)
     assert errors(at_zero) == {"HD112"}, str(at_zero)
@@ -128,7 +128,7 @@ def test_nan_where_the_reference_has_a_slope():
     assert (nearby.ok, nearby.codes) == (True, ("HD112",)), str(nearby)
 
 
-def test_large_arguments_by_the_reference():
+def test_overflow_at_large_arguments_is_found():
     """log(1 + exp x) overflows in float32 beyond 88, and the reference does not."""
 
     def naive(x):
@@ -139,7 +139,7 @@ def test_large_arguments_by_the_reference():
     assert (report.ok, report.codes) == (True, ("HD111",)), str(report)
 
 
-def test_the_reference_gets_float64_alone():
+def test_reference_is_called_in_float64_only():
     dtypes = set()
 
     def reference(x):
@@ -163,6 +163,6 @@ def test_the_reference_gets_float64_alone():
         ({"ulps": 2}, "check: ulps: expected None without a reference, got 2"),
     ],
 )
-def test_bad_values(options, message):
+def test_rejects_bad_values(options, message):
     with pytest.raises(InputError, match=message):
         check(Kernel, torch.tensor(NUMBERS), **options)

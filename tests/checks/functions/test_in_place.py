@@ -15,7 +15,7 @@ def large():
 
 
 @pytest.mark.slow
-def test_a_function():
+def test_embedding_with_max_norm_is_reported_as_in_place():
     weight = large()
     report = hodiff.check(lambda w: F.embedding(PLACES, w, max_norm=1.0) ** 2, weight, scipy=False, vmap=False)
     assert report.codes == ("HD303",), str(report)
@@ -24,14 +24,14 @@ def test_a_function():
 
 
 @pytest.mark.slow
-def test_modules():
+def test_module_with_max_norm_is_reported_as_in_place():
     model = nn.Sequential(nn.Embedding(5, 4, max_norm=1.0), nn.Linear(4, 2))
     report = hodiff.check(model, PLACES)
     assert report.codes == ("HD303",), str(report)
     assert report.errors[0].evidence[0] == "submodule 0 (Embedding)"
 
 
-def test_what_writes_nothing_or_rightly():
+def test_harmless_in_place_writes_are_not_reported():
     assert hodiff.check(nn.Embedding(5, 4, max_norm=100.0), PLACES).ok
     # gradcheck itself reports that torch refuses to modify a leaf in place.
     report = hodiff.check(lambda x: x.mul_(2) ** 2, large(), scipy=False, vmap=False)

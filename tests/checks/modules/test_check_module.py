@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from modules_at_fault import Applied, Counter, CutSquare, DoubledTangent, Gate, Language, Square, Twice
+from faulty_modules import Applied, Counter, CutSquare, DoubledTangent, Gate, Language, Square, Twice
 from torch import nn
 
 import hodiff
@@ -45,7 +45,7 @@ RIGHT = {
 
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", RIGHT)
-def test_right(name):
+def test_right_module_passes_by_every_route(name):
     make, inputs, options = RIGHT[name]
     report = check_module(make(), inputs, **options)
     assert report.ok, str(report)
@@ -59,7 +59,7 @@ def normalized():
 
 
 NORM, BATCH = "torch.nn.functional.layer_norm", "torch.nn.functional.batch_norm"
-# Factory of the module, inputs, options, faulty submodule, other words of the evidence, code, routes
+# Module factory, inputs, options, faulty submodule, other text of the evidence, code, routes
 WRONG = {
     "torch's layer_norm": (normalized, (X,), {"correct": False}, "1.1 (LayerNorm)", NORM, "HD406", FORWARD_INSIDE),
     "in a list": (
@@ -123,7 +123,7 @@ WRONG = {
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", WRONG)
-def test_names_the_submodule(name):
+def test_finding_names_the_wrong_submodule(name):
     make, inputs, options, submodule, inside, code, routes = WRONG[name]
     report = check_module(make(), inputs, **options)
     assert not report.ok
@@ -136,16 +136,16 @@ def test_names_the_submodule(name):
 
 
 @pytest.mark.slow
-def test_points_at_the_line_and_at_modules_alike():
+def test_finding_names_the_line_and_repeated_modules():
     first = check_module(normalized(), X, correct=False).findings[0]
     assert first.location.startswith("normalization.py:")
     assert "the same module is also 3" in first.evidence
     assert "hodiff.corrected()" in first.remedy
-    assert check_module(nn.Sequential(nn.Tanh(), Gate()), X).findings[0].location.startswith("modules_at_fault.py:")
+    assert check_module(nn.Sequential(nn.Tanh(), Gate()), X).findings[0].location.startswith("faulty_modules.py:")
 
 
 @pytest.mark.slow
-def test_names_what_is_executed_first_and_all_others_of_other_kinds():
+def test_findings_name_the_first_submodule_of_each_kind():
     module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), Applied(CutSquare), nn.LayerNorm(4))
     report = check_module(module, X, correct=False)
     assert list(dict.fromkeys(finding.evidence[0] for finding in report.findings)) == [
@@ -166,7 +166,7 @@ UNSTEADY = {
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", UNSTEADY)
-def test_what_changes_from_call_to_call_is_put_back(name):
+def test_state_that_changes_between_calls_is_restored(name):
     make, submodule, word = UNSTEADY[name]
     report = check_module(make(), X)
     assert report.ok, str(report)
@@ -175,7 +175,7 @@ def test_what_changes_from_call_to_call_is_put_back(name):
     assert word in note
 
 
-def test_what_cannot_be_put_back_comes_first():
+def test_unrestorable_state_is_the_only_finding():
     calls = []
 
     class Counts(nn.Module):
@@ -194,14 +194,14 @@ class Coarse(nn.Module):
         return x.float().exp()
 
 
-def test_a_lower_precision_is_judged_in_float64():
+def test_module_that_lowers_precision_is_judged_in_float64():
     report = check_module(nn.Sequential(nn.Linear(4, 4), Coarse(), nn.Tanh()), X)
     assert report.ok, str(report)
     assert max(entry.tolerance for entry in report.entries) < 1e-6
     assert "inside: Coarse.forward; judged in float64" in report.notes[-1]
 
 
-def test_what_runs_in_float32_alone_is_checked_there():
+def test_module_for_float32_only_is_checked_in_float32():
     class Single(nn.Module):
         def forward(self, x):
             assert x.dtype == torch.float32
@@ -229,7 +229,7 @@ class OnItsClass(nn.Module):
         return OnItsClass.last.tanh()
 
 
-def test_what_a_forward_leaves_outside_of_the_module_is_put_back():
+def test_state_outside_the_module_is_restored():
     report = check_module(OnItsClass(), torch.ones(2, 3))
     assert report.ok, str(report)
     assert "every call began in the same" in " ".join(str(report).split())
@@ -238,7 +238,7 @@ def test_what_a_forward_leaves_outside_of_the_module_is_put_back():
     assert torch.get_default_dtype() is torch.float32
 
 
-def test_a_module_that_keeps_its_inputs():
+def test_inputs_that_a_module_keeps_are_forgotten_between_calls():
     class Remembers(nn.Module):
         def __init__(self):
             super().__init__()
@@ -259,7 +259,7 @@ def test_a_module_that_keeps_its_inputs():
     assert report.ok, str(report)
 
 
-def test_a_cache_among_the_arguments_is_not_grown():
+def test_cache_argument_does_not_grow_between_calls():
     class Cache:
         def __init__(self):
             self.seen = []
@@ -294,7 +294,7 @@ class OldSine(torch.autograd.Function):
         return g * x.cos()
 
 
-def test_an_old_function_is_right_by_reverse_passes():
+def test_legacy_function_is_right_by_reverse_passes():
     report = check_module(nn.Sequential(nn.Linear(4, 4), Applied(OldSine)), X)
     assert report.ok
     assert report.codes == ("HD405",)
@@ -303,7 +303,7 @@ def test_an_old_function_is_right_by_reverse_passes():
     assert right == {"reverse", "reverse-over-reverse"}
 
 
-def test_an_old_function_that_is_wrong():
+def test_wrong_legacy_function_is_found():
     class Wrong(OldSine):
         @staticmethod
         def backward(ctx, g):
@@ -324,7 +324,7 @@ class Spectral(nn.Module):
 
 
 @pytest.mark.slow
-def test_complex_parameters():
+def test_complex_parameters_are_differentiated():
     report = check_module(nn.Sequential(Spectral(), nn.Tanh()), X)
     assert report.ok, str(report)
     assert report.notes[0] == "differentiated by 6 numbers in parameters and 12 in inputs"
@@ -333,7 +333,7 @@ def test_complex_parameters():
 
 
 @pytest.mark.slow
-def test_the_users_module_and_randomness_are_left_alone():
+def test_module_and_random_state_are_left_unchanged():
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     before, state, x = copy.deepcopy(module.state_dict()), torch.get_rng_state(), X.clone().requires_grad_()
     hooks = len(module._forward_hooks)
@@ -347,7 +347,7 @@ def test_the_users_module_and_randomness_are_left_alone():
     assert hooks == len(module._forward_hooks)
 
 
-def test_frozen_parameters_are_constants():
+def test_frozen_parameters_are_not_differentiated():
     module = Language()
     module.blocks.requires_grad_(False)
     report = check_module(module, TOKENS)
@@ -355,7 +355,7 @@ def test_frozen_parameters_are_constants():
     assert "28 numbers in parameters and 0 in inputs; 40 in frozen parameters" in report.notes[0]
 
 
-def test_is_reproducible():
+def test_seed_determines_the_report():
     module = normalized()
     first, again, other = (check_module(module, X, order=1, seed=seed) for seed in (0, 0, 1))
     assert first == again
@@ -381,7 +381,7 @@ def test_is_reproducible():
         (nn.Embedding(3, 2).requires_grad_(False), torch.tensor([1]), {}, "expected a parameter that requires grad"),
     ],
 )
-def test_refuses(module, inputs, options, message):
+def test_rejects_bad_arguments(module, inputs, options, message):
     with pytest.raises(InputError, match=message):
         check_module(module, inputs, **options)
 
@@ -463,7 +463,7 @@ class Cancels(nn.Module):
 
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", USUAL)
-def test_what_people_have_is_not_called_wrong(name):
+def test_common_modules_are_not_called_wrong(name):
     make, inputs, codes = USUAL[name]
     torch.manual_seed(0)
     report = hodiff.check(make(), inputs)
@@ -472,15 +472,15 @@ def test_what_people_have_is_not_called_wrong(name):
 
 
 @pytest.mark.slow
-def test_a_leaf_of_its_own():
-    """The new leaf makes the forces a constant of the input; nothing is cut between parameters and forces."""
+def test_forces_by_a_new_leaf_pass_for_parameters_only():
+    """The new leaf makes the forces independent of the input; their graph to the parameters is complete."""
     report = hodiff.check(Forces(), X[:, :2], wrt="parameters")
     assert (report.ok, report.codes) == (True, ("HD410",)), str(report)
     assert not hodiff.check(Forces(), X[:, :2]).ok
 
 
 @pytest.mark.slow
-def test_where_it_computes_in_float32_is_noted():
+def test_note_names_submodules_in_float32():
     make, inputs, _ = USUAL["float32 inside"]
     assert "computes in a lower precision inside: Islands.forward" in hodiff.check(make(), inputs).notes[1]
     make, inputs, _ = USUAL["padding in an embedding"]
@@ -488,7 +488,7 @@ def test_where_it_computes_in_float32_is_noted():
 
 
 @pytest.mark.slow
-def test_a_wrong_rule_in_float32_is_found():
+def test_wrong_rule_beside_float32_is_found():
     """Coarse comparisons detect errors larger than rounding."""
     module = nn.Sequential(nn.Linear(4, 3), Islands(), Applied(CutSquare))
     assert not hodiff.check(module, X).ok
@@ -499,7 +499,7 @@ WRT = {"both": (29, 12), "parameters": (29, 0), "inputs": (0, 12)}
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("wrt", WRT)
-def test_what_is_differentiated(wrt):
+def test_wrt_selects_what_is_differentiated(wrt):
     module = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
     report = hodiff.check(module, X, wrt=wrt)
     assert report.ok
@@ -523,7 +523,7 @@ class Compares(nn.Module):
 
 
 @pytest.mark.slow
-def test_inputs_that_must_not_move():
+def test_fixed_inputs_are_not_moved():
     report = hodiff.check(Compares(), (X, torch.tensor(2.0)), fixed=(0,))
     assert report.ok, str(report)
     assert report.notes[0] == "differentiated by 4 numbers in parameters and 1 in inputs"
@@ -531,12 +531,12 @@ def test_inputs_that_must_not_move():
 
 
 @pytest.mark.parametrize("options", [{"wrt": "parameters"}, {"fixed": (0,)}])
-def test_a_function_has_inputs_alone(options):
+def test_function_rejects_options_of_modules(options):
     with pytest.raises(InputError, match=r"check: (wrt|fixed): expected nothing for a function"):
         hodiff.check(torch.sin, X, **options)
 
 
-def test_options_of_functions():
+def test_loss_with_reference_is_rejected():
     with pytest.raises(InputError, match="check: reference: expected nothing with a loss"):
         hodiff.check(nn.Linear(4, 2), X, loss=torch.sum, reference=nn.Linear(4, 2))
 
@@ -556,7 +556,7 @@ class Rounds(nn.Module):
 @pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("straight", [True, False])
-def test_a_quantizer_inside(straight):
+def test_rounding_with_and_without_straight_through_is_a_note(straight):
     report = hodiff.check(Rounds(straight), X, approximate=not straight)
     assert report.ok, str(report)
     assert "HD902" in report.codes
@@ -564,7 +564,7 @@ def test_a_quantizer_inside(straight):
     assert "Rounds at" in report.title
 
 
-def test_an_output_of_another_kind():
+def test_unknown_output_type_asks_for_a_loss():
     class Output:
         logits = X
 
@@ -582,14 +582,14 @@ class Gives(nn.Linear):
 
 
 @pytest.mark.slow
-def test_compiled_modules():
+def test_compiled_module_is_compared():
     report = hodiff.check(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), X, compile="aot_eager")
     assert "compile" in {entry.route for entry in report.entries}
     assert report.ok, str(report)
 
 
 class Unsteady:
-    """Modules that are right, and that a check must add a note to."""
+    """Correct modules for which a check adds a note."""
 
     class Hooked(nn.Linear):
         def __init__(self):
@@ -634,7 +634,7 @@ NOTED = {
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NOTED)
-def test_what_is_noted(name):
+def test_unsteady_behaviour_is_noted(name):
     report = check_module(getattr(Unsteady, name)(), X)
     assert report.ok, str(report)
     assert any(NOTED[name] in note for note in report.notes), report.notes
@@ -646,7 +646,7 @@ class Opaque:
         self.state = state
 
 
-def test_what_is_not_looked_into():
+def test_opaque_outputs_are_noted():
     class Pair(nn.Linear):
         def forward(self, x):
             y = super().forward(x)
@@ -657,7 +657,7 @@ def test_what_is_not_looked_into():
 
 
 @pytest.mark.slow
-def test_gradients_switched_off_for_good_leave_nothing_behind():
+def test_grad_mode_that_a_module_switches_off_is_restored():
     class Off(nn.Linear):
         def forward(self, x):
             torch.set_grad_enabled(False)
@@ -673,7 +673,7 @@ def test_gradients_switched_off_for_good_leave_nothing_behind():
         torch.testing.assert_close(slope(x), 9 * x**2)
 
 
-def test_foreign_random_numbers_and_lazy_modules_are_left_alone():
+def test_numpy_and_python_random_state_and_lazy_modules_are_unchanged():
     class Draws(nn.Linear):
         def forward(self, x):
             return super().forward(x) * np.random.rand() * random.random()  # noqa: NPY002
@@ -688,7 +688,7 @@ def test_foreign_random_numbers_and_lazy_modules_are_left_alone():
     assert lazy[0].in_features == 0
 
 
-def test_scripted_modules_and_positions_are_refused():
+def test_rejects_scripted_modules_and_bad_fixed_positions():
     with pytest.raises(InputError, match="scripted or traced"):
         check_module(torch.jit.script(nn.Linear(4, 2)), X)
     for fixed in ((1,), (-1,), ("x",), 0):
@@ -698,7 +698,7 @@ def test_scripted_modules_and_positions_are_refused():
         hodiff.preflight(nn.Linear(4, 2))
 
 
-def test_sparse_inputs_are_constants():
+def test_sparse_inputs_are_not_differentiated():
     class Layer(nn.Linear):
         def forward(self, x):
             return torch.sparse.mm(x, self.weight.t()).tanh()
@@ -709,7 +709,7 @@ def test_sparse_inputs_are_constants():
 
 
 @pytest.mark.slow
-def test_a_cut_graph_is_named_at_its_line():
+def test_cut_graph_is_located_at_its_line():
     """The finding names the module's line, although a check copies the arguments."""
 
     class Normed(nn.Module):
@@ -749,7 +749,7 @@ class OfAParameter(nn.Linear):
     [(Hooked, "HD101", "calls register_hook"), (OfAParameter, "HD104", "a leaf of its own of shape (3, 2)")],
     ids=["a hook", "a leaf"],
 )
-def test_what_changes_gradients_without_an_operator(module, code, words):
+def test_hooks_and_other_hidden_gradient_changes_are_named(module, code, words):
     (finding,) = check_module(module(4, 2), X, order=1).errors
     assert finding.code == code
     assert words in finding.cause
@@ -757,7 +757,7 @@ def test_what_changes_gradients_without_an_operator(module, code, words):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # raised for a copy of a script
-def test_scripted_submodules():
+def test_scripted_submodules_pass():
     class Net(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -771,7 +771,7 @@ def test_scripted_submodules():
 
 
 @pytest.mark.slow
-def test_backward_hooks_of_modules_are_noted():
+def test_backward_hooks_are_noted():
     """Backward hooks explain why reverse passes disagree with all other derivatives."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     model[1].register_full_backward_hook(lambda module, gradients, _: (2 * gradients[0],))
@@ -781,7 +781,7 @@ def test_backward_hooks_of_modules_are_noted():
 
 
 class Keeping(nn.Module):
-    """Computes a value once and keeps it, in the given way."""
+    """Computes a value once and caches it, in the given way."""
 
     def __init__(self, way):
         super().__init__()
@@ -807,20 +807,20 @@ class Keeping(nn.Module):
 
 
 @pytest.mark.parametrize("way", ["result", "constant", "of inputs", "lru_cache"])
-def test_what_is_kept_of_an_earlier_call_is_an_error(way):
+def test_result_kept_from_an_earlier_call_is_an_error(way):
     model = nn.Sequential(nn.Linear(3, 3), Keeping(way))
     (finding,) = hodiff.check(model, torch.ones(2, 3)).findings
     assert (finding.code, finding.evidence[0]) == ("HD310", "submodule 1 (Keeping)")
     assert model[1].kept == {}
 
 
-def test_what_an_earlier_call_has_left_is_seen():
+def test_result_kept_from_before_the_check_is_an_error():
     model = Keeping("result")
     model(torch.ones(2, 3))
     assert hodiff.check(model, torch.ones(2, 3)).codes == ("HD310",)
 
 
-def test_tables_by_size_may_be_kept():
+def test_cache_by_size_is_no_error():
     model = Keeping("sizes")
     model(torch.ones(2, 3))
     assert hodiff.check(model, torch.ones(2, 3)).codes == ()
@@ -842,7 +842,7 @@ class Weighted(nn.Module):
 
 
 @pytest.mark.slow
-def test_a_decorator_that_cuts_is_named_by_the_line_that_it_decorates():
+def test_cutting_decorator_is_located_at_the_decorated_function():
     line = inspect.getsourcelines(Decorated.forward)[1]
     (finding,) = hodiff.check(Weighted(), torch.ones(2, 3)).findings
     assert (finding.code, finding.location) == ("HD104", f"tests/checks/modules/test_check_module.py:{line}")
@@ -854,7 +854,7 @@ class Detaching(nn.Linear):
 
 
 @pytest.mark.slow
-def test_a_remedy_that_was_taken_is_not_advised():
+def test_remedy_does_not_repeat_the_options_given():
     advised = hodiff.check(Detaching(3, 3), torch.ones(2, 3)).findings[0].remedy
     assert "wrt=" in advised
     taken = hodiff.check(Detaching(3, 3), torch.ones(2, 3), wrt="parameters").findings[0].remedy
@@ -862,7 +862,7 @@ def test_a_remedy_that_was_taken_is_not_advised():
 
 
 class Otherwise(nn.Linear):
-    """Rounds differently, or computes something else, where no gradients are recorded."""
+    """Rounds differently, or computes another function, if gradients are disabled."""
 
     other = 1e-14
 
@@ -870,7 +870,7 @@ class Otherwise(nn.Linear):
         return super().forward(x) * (1 if torch.is_grad_enabled() else 1 + self.other)
 
 
-def test_rounding_where_no_gradients_are_recorded_is_not_told():
+def test_rounding_under_no_grad_is_not_reported():
     model = Otherwise(3, 3)
     assert "torch.no_grad" not in str(hodiff.check(model, torch.ones(2, 3)))
     model.other = 1e-3
@@ -878,7 +878,7 @@ def test_rounding_where_no_gradients_are_recorded_is_not_told():
 
 
 @pytest.mark.slow
-def test_what_agrees_as_a_whole_is_not_searched(monkeypatch):
+def test_submodules_are_not_searched_if_the_whole_agrees(monkeypatch):
     seen = []
 
     def failures(subject, order, seed):
@@ -890,9 +890,9 @@ def test_what_agrees_as_a_whole_is_not_searched(monkeypatch):
     right = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), each) for each in (nn.Tanh(), nn.SiLU(), nn.Sigmoid())))
     report = hodiff.check(nn.Sequential(Detaching(3, 3), right), torch.ones(2, 3))
     assert report.codes[0] == "HD104", str(report)
-    # One call is for the faulty part, and one for the right part as a whole.
+    # One call is for the faulty part, and one for the correct part as a whole.
     assert len(seen) == 2
 
 
-def test_a_summary_says_what_disagrees():
+def test_summary_names_the_disagreement():
     assert "differences disagree by" in hodiff.check(Detaching(3, 3), torch.ones(2, 3)).summary

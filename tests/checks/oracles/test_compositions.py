@@ -1,4 +1,4 @@
-"""Every composition of passes, against closed forms and the rules that each pass calls."""
+"""Every composition of forward and reverse passes, against closed forms, and the rules that each pass calls."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ X = torch.tensor([0.3, -0.8, 1.2], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4])
-def test_every_route_gives_the_closed_form(order):
+def test_every_route_matches_closed_form(order):
     """The derivative of f = exp(a·x) along directions d is exp(a·x) Π(a·d) a."""
     a = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
     directions = torch.randn(order - 1, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(order))
@@ -22,7 +22,7 @@ def test_every_route_gives_the_closed_form(order):
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
-def test_along_directions_is_the_derivative_contracted(order):
+def test_along_directions_matches_contracted_closed_form(order):
     directions = torch.randn(order, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(order))
     a = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
     expected = (a @ X).exp() * (directions @ a).prod()
@@ -31,7 +31,7 @@ def test_along_directions_is_the_derivative_contracted(order):
 
 
 def test_each_route_calls_its_own_rules():
-    """A Function sees the passes that the route names, the innermost first."""
+    """Each route calls the Function's rules in the order of its passes, the innermost first."""
     calls = []
 
     class Spy(torch.autograd.Function):
@@ -61,11 +61,11 @@ def test_each_route_calls_its_own_rules():
 
 
 @pytest.mark.parametrize("order", [0, -1, 1.0, True, "2"])
-def test_refuses_an_order(order):
+def test_rejects_bad_orders(order):
     with pytest.raises(InputError, match="order: expected an int of 1 or more"):
         route_names(order)
 
 
-def test_refuses_a_route():
+def test_rejects_unknown_route():
     with pytest.raises(InputError, match="got 'backward'"):
         derivative(torch.sum, "backward")

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from cases import rosenbrock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import rosen_hess_prod
@@ -16,12 +17,8 @@ X = torch.tensor([-0.4, 0.7, 1.1], dtype=torch.float64)
 V = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
 
 
-def rosen(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
-
-
-def test_hvp_of_rosenbrock_within_its_own_error():
-    estimate = hvp_differences(rosen, X, V)
+def test_hvp_of_rosenbrock_is_within_its_error_estimate():
+    estimate = hvp_differences(rosenbrock, X, V)
     expected = torch.from_numpy(rosen_hess_prod(X.numpy(), V.numpy()))
     actual = (estimate.value - expected).abs().max()
     assert actual <= max(10 * estimate.error, 1e-9)
@@ -40,7 +37,7 @@ def test_hvp_keeps_the_structure_of_a_pytree():
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.floats(-6.0, 6.0), st.floats(-5.0, 5.0))
-def test_error_estimate_holds_over_scales(exponent, point):
+def test_error_estimate_holds_over_many_scales(exponent, point):
     """The rate of the function covers six orders of magnitude."""
     rate = 10.0 ** (exponent / 2)
     x = torch.tensor([point / rate], dtype=torch.float64)
@@ -49,18 +46,18 @@ def test_error_estimate_holds_over_scales(exponent, point):
     assert actual <= 10 * estimate.error + 1e-9 * rate
 
 
-def test_noise_shows_in_the_error_estimate():
+def test_float32_noise_raises_the_error_estimate():
     estimate = central_differences(lambda x: torch.sin(x.float()).double(), X, V)
     assert 1e-9 < estimate.error < 1e-2
 
 
 @pytest.mark.parametrize(("f", "smooth"), [(torch.abs, False), (torch.relu, False), (torch.sinh, True)])
-def test_kinks(f, smooth):
+def test_kinks_are_detected(f, smooth):
     zero = torch.zeros(1, dtype=torch.float64)
     assert central_differences(f, zero, zero + 1).smooth is smooth
 
 
-def test_outside_the_domain_counts_as_unknown():
+def test_points_outside_the_domain_raise_the_error_estimate():
     x = torch.tensor([1e-3], dtype=torch.float64)
     assert abs(float(central_differences(torch.log, x, x / x).value) - 1e3) < 1e-5
     assert central_differences(torch.sqrt, 0 * x, x / x).error == math.inf
@@ -74,12 +71,12 @@ def test_outside_the_domain_counts_as_unknown():
 
 
 @pytest.mark.parametrize("v", [torch.zeros(2, dtype=torch.float64), [V]])
-def test_refuses_a_direction_that_does_not_match(v):
+def test_rejects_direction_of_another_structure(v):
     with pytest.raises(InputError, match="central_differences: v"):
         central_differences(torch.sin, X, v)
 
 
-def test_stops_where_nothing_can_be_gained():
+def test_stops_early_once_converged():
     calls = []
 
     def counted(x):
@@ -91,13 +88,13 @@ def test_stops_where_nothing_can_be_gained():
     assert len(calls) <= 16
 
 
-def test_a_kink_that_coarse_steps_take_for_curvature():
+def test_small_kink_beside_curvature_is_detected():
     """Central differences of |x| vanish by symmetry at every step, so they seem to converge at once."""
     zero = torch.zeros(1, dtype=torch.float64)
     assert not central_differences(lambda x: 1e3 * x**2 + 0.05 * x.abs(), zero, zero + 1).smooth
 
 
-def test_rounding_is_no_kink():
+def test_rounding_is_not_taken_for_a_kink():
     """Rounding errors of a few units in the last place may shrink with the step, as the gap at a kink does."""
     one, eps = torch.ones(1, dtype=torch.float64), torch.finfo(torch.float64).eps
     pairs = {1e-6: (one + 32 * eps, one), 1e-6 / 16: (one + 2 * eps, one)}

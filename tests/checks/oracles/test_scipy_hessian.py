@@ -14,7 +14,7 @@ from hodiff.checks import scipy_hessian
 POINT = torch.tensor([-0.4, 0.7, 1.1], dtype=torch.float64)
 
 
-def test_matches_the_closed_form_within_its_own_error():
+def test_matches_closed_form_within_its_error_estimate():
     estimate = scipy_hessian(lambda x: rosen(x.numpy()), POINT)
     expected = torch.from_numpy(rosen_hess(POINT.numpy()))
     difference = (estimate.matrix - expected).abs()
@@ -22,7 +22,7 @@ def test_matches_the_closed_form_within_its_own_error():
     assert (difference <= 10 * estimate.error + 1e-9).all()
 
 
-def test_points_are_evaluated_once_and_no_farther_than_needed(capsys):
+def test_points_are_evaluated_once(capsys):
     seen = []
 
     def f(x):
@@ -49,7 +49,7 @@ def test_uses_no_automatic_differentiation():
     assert set(seen) == {(False, False)}
 
 
-def test_pytree_in_pytree_order_from_float32():
+def test_pytree_leaves_keep_their_order():
     x = {"b": torch.tensor([[1.0, 2.0]]), "a": torch.tensor(3.0)}
     estimate = scipy_hessian(lambda p: (p["a"] * p["b"] ** 2).sum(), x)
     # Leaves are in insertion order: b, then a.
@@ -67,7 +67,7 @@ def test_pytree_in_pytree_order_from_float32():
         (lambda x: x[0], [1.0, POINT], "x\\[0\\]: expected a real tensor, got float"),
     ],
 )
-def test_refuses(f, x, message):
+def test_rejects_bad_arguments(f, x, message):
     with pytest.raises(InputError, match=message):
         scipy_hessian(f, x)
 

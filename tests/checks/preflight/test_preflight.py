@@ -1,4 +1,4 @@
-"""Verdicts and remarks of preflight on models and functions."""
+"""Verdicts and remarks of `preflight` on models and functions."""
 
 import re
 
@@ -32,7 +32,7 @@ MODEL = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh())
 X = torch.ones(2, 3)
 
 
-def test_a_model_that_torch_has_wrong_and_hodiff_right():
+def test_corrected_operator_is_reported_with_its_calls():
     report = hodiff.preflight(MODEL, X)
     assert report.ok
     uses = {each.name: each for each in report.operators}
@@ -48,7 +48,7 @@ def test_a_model_that_torch_has_wrong_and_hodiff_right():
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:Warning")
-def test_captured_and_compiled_models():
+def test_exported_and_traced_models_have_the_same_verdicts():
     exported = torch.export.export(MODEL, (X,)).module()
     for report in (hodiff.preflight(exported, X), hodiff.preflight(MODEL, X)):
         assert [each.routes for each in report.operators] == [
@@ -63,7 +63,7 @@ def test_captured_and_compiled_models():
     assert determinant.operators[0].routes == hodiff.preflight(torch.linalg.det, torch.eye(2)).operators[0].routes
 
 
-def test_calls_that_a_rule_declines_have_torchs_verdict():
+def test_declined_calls_have_the_verdict_of_torch():
     rows = torch.tensor([[0, 1]])
 
     def corrected_then_declined(x):
@@ -76,14 +76,14 @@ def test_calls_that_a_rule_declines_have_torchs_verdict():
     assert unneeded.ok
 
 
-def test_functions_without_a_rule_have_torchs_verdict(monkeypatch):
+def test_functions_without_a_rule_have_the_verdict_of_torch(monkeypatch):
     monkeypatch.delitem(CORRECTIONS, F.layer_norm)
     report = hodiff.preflight(MODEL, X)
     assert report.routes["reverse-over-forward"] == "wrong"
     assert report.routes["reverse-over-reverse"] == "right"
 
 
-def test_verdicts_come_true():
+def test_verdicts_agree_with_products():
     """The verdicts for torch alone agree with products by the routes."""
     x, v = X.double(), torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh()).double()
@@ -98,7 +98,7 @@ def test_verdicts_come_true():
         assert torch.allclose(product, truth, rtol=1e-6) == (routes[route] in {"right", "not smooth"}), route
 
 
-def test_custom_functions():
+def test_defects_of_custom_functions_are_listed():
     report = hodiff.preflight(lambda x: Square.apply(Cut.apply(x)).sum(), X)
     assert {each.name for each in report.functions} == {"Cut"}
     defects = " ".join(each.defect for each in report.functions)
@@ -111,7 +111,7 @@ def test_custom_functions():
     assert hodiff.preflight(lambda x: hodiff.functions.swish(x).sum(), X).ok
 
 
-def test_custom_operators():
+def test_custom_operators_are_reported():
     @torch.library.custom_op("hodiff_tests::sine", mutates_args=())
     def sine(x: torch.Tensor) -> torch.Tensor:
         return x.sin()
@@ -137,12 +137,12 @@ def test_custom_operators():
     assert "register_autograd" in use.remedy
 
 
-def test_a_table_without_rows_has_no_head():
+def test_empty_table_has_no_head():
     assert str(hodiff.preflight(nn.Linear(3, 2), X)).startswith("1 call of operators that are right by every route\n")
     assert str(hodiff.preflight(MODEL, X)).split("\n")[0].endswith("  ff")
 
 
-def test_hodiff_takes_what_changes_buffers_in_place():
+def test_in_place_buffer_updates_are_supported_as_the_remark_says():
     """hodiff differentiates through in-place changes of buffers; torch.func refuses them, as the remark says."""
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Tanh())
     p = {name: each.detach() for name, each in model.named_parameters()}
@@ -153,7 +153,7 @@ def test_hodiff_takes_what_changes_buffers_in_place():
     torch.testing.assert_close(hodiff.HessianOperator(loss, p) @ torch.ones(len(H)), H.sum(1), rtol=1e-4, atol=1e-4)
 
 
-def test_random_numbers_and_changes_in_place():
+def test_remarks_name_random_numbers_and_in_place_changes():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5))
     before = model[1].running_mean.clone()
     remarks = " ".join(hodiff.preflight(model, X).remarks)
@@ -165,7 +165,7 @@ def test_random_numbers_and_changes_in_place():
     assert not hodiff.preflight(model.eval(), X).remarks
 
 
-def test_the_table():
+def test_table_lists_operators_routes_and_verdicts():
     text = str(hodiff.preflight(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)), X))
     lines = text.splitlines()
     assert lines[0].split() == ["operator", "calls", "rr", "fr", "rf", "ff"]
@@ -173,20 +173,20 @@ def test_the_table():
     assert lines[-5:-1] == [f"{route}: {verdict}" for route, verdict in hodiff.preflight(MODEL, X).routes.items()]
 
 
-def test_inputs_are_left_alone():
+def test_inputs_are_left_unchanged():
     x = torch.ones(2, 3)
     hodiff.preflight(lambda x: x.mul_(2).sum() if x.requires_grad is False else (x * 2).sum(), x)
     assert torch.equal(x, torch.ones(2, 3))
     assert not x.requires_grad
 
 
-def test_errors():
+def test_rejects_non_callables():
     with pytest.raises(hodiff.InputError, match=r"expected a module or a function, got int"):
         hodiff.preflight(3)
 
 
 class Plain(torch.autograd.Function):
-    """Has a defect that its methods and attributes do not show."""
+    """Has a defect that inspection of its methods and attributes cannot detect."""
 
     generate_vmap_rule = True
 
@@ -224,20 +224,20 @@ VERDICTS = {
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_the_last_line_is_a_verdict(name):
+def test_last_line_is_the_verdict(name):
     f, correct, words = VERDICTS[name]
     last = str(hodiff.preflight(f, X, correct=correct)).splitlines()[-1]
     assert re.fullmatch(f"verdict: {words}.*", last), last
 
 
-def test_a_custom_function_is_not_called_right():
+def test_custom_function_is_not_audited():
     """Its gradient is a constant to a second derivative, which only a comparison detects."""
     report = hodiff.preflight(Plain.apply, X)
     assert set(report.routes.values()) == {"not audited"}
     assert any("Plain is a custom Function" in each for each in report.remarks)
 
 
-def test_inputs_by_name():
+def test_keyword_inputs_are_accepted():
     report = hodiff.preflight(lambda *, x, mask: (x * mask).logsumexp(-1), x=X, mask=torch.ones_like(X))
     assert report.ok
     assert {each.name for each in report.operators} == {"torch.Tensor.mul", "torch.Tensor.logsumexp"}
@@ -259,7 +259,7 @@ CUTS = {
 
 
 @pytest.mark.parametrize("name", CUTS)
-def test_where_the_graph_is_cut(name):
+def test_cut_graph_is_remarked(name):
     x = torch.randn(3, generator=torch.Generator().manual_seed(0))
     found = hodiff.preflight(CUTS[name], x)
     assert "out of the graph (1 times)" in found.remarks[0]
@@ -267,12 +267,12 @@ def test_where_the_graph_is_cut(name):
     assert not hodiff.preflight(lambda x: x * x.max(), x).remarks
 
 
-def test_leaves_that_are_closed_over_are_no_cuts():
+def test_closed_over_leaves_are_no_cuts():
     w = torch.nn.Parameter(torch.ones(3))
     assert not hodiff.preflight(lambda x: x * w, torch.ones(3)).remarks
 
 
-def test_hooks_are_not_called_right():
+def test_functions_with_hooks_are_not_audited():
     def f(x):
         y = 2 * x
         y.register_hook(torch.neg)
@@ -289,7 +289,7 @@ def penalty(x):
     return g.square().sum()
 
 
-def test_a_gradient_inside_is_known():
+def test_verdict_covers_a_gradient_inside_the_function():
     x = torch.randn(3, generator=torch.Generator().manual_seed(0))
     assert hodiff.preflight(penalty, x).verdict == "verdict: all four routes are right"
     alone = hodiff.preflight(penalty, x, correct=False)
@@ -298,7 +298,7 @@ def test_a_gradient_inside_is_known():
     assert hodiff.preflight(lambda x: inside(x).sum(), x, correct=False).routes["forward-over-reverse"] == "right"
 
 
-def test_branches_on_values_are_told_with_their_line():
+def test_branches_on_values_are_located_at_their_line():
     def branches(x):
         if x.sum() > 0:
             return x**2
@@ -315,7 +315,7 @@ def test_branches_on_values_are_told_with_their_line():
         torch.func.vmap(branches)(X)
 
 
-def test_branches_on_what_is_constant_are_not_told():
+def test_branches_on_constants_are_not_remarked():
     def branches(x, mask):
         if mask.any() and len(x) == 2 and x.shape[0] > 1 and torch.zeros_like(x).sum() == 0:
             return torch.where(x > 0, x, x**2)
@@ -324,7 +324,7 @@ def test_branches_on_what_is_constant_are_not_told():
     assert hodiff.preflight(branches, X, torch.tensor([True, False])).remarks == ()
 
 
-def test_draws_that_have_a_first_derivative_alone():
+def test_draws_without_second_derivative_are_reported_to_raise():
     def draws(a):
         return torch.distributions.Gamma(a, 1.0).rsample()
 
@@ -385,14 +385,14 @@ CALLS = {
 
 @pytest.mark.parametrize("correct", [True, False])
 @pytest.mark.parametrize("name", CALLS)
-def test_it_raises_where_it_says_so(name, correct):
+def test_routes_raise_exactly_where_reported(name, correct):
     f, x = CALLS[name]
     routes = hodiff.preflight(f, x, correct=correct).routes
     assert {route for route, word in routes.items() if word == "raises"} == raises_by(f, x, correct=correct)
     assert "wrong" not in routes.values()
 
 
-def test_a_conversion_that_changes_nothing_is_no_cut():
+def test_dtype_conversion_without_effect_is_no_cut():
     class Converting(nn.Linear):
         def forward(self, x):
             return nn.Linear.forward(self.to(torch.float32), x)
@@ -414,16 +414,16 @@ def test_a_conversion_that_changes_nothing_is_no_cut():
         lambda x, y: x.clone().multiply_(y).arctan_(),
     ],
 )
-def test_other_names_of_operators_are_known(function):
+def test_operator_aliases_are_known(function):
     x, y = torch.rand(2, 2, dtype=torch.float64) + 1, torch.rand(2, 2, dtype=torch.float64)
     assert hodiff.preflight(function, x, y).verdict == "verdict: all four routes are right"
 
 
-def test_attention_without_dropout_draws_nothing():
+def test_attention_without_dropout_is_not_called_random():
     assert hodiff.preflight(CALLS["attention by a fused kernel"][0], QUERIES, correct=False).remarks == ()
 
 
-def test_real_tensors_beside_complex_numbers():
+def test_real_base_with_complex_exponent_is_reported_wrong_in_forward_mode():
     """Forward mode of torch drops the imaginary part of the tangent of a real base with a complex exponent."""
     x = torch.tensor([0.5, 1.0], dtype=torch.float64)
     plain = hodiff.preflight(lambda x: (x ** (1 + 2j)).abs().square().sum(), x, correct=False)
@@ -433,7 +433,7 @@ def test_real_tensors_beside_complex_numbers():
 
 
 @pytest.mark.parametrize("values", [torch.linalg.eigvalsh, lambda C: torch.linalg.eigh(C)[0]])
-def test_eigenvalues_that_are_nearly_equal_are_told(values):
+def test_nearly_equal_eigenvalues_are_remarked(values):
     near, apart = (torch.diag(torch.tensor([1.0, 1.0 + gap, 3.0], dtype=torch.float64)) for gap in (1e-10, 1e-3))
     assert "nearly equal eigenvalues (1 times)" in str(hodiff.preflight(lambda C: values(C).log().sum(), near))
     assert "nearly equal" not in str(hodiff.preflight(lambda C: values(C).log().sum(), apart))

@@ -1,4 +1,4 @@
-"""A wrong rule of `custom_jvp` or `custom_vjp` is found at its call, and right rules beside it are not accused."""
+"""A wrong rule of `custom_jvp` or `custom_vjp` is found at its call, and correct rules give no finding."""
 
 import inspect
 
@@ -64,7 +64,7 @@ WRONG = {
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", WRONG)
-def test_the_rule_at_fault_is_named(name):
+def test_wrong_rule_is_located(name):
     f, rule = WRONG[name]
     report = hodiff.check(f, X, scipy=False)
     (finding,) = report.errors
@@ -73,5 +73,5 @@ def test_the_rule_at_fault_is_named(name):
 
 
 @pytest.mark.slow
-def test_right_rules():
+def test_right_rules_have_no_finding():
     assert hodiff.check(lambda x: right(x) * right(2 * x), X, scipy=False).codes == ()

@@ -14,7 +14,7 @@ M = torch.tensor([[0.5, -1.2, 2.0], [0.3, 0.9, -0.6]], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("rule", ["backward", "jvp", "vmap"])
-def test_empties_name_the_rule(rule):
+def test_rule_that_fails_on_empty_tensors_is_named(rule):
     class Square(torch.autograd.Function):
         @staticmethod
         def forward(x):
@@ -46,7 +46,7 @@ def test_empties_name_the_rule(rule):
     assert bool(found) == (rule != "vmap")
 
 
-def test_a_tangent_of_the_wrong_shape():
+def test_tangent_of_wrong_shape_for_empty_tensors_is_found():
     class Sum(torch.autograd.Function):
         generate_vmap_rule = True
 
@@ -82,14 +82,14 @@ def test_a_tangent_of_the_wrong_shape():
         (lambda x: x.amax(0), (X,)),
     ],
 )
-def test_right_functions_without_elements(f, args):
+def test_right_functions_accept_empty_tensors(f, args):
     leaves = tuple(a for a in args if isinstance(a, torch.Tensor) and a.is_floating_point())
     assert empty_tensors(f, args, leaves, "") == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("correct", [True, False])
-def test_empty_tensors_of_torch_do_not_end_the_process(correct):
+def test_pdist_of_empty_tensors_does_not_end_the_process(correct):
     """Torch's gradient of an empty pdist divides by zero, which ends the process."""
     script = f"import torch, hodiff; hodiff.check(torch.pdist, torch.ones(4, 3).cumsum(0), correct={correct})"
     finished = subprocess.run(

@@ -1,4 +1,4 @@
-"""Probes of single Functions: what they find, that they leave everything unchanged, and that they never raise."""
+"""Probes of single Functions: their findings; they never raise, and leave arguments and state unchanged."""
 
 import random
 import sys
@@ -65,7 +65,7 @@ def only_call(function, x=X):
     return call
 
 
-def test_calls_are_found_within_plain_functions():
+def test_function_calls_are_found_inside_plain_functions():
     calls = function_calls(lambda x: (HalfDetached.apply(Square.apply(x.sin())),), (X,), None)
     assert {call.name for call in calls} == {"Square", "HalfDetached"}
     (square,) = (call for call in calls if call.name == "Square")
@@ -74,13 +74,13 @@ def test_calls_are_found_within_plain_functions():
     assert square.moving == (True, False)
 
 
-def test_recording_leaves_the_class_alone():
+def test_recording_calls_leaves_the_class_unchanged():
     before = dict(vars(Square)), dict(vars(HalfDetached))
     only_call(Square), only_call(HalfDetached)
     assert (dict(vars(Square)), dict(vars(HalfDetached))) == before
 
 
-def test_slopes_by_autograd_and_by_differences():
+def test_slopes_of_saved_tensors_show_a_detach():
     generator = torch.Generator().manual_seed(0)
     for function, ratio in ((Square, 1.0), (HalfDetached, 0.5)):
         ran = only_call(function).run()
@@ -93,7 +93,7 @@ def test_slopes_by_autograd_and_by_differences():
 
 
 @pytest.mark.slow
-def test_location_is_the_line_at_fault():
+def test_finding_is_located_at_the_detach():
     (finding,) = (f for f in check(HalfDetached, X).findings if f.code == "HD104")
     name, line = finding.location.rsplit(":", 1)
     assert name.endswith("test_probes.py")
@@ -101,7 +101,7 @@ def test_location_is_the_line_at_fault():
         assert "x.detach()" in file.readlines()[int(line) - 1]
 
 
-def test_trace_names_what_leaves_the_graph():
+def test_trace_names_calls_that_leave_the_graph():
     x = X.clone().requires_grad_()
     with TorchCalls() as trace:
         x.detach(), x.data
@@ -113,7 +113,7 @@ def test_trace_names_what_leaves_the_graph():
     assert all("test_probes.py:" in step.location for step in trace.steps)
 
 
-def test_a_rule_that_raises_stops_no_probe():
+def test_rule_that_raises_does_not_stop_the_probes():
     function = Vicious.apply
     calls = function_calls(lambda x: (function(x),), (X,), None)
     assert probe(Vicious, (X,), lambda x: (function(x),), (X,), calls, approximate=False, seed=0) == []
@@ -121,7 +121,7 @@ def test_a_rule_that_raises_stops_no_probe():
 
 
 @pytest.mark.parametrize("each", [each for each, _ in PROBES])
-def test_a_probe_leaves_arguments_and_state_alone(each):
+def test_probe_leaves_arguments_and_global_state_unchanged(each):
     call = only_call(Square)
     copies = [a.clone() if isinstance(a, torch.Tensor) else a for a in call.args]
     before = (torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory)
@@ -132,13 +132,13 @@ def test_a_probe_leaves_arguments_and_state_alone(each):
     assert sys.getprofile() is None
 
 
-def test_settings_survive_a_rule_that_raises():
+def test_deterministic_settings_are_restored_after_an_error():
     assert uninitialised_memory(only_call(Vicious), torch.Generator()) == []
     assert not torch.are_deterministic_algorithms_enabled()
 
 
 @pytest.mark.slow
-def test_randomness_in_rules_is_seeded_and_put_back():
+def test_random_rules_are_seeded_and_the_state_is_restored():
     class Noisy(Square):
         @staticmethod
         def backward(ctx, g):
@@ -152,7 +152,7 @@ def test_randomness_in_rules_is_seeded_and_put_back():
     assert "HD305" in first.codes
 
 
-def test_a_pointer_to_no_memory_is_never_taken():
+def test_null_data_pointer_is_never_passed():
     taken = []
 
     class Pointer(Square):

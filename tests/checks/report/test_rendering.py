@@ -1,4 +1,4 @@
-"""Reports as text, HTML and JSON have the same content, and do not break the page that shows them."""
+"""Reports as text, HTML and JSON have the same content, and their HTML is valid inside a page."""
 
 import io
 import json
@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from checks.report_parts import Terminal
 
 from hodiff import InputError
 from hodiff.checks import Entry, Finding, Report
@@ -44,13 +45,8 @@ REPORT = Report("f<T> & g at float64[3]", ENTRIES, (SURROGATE, WASTE, CUT), ("a 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
 class Checker(HTMLParser):
-    """Collects text; refuses elements that are not closed and anything from outside."""
+    """Collects text; raises on elements that are not closed and on external resources."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +76,7 @@ def squeezed(text):
     return " ".join(text.split())
 
 
-def test_columns_are_aligned_below_their_heads():
+def test_columns_are_aligned_with_their_heads():
     lines = str(REPORT).splitlines()
     assert lines[1:4] == [
         "order  route                 vs differences  vs routes",
@@ -89,13 +85,13 @@ def test_columns_are_aligned_below_their_heads():
     ]
 
 
-def test_a_cell_wider_than_its_head_moves_the_next_column():
+def test_wide_cell_moves_the_next_column():
     rows = [Entry("reverse", 1, quantity, 1.0, 1e-8, "non-finite") for quantity in ("a", "b")]
     head, row = str(Report("f", (*rows,), ())).splitlines()[1:]
     assert head.index("b") == row.index("1.0e+00", row.index("1.0e+00") + 1)
 
 
-def test_errors_warnings_and_notes_stand_apart():
+def test_text_lists_errors_then_warnings_then_notes():
     text = str(REPORT)
     parts = ("errors:", "HD104 the", "warnings:", "HD501 grad", "notes:", "HD902 deri", "note: a <b>")
     places = [text.index(part) for part in parts]
@@ -113,11 +109,11 @@ def test_errors_warnings_and_notes_stand_apart():
         ((replace(CUT, code=""), WASTE), "1 error, 1 warning (HD501)"),
     ],
 )
-def test_first_line_counts(findings, said):
+def test_first_line_counts_findings(findings, said):
     assert str(Report("f", (), findings)).splitlines()[0] == f"check of f: {said}"
 
 
-def test_a_finding_says_everything_once():
+def test_finding_text_has_no_repetition():
     expected = [
         "HD104 the graph is cut",
         "    cause: backward detaches the saved tensor 0 <x>.",
@@ -132,7 +128,7 @@ def test_a_finding_says_everything_once():
     assert str(CUT).split() == " ".join(expected).split()
 
 
-def test_a_cause_that_holds_the_measurement_does_not_repeat_it():
+def test_cause_that_contains_the_measurement_is_not_repeated():
     finding = replace(CUT, cause=f"backward detaches x: {CUT.message}.")
     assert "    [zero] reverse-over-reverse, order 2" in str(finding).splitlines()
     assert str(finding).count(CUT.message) == 1
@@ -141,21 +137,21 @@ def test_a_cause_that_holds_the_measurement_does_not_repeat_it():
 
 
 @pytest.mark.parametrize("code", CODES.values(), ids=CODES.keys())
-def test_the_page_of_a_finding_is_there(code):
+def test_finding_links_to_an_existing_section(code):
     """Each link ends in the anchor of a section's heading."""
     (link,) = re.findall(r"page: (\S+)#(\S+)", str(replace(CUT, code=code.code, title=code.title)))
     headings = re.findall(r"(?m)^## (.*)$", (ROOT / link[0]).read_text())
     assert link[1] in ["-".join(re.findall(r"\w+", re.sub(r"['.]", "", h).lower())) for h in headings]
 
 
-def test_long_sentences_are_wrapped_and_nothing_is_lost():
+def test_rendering_wraps_long_sentences_without_loss():
     text = REPORT.render(width=40)
     assert squeezed(text) == squeezed(str(REPORT))
     sentences = text[text.index("errors:") :].splitlines()
     assert all(len(line) <= 40 or " " not in line.strip() for line in sentences)
 
 
-def test_colours_add_nothing_but_colours():
+def test_color_adds_only_escape_codes():
     assert "\x1b" not in str(REPORT)
     coloured = REPORT.render(color=True)
     assert "\x1b[31m" in coloured
@@ -172,7 +168,7 @@ def test_colours_add_nothing_but_colours():
         (io.StringIO, {}, False),
     ],
 )
-def test_print_colours_terminals_only(stream, environment, coloured, monkeypatch):
+def test_print_colors_terminals_only(stream, environment, coloured, monkeypatch):
     for name, value in ({"TERM": "xterm", "NO_COLOR": ""} | environment).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("COLUMNS", "300")
@@ -182,19 +178,19 @@ def test_print_colours_terminals_only(stream, environment, coloured, monkeypatch
     assert ANSI.sub("", file.getvalue()) == str(REPORT) + "\n"
 
 
-def test_print_without_a_stream_is_standard_output(capsys):
+def test_print_writes_to_stdout_by_default(capsys):
     REPORT.print()
     assert capsys.readouterr().out == str(REPORT) + "\n"
 
 
-def test_html_says_what_the_text_says():
+def test_html_contains_the_text():
     said = "".join(parsed(REPORT._repr_html_()).text)
     for part in ("f<T> & g", "saved tensor 0 <x>.", "a <b> note", "1.0e+00 wrong", "inf non-finite", "HD104"):
         assert part in said
     assert "return g * slope(x)" in said
 
 
-def test_html_brings_everything_along_and_fixes_no_text_colour():
+def test_html_is_self_contained_and_sets_no_text_colour():
     attributes = parsed(REPORT._repr_html_()).attributes
     assert {name for name, _ in attributes} <= {"style", "open"}
     styles = " ".join(value for name, value in attributes if name == "style")
@@ -204,7 +200,7 @@ def test_html_brings_everything_along_and_fixes_no_text_colour():
 
 
 @pytest.mark.parametrize("report", [REPORT, Report("sin", ENTRIES[:2], ()), Report("empty", (), ())])
-def test_json_comes_back(report):
+def test_json_round_trips(report):
     def refuse(name):
         raise AssertionError(f"{name} is no JSON")
 
@@ -217,13 +213,13 @@ def test_json_comes_back(report):
     assert (back.findings, back.notes) == (report.findings, report.notes)
 
 
-def test_json_keeps_numbers():
+def test_json_keeps_infinite_and_missing_numbers():
     entries = json.loads(REPORT.to_json())["entries"]
     assert [entry["error"] for entry in entries] == [1e-12, 0.0, 1.0, None, "inf", "nan"]
     assert [entry["tolerance"] for entry in entries] == [1e-8, 1e-8, 1e-8, None, 1e-8, "inf"]
 
 
-def test_json_of_a_later_hodiff_may_have_more():
+def test_json_with_unknown_fields_is_accepted():
     content = json.loads(REPORT.to_json()) | {"machine": "unknown"}
     content["entries"][0]["seconds"] = 0.1
     assert repr(Report.from_json(json.dumps(content))) == repr(REPORT)
@@ -241,6 +237,6 @@ def test_json_of_a_later_hodiff_may_have_more():
         ('{"schema": "hodiff.report", "version": 1, "title": "f", "entries": [3], "findings": []}', "malformed"),
     ],
 )
-def test_foreign_json_is_refused(text, message):
+def test_invalid_json_is_rejected(text, message):
     with pytest.raises(InputError, match=message):
         Report.from_json(text)

@@ -1,13 +1,10 @@
 """A report's table and failure as text, against text written by hand."""
 
 import pytest
+from checks.report_parts import entry
 
 from hodiff import CheckError
-from hodiff.checks import Entry, Finding, Report
-
-
-def entry(route, order, quantity, error, status="ok", detail=""):
-    return Entry(route, order, quantity, error, 1e-8, status, detail)
+from hodiff.checks import Finding, Report
 
 
 def test_table_is_aligned():
@@ -28,7 +25,7 @@ order  route    values
     assert str(Report("f", rows, ())) == expected
 
 
-def test_failure_carries_the_whole_text():
+def test_failed_report_raises_its_whole_text():
     finding = Finding("forward", 1, "wrong", "relative error 1", "mend jvp")
     report = Report("f", (), (finding,))
     assert not report.ok

@@ -34,14 +34,14 @@ def gradient(f, *inputs):
 
 class TestKinks:
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-    def test_relu(self, dtype):
+    def test_relu_slope_at_zero_is_zero(self, dtype):
         x = torch.tensor([-INF, -1, -0.0, 0, 1, INF], dtype=dtype)
         assert torch.equal(gradient(relu, x)[0], torch.tensor([0, 0, 0, 0, 1, 1], dtype=dtype))
 
     # bfloat16 rounds 0.7 down and 0.3 up.
     @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("top", [0.3, 0.7, 6])
-    def test_clipped_relu(self, dtype, top):
+    def test_clipped_relu_slope_at_its_kinks_is_zero(self, dtype, top):
         x = torch.tensor([-INF, -1, 0, 0.1, top, 9, INF], dtype=dtype)
         expected = torch.tensor([0, 0, 0, 1, 0, 0, 0], dtype=dtype)
         y = clipped_relu(x, top)
@@ -51,7 +51,7 @@ class TestKinks:
         assert torch.equal(forward, expected)
 
     @pytest.mark.parametrize("f", [relu, lambda x: clipped_relu(x, 6.0)], ids=["relu", "clipped_relu"])
-    def test_nan_is_not_hidden_by_a_mask(self, f):
+    def test_nan_input_gives_nan(self, f):
         x = f64(float("nan"))
         assert f(x).isnan().all()
         assert gradient(lambda x: 2 * f(x), x)[0].item() == 2
@@ -70,7 +70,7 @@ class TestKinks:
             linear = (by_x == 1) and all(each == 0 for each in (by_beta, xx, xb, bx, bb))
             assert bool(linear) == (k == 1)
 
-    def test_softplus_with_torchs_threshold_is_that_of_torch(self):
+    def test_softplus_with_a_threshold_matches_torch(self):
         x = torch.linspace(-30, 30, 61, dtype=torch.float64)
         assert torch.allclose(softplus(x, 0.7, 20.0), nn.functional.softplus(x, 0.7, 20.0), rtol=1e-14)
 
@@ -83,7 +83,7 @@ class TestRectifiersAreLean:
         [relu, lambda x: clipped_relu(x, 0.5), lambda x: bias_act(x, torch.zeros(5, dtype=x.dtype), "relu")],
         ids=["relu", "clipped_relu", "bias_act"],
     )
-    def test_no_second_derivative(self, f):
+    def test_second_derivative_is_zero_without_a_graph(self, f):
         x = torch.randn(5, dtype=torch.float64, requires_grad=True)
         (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
         assert not g.requires_grad
@@ -94,7 +94,7 @@ class TestRectifiersAreLean:
 
     @pytest.mark.one_in(2)
     @pytest.mark.parametrize("f", [relu, lambda x: clipped_relu(x, 0.5)], ids=["relu", "clipped_relu"])
-    def test_keeps_the_output_and_frees_the_input(self, f):
+    def test_saves_the_output_and_frees_the_input(self, f):
         leaf = torch.randn(5, requires_grad=True)
         x = leaf * 1
         gone = weakref.ref(x)
@@ -105,7 +105,7 @@ class TestRectifiersAreLean:
         assert gone() is None
         assert torch.equal(torch.autograd.grad(y.sum(), leaf)[0], ((leaf > 0) & (f(leaf) < 0.5) | (y == leaf)).float())
 
-    def test_hessian_vector_product_of_a_network(self):
+    def test_hvp_of_a_network_matches(self):
         generator = torch.Generator().manual_seed(0)
         x, w, u, v = (normal((4, 4), torch.float64, generator) for _ in range(4))
 
@@ -122,12 +122,12 @@ class TestRectifiersAreLean:
 
 
 class TestScaledSigmoid:
-    def test_keeps_its_output(self):
+    def test_scaled_sigmoid_saves_its_output_only(self):
         x = torch.randn(5, requires_grad=True)
         y = scaled_sigmoid(x, 3.0)
         assert [each.data_ptr() for each in y.grad_fn.saved_tensors if each is not None] == [y.data_ptr()]
 
-    def test_error_is_relative_to_the_scale_where_it_saturates(self):
+    def test_scaled_sigmoid_derivatives_are_accurate_where_it_saturates(self):
         x = torch.linspace(1, 60, 119, dtype=torch.float64)
         first = torch.func.vmap(torch.func.grad(lambda x: scaled_sigmoid(x, 3.0)))
         second = torch.func.vmap(torch.func.grad(torch.func.grad(lambda x: scaled_sigmoid(x, 3.0))))
@@ -136,12 +136,12 @@ class TestScaledSigmoid:
         assert float((second(x) - 3 * slope_of_bell(x)).abs().max()) < 3e-15
 
     @pytest.mark.parametrize("scale", [0.0, f64(0.0)[0]], ids=["constant", "learned"])
-    def test_a_scale_of_zero(self, scale):
+    def test_scaled_sigmoid_with_zero_scale_is_zero(self, scale):
         x = f64(-1.0, 2.0)
         assert torch.equal(scaled_sigmoid(x, scale), torch.zeros(2, dtype=torch.float64))
         assert torch.equal(gradient(lambda x: scaled_sigmoid(x, scale), x)[0], torch.zeros(2, dtype=torch.float64))
 
-    def test_a_learned_scale_leaves_zero(self):
+    def test_scaled_sigmoid_has_a_gradient_by_a_zero_scale(self):
         x, scale = f64(-1.0, 2.0), f64(0.0)
         assert torch.allclose(gradient(scaled_sigmoid, x, scale)[1], torch.sigmoid(x).sum())
         mixed = torch.func.jacrev(torch.func.grad(lambda x, s: scaled_sigmoid(x, s).sum()), argnums=1)(x, scale)
@@ -149,17 +149,17 @@ class TestScaledSigmoid:
 
 
 class TestLogarithms:
-    def test_log_sigmoid_keeps_a_gradient_where_the_naive_formula_has_none(self):
+    def test_log_sigmoid_gradient_is_finite_where_the_formula_gives_nan(self):
         x = f64(-800.0)
         assert gradient(lambda x: torch.log(torch.sigmoid(x)), x)[0].isnan().all()
         assert gradient(log_sigmoid, x)[0].item() == 1
 
-    def test_probabilities_and_complements(self):
+    def test_log_probabilities_and_complements_are_consistent(self):
         x = torch.linspace(-40, 40, 81, dtype=torch.float64)
         assert torch.allclose(log1mexp(-log_sigmoid(x)), log_sigmoid(-x), rtol=1e-13)
         assert torch.allclose(logit(torch.sigmoid(x[x < 1])), x[x < 1], rtol=1e-12)
 
-    def test_entropy_with_impossible_events(self):
+    def test_entropy_derivatives_at_zero_probability_are_zero(self):
         """All derivatives of a term 0 log 0 are zero and symmetric, in every route."""
         p, v = f64(0.0, 0.25, 0.75), f64(1.0, 2.0, -3.0)
         entropy = lambda p: -xlogy(p, p).sum()  # noqa: E731
@@ -167,7 +167,7 @@ class TestLogarithms:
         for route in route_names(2):
             assert torch.allclose(derivative(entropy, route)(p, v), torch.where(p > 0, -v / p, 0))
 
-    def test_xlogy_at_zero(self):
+    def test_xlogy_derivatives_at_zero(self):
         x, y = f64(0.0, 0.0, 0.0), f64(0.0, -2.0, 2.0)
         hessian = torch.func.vmap(torch.func.hessian(xlogy, (0, 1)))(x, y)
         assert torch.equal(xlogy(x, y), torch.zeros(3, dtype=torch.float64))
@@ -183,7 +183,7 @@ class TestLogarithms:
 class TestBiasAct:
     @pytest.mark.parametrize("act", ["identity", "relu", "sigmoid", "tanh", "gelu", "silu"])
     @pytest.mark.parametrize("shapes", [((2, 3), (3,)), ((2, 3), ()), ((3,), (2, 1)), ((2, 3, 1), (1, 3, 2))])
-    def test_broadcasting_is_reduced(self, act, shapes):
+    def test_bias_act_sums_gradients_of_broadcast_arguments(self, act, shapes):
         generator = torch.Generator().manual_seed(0)
         x, b = (normal(shape, torch.float64, generator) for shape in shapes)
         zero = torch.zeros((), dtype=torch.float64)
@@ -219,7 +219,7 @@ MESSAGES = {
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_messages(message):
+def test_rejects_bad_arguments(message):
     with pytest.raises(InputError, match=message):
         MESSAGES[message]()
 
@@ -242,7 +242,7 @@ BUILT = {
 
 
 @pytest.mark.parametrize("description", BUILT)
-def test_modules(description):
+def test_modules_are_copied_pickled_and_printed(description):
     module = BUILT[description]
     assert repr(module) == description
     x = torch.randn(2, 3, requires_grad=True)
@@ -259,7 +259,7 @@ def test_modules(description):
 
 @pytest.mark.parametrize("f", [silu, gelu, mish, log_sigmoid, softplus, swish, relu])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_low_precision_is_finite_to_the_ends_of_the_range(f, dtype):
+def test_low_precision_derivatives_are_finite_up_to_the_largest_number(f, dtype):
     top = torch.finfo(dtype).max
     x = torch.tensor([-top, -100, -1, 0, 1, 100, top], dtype=dtype)
     g = torch.func.grad(lambda x: f(x).float().sum())(x)

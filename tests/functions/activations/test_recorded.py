@@ -64,7 +64,7 @@ def _pulled(x, name, weights, u):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", EXACT)
-def test_pullbacks_at_ordinary_and_extreme_numbers_are_those_of_mpmath(name, dtype):
+def test_pullbacks_match_mpmath(name, dtype):
     exact, tails = EXACT[name]
     x = torch.tensor([*POINTS, *tails], dtype=dtype)
     with mpmath.workdps(120):
@@ -88,7 +88,7 @@ def test_pullbacks_at_ordinary_and_extreme_numbers_are_those_of_mpmath(name, dty
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_infinities_have_flat_derivatives_and_nan_stays(name):
+def test_derivatives_at_infinity_are_constant_and_nan_propagates(name):
     x = torch.tensor([INF, -INF, NAN])
     ones = torch.ones(3)
     gradient, numbers, recorded, _ = _pulled(x, name, ones, ones)
@@ -100,7 +100,7 @@ def test_infinities_have_flat_derivatives_and_nan_stays(name):
 @pytest.mark.slow
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", SMOOTH)
-def test_is_right_by_every_route_to_third_order_and_batched(name):
+def test_check_passes_to_third_order(name):
     x = torch.tensor([-2.0, -0.4, 0.0, 0.7, 3.0], dtype=torch.float64)
     report = hodiff.check(lambda x: record(x, name), x)
     assert report.ok, report
@@ -133,7 +133,7 @@ LAYERS = [F.gelu, F.silu, F.mish, F.softplus, lambda x: F.gelu(x, approximate="t
 
 
 @pytest.mark.parametrize("chunk_size", [1, 5])
-def test_products_of_operators_are_those_of_torch(chunk_size):
+def test_hessian_operator_products_match_torch(chunk_size):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(5, 5, dtype=torch.float64, generator=generator)
     v = torch.randn(25, 6, dtype=torch.float64, generator=generator)
@@ -154,7 +154,7 @@ def test_products_of_operators_are_those_of_torch(chunk_size):
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_products_take_no_exponentials(layer, monkeypatch):
+def test_hessian_products_compute_no_exponentials(layer, monkeypatch):
     model = torch.nn.Linear(3, 4)
     inputs = torch.randn(7, 3)
     parameters = {name: each.detach() for name, each in model.named_parameters()}
@@ -173,7 +173,7 @@ def test_products_take_no_exponentials(layer, monkeypatch):
     }
 
 
-def test_a_rule_of_the_user_goes_before_the_faster_one():
+def test_user_correction_takes_precedence():
     x = torch.tensor([0.3, -0.2])
     hodiff.corrections.register(F.softplus, reason="for the test's sake")(lambda input: input**3)
     try:

@@ -61,7 +61,7 @@ def blind(b, h, i, j):
     return (i % 2 == h) & (i >= j)
 
 
-def holes(b, h, i, j):
+def outside_gap(b, h, i, j):
     return (j < 2) | (j > 5)
 
 
@@ -151,7 +151,7 @@ PROBLEMS = {
     "blocks of each head, blind rows": Problem(block_mask=mask_of(blind, heads=HEADS), seen=blind),
     "blind rows, bias": Problem(relative, TABLE, mask_mod=blind),
     "blind rows, soft-cap": Problem(capped, draw(HEADS, seed=3).exp(), mask_mod=blind),
-    "blocks with holes": Problem(block_mask=mask_of(holes), seen=holes),
+    "blocks with holes": Problem(block_mask=mask_of(outside_gap), seen=outside_gap),
     "blocks and a mask": Problem(
         mask_mod=window, block_mask=mask_of(causal), seen=lambda b, h, i, j: (i >= j) & (i - j <= 1)
     ),

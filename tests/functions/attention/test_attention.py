@@ -1,26 +1,20 @@
 """Tests of attention: masks, memory, dropout, shared heads, and refused arguments."""
 
 import re
-import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
-from drawing import seeded
+from drawing import draw_each, seeded
 from functions.cases.attention import by_primitives
+from memory_use import LiveMemory
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import hodiff
 from hodiff.checks import derivative, route_names
 from hodiff.errors import InputError
 from hodiff.functions.attention.attention import attention
 from hodiff.rules import blockwise
-
-
-def drawn(*shapes, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
 
 
 @pytest.fixture
@@ -30,8 +24,8 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(blockwise, "FEWEST_ROWS", 2)
 
 
-def everything(f, inputs):
-    """Return the value, the gradient, and one Hessian-vector product by each route."""
+def all_derivatives(f, inputs):
+    """Compute the value, the gradient, and one Hessian-vector product by each route."""
 
     def phi(flat):
         parts = [part.reshape(x.shape) for part, x in zip(flat.split([x.numel() for x in inputs]), inputs, strict=True)]
@@ -51,45 +45,45 @@ def assert_same(a, b, tolerance=1e-11):
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}], ids=str)
-def test_values_are_those_of_torch(options, small_blocks):
-    q, k, v = drawn((2, 3, 7, 4), (2, 3, 7, 4), (2, 3, 7, 5))
+def test_values_match_torch(options, small_blocks):
+    q, k, v = draw_each((2, 3, 7, 4), (2, 3, 7, 4), (2, 3, 7, 5))
     with sdpa_kernel(SDPBackend.MATH):
         expected = F.scaled_dot_product_attention(q, k, v, **options)
     assert_same([attention(q, k, v, **options)], [expected])
 
 
-def test_blocks_change_nothing(small_blocks):
-    inputs = drawn((5, 2), (4, 2), (4, 3), (5, 4))
-    assert_same(everything(attention, inputs), everything(by_primitives, inputs))
+def test_block_size_does_not_change_derivatives(small_blocks):
+    inputs = draw_each((5, 2), (4, 2), (4, 3), (5, 4))
+    assert_same(all_derivatives(attention, inputs), all_derivatives(by_primitives, inputs))
 
 
-def test_causal_blocks_that_see_few_keys(small_blocks):
-    inputs = drawn((5, 2), (5, 2), (5, 3), (5, 5))
+def test_causal_mask_with_additive_mask_matches_primitives(small_blocks):
+    inputs = draw_each((5, 2), (5, 2), (5, 3), (5, 5))
     visible = torch.ones(5, 5).tril().bool()
-    ours = everything(lambda q, k, v, m: attention(q, k, v, m, is_causal=True), inputs)
-    assert_same(ours, everything(lambda q, k, v, m: by_primitives(q, k, v, m, visible), inputs))
+    ours = all_derivatives(lambda q, k, v, m: attention(q, k, v, m, is_causal=True), inputs)
+    assert_same(ours, all_derivatives(lambda q, k, v, m: by_primitives(q, k, v, m, visible), inputs))
 
 
 @pytest.mark.slow
-def test_third_order_by_blocks(small_blocks):
-    inputs = drawn((3, 1), (3, 1), (3, 1))
+def test_third_derivatives_match_differences(small_blocks):
+    inputs = draw_each((3, 1), (3, 1), (3, 1))
     hodiff.assert_differentiable(lambda *x: attention(*x, is_causal=True), inputs, order=3, scipy=False)
 
 
 @pytest.mark.parametrize("shape", [(), (4,), (1, 4), (5, 1), (3, 1, 4), (2, 1, 5, 4)], ids=str)
-def test_broadcast_masks(shape, small_blocks):
-    mask = drawn(shape)[0]
-    inputs = (*drawn((3, 5, 2), (4, 2), (3, 4, 1)), mask)
-    assert_same(everything(attention, inputs), everything(by_primitives, inputs))
+def test_broadcast_masks_match_primitives(shape, small_blocks):
+    mask = draw_each(shape)[0]
+    inputs = (*draw_each((3, 5, 2), (4, 2), (3, 4, 1)), mask)
+    assert_same(all_derivatives(attention, inputs), all_derivatives(by_primitives, inputs))
 
 
 @pytest.mark.parametrize("kind", ["boolean", "additive"])
-def test_rows_that_see_no_key_are_zero_with_zero_derivatives(kind, small_blocks):
-    q, k, v = drawn((4, 2), (3, 2), (3, 2))
+def test_fully_masked_rows_are_zero_with_zero_derivatives(kind, small_blocks):
+    q, k, v = draw_each((4, 2), (3, 2), (3, 2))
     visible = torch.tensor([[True, False, True], [False, False, False], [True, True, True], [False, False, False]])
     mask = visible if kind == "boolean" else torch.zeros(4, 3, dtype=torch.float64).masked_fill(~visible, -torch.inf)
     seen = [0, 2]
-    ours = everything(lambda q, k, v: attention(q, k, v, mask), (q, k, v))
+    ours = all_derivatives(lambda q, k, v: attention(q, k, v, mask), (q, k, v))
     assert not ours[0][[1, 3]].any()
     zeros = torch.zeros(1, 2, dtype=torch.float64)
 
@@ -97,52 +91,52 @@ def test_rows_that_see_no_key_are_zero_with_zero_derivatives(kind, small_blocks)
         y = by_primitives(q[seen], k, v, visible=visible[seen])
         return torch.cat([y[:1], zeros, y[1:], zeros])
 
-    assert_same(ours, everything(reference, (q, k, v)))
+    assert_same(ours, all_derivatives(reference, (q, k, v)))
     if kind == "additive":
         by_mask = torch.func.grad(lambda m: attention(q, k, v, m).square().sum())(mask)
         assert not by_mask[~visible].any()
         assert bool(by_mask.isfinite().all())
 
 
-def test_shared_heads(small_blocks):
-    inputs = drawn((2, 4, 3, 2), (2, 2, 3, 2), (2, 2, 3, 2), (4, 3, 3))
+def test_shared_heads_match_repeated_heads(small_blocks):
+    inputs = draw_each((2, 4, 3, 2), (2, 2, 3, 2), (2, 2, 3, 2), (4, 3, 3))
 
     def reference(q, k, v, mask):
         return by_primitives(q, k.repeat_interleave(2, -3), v.repeat_interleave(2, -3), mask)
 
-    ours = everything(lambda *x: attention(*x, enable_gqa=True), inputs)
-    assert_same(ours, everything(reference, inputs))
+    ours = all_derivatives(lambda *x: attention(*x, enable_gqa=True), inputs)
+    assert_same(ours, all_derivatives(reference, inputs))
     q, k, v, _ = inputs
     expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     assert_same([attention(q, k, v, enable_gqa=True)], [expected])
 
 
-def dropped(q, k, seed, p=0.5):
+def dropout_factors(q, k, seed, p=0.5):
     """Return the dropout factors, by applying attention to unit vectors."""
     eye = torch.eye(k.shape[-2], dtype=q.dtype)
     weights = attention(q, k, eye)
     return attention(q, k, eye, dropout_p=p, generator=seeded(seed)) / weights
 
 
-def test_dropout_is_one_linear_map_in_every_derivative(small_blocks):
-    q, k, v = drawn((5, 2), (4, 2), (4, 3))
-    factors = dropped(q, k, 3)
-    ours = everything(lambda q, k, v: attention(q, k, v, dropout_p=0.5, generator=seeded(3)), (q, k, v))
-    reference = everything(lambda q, k, v: (torch.softmax(q @ k.mT / 2**0.5, -1) * factors) @ v, (q, k, v))
+def test_dropout_uses_one_mask_in_every_derivative(small_blocks):
+    q, k, v = draw_each((5, 2), (4, 2), (4, 3))
+    factors = dropout_factors(q, k, 3)
+    ours = all_derivatives(lambda q, k, v: attention(q, k, v, dropout_p=0.5, generator=seeded(3)), (q, k, v))
+    reference = all_derivatives(lambda q, k, v: (torch.softmax(q @ k.mT / 2**0.5, -1) * factors) @ v, (q, k, v))
     assert_same(ours, reference)
 
 
-def test_dropout_does_not_depend_on_blocks(monkeypatch):
-    q, k = drawn((2, 9, 2), (2, 8, 2))
-    whole = dropped(q, k, 1)
+def test_dropout_mask_does_not_depend_on_block_size(monkeypatch):
+    q, k = draw_each((2, 9, 2), (2, 8, 2))
+    whole = dropout_factors(q, k, 1)
     monkeypatch.setattr(blockwise, "BLOCK", 1)
     monkeypatch.setattr(blockwise, "FEWEST_ROWS", 2)
-    assert_same([dropped(q, k, 1)], [whole])
+    assert_same([dropout_factors(q, k, 1)], [whole])
 
 
-def test_dropout_statistics():
+def test_dropout_rate_and_scale_are_right():
     q, k = torch.zeros(4, 100, 1), torch.zeros(4, 80, 1)
-    factors = dropped(q, k, 2, p=0.3)
+    factors = dropout_factors(q, k, 2, p=0.3)
     kept = factors > 0.5
     torch.testing.assert_close(factors[kept], torch.full_like(factors[kept], 1 / 0.7))
     # The tolerance is five standard errors of 32,000 draws. Rows, columns and batches must be uncorrelated.
@@ -151,11 +145,11 @@ def test_dropout_statistics():
     for dim in range(3):
         correlation = (centered * centered.roll(1, dim)).mean() / 0.21
         assert abs(float(correlation)) < 5 / kept.numel() ** 0.5
-    assert not torch.equal(kept, dropped(q, k, 5, p=0.3) > 0.5)
+    assert not torch.equal(kept, dropout_factors(q, k, 5, p=0.3) > 0.5)
 
 
-def test_dropout_draws_once_a_call_and_leaves_global_state():
-    q, k, v = drawn((3, 2), (3, 2), (3, 2))
+def test_dropout_draws_once_per_call_from_its_generator():
+    q, k, v = draw_each((3, 2), (3, 2), (3, 2))
     generator, state = seeded(), torch.get_rng_state()
     first = attention(q, k, v, dropout_p=0.5, generator=generator)
     second = attention(q, k, v, dropout_p=0.5, generator=generator)
@@ -163,38 +157,9 @@ def test_dropout_draws_once_a_call_and_leaves_global_state():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_everything_dropped():
-    q, k, v = drawn((3, 2), (3, 2), (3, 2))
+def test_dropout_of_everything_gives_zeros():
+    q, k, v = draw_each((3, 2), (3, 2), (3, 2))
     assert not attention(q, k, v, dropout_p=1.0, generator=seeded()).any()
-
-
-class Peak(TorchDispatchMode):
-    """Track the peak number of bytes of live tensors created inside the context."""
-
-    def __init__(self):
-        super().__init__()
-        self.now = self.most = 0
-        self.seen = set()
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        result = function(*arguments, **(options or {}))
-        for each in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(each, torch.Tensor):
-                self._count(each.untyped_storage())
-        return result
-
-    def _count(self, storage):
-        key, size = storage._cdata, storage.nbytes()
-        if key in self.seen:
-            return
-        self.seen.add(key)
-        self.now += size
-        self.most = max(self.most, self.now)
-        weakref.finalize(storage, self._free, key, size)
-
-    def _free(self, key, size):
-        self.seen.discard(key)
-        self.now -= size
 
 
 def gradient_step(f, q, k, v):
@@ -210,31 +175,31 @@ def reverse_product_step(f, q, k, v):
     torch.autograd.grad(sum(each.square().sum() for each in g), (q, k, v))
 
 
-def peak(step, f, length):
-    q, k, v = (x.requires_grad_() for x in drawn(*[(length, 8)] * 3, dtype=torch.float32))
-    with Peak() as counted:
+def peak_bytes(step, f, length):
+    q, k, v = (x.requires_grad_() for x in draw_each(*[(length, 8)] * 3, dtype=torch.float32))
+    with LiveMemory() as counted:
         step(f, q, k, v)
-    return counted.most
+    return counted.peak
 
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("step", [gradient_step, product_step, reverse_product_step])
 def test_memory_is_linear_in_the_length(step, monkeypatch):
     monkeypatch.setattr(blockwise, "BLOCK", 2**15)
-    ours = {length: peak(step, attention, length) for length in (1024, 2048)}
-    quadratic = peak(step, by_primitives, 2048)
+    ours = {length: peak_bytes(step, attention, length) for length in (1024, 2048)}
+    quadratic = peak_bytes(step, by_primitives, 2048)
     assert quadratic > 3 * 4 * 2048**2
     assert ours[2048] < quadratic / 8
     assert ours[2048] < 2.2 * ours[1024]
 
 
-def test_memory_counter_sees_quadratic_growth():
-    assert peak(gradient_step, by_primitives, 512) > 3.5 * peak(gradient_step, by_primitives, 256)
+def test_memory_counter_detects_quadratic_growth():
+    assert peak_bytes(gradient_step, by_primitives, 512) > 3.5 * peak_bytes(gradient_step, by_primitives, 256)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_16_bits_are_computed_in_float32(dtype):
-    q, k, v = (x.to(dtype) for x in drawn((33, 8), (65, 8), (65, 8)))
+def test_low_precision_is_computed_in_float32(dtype):
+    q, k, v = (x.to(dtype) for x in draw_each((33, 8), (65, 8), (65, 8)))
     leaves = [x.clone().requires_grad_() for x in (q, k, v)]
     y = attention(*leaves)
     gradients = torch.autograd.grad(y.float().square().sum(), leaves)
@@ -249,9 +214,9 @@ def test_16_bits_are_computed_in_float32(dtype):
 
 
 @pytest.mark.parametrize("sizes", [(0, 3), (3, 0)], ids=str)
-def test_no_queries_or_no_keys(sizes):
+def test_no_queries_or_keys_give_zeros(sizes):
     rows, keys = sizes
-    q, k, v = (x.requires_grad_() for x in drawn((rows, 2), (keys, 2), (keys, 4)))
+    q, k, v = (x.requires_grad_() for x in draw_each((rows, 2), (keys, 2), (keys, 4)))
     y = attention(q, k, v, torch.ones(rows, keys, dtype=torch.bool))
     assert y.shape == (rows, 4)
     assert not y.any()
@@ -264,7 +229,7 @@ def test_no_queries_or_no_keys(sizes):
     [None, torch.zeros(2, 0, 5, 7), torch.zeros(1, 5, 7, dtype=torch.bool)],
     ids=["no mask", "additive", "boolean"],
 )
-def test_no_heads(mask):
+def test_no_heads_give_an_empty_output(mask):
     q, k, v = (torch.zeros(2, 0, *sizes, requires_grad=True) for sizes in ((5, 4), (7, 4), (7, 3)))
     y = attention(q, k, v, mask, enable_gqa=True)
     assert y.shape == (2, 0, 5, 3)
@@ -319,11 +284,11 @@ EIGHT = Q.to(torch.float8_e4m3fn)
         ((Q, Q[:0], Q[:0]), {"enable_gqa": True}, "heads of k and v that divide those of q"),
     ],
 )
-def test_refusals(arguments, options, message):
+def test_rejects_bad_arguments(arguments, options, message):
     with pytest.raises(InputError, match=re.escape(message)):
         attention(*arguments, **options)
 
 
-def test_tensors_without_memory():
+def test_meta_tensors_are_accepted():
     q = torch.empty(2, 3, 4, device="meta")
     assert attention(q, q, q, is_causal=True).shape == (2, 3, 4)

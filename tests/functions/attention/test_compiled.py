@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from drawing import draw_each
 from functions.cases.attention import by_primitives
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
@@ -14,12 +15,7 @@ D = torch.float64
 LENGTH, KEYS, SIZE = 24, 40, 2
 
 
-def drawn(*shapes, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(shape, generator=generator, dtype=D) for shape in shapes)
-
-
-Q, K, V, U = drawn((2, LENGTH, SIZE), (2, KEYS, SIZE), (2, KEYS, SIZE), (2, LENGTH, SIZE))
+Q, K, V, U = draw_each((2, LENGTH, SIZE), (2, KEYS, SIZE), (2, KEYS, SIZE), (2, LENGTH, SIZE))
 SEEN = torch.rand(LENGTH, KEYS, generator=torch.Generator().manual_seed(1)) < 0.7
 
 
@@ -81,7 +77,7 @@ def gradient_around(function, x):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("composition", COMPOSITIONS, ids=lambda f: f.__name__)
-def test_transforms_inside_of_compiled_code(composition, name):
+def test_compiled_transforms_match_without_tensors_of_weights(composition, name):
     options, by_hand = CALLS[name]
     around = gradient_around if composition is backward_of_tangent else lambda function, x: function(x)
     expected = around(composition(objective(by_primitives, by_hand)), Q)
@@ -93,8 +89,8 @@ def test_transforms_inside_of_compiled_code(composition, name):
 
 
 @pytest.mark.slow
-def test_one_of_them():
-    test_transforms_inside_of_compiled_code(forward_over_reverse, "plain")
+def test_one_compiled_transform_matches_without_tensors_of_weights():
+    test_compiled_transforms_match_without_tensors_of_weights(forward_over_reverse, "plain")
 
 
 def assert_without_weights(graphs):
@@ -107,7 +103,7 @@ def assert_without_weights(graphs):
 
 
 @pytest.mark.slow
-def test_the_formulas_would_be_found_with_weights():
+def test_primitives_have_tensors_of_weights_in_their_graph():
     """Attention by primitives has a tensor of weights in its graph, so `assert_without_weights` can fail."""
     graphs, backend = graphs_of()
     torch.compiler.reset()
@@ -118,8 +114,8 @@ def test_the_formulas_would_be_found_with_weights():
     )
 
 
-MASKS = {"no mask": None, "boolean": SEEN, "additive": drawn((LENGTH, KEYS), seed=3)[0]}
-G, Q_T, K_T, V_T = drawn((2, LENGTH, SIZE), (2, LENGTH, SIZE), (2, KEYS, SIZE), (2, KEYS, SIZE), seed=4)
+MASKS = {"no mask": None, "boolean": SEEN, "additive": draw_each((LENGTH, KEYS), seed=3)[0]}
+G, Q_T, K_T, V_T = draw_each((2, LENGTH, SIZE), (2, LENGTH, SIZE), (2, KEYS, SIZE), (2, KEYS, SIZE), seed=4)
 ALL = (True, True, True, False)
 NONE = (False,) * 4
 TANGENTS = (Q_T, None, V_T, None)
@@ -143,12 +139,12 @@ def call(kind, mask, dtype=D, **changed):
 @pytest.mark.parametrize("dtype", [D, torch.bfloat16])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_operator_is_as_it_says(kind, mask, dtype):
+def test_operator_passes_opcheck(kind, mask, dtype):
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(in_graphs, call(kind, MASKS[mask], dtype), test_utils=tests)
 
 
-def test_the_gradient_by_a_mask():
+def test_mask_gradient_passes_opcheck():
     kind, tensors, _, with_output, *numbers = call("gradient", MASKS["additive"])
     arguments = (kind, tensors, [False, False, False, True], with_output, *numbers)
     torch.library.opcheck(in_graphs, arguments, test_utils=("test_schema", "test_faketensor"))
@@ -156,7 +152,7 @@ def test_the_gradient_by_a_mask():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_operator_in_batches(kind):
+def test_vmapped_operator_matches_a_loop(kind):
     """The batched operator equals a loop when some tensors are batched."""
     kind, tensors, *rest = call(kind, SEEN[None])
     scales = torch.tensor([1.0, -0.5, 2.0], dtype=D)

@@ -16,7 +16,7 @@ from functions.attention.flex_problems import (
     mask_of,
     relative,
 )
-from functions.attention.test_attention import gradient_step, peak, product_step, reverse_product_step
+from functions.attention.test_attention import gradient_step, peak_bytes, product_step, reverse_product_step
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.utils import _pytree as pytree
 
@@ -71,14 +71,14 @@ def assert_same(ours, expected, tolerance=1e-11):
 
 @pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_to_second_order(name, small_blocks):
+def test_second_derivatives_match_primitives(name, small_blocks):
     problem = PROBLEMS[name]
     inputs = problem.inputs()
     assert_same(to_second_order(problem.ours, inputs), to_second_order(problem.by_primitives, inputs))
 
 
 @pytest.mark.parametrize("name", list(PROBLEMS)[1::5])
-def test_in_one_block(name):
+def test_second_derivatives_in_one_block_match_primitives(name):
     problem = PROBLEMS[name]
     inputs = problem.inputs()
     assert_same(to_second_order(problem.ours, inputs), to_second_order(problem.by_primitives, inputs))
@@ -100,13 +100,13 @@ def third_derivatives(f, inputs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_to_third_order(name, small_blocks):
+def test_third_derivatives_match_primitives(name, small_blocks):
     problem = PROBLEMS[name]
     inputs = problem.inputs()
     assert_same(third_derivatives(problem.ours, inputs), third_derivatives(problem.by_primitives, inputs), 1e-10)
 
 
-def test_third_order_of_bias_and_soft_cap():
+def test_third_derivatives_by_bias_and_soft_cap_match_primitives():
     for name in ("relative bias, shared heads", "soft-cap"):
         problem = PROBLEMS[name]
         phi, point, v = weighted(problem.ours, problem.inputs())
@@ -117,14 +117,14 @@ def test_third_order_of_bias_and_soft_cap():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["relative bias, shared heads", "blind rows, soft-cap"])
-def test_check_to_third_order(name, small_blocks):
+def test_third_derivatives_match_differences(name, small_blocks):
     problem = PROBLEMS[name]
     q, k, v, *others = problem.inputs()
     hodiff.assert_differentiable(problem.ours, (q[:1], k[:1], v[:1], *others), order=3, scipy=False)
 
 
 @pytest.mark.slow
-def test_learned_table_against_scipy():
+def test_derivatives_by_a_learned_table_match_scipy():
     problem = PROBLEMS["relative bias, causal blocks"]
     q, k, v, table = problem.inputs()
     middle = table.shape[1] // 2
@@ -174,7 +174,7 @@ def test_memory_is_linear_in_the_length(name, step, monkeypatch):
 
 
 @pytest.mark.slow
-def test_memory_of_a_product_is_linear(monkeypatch):
+def test_memory_of_a_product_is_linear_in_the_length(monkeypatch):
     assert_linear(LONG["learned bias"], product_step, monkeypatch, 512)
 
 
@@ -182,7 +182,7 @@ def assert_linear(f, step, monkeypatch, length):
     monkeypatch.setattr(blockwise, "BLOCK", 64 * length)
     for each in (length, 2 * length):
         causal_blocks(each)
-    short, long = (peak(step, f, each) for each in (length, 2 * length))
+    short, long = (peak_bytes(step, f, each) for each in (length, 2 * length))
     assert long < 2.2 * short
     assert long < 3 * 4 * (2 * length) ** 2 / 2  # half the size of three weight matrices
 
@@ -199,13 +199,13 @@ def kernels_run(monkeypatch, f):
     return len(found)
 
 
-def test_what_is_added_goes_to_the_kernels(monkeypatch):
+def test_additive_score_functions_use_the_kernels(monkeypatch):
     q, k, v, table = PROBLEMS["relative bias"].inputs()
     assert kernels_run(monkeypatch, lambda: flex_attention(q, k, v, relative(table), causal)) == 1
     assert kernels_run(monkeypatch, lambda: flex_attention(q, k, v, capped(table[:, 0]))) == 0
 
 
-def test_keys_that_no_row_of_a_block_sees_are_passed_over(monkeypatch, small_blocks):
+def test_keys_hidden_from_a_block_are_skipped(monkeypatch, small_blocks):
     q, k, v = PROBLEMS["causal blocks"].inputs()
     sizes = []
     monkeypatch.setattr(
@@ -219,7 +219,7 @@ def test_keys_that_no_row_of_a_block_sees_are_passed_over(monkeypatch, small_blo
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["relative bias, shared heads", "blind rows, soft-cap"])
-def test_batches_of_vmap(name, small_blocks):
+def test_vmap_of_gradients_matches_a_loop(name, small_blocks):
     problem = PROBLEMS[name]
     inputs = problem.inputs()
     batched = [torch.stack([x, 0.5 * x, -x]) for x in inputs]
@@ -232,7 +232,7 @@ def test_batches_of_vmap(name, small_blocks):
         assert_same(found, [torch.stack(each) for each in zip(*rows, strict=True)])
 
 
-def test_hessian_by_the_table_is_torchs_of_primitives():
+def test_hessian_by_the_soft_cap_matches_primitives():
     problem = PROBLEMS["soft-cap"]
     q, k, v, caps = problem.inputs()
     ours, expected = (
@@ -244,7 +244,7 @@ def test_hessian_by_the_table_is_torchs_of_primitives():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("name", ["relative bias, shared heads", "blind rows, soft-cap"])
-def test_narrow_inputs_are_computed_in_float32(name, dtype, small_blocks):
+def test_low_precision_is_computed_in_float32(name, dtype, small_blocks):
     problem = PROBLEMS[name]
     *inputs, closed_over = problem.inputs()
     narrow = [x.to(dtype) for x in inputs]
@@ -261,7 +261,7 @@ def test_narrow_inputs_are_computed_in_float32(name, dtype, small_blocks):
         assert float((found.detach().double() - expected.detach()).abs().max()) < 4 * torch.finfo(dtype).eps * scale
 
 
-def test_autocast_lowers_q_k_and_v_alone():
+def test_autocast_lowers_query_key_and_value_only():
     problem = PROBLEMS["relative bias"]
     q, k, v, table = (x.float() for x in problem.inputs())
     with torch.autocast("cpu", torch.bfloat16):
@@ -273,7 +273,7 @@ def test_autocast_lowers_q_k_and_v_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["relative bias, causal blocks", "soft-cap", "listed blocks", "exponents"])
-def test_one_compiled_graph(name):
+def test_compiles_to_one_graph(name):
     problem = PROBLEMS[name]
     inputs = problem.inputs()
     ours = torch.compile(problem.ours, fullgraph=True, backend="aot_eager")
@@ -293,7 +293,7 @@ def test_one_compiled_graph(name):
 
 @pytest.mark.parametrize("sizes", [(0, 3), (3, 0)], ids=str)
 @pytest.mark.parametrize("score_mod", [None, capped(torch.ones(2))])
-def test_no_queries_or_no_keys(sizes, score_mod):
+def test_no_queries_or_keys_give_zeros(sizes, score_mod):
     rows, keys = sizes
     q, k, v = (draw(1, 2, n, 4).requires_grad_() for n in (rows, keys, keys))
     y, exponents = flex_attention(q, k, v, score_mod, causal, return_lse=True)
@@ -304,7 +304,7 @@ def test_no_queries_or_no_keys(sizes, score_mod):
         assert not gradient.any()
 
 
-def test_blind_rows_have_zeros_and_exponents_of_nothing(small_blocks):
+def test_fully_masked_rows_are_zero_with_logsumexp_of_minus_infinity(small_blocks):
     q, k, v = PROBLEMS["documents"].inputs()
     y, exponents = flex_attention(q, k, v, mask_mod=blind, return_lse=True)
     hidden = torch.tensor([[False, True, False, True, False], [True, False, True, False, True]])
@@ -312,7 +312,7 @@ def test_blind_rows_have_zeros_and_exponents_of_nothing(small_blocks):
     assert torch.equal(exponents == -math.inf, hidden.expand(2, -1, -1))
 
 
-def test_the_result_can_be_changed_in_place():
+def test_result_may_be_changed_in_place():
     q = draw(1, 2, 5, 2).requires_grad_()
     score_mod = capped(torch.ones(2))
     for results in ((flex_attention(q, q, q, score_mod),), flex_attention(q, q, q, score_mod, return_lse=True)):
@@ -322,7 +322,7 @@ def test_the_result_can_be_changed_in_place():
         torch.testing.assert_close(torch.autograd.grad(sum(y.sum() for y in results), q)[0], expected)
 
 
-def test_inference_mode():
+def test_works_in_inference_mode():
     problem = PROBLEMS["soft-cap"]
     inputs = problem.inputs()
     phi, point, v = weighted(problem.ours, inputs)
@@ -333,7 +333,7 @@ def test_inference_mode():
 
 
 @pytest.mark.slow
-def test_products_of_a_dynamic_graph():
+def test_hvp_of_a_dynamically_compiled_function_matches():
     problem = PROBLEMS["soft-cap"]
     phi, point, v = weighted(problem.ours, problem.inputs())
     expected, *_ = weighted(problem.by_primitives, problem.inputs())
@@ -384,19 +384,19 @@ MASK = mask_of(causal)
         ((Q, Q, Q), {"return_lse": 1}, "return_lse: expected"),
     ],
 )
-def test_refusals(arguments, options, message):
+def test_rejects_bad_arguments(arguments, options, message):
     with pytest.raises(InputError, match=re.escape(message)):
         flex_attention(*arguments, **options)
 
 
-def test_too_few_blocks_are_refused():
+def test_rejects_block_mask_with_too_few_blocks():
     lists = torch.tensor([[[1]]], dtype=torch.int32), torch.tensor([[[[0]]]], dtype=torch.int32)
     short = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=4, seq_lengths=(5, 5))
     with pytest.raises(InputError, match="expected blocks of 4 queries for 5 queries, got 1 of them"):
         flex_attention(Q, Q, Q, block_mask=short)
 
 
-def test_block_masks_of_each_row_of_a_batch_are_refused():
+def test_rejects_vmapped_block_masks():
     tables = create_block_mask(causal, None, None, 5, 5, device="cpu", BLOCK_SIZE=2)
 
     def f(indices):

@@ -76,14 +76,14 @@ OTHERS = {
 }
 
 
-def found(function):
+def found_additive(function):
     return is_additive(function, torch.float64, torch.device("cpu"))
 
 
 def in_transform(transform):
     def run(function):
         results = []
-        transform(lambda x: (results.append(found(function)), x)[1])
+        transform(lambda x: (results.append(found_additive(function)), x)[1])
         return results[0]
 
     return run
@@ -91,17 +91,17 @@ def in_transform(transform):
 
 def in_corrections(function):
     with hodiff.corrected():
-        return found(function)
+        return found_additive(function)
 
 
 def unrecorded_outside(function):
     with torch.no_grad():
-        return found(function)
+        return found_additive(function)
 
 
 ONE = torch.tensor(1.0)
 WHERE = {
-    "plain": found,
+    "plain": found_additive,
     "corrected": in_corrections,
     "no_grad": unrecorded_outside,
     "grad": in_transform(lambda f: torch.func.grad(f)(ONE)),
@@ -112,11 +112,11 @@ WHERE = {
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", SUMS)
-def test_sums(name, where):
+def test_sums_are_detected(name, where):
     assert WHERE[where](SUMS[name])
 
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", OTHERS)
-def test_what_is_no_sum(name, where):
+def test_other_functions_are_not_taken_for_sums(name, where):
     assert not WHERE[where](OTHERS[name])

@@ -34,7 +34,7 @@ SHAPES = {
 }
 
 
-def compared(shapes, options, mask=None, dtype=torch.float64, tolerance=1e-12):
+def assert_kernels_match(shapes, options, mask=None, dtype=torch.float64, tolerance=1e-12):
     options = {**options}
     ours = {**options, "causal_corner": options.get("corner", "upper-left")}
     ours.pop("corner", None)
@@ -53,27 +53,27 @@ def compared(shapes, options, mask=None, dtype=torch.float64, tolerance=1e-12):
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_every_option_by_every_route(options, shapes, by, calls, monkeypatch):
+def test_derivatives_match_primitives_by_every_route(options, shapes, by, calls, monkeypatch):
     if by == "operators":
         monkeypatch.setattr(cpu, "takes", lambda inputs: False)
-    compared(shapes, options)
+    assert_kernels_match(shapes, options)
     assert bool(calls) == (by == "kernels" and fused.available())
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", [(7, 9), (1, 9), (3, 1, 9), (2, 1, 7, 9)], ids=str)
 @pytest.mark.parametrize("kind", ["boolean", "additive", "with rows that see nothing"])
-def test_masks(kind, shape, calls):
+def test_masks_match_primitives(kind, shape, calls):
     mask = normal(*shape)
     mask = mask if kind == "additive" else mask > (0.2 if kind == "boolean" else 1.5)
-    compared(SHAPES["one panel"], {}, mask)
-    compared(SHAPES["one panel"], {"is_causal": True, "softcap": 2.0}, mask)
+    assert_kernels_match(SHAPES["one panel"], {}, mask)
+    assert_kernels_match(SHAPES["one panel"], {"is_causal": True, "softcap": 2.0}, mask)
     assert bool(calls) == fused.available()
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_float32(options, calls):
-    compared(SHAPES["shared keys"], options, dtype=torch.float32, tolerance=2e-5)
+def test_float32_matches_primitives(options, calls):
+    assert_kernels_match(SHAPES["shared keys"], options, dtype=torch.float32, tolerance=2e-5)
     assert bool(calls) == fused.available()
 
 
@@ -85,21 +85,21 @@ def test_float32(options, calls):
     st.sampled_from(sorted(OPTIONS)),
     st.integers(1, 5),
 )
-def test_any_sizes_and_chunks(sizes, name, chunks):
+def test_any_size_and_number_of_chunks_matches(sizes, name, chunks):
     batch, heads, rows, keys, e, f = sizes
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cpu, "_chunks", lambda heads, panels, threads: min(chunks, panels))
-        compared(((batch, heads, rows, e), (1, heads, keys, e), (batch, heads, keys, f)), OPTIONS[name])
+        assert_kernels_match(((batch, heads, rows, e), (1, heads, keys, e), (batch, heads, keys, f)), OPTIONS[name])
 
 
 @built
 @pytest.mark.parametrize("e", [256, 130])
-def test_large_heads(e):
-    compared(((3, e), (5, e), (5, e)), {})
+def test_large_heads_match(e):
+    assert_kernels_match(((3, e), (5, e), (5, e)), {})
 
 
 @built
-def test_any_strides(calls):
+def test_any_strides_match(calls):
     q, k, v = (normal(6, 5, 4, 2, seed=i).permute(2, 3, 0, 1)[..., ::2, :] for i in range(3))
     k, v = k.mT.contiguous().mT, v.expand(4, 2, 3, 5)
     mask = (normal(8, 6) > 0).T[::2, :3][:3]
@@ -109,7 +109,7 @@ def test_any_strides(calls):
 
 
 @built
-def test_only_what_is_wanted_is_computed(calls):
+def test_only_requested_gradients_are_computed(calls):
     q, k, v = (normal(5, 3, seed=i) for i in range(3))
     k.requires_grad_()
     torch.autograd.grad(attention(q, k, v).sum(), k)
@@ -119,7 +119,7 @@ def test_only_what_is_wanted_is_computed(calls):
 @built
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 @pytest.mark.parametrize("name", ["q", "k", "v"])
-def test_what_is_not_finite_is_seen(poison, name):
+def test_non_finite_inputs_propagate(poison, name):
     inputs = {each: normal(2, 70, 4, seed=i) for i, each in enumerate("qkv")}
     inputs[name][1, 68, 2] = poison
     y = attention(*inputs.values())
@@ -130,7 +130,7 @@ def test_what_is_not_finite_is_seen(poison, name):
 
 
 @built
-def test_memory_holds_nothing_of_earlier_calls(monkeypatch):
+def test_uninitialized_memory_does_not_affect_results(monkeypatch):
     """Uninitialized memory does not change results: the kernels do not rely on zeros."""
     inputs, directions, cotangent = (
         [normal(1, 37, 5, seed=i) for i in range(3)],
@@ -147,7 +147,7 @@ def test_memory_holds_nothing_of_earlier_calls(monkeypatch):
 
 
 @built
-def test_reruns_and_threads_are_equal_to_the_bit():
+def test_repeated_and_threaded_runs_are_bitwise_equal():
     inputs = tuple(normal(3, 100, 16, dtype=torch.float32, seed=i) for i in range(3))
     first = torch.func.grad(lambda *x: attention(*x).square().sum(), (0, 1, 2))(*inputs)
     found = []
@@ -165,12 +165,12 @@ def test_reruns_and_threads_are_equal_to_the_bit():
 
 
 @built
-def test_the_description_of_a_call_is_that_of_the_source():
+def test_problem_struct_has_the_size_of_the_c_struct():
     assert ctypes.sizeof(problem.Problem) == run("hodiff_attention_problem")
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True, "softcap": 1.5, "window": (4, 0)}], ids=str)
-def test_third_order(options):
+def test_third_derivatives_match_primitives(options):
     q, k, v = (normal(2, 5, 3, seed=i) for i in range(3))
     w = normal(2, 5, 3, seed=7)
     reference = {name: each for name, each in options.items() if name != "causal_corner"}
@@ -203,14 +203,14 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 @built
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1024, 2048, 4096])
-def test_memory_of_a_process_is_linear(length):
+def test_process_memory_is_linear_in_the_length(length):
     """The resident memory for a product with all inputs is two dozen tensors of input size plus a constant."""
     done = subprocess.run([sys.executable, "-c", MEMORY, str(length)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 24 * 4 * 4 * length * 32 + 2**24
 
 
 @pytest.mark.slow
-def test_one_node_of_a_compiled_graph():
+def test_compiled_graph_has_one_operator():
     """Dynamo sees one operator instead of a loop over blocks."""
     q, k, v = (normal(2, 40, 4, seed=i).requires_grad_() for i in range(3))
     graphs = []
@@ -229,7 +229,7 @@ def test_one_node_of_a_compiled_graph():
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("kind", ["value", "tangent", "gradient", "gradient_tangent"])
-def test_the_operator_is_one_of_torch_library(kind, dtype):
+def test_operator_passes_opcheck(kind, dtype):
     q, k, v, t = (normal(2, 3, 6, 4, dtype=dtype, seed=i) for i in range(4))
     given = {"value": [], "tangent": [t, None, t, None], "gradient": [t], "gradient_tangent": [t, None, t, t, None, t]}
     with_output = kind != "gradient"

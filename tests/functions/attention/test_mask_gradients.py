@@ -38,7 +38,7 @@ def drawn(shapes, seed=0):
     return tuple(normal(*shape, seed=seed + i) for i, shape in enumerate(shapes))
 
 
-def compared(inputs, options, tolerance=1e-12, dtype=torch.float64, reference=None, **ours):
+def assert_derivatives_match(inputs, options, tolerance=1e-12, dtype=torch.float64, reference=None, **ours):
     """Compare derivatives with respect to all inputs, including the mask."""
     directions = drawn([x.shape for x in inputs], seed=10)
     given = {name: each for name, each in options.items() if name != "corner"}
@@ -54,17 +54,17 @@ def compared(inputs, options, tolerance=1e-12, dtype=torch.float64, reference=No
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("shape", MASKS, ids=str)
 @pytest.mark.parametrize("by", ["kernels", "operators"])
-def test_every_broadcast_by_every_route(shape, options, by, calls, monkeypatch):
+def test_derivatives_by_broadcast_masks_match_primitives(shape, options, by, calls, monkeypatch):
     if by == "operators":
         monkeypatch.setattr(cpu, "takes", lambda inputs: False)
-    compared((*drawn(SHAPES), with_hidden(normal(*shape))), options)
+    assert_derivatives_match((*drawn(SHAPES), with_hidden(normal(*shape))), options)
     assert any("mask" in each for each in calls) == (by == "kernels" and fused.available())
 
 
 @pytest.mark.parametrize("shape", [(37, 45), (2, 1, 1, 45)], ids=str)
-def test_float32(shape):
+def test_float32_matches_primitives(shape):
     inputs = tuple(x.float().double() for x in (*drawn(SHAPES), with_hidden(normal(*shape))))
-    compared(inputs, OPTIONS["all at once"], tolerance=2e-5, dtype=torch.float32)
+    assert_derivatives_match(inputs, OPTIONS["all at once"], tolerance=2e-5, dtype=torch.float32)
 
 
 @st.composite
@@ -83,7 +83,7 @@ def masks(draw, batch, heads, rows, keys):
 @built
 @settings(max_examples=12)
 @given(st.data())
-def test_everything_at_once(data):
+def test_combined_options_match_primitives(data):
     """Derivatives match with shared heads, dropout, a band, a soft-cap, and any split over threads."""
     number = st.integers
     batch, shared, rows, keys = (data.draw(number(1, high)) for high in (2, 2, 70, 70))
@@ -123,7 +123,7 @@ def test_everything_at_once(data):
 
 
 @built
-def test_only_what_is_wanted_is_computed(calls):
+def test_only_the_mask_gradient_is_computed(calls):
     q, k, v = drawn(SHAPES)
     mask = normal(37, 45).requires_grad_()
     (found,) = torch.autograd.grad(attention(q, k, v, mask).sum(), mask)
@@ -133,7 +133,7 @@ def test_only_what_is_wanted_is_computed(calls):
 
 @built
 @pytest.mark.parametrize("shape", MASKS[:5], ids=str)
-def test_reruns_are_equal_to_the_bit_and_memory_holds_nothing_of_earlier_calls(shape, monkeypatch):
+def test_repeated_runs_are_bitwise_equal_with_uninitialized_memory(shape, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     inputs, directions = ((*drawn(SHAPES, seed), normal(*shape, seed=seed)) for seed in (0, 10))
     cotangent = normal(*attention(*inputs).shape)
@@ -148,7 +148,7 @@ def test_reruns_are_equal_to_the_bit_and_memory_holds_nothing_of_earlier_calls(s
 
 @built
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_what_is_not_finite_is_seen(poison):
+def test_non_finite_mask_element_affects_its_row_only(poison):
     """A non-finite mask element affects only the output row and the gradient row that contain it."""
     q, k, v = drawn(SHAPES)
     mask = normal(37, 45)
@@ -179,14 +179,14 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 
 @built
 @pytest.mark.slow
-def test_memory_of_a_process_is_that_of_the_mask():
+def test_process_memory_is_a_few_times_the_mask():
     """A product with a mask that 16 heads share takes a few matrices of mask size, not one per head."""
     done = subprocess.run([sys.executable, "-c", MEMORY, "1024"], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 8 * 4 * 1024**2 + 2**24
 
 
 @pytest.mark.parametrize("kind", ["gradient", "gradient_tangent"])
-def test_the_operator_of_compiled_graphs_has_it(kind):
+def test_operator_with_mask_gradients_passes_opcheck(kind):
     q, k, v, t = (normal(2, 3, 6, 4, dtype=torch.float32, seed=i) for i in range(4))
     mask = normal(1, 3, 1, 6, dtype=torch.float32)
     given = {"gradient": [t], "gradient_tangent": [t, None, t, t, mask, t]}

@@ -41,7 +41,7 @@ def every_derivative(f):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"is_causal": True, "softcap": 2.0}], ids=str)
-def test_every_derivative(options, calls):
+def test_every_derivative_matches_primitives(options, calls):
     def primitives(q, k, v):
         scores = q @ k.mT / 2
         if options:
@@ -55,7 +55,7 @@ def test_every_derivative(options, calls):
     assert set(calls) == {"value", "tangent", "gradient", "gradient_tangent"}
 
 
-def test_what_fails_is_said_and_computed_by_operators(calls, monkeypatch):
+def test_failing_kernel_warns_and_falls_back_to_operators(calls, monkeypatch):
     def fail(*args):
         raise RuntimeError("no such instruction")
 

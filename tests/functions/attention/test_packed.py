@@ -25,7 +25,7 @@ def masked(q, k, v, is_causal=False):
 
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("kind", [list, torch.tensor, np.array])
-def test_value_gradient_and_product(is_causal, kind):
+def test_value_gradient_and_hvp_match_a_block_mask(is_causal, kind):
     inputs = draw(2, 9, 3), draw(2, 11, 3, seed=1), draw(2, 11, 4, seed=2)
     lengths = [kind(each) for each in (LENGTHS, KEY_LENGTHS)]
 
@@ -42,17 +42,17 @@ def test_value_gradient_and_product(is_causal, kind):
 
 
 @pytest.mark.slow
-def test_any_order():
+def test_derivatives_match_differences():
     inputs = draw(3, 2), draw(3, 2, seed=1), draw(3, 1, seed=2)
     hodiff.assert_differentiable(lambda *x: packed_attention(*x, [2, 1]), inputs, scipy=False)
 
 
-def test_no_sequences():
+def test_no_sequences_give_an_empty_output():
     empty = torch.zeros(2, 0, 3)
     assert packed_attention(empty, empty, empty, []).shape == (2, 0, 3)
 
 
-def test_options_are_those_of_attention():
+def test_options_match_attention():
     q, k, v = (draw(5, 3, seed=i) for i in range(3))
     options = {"window": (1, 0), "softcap": 0.5, "scale": 0.3, "causal_corner": "lower-right"}
     torch.testing.assert_close(packed_attention(q, k, v, [5], **options), attention(q, k, v, **options))
@@ -69,7 +69,7 @@ def test_options_are_those_of_attention():
     ],
     ids=str,
 )
-def test_refusals(lengths, message):
+def test_rejects_bad_lengths(lengths, message):
     x = draw(5, 3)
     with pytest.raises(InputError, match=re.escape(message)):
         packed_attention(x, x, x, *lengths)
@@ -85,7 +85,7 @@ def test_refusals(lengths, message):
         ("v", draw(5, 3).to_sparse(), "packed_attention: v: expected a dense tensor"),
     ],
 )
-def test_refused_tensors(name, value, message):
+def test_rejects_bad_tensors(name, value, message):
     tensors = {each: draw(5, 3) for each in "qkv"} | {name: value}
     with pytest.raises(InputError, match=re.escape(message)):
         packed_attention(**tensors, lengths=[5])

@@ -50,7 +50,7 @@ def error(step, way, x):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
 @pytest.mark.parametrize(("step", "way"), [(value, FLASH), (gradient, FLASH), (product, MATH)])
-def test_errors_are_those_of_torch(step, way, dtype):
+def test_errors_do_not_exceed_those_of_torch(step, way, dtype):
     x = drawn(dtype, 256, 512)
     assert error(step, attention, x) <= WORSE * error(step, way, x)
 
@@ -58,7 +58,7 @@ def test_errors_are_those_of_torch(step, way, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("step", [value, gradient, product])
 @pytest.mark.parametrize("cap", [3.0, 1e3, 1e5, 1e8])
-def test_soft_caps_far_above_all_scores(cap, step, dtype):
+def test_soft_caps_far_above_all_scores_keep_precision(cap, step, dtype):
     """Far below the cap, c tanh(x / c) is x up to rounding, and its derivative is 1."""
     capped, x = partial(attention, softcap=cap), drawn(dtype, 40, 70)
     exact = step(partial(by_primitives, softcap=cap), tuple(each.detach().double().requires_grad_() for each in x))
@@ -69,7 +69,7 @@ def test_soft_caps_far_above_all_scores(cap, step, dtype):
 @pytest.mark.skipif(not fused.available(), reason="the kernels were not built")
 @pytest.mark.parametrize("step", [value, gradient, product])
 @pytest.mark.parametrize(("rows", "keys"), [(32, 8192), (8192, 32)])
-def test_long_sums_in_float32(step, rows, keys):
+def test_float32_sums_over_many_keys_and_queries_keep_precision(step, rows, keys):
     """Sums over many keys, and over many queries, are nearly as accurate as torch's."""
     x = drawn(torch.float32, rows, keys)
     assert error(step, attention, x) <= WORSE * error(step, MATH, x)

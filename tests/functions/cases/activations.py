@@ -1,4 +1,4 @@
-"""Smooth gates."""
+"""Smooth activations: GELU, SiLU, Swish and Mish."""
 
 import torch
 from functions.case import Extremes, FunctionCase, elementwise, normal, uniform
@@ -8,7 +8,7 @@ from hodiff.functions.activations.gated import GELU, GELUTanh, Mish, SiLU, Swish
 
 INF = float("inf")
 
-# Value and three derivatives at the open end and at the shut end of a gate.
+# Limits of the value and three derivatives of a gated activation at +inf and at -inf.
 ENDS = {INF: (INF, 1, 0, 0), -INF: (0, 0, 0, 0)}
 
 # e^z overflows beyond 709.78, so results below 710 times the smallest normal number are flushed to zero.

@@ -18,7 +18,7 @@ from hodiff.kernels.attention.options import Options
 
 INF = float("inf")
 
-# Value and three derivatives of a gate's slope at the open end and at the shut end.
+# Limits of the first four derivatives of a gated activation at +inf and at -inf.
 ENDS = {INF: (1, 0, 0, 0), -INF: (0, 0, 0, 0)}
 
 

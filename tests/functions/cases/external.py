@@ -16,7 +16,7 @@ bessel = numpy_function(
 
 
 def bessel_by_integral(x):
-    """Compute the mean of cos(x sin t) over a period; equidistant points are exact up to rounding."""
+    """Compute the mean of cos(x sin t) over a period; a sum over equidistant points is exact up to rounding."""
     t = 2 * torch.pi * torch.arange(64, dtype=x.dtype) / 64
     return torch.cos(x[..., None] * torch.sin(t)).mean(-1)
 
@@ -47,7 +47,7 @@ CASES = [
         formula=r"J_0(x)",
         reference=bessel_by_integral,
         saved="inputs",
-        compile=False,  # NumPy code breaks the graph
+        compile=False,  # NumPy code causes a graph break
     ),
     FunctionCase(
         name="numpy_function-rules",

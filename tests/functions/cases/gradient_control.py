@@ -14,7 +14,7 @@ from hodiff.functions.gradients.control import (
 FACTORS = torch.tensor([0.5, -2.0, 3.0], dtype=torch.float64)
 
 
-def control(name, function, Function, surrogate, formula, **more):
+def control_case(name, function, Function, surrogate, formula, **more):
     return elementwise(
         name=name,
         function=function,
@@ -29,7 +29,9 @@ def control(name, function, Function, surrogate, formula, **more):
 
 
 CASES = [
-    control("scale_gradient", lambda x: scale_gradient(x, 0.3), ScaleGradient, lambda x: 0.3 * x, r"x,\ \mathrm D c x"),
+    control_case(
+        "scale_gradient", lambda x: scale_gradient(x, 0.3), ScaleGradient, lambda x: 0.3 * x, r"x,\ \mathrm D c x"
+    ),
     FunctionCase(
         name="scale_gradient-tensor",
         function=lambda x: scale_gradient(x, FACTORS.to(x.dtype)),
@@ -41,12 +43,14 @@ CASES = [
         saved_bytes=lambda x: FACTORS.nbytes,
         saved="the factor",
     ),
-    control(
+    control_case(
         "reverse_gradient",
         lambda x: reverse_gradient(x, 0.3),
         ScaleGradient,
         lambda x: -0.3 * x,
         r"x,\ \mathrm D (-\lambda x)",
     ),
-    control("log_gradient", lambda x: log_gradient(x, lambda gradient: None), LogGradient, None, "x", compile=False),
+    control_case(
+        "log_gradient", lambda x: log_gradient(x, lambda gradient: None), LogGradient, None, "x", compile=False
+    ),
 ]

@@ -21,7 +21,7 @@ CASES = [
         formula=r"\nabla^2 f(x)\,v",
         reference=lambda x, v: hodiff.hvp(energy, x, v),
         saved="inputs",
-        order=2,  # needs the fourth derivative of f; the tests of the family go higher
+        order=2,  # this needs the fourth derivative of f; the tests of hvp_function cover higher orders
         compile=False,  # compiled, the function is hodiff.hvp itself
     ),
 ]

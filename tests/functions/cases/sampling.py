@@ -6,12 +6,12 @@ from functions.case import FunctionCase, normal, uniform
 from hodiff.functions.sampling import perturbed_softmax
 
 
-def soft(x, noise, temperature):
+def soft_sample(x, noise, temperature):
     e = torch.exp((x + noise) / temperature)
     return e / e.sum(-1, keepdim=True)
 
 
-def hard(x, noise, temperature):
+def hard_sample(x, noise, temperature):
     return torch.nn.functional.one_hot((x + noise).argmax(-1), x.shape[-1]).to(x.dtype) + 0 * temperature
 
 
@@ -26,7 +26,7 @@ CASES = [
         Function=None,
         inputs=draw,
         formula=r"\operatorname{softmax}((x + g)/\tau)",
-        reference=soft,
+        reference=soft_sample,
         # The division saves the temperature and the perturbed logits; the softmax saves its output.
         saved_bytes=lambda x, noise, temperature: 2 * x.nbytes + temperature.nbytes,
         saved="output (and input and temperature, if that is a tensor)",
@@ -38,7 +38,7 @@ CASES = [
         Function=None,
         inputs=draw,
         formula=r"\operatorname{onehot}(\arg\max_c (x + g)_c)",
-        reference=hard,
-        surrogate=soft,
+        reference=hard_sample,
+        surrogate=soft_sample,
     ),
 ]

@@ -38,7 +38,7 @@ def close(a, b, tolerance=1e-11):
 
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize(("ours", "theirs", "input_shape", "weight_shape", "options"), GEOMETRIES)
-def test_geometries(ours, theirs, input_shape, weight_shape, options, with_bias):
+def test_derivatives_match_torch_for_all_geometries(ours, theirs, input_shape, weight_shape, options, with_bias):
     """Value, gradients and products by every route match torch's double backward."""
     tensors = (draw(*input_shape), draw(*weight_shape, seed=1), *([draw(weight_shape[0], seed=2)] * with_bias))
     directions = tuple(draw(*t.shape, seed=k) for k, t in enumerate(tensors, 3))
@@ -57,7 +57,7 @@ def test_geometries(ours, theirs, input_shape, weight_shape, options, with_bias)
 
 @pytest.mark.parametrize("dilation", [1, 3])
 @pytest.mark.parametrize("kernel", [(2, 3), (4, 2), (1, 5)])
-def test_same_padding_puts_the_odd_zero_on_the_right(kernel, dilation):
+def test_same_padding_puts_the_extra_zero_on_the_right(kernel, dilation):
     x, weight = draw(2, 1, 7, 8), draw(3, 1, *kernel, seed=1)
     total = [dilation * (k - 1) for k in kernel]
     padded = F.pad(x, [total[1] // 2, total[1] - total[1] // 2, total[0] // 2, total[0] - total[0] // 2])
@@ -66,7 +66,7 @@ def test_same_padding_puts_the_odd_zero_on_the_right(kernel, dilation):
     assert y.shape[-2:] == x.shape[-2:]
 
 
-def test_the_three_maps_are_gradients_of_one_trilinear_form():
+def test_output_and_both_gradients_are_one_trilinear_form():
     geometry = Geometry((2, 1), (1, 0), (1, 2), 2, (5, 6), (3, 2))
     x, weight = draw(2, 4, 5, 6), draw(6, 2, 3, 2, seed=1)
     y = Convolution.apply(x, weight, None, geometry)
@@ -103,14 +103,14 @@ def kernels_of_a_product(data_is_differentiated):
     return dict(kernels.count)
 
 
-def test_a_product_runs_no_kernel_by_constant_data():
+def test_hvp_runs_no_kernel_by_constant_data():
     """The first layer runs convolution and weight gradient twice; the second layer runs all three maps three times."""
     assert kernels_of_a_product(False) == {"convolution": 5, "by input": 3, "by weight": 5}
 
 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("batched", list(itertools.product([0, 1, None], [0, 3, None], [0, 1, None]))[:-1])
-def test_batches_are_folded(batched, groups):
+def test_vmap_matches_a_loop(batched, groups):
     shapes = [(2, 4, 5, 4), (6, 4 // groups, 3, 2), (6,)]
     # The batch dimension goes where `in_dims` puts it.
     tensors = [
@@ -131,7 +131,7 @@ def test_batches_are_folded(batched, groups):
             close(a[k], b)
 
 
-def test_a_batched_product_convolves_once():
+def test_vmapped_hvp_runs_each_kernel_once():
     x, weight = draw(2, 3, 6, 6), draw(4, 3, 3, 3, seed=1)
 
     def product(v):
@@ -144,7 +144,7 @@ def test_a_batched_product_convolves_once():
     assert many.count == one.count
 
 
-def test_channels_last():
+def test_channels_last_inputs_match():
     x, weight = draw(2, 3, 6, 5), draw(4, 3, 3, 3, seed=1)
     f = lambda x, w: conv2d(x, w, padding=1).sin().sum()  # noqa: E731
     strided = x.to(memory_format=torch.channels_last)
@@ -152,7 +152,7 @@ def test_channels_last():
         close(a, b)
 
 
-def test_autocast_lowers_as_torch_does():
+def test_autocast_dtypes_match_torch():
     x, weight = torch.randn(1, 2, 4, 4), torch.randn(3, 2, 3, 3, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         y = conv2d(x, weight)
@@ -179,13 +179,13 @@ def test_autocast_lowers_as_torch_does():
         (((1, 3, 4, 4), (2, 3, 5, 2)), {}, "expected spatial sizes that hold the kernel (5, 2)"),
     ],
 )
-def test_refusals(arguments, options, message):
+def test_rejects_bad_shapes_and_options(arguments, options, message):
     with pytest.raises(hodiff.errors.InputError) as refusal:
         conv2d(*(torch.zeros(shape) for shape in arguments), **options)
     assert message in str(refusal.value)
 
 
-def test_refusal_of_dtypes():
+def test_rejects_mixed_and_integer_dtypes():
     with pytest.raises(hodiff.errors.InputError, match="expected one dtype, got input float64, weight float32"):
         conv1d(torch.zeros(1, 1, 3, dtype=torch.float64), torch.zeros(1, 1, 2))
     with pytest.raises(hodiff.errors.InputError, match="input: expected a floating-point tensor, got int64"):

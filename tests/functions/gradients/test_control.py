@@ -1,4 +1,4 @@
-"""Tests of the effect of gradient control on gradients, in every kind of pass."""
+"""Tests of gradient scaling, reversal and clipping, in every kind of pass."""
 
 import logging
 import unittest
@@ -37,7 +37,7 @@ REVERSE_ONLY = {
 }
 
 
-def test_stop_gradient_is_zero_in_every_route():
+def test_stop_gradient_is_constant_by_every_route():
     def loss(x):
         return (x * stop_gradient(x**2)).sum()
 
@@ -49,7 +49,7 @@ def test_stop_gradient_is_zero_in_every_route():
 
 
 @pytest.mark.parametrize("control", [*REVERSE_ONLY.values(), scale_gradient, log_gradient])
-def test_the_result_may_be_changed_in_place(control):
+def test_result_may_be_changed_in_place(control):
     """Changing the result in place, as ReLU(inplace=True) does, leaves x intact for other branches."""
     x = X.clone().requires_grad_()
     y = control(x, 0.5) if control is scale_gradient else control(x)
@@ -58,7 +58,7 @@ def test_the_result_may_be_changed_in_place(control):
     assert x.grad.isfinite().all()
 
 
-def test_factors_of_second_order_multiply():
+def test_scale_gradient_factors_multiply_in_second_order():
     """A scaled inner gradient that is differentiated through the scaling has the squared factor."""
     for route in hodiff.ROUTES:
         product = hodiff.hvp(lambda x: (scale_gradient(x, 0.5) ** 3).sum(), X, ONES, route=route)
@@ -66,7 +66,7 @@ def test_factors_of_second_order_multiply():
 
 
 @given(arrays.arrays("float64", 4, elements=st.floats(-1e6, 1e6)), st.floats(-10, 0), st.floats(0, 10))
-def test_clip_by_value_is_clamp(values, low, high):
+def test_clip_by_value_matches_clamp(values, low, high):
     weights = torch.from_numpy(values)
     gradient = torch.func.grad(lambda x: (weights * clip_gradient(x, low, high)).sum())(torch.zeros_like(weights))
     assert torch.equal(gradient, weights.clamp(low, high))
@@ -85,13 +85,13 @@ def test_clip_by_norm_keeps_directions(values, bound):
         torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-300)
 
 
-def test_one_sided_bounds_and_a_number():
+def test_clip_accepts_one_bound_and_python_numbers():
     assert torch.equal(torch.func.grad(lambda x: clip_gradient(x, high=1.0) * 5)(X[0]), ONES[0])
     assert torch.equal(torch.func.grad(lambda x: clip_gradient(x, low=1.0) * -5)(X[0]), ONES[0])
     assert torch.equal(torch.func.grad(lambda x: clip_gradient(x, max_norm=2.0) * -5)(X[0]), -2 * ONES[0])
 
 
-def test_both_passes_of_a_double_backward_are_clipped():
+def test_clip_applies_to_both_passes_of_double_backward():
     """The gradient clamp(2x, -4, 4) has derivative 2 inside, and the second backward pass clips again."""
     x = torch.tensor([1.0, 3.0], dtype=torch.float64, requires_grad=True)
     loss = clip_gradient(x, -4, 4).square().sum()
@@ -102,7 +102,7 @@ def test_both_passes_of_a_double_backward_are_clipped():
 
 
 @pytest.mark.parametrize("control", REVERSE_ONLY.values(), ids=REVERSE_ONLY)
-def test_forward_mode_is_refused_by_every_way_in(control):
+def test_forward_mode_is_rejected(control):
     def loss(x):
         return control(x).square().sum()
 
@@ -117,7 +117,7 @@ def test_forward_mode_is_refused_by_every_way_in(control):
             hodiff.hvp(loss, X, ONES, route=route)
 
 
-def test_norms_of_a_batch_are_taken_example_by_example():
+def test_clip_by_norm_under_vmap_clips_each_example():
     batch = torch.tensor([[3.0, 4.0], [30.0, 40.0]], dtype=torch.float64)
     weights = batch.clone()
     unit = torch.tensor([[0.6, 0.8], [0.6, 0.8]], dtype=torch.float64)
@@ -129,7 +129,7 @@ def test_norms_of_a_batch_are_taken_example_by_example():
     torch.testing.assert_close(outside, unit)
 
 
-def test_noise_is_the_generators():
+def test_noise_comes_from_the_generator():
     expected = 0.5 * torch.randn(3, generator=generator(), dtype=torch.float64)
     got = torch.func.grad(lambda x: noise_gradient(x, 0.5, generator()).sum())(X)
     torch.testing.assert_close(got, 1 + expected, rtol=1e-15, atol=0)
@@ -138,7 +138,7 @@ def test_noise_is_the_generators():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_noise_of_every_example_is_its_own():
+def test_noise_differs_per_example_under_vmap():
     batched = torch.func.vmap(torch.func.grad(lambda x: noise_gradient(x, 1.0, shared)))
     shared = generator()
     noise = batched(torch.zeros(1000, dtype=torch.float64)) - 1
@@ -146,7 +146,7 @@ def test_noise_of_every_example_is_its_own():
     assert abs(float(noise.std()) - 1) < 0.1
 
 
-def test_log_gradient_sees_each_reverse_pass():
+def test_log_gradient_is_called_for_each_reverse_pass():
     seen = []
     x = X.clone().requires_grad_()
     loss = (log_gradient(x, seen.append) ** 3).sum()
@@ -160,14 +160,14 @@ def test_log_gradient_sees_each_reverse_pass():
     assert len(seen) == 2
 
 
-def test_log_gradient_sees_whole_batches():
+def test_log_gradient_receives_whole_batches():
     seen = []
     torch.func.vmap(torch.func.vmap(torch.func.grad(lambda x: log_gradient(x, seen.append) ** 2)))(X.expand(2, 3))
     assert [each.tolist() for each in seen] == [(2 * X.expand(2, 3)).tolist()]
     assert type(seen[0]) is torch.Tensor
 
 
-def test_log_gradient_gives_a_copy_away():
+def test_log_gradient_passes_a_copy():
     gradient = torch.func.grad(lambda x: log_gradient(x, lambda gradient: gradient.zero_()).square().sum())(X)
     assert torch.equal(gradient, 2 * X)
 
@@ -175,14 +175,14 @@ def test_log_gradient_gives_a_copy_away():
 @pytest.mark.parametrize(
     "control", [lambda x: scale_gradient(x, 0.5), lambda x: log_gradient(x, lambda gradient: None)]
 )
-def test_forward_mode_without_transforms(control):
+def test_forward_ad_tangents_match(control):
     """torch's dual numbers, which have stricter rules for views than torch.func, give the same tangent."""
     with forward_ad.dual_level():
         tangent = forward_ad.unpack_dual(control(forward_ad.make_dual(X, ONES))).tangent
     assert torch.equal(tangent, torch.func.jvp(control, (X,), (ONES,))[1])
 
 
-def test_log_gradient_speaks_to_the_logger():
+def test_log_gradient_writes_to_the_logger():
     with unittest.TestCase().assertLogs("hodiff", logging.INFO) as seen:
         torch.func.grad(lambda x: (2 * log_gradient(x, name="first layer")).sum())(X)
     assert [record.getMessage() for record in seen.records] == ["first layer: norm 3.46, largest magnitude 2"]
@@ -200,7 +200,7 @@ def test_log_gradient_speaks_to_the_logger():
     ],
     ids=["stop", "scale", "reverse", "clip", "noise", "log"],
 )
-def test_hooks(hook, expected):
+def test_gradient_hook_changes_the_gradient(hook, expected):
     x = X.clone().requires_grad_()
     x.register_hook(hook)
     x.square().sum().backward()
@@ -208,7 +208,7 @@ def test_hooks(hook, expected):
     assert not x.grad.requires_grad
 
 
-def test_a_hook_is_differentiable():
+def test_gradient_hook_is_differentiable():
     x = X.clone().requires_grad_()
     y = 1 * x
     y.register_hook(gradient_hook(scale_gradient, 0.5))
@@ -237,14 +237,14 @@ def test_a_hook_is_differentiable():
         (lambda: log_gradient(X, 1), "record: expected a callable"),
     ],
 )
-def test_errors(call, message):
+def test_rejects_bad_arguments(call, message):
     with pytest.raises(InputError, match=message):
         call()
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [lambda x: scale_gradient(x, 0.5), lambda x: scale_gradient(x, FACTOR)])
-def test_compiled_in_a_training_step_and_in_forward_mode(function):
+def test_compiled_training_step_and_forward_mode_match(function):
     compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
     x = X.clone().requires_grad_()
     value = compiled(x)
@@ -261,7 +261,7 @@ FACTOR = torch.tensor(0.5, dtype=torch.float64)
 # Dynamo inspects the gradient at a graph break, and warns that it does not trace the callback.
 @pytest.mark.filterwarnings("ignore:The .grad attribute", "ignore:Dynamo does not know how to trace")
 @pytest.mark.slow
-def test_what_acts_in_backward_stays_eager_when_compiled():
+def test_backward_callbacks_run_eagerly_when_compiled():
     """The callback runs on every backward pass, and compiled gradients are clipped."""
     seen = []
 

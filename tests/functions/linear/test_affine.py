@@ -12,7 +12,7 @@ def close(a, b):
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def kept(function, *arguments):
+def saved_bytes(function, *arguments):
     held = {}
 
     def pack(tensor):
@@ -24,19 +24,19 @@ def kept(function, *arguments):
     return sum(held.values())
 
 
-def test_add_relu_keeps_one_byte_an_element():
+def test_add_relu_saves_one_byte_per_element():
     x, y = draw(4, 5).requires_grad_(), draw(5, seed=1).requires_grad_()
-    assert kept(fused_add_relu, x, y) == 20
-    assert kept(lambda x, y: torch.relu(x + y), x, y) == 160
+    assert saved_bytes(fused_add_relu, x, y) == 20
+    assert saved_bytes(lambda x, y: torch.relu(x + y), x, y) == 160
 
 
-def test_add_relu_ignores_infinite_cotangents_where_it_is_flat():
+def test_add_relu_ignores_infinite_cotangents_where_it_is_zero():
     x = torch.tensor([-1.0, 1.0], requires_grad=True)
     (g,) = torch.autograd.grad(fused_add_relu(x, torch.zeros(2)), x, torch.full((2,), float("inf")))
     assert g.tolist() == [0.0, float("inf")]
 
 
-def test_add_relu_at_zero_has_derivative_zero():
+def test_add_relu_derivative_at_zero_is_zero():
     x = torch.tensor(1.0)
     for by in (0, 1):
         assert torch.func.grad(fused_add_relu, by)(x, -x) == 0
@@ -44,7 +44,7 @@ def test_add_relu_at_zero_has_derivative_zero():
 
 
 @pytest.mark.parametrize("dtypes", [("float32",) * 2, ("float32", "float64"), ("bfloat16",) * 2])
-def test_weights_may_be_numbers(dtypes):
+def test_weights_may_be_python_numbers(dtypes):
     terms = [torch.tensor(x, dtype=getattr(torch, dtype)) for x, dtype in zip(([1.0, 2.0], 4.0), dtypes, strict=True)]
     total = weighted_sum(terms, (0.5, -3))
     assert total.tolist() == [-11.5, -11.0]
@@ -53,15 +53,17 @@ def test_weights_may_be_numbers(dtypes):
     assert torch.equal(jacobian, 0.5 * torch.eye(2).to(jacobian))
 
 
-def test_weighted_sum_keeps_no_terms_for_constant_weights():
+def test_weighted_sum_saves_no_terms_for_constant_weights():
     terms = [draw(4, 5, seed=k).requires_grad_() for k in range(3)]
     ws = draw(3)
-    assert kept(lambda *xs: weighted_sum(xs, ws), *terms) == ws.nbytes
-    assert kept(lambda *xs: weighted_sum(xs, ws.requires_grad_()), *terms) == ws.nbytes + sum(x.nbytes for x in terms)
+    assert saved_bytes(lambda *xs: weighted_sum(xs, ws), *terms) == ws.nbytes
+    assert saved_bytes(lambda *xs: weighted_sum(xs, ws.requires_grad_()), *terms) == ws.nbytes + sum(
+        x.nbytes for x in terms
+    )
 
 
 @pytest.mark.parametrize("shape", [(3,), (3, 4, 1), (3, 5)])
-def test_weights_that_are_tensors(shape):
+def test_tensor_weights_match_primitives(shape):
     ws, terms = draw(*shape), [draw(4, 5, seed=1), draw(5, seed=2), draw(4, 1, seed=3)]
     ours = lambda ws, *xs: weighted_sum(xs, ws).sin().sum()  # noqa: E731
     theirs = lambda ws, *xs: (ws[0] * xs[0] + ws[1] * xs[1] + ws[2] * xs[2]).sin().sum()  # noqa: E731
@@ -70,7 +72,7 @@ def test_weights_that_are_tensors(shape):
         close(a, b)
 
 
-def test_weights_of_a_batch():
+def test_vmapped_weights_match_a_loop():
     ws, terms = draw(3, 6), [draw(4, 5, seed=1), draw(6, 5, seed=2), draw(4, 1, seed=3)]
     f = lambda ws, *xs: weighted_sum(xs, ws)  # noqa: E731
     batched = torch.func.vmap(f, in_dims=(1, None, 0, None))(ws, *terms)
@@ -78,7 +80,7 @@ def test_weights_of_a_batch():
         close(batched[k], f(ws[:, k], terms[0], terms[1][k], terms[2]))
 
 
-def test_scale_shift_by_numbers():
+def test_scale_shift_accepts_python_numbers():
     x = draw(3)
     close(scale_shift(x, 2, -1.0), 2 * x - 1)
     close(torch.func.grad(lambda x: scale_shift(x, 2, -1.0).sum())(x), torch.full((3,), 2.0, dtype=torch.float64))
@@ -102,7 +104,7 @@ def test_scale_shift_by_numbers():
         (lambda: scale_shift(torch.ones(2), 1.0, torch.ones(3)), "scale_shift: expected shapes that broadcast"),
     ],
 )
-def test_refusals(call, message):
+def test_rejects_bad_arguments(call, message):
     with pytest.raises(hodiff.errors.InputError) as refusal:
         call()
     assert message in str(refusal.value)

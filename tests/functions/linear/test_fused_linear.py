@@ -32,7 +32,7 @@ def kept_bytes(function, *leaves):
 
 
 @pytest.mark.parametrize(("name", "outputs_kept"), [("relu", 1 / 8), ("tanh", 1), ("silu", 0), ("gelu", 0)])
-def test_memory_beyond_the_arguments(name, outputs_kept):
+def test_saved_bytes_beyond_the_arguments(name, outputs_kept):
     x, w, b = (draw(*shape).requires_grad_() for shape in ((16, 8), (32, 8), (32,)))
     output = 16 * 32 * 8
     assert kept_bytes(lambda *a: fused_linear(*a, activation=name), x, w, b) == outputs_kept * output
@@ -40,7 +40,7 @@ def test_memory_beyond_the_arguments(name, outputs_kept):
 
 
 @pytest.mark.parametrize("name", ["silu", "gelu"])
-def test_memory_of_three_layers(name):
+def test_three_layers_save_half_the_bytes_of_torch(name):
     """Three layers save half of torch's bytes: their inputs but not their pre-activations."""
     x = draw(16, 32)
     weights = [draw(32, 32, seed=k).requires_grad_() for k in range(3)]
@@ -60,7 +60,7 @@ def test_memory_of_three_layers(name):
     assert theirs == 6 * x.nbytes
 
 
-def test_a_layer_whose_input_needs_no_gradient_returns_none_for_it(monkeypatch):
+def test_backward_returns_none_for_a_constant_input(monkeypatch):
     returned = []
     original = FusedLinear.backward
     monkeypatch.setattr(FusedLinear, "backward", staticmethod(lambda *a: returned.append(original(*a)) or returned[-1]))
@@ -71,7 +71,7 @@ def test_a_layer_whose_input_needs_no_gradient_returns_none_for_it(monkeypatch):
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 @pytest.mark.parametrize("in_dims", [(0, None, None), (None, 0, None), (None, None, 0), (1, 2, 1), (0, 0, None)])
-def test_batches_of_weights(name, in_dims):
+def test_vmapped_gradients_match_a_loop(name, in_dims):
     """Gradients over nested batches, of inputs and of weights, match a loop over torch's own layer."""
     shapes = [(4, 2), (3, 2), (3,)]
     tensors = [
@@ -103,14 +103,14 @@ def test_batches_of_weights(name, in_dims):
         close(a[1, 2], b)
 
 
-def test_relu_at_zero_has_derivative_zero():
+def test_relu_derivative_at_zero_is_zero():
     x, w = torch.zeros(1), torch.ones(1, 1)
     assert torch.func.grad(lambda x: fused_linear(x, w).sum())(x) == 0
     assert torch.func.jvp(lambda x: fused_linear(x, w), (x,), (torch.ones(1),))[1] == 0
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_derivatives_far_out_are_finite(name):
+def test_derivatives_at_large_inputs_are_finite(name):
     """Naive formulas give 0 times infinity up to third order."""
     f = lambda x: fused_linear(x, torch.ones(1, 1, dtype=torch.float64), activation=name).sum()  # noqa: E731
     for z in (-1e4, -50.0, 50.0, 1e4):
@@ -140,7 +140,7 @@ def test_clipped_gradients_are_clamped():
         assert bool((exact.abs() < BOUND).any())
 
 
-def test_derivative_of_clipped_gradients_is_the_clamps():
+def test_derivative_of_a_clipped_gradient_is_that_of_the_clamp():
     x, w = draw(4, 3), draw(2, 3, seed=1)
     v = draw(2, 3, seed=2)
 
@@ -159,13 +159,13 @@ def test_derivative_of_clipped_gradients_is_the_clamps():
     close(torch.func.vjp(ours, w)[1](2 * v)[0], (2 * transposed).clamp(-BOUND, BOUND))
 
 
-def test_forward_mode_of_the_clipped_layer_is_exact():
+def test_forward_mode_of_the_clipped_layer_is_not_clipped():
     x, w, v = draw(4, 3), draw(2, 3, seed=1), draw(4, 3, seed=2)
     f = lambda x: clipped_gradient_linear(x, w, 1e-9)  # noqa: E731
     close(torch.func.jvp(f, (x,), (v,))[1], v @ w.mT)
 
 
-def test_a_batch_of_clipped_layers_clamps_each_example():
+def test_vmapped_clipped_layer_clamps_each_example():
     x, w = draw(5, 4, 3), draw(2, 3, seed=1)
     f = lambda x, w: clipped_gradient_linear(x, w, BOUND).sin().sum()  # noqa: E731
     total = torch.func.grad(lambda w: torch.func.vmap(f, in_dims=(0, None))(x, w).sum())(w)
@@ -176,7 +176,7 @@ def test_a_batch_of_clipped_layers_clamps_each_example():
             close(a[k], b)
 
 
-def test_gradients_of_a_batch_of_layers():
+def test_gradients_around_vmap_match():
     """Gradients recorded around vmap are correct for a stack of weights with a stack of biases."""
     x, w, b = (torch.randn(*shape, dtype=torch.float64) for shape in ((4, 3), (5, 2, 3), (5, 2)))
 
@@ -189,7 +189,7 @@ def test_gradients_of_a_batch_of_layers():
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_module(name):
+def test_module_matches_linear_and_activation(name):
     module = FusedLinearModule(3, 2, activation=name, dtype=torch.float64)
     plain = torch.nn.Linear(3, 2, dtype=torch.float64)
     plain.load_state_dict(module.state_dict())
@@ -206,7 +206,7 @@ def test_module(name):
         ("Conv3d", {"padding": (0, 1, 0)}),
     ],
 )
-def test_convolution_modules(kind, options):
+def test_convolution_modules_match_torch(kind, options):
     ours = getattr(convolutions, kind)(2, 4, 3, dtype=torch.float64, **options)
     theirs = getattr(torch.nn, kind)(2, 4, 3, dtype=torch.float64, **options)
     theirs.load_state_dict(ours.state_dict())
@@ -234,7 +234,7 @@ def test_convolution_modules(kind, options):
         (lambda: FusedLinearModule(2, 3, activation="elu"), "FusedLinear: activation"),
     ],
 )
-def test_refusals(call, message):
+def test_rejects_bad_arguments(call, message):
     with pytest.raises(hodiff.errors.InputError) as refusal:
         call()
     assert message in str(refusal.value)

@@ -6,10 +6,11 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
-from functions.attention.test_attention import Peak
+from drawing import draw_each
 from functions.cases.losses import linear_reference
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_use import LiveMemory
 
 import hodiff
 from hodiff.checks import derivative, route_names
@@ -26,12 +27,7 @@ TARGET = torch.tensor([3, 0, -100, 6, 3])
 WEIGHT = torch.linspace(0.5, 2, CLASSES, dtype=D)
 
 
-def drawn(*shapes, dtype=D, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return tuple(torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
-
-
-INPUTS = drawn((SAMPLES, SIZE), (CLASSES, SIZE), (CLASSES,))
+INPUTS = draw_each((SAMPLES, SIZE), (CLASSES, SIZE), (CLASSES,))
 
 
 def use_tiles(patch, samples=2, classes=3):
@@ -48,7 +44,9 @@ def small_tiles(monkeypatch):
     use_tiles(monkeypatch)
 
 
-def ours(target=TARGET, reduction="mean", weight=None, smoothing=0.0, z_loss=0.0, softcap=None, ignore_index=-100):
+def fused_loss(
+    target=TARGET, reduction="mean", weight=None, smoothing=0.0, z_loss=0.0, softcap=None, ignore_index=-100
+):
     return lambda x, w, bias: linear_cross_entropy(
         x,
         w,
@@ -83,7 +81,7 @@ def contracted(f, inputs):
     return phi, point, torch.linspace(-1, 1, point.numel(), dtype=point.dtype)
 
 
-def everything(f, inputs, third=()):
+def all_derivatives(f, inputs, third=()):
     """Return the value, the gradient, one product by each route, and the gradients of some of these products."""
     phi, point, v = contracted(f, inputs)
     products = [derivative(phi, name)(point, v) for name in route_names(2)]
@@ -115,27 +113,29 @@ OPTIONS = {
 @pytest.mark.one_in(18)
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_to_second_order_against_primitives(name, tiled, monkeypatch):
+def test_second_derivatives_match_primitives(name, tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch)
     options = OPTIONS[name]
     target = TARGET.clamp(min=0) if "ignore_index" in options else TARGET
-    assert_same(everything(ours(target, **options), INPUTS), everything(reference(target, **options), INPUTS))
+    assert_same(
+        all_derivatives(fused_loss(target, **options), INPUTS), all_derivatives(reference(target, **options), INPUTS)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "all"])
-def test_third_order_by_blocks_against_primitives(name, small_tiles):
+def test_third_derivatives_match_primitives(name, small_tiles):
     options = OPTIONS[name]
     target, routes = TARGET.clamp(min=0), route_names(2)
-    expected = everything(reference(target, **options), INPUTS, third=routes)
-    assert_same(everything(ours(target, **options), INPUTS, third=routes), expected)
+    expected = all_derivatives(reference(target, **options), INPUTS, third=routes)
+    assert_same(all_derivatives(fused_loss(target, **options), INPUTS, third=routes), expected)
 
 
 @pytest.mark.slow
-def test_every_route_to_third_order(small_tiles):
-    inputs = drawn((3, 1), (4, 1), (4,))
-    function = ours(torch.tensor([3, 0, 1]), smoothing=0.2, z_loss=0.1, softcap=2.0)
+def test_third_derivatives_match_differences(small_tiles):
+    inputs = draw_each((3, 1), (4, 1), (4,))
+    function = fused_loss(torch.tensor([3, 0, 1]), smoothing=0.2, z_loss=0.1, softcap=2.0)
     hodiff.assert_differentiable(function, inputs, order=3, scipy=False)
 
 
@@ -149,9 +149,11 @@ def test_every_route_to_third_order(small_tiles):
     st.booleans(),
     st.integers(0, 2**20),
 )
-def test_any_shape_tile_and_options(sizes, tile, reduction, smoothing, z_loss, softcap, weighted, seed):
+def test_any_shape_tile_and_options_match_primitives(
+    sizes, tile, reduction, smoothing, z_loss, softcap, weighted, seed
+):
     samples, size, classes = sizes
-    inputs = drawn((samples, size), (classes, size), (classes,), seed=seed)
+    inputs = draw_each((samples, size), (classes, size), (classes,), seed=seed)
     generator = torch.Generator().manual_seed(seed)
     target = torch.randint(classes, (samples,), generator=generator)
     target[1::3] = -100
@@ -160,7 +162,7 @@ def test_any_shape_tile_and_options(sizes, tile, reduction, smoothing, z_loss, s
     with pytest.MonkeyPatch.context() as patch:
         use_tiles(patch, *tile)
         results = []
-        for f in (ours(target, **options), reference(target, **options)):
+        for f in (fused_loss(target, **options), reference(target, **options)):
             leaves = [each.clone().requires_grad_() for each in inputs]
             value = f(*leaves)
             first = torch.autograd.grad(_energy(value), leaves, create_graph=True)
@@ -171,7 +173,7 @@ def test_any_shape_tile_and_options(sizes, tile, reduction, smoothing, z_loss, s
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weight", [None, WEIGHT], ids=["plain", "weighted"])
-def test_means_what_torchs_cross_entropy_means(reduction, weight, small_tiles):
+def test_value_matches_torch_cross_entropy(reduction, weight, small_tiles):
     x, w, bias = INPUTS
     expected = F.cross_entropy(x @ w.T + bias, TARGET, weight=weight, reduction=reduction, label_smoothing=0.2)
     value = linear_cross_entropy(
@@ -180,7 +182,7 @@ def test_means_what_torchs_cross_entropy_means(reduction, weight, small_tiles):
     torch.testing.assert_close(value, expected)
 
 
-def test_closed_form():
+def test_hessian_matches_closed_form():
     """The loss of one feature and two classes is softplus, and its Hessian is the logistic curvature."""
     x, w = torch.tensor([[1.5]], dtype=D), torch.tensor([[0.0], [0.7]], dtype=D)
     p = 1 / (1 + math.exp(-1.05))
@@ -192,8 +194,8 @@ def test_closed_form():
     torch.testing.assert_close(hessian, expected)
 
 
-def test_leading_dimensions_and_one_sample(small_tiles):
-    x, w, bias = drawn((2, 3, 2), (7, 2), (7,))
+def test_leading_dimensions_and_single_samples_are_accepted(small_tiles):
+    x, w, bias = draw_each((2, 3, 2), (7, 2), (7,))
     target = torch.arange(6).reshape(2, 3)
     rows = linear_cross_entropy(x.reshape(6, 2), w, target.reshape(6), linear_bias=bias, reduction="none")
     losses = linear_cross_entropy(x, w, target, linear_bias=bias, reduction="none")
@@ -204,34 +206,34 @@ def test_leading_dimensions_and_one_sample(small_tiles):
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
-def test_samples_that_do_not_count_spread_nothing(tiled, monkeypatch):
+def test_non_finite_ignored_samples_do_not_affect_others(tiled, monkeypatch):
     """Infinities and NaN in ignored samples change neither the value nor the derivatives of other samples."""
     if tiled:
         use_tiles(monkeypatch)
     x, w, bias = INPUTS
     counted = TARGET != -100
-    expected = everything(ours(TARGET[counted]), (x[counted], w, bias))
+    expected = all_derivatives(fused_loss(TARGET[counted]), (x[counted], w, bias))
     x = x.clone()
     x[2, 0], x[2, 1] = math.inf, math.nan
     leaves = [each.clone().requires_grad_() for each in (x, w, bias)]
-    value = ours()(*leaves)
+    value = fused_loss()(*leaves)
     first = torch.autograd.grad(value, leaves, create_graph=True)
     assert_same([value], expected[:1])
     assert not first[0][2].any()
     second = torch.autograd.grad(sum(map(_energy, first)), leaves)
     assert not second[0][2].any()
     clean = [each.clone().requires_grad_() for each in (INPUTS[0][counted], w, bias)]
-    clean_first = torch.autograd.grad(ours(TARGET[counted])(*clean), clean, create_graph=True)
+    clean_first = torch.autograd.grad(fused_loss(TARGET[counted])(*clean), clean, create_graph=True)
     clean_second = torch.autograd.grad(sum(map(_energy, clean_first)), clean)
     assert_same([first[0][counted], *first[1:]], clean_first)
     assert_same([second[0][counted], *second[1:]], clean_second)
 
 
 @pytest.mark.parametrize("softcap", [None, 1.2])
-def test_cotangents_of_samples_that_do_not_count_by_tiles(softcap, monkeypatch):
+def test_cotangents_of_ignored_samples_match(softcap, monkeypatch):
     """Tiles and all logits agree if the Function gets a cotangent for ignored samples, which the loss never passes."""
     x, w, bias = INPUTS
-    (g,) = drawn((SAMPLES, 3), seed=1)
+    (g,) = draw_each((SAMPLES, 3), seed=1)
     options = Options(-100, softcap, True)
 
     def gradients(x, w, bias, g):
@@ -252,13 +254,13 @@ def test_cotangents_of_samples_that_do_not_count_by_tiles(softcap, monkeypatch):
 
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
 @pytest.mark.parametrize("samples", [0, 3])
-def test_nothing_counts(samples, tiled, monkeypatch):
+def test_no_counted_sample_gives_nan_mean_and_zero_sum(samples, tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch)
-    inputs = [each.requires_grad_() for each in drawn((samples, 2), (4, 2), (4,))]
+    inputs = [each.requires_grad_() for each in draw_each((samples, 2), (4, 2), (4,))]
     target = torch.full((samples,), -100)
-    assert ours(target)(*inputs).isnan()
-    total = ours(target, reduction="sum", smoothing=0.1, z_loss=0.1)(*inputs)
+    assert fused_loss(target)(*inputs).isnan()
+    total = fused_loss(target, reduction="sum", smoothing=0.1, z_loss=0.1)(*inputs)
     assert total == 0
     gradients = torch.autograd.grad(total, inputs, create_graph=True)
     for each, like in zip(gradients, inputs, strict=True):
@@ -266,23 +268,25 @@ def test_nothing_counts(samples, tiled, monkeypatch):
         assert not each.any()
     for each in torch.autograd.grad(sum(map(_energy, gradients)), inputs, allow_unused=True, materialize_grads=True):
         assert not each.any()
-    (by_x,) = torch.autograd.grad(ours(target)(*inputs), inputs[:1])
+    (by_x,) = torch.autograd.grad(fused_loss(target)(*inputs), inputs[:1])
     assert not by_x.any()
 
 
-def test_one_class(small_tiles):
-    inputs = drawn((3, 2), (1, 2), (1,))
+def test_one_class_has_zero_loss(small_tiles):
+    inputs = draw_each((3, 2), (1, 2), (1,))
     target = torch.zeros(3, dtype=torch.int64)
-    assert_same(everything(ours(target, z_loss=0.5), inputs), everything(reference(target, z_loss=0.5), inputs))
-    assert ours(target)(*inputs) == 0
+    assert_same(
+        all_derivatives(fused_loss(target, z_loss=0.5), inputs), all_derivatives(reference(target, z_loss=0.5), inputs)
+    )
+    assert fused_loss(target)(*inputs) == 0
 
 
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
-def test_no_features(tiled, monkeypatch):
+def test_no_features_match_bias_only(tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch)
     bias = INPUTS[2].clone().requires_grad_()
-    value = ours()(torch.zeros(SAMPLES, 0, dtype=D), torch.zeros(CLASSES, 0, dtype=D), bias)
+    value = fused_loss()(torch.zeros(SAMPLES, 0, dtype=D), torch.zeros(CLASSES, 0, dtype=D), bias)
     expected = F.cross_entropy(bias.expand(SAMPLES, CLASSES), TARGET)
     torch.testing.assert_close(value, expected)
     torch.testing.assert_close(torch.autograd.grad(value, bias), torch.autograd.grad(expected, bias))
@@ -290,18 +294,18 @@ def test_no_features(tiled, monkeypatch):
 
 def test_large_logits_do_not_overflow(small_tiles):
     x, w, bias = (1e4 * each for each in INPUTS)
-    value = ours()(x, w, bias)
+    value = fused_loss()(x, w, bias)
     torch.testing.assert_close(value, F.cross_entropy(x @ w.T + bias, TARGET))
-    assert bool(torch.func.grad(lambda w: ours()(x, w, bias))(w).isfinite().all())
+    assert bool(torch.func.grad(lambda w: fused_loss()(x, w, bias))(w).isfinite().all())
 
 
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
 @pytest.mark.parametrize("target", [7, -1])
-def test_class_that_does_not_exist(target, tiled, monkeypatch):
+def test_nonexistent_class_raises(target, tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch)
     with pytest.raises((IndexError, RuntimeError), match="out of"):
-        ours(torch.tensor([0, 0, target, 0, 0]))(*INPUTS)
+        fused_loss(torch.tensor([0, 0, target, 0, 0]))(*INPUTS)
 
 
 # Each case takes seconds.
@@ -310,7 +314,7 @@ def test_class_that_does_not_exist(target, tiled, monkeypatch):
 @pytest.mark.parametrize(
     "batched", [(0, None, None), (None, 0, None), (0, 0, None), (1, 1, 0)], ids=["x", "weight", "both", "all, inside"]
 )
-def test_batches_of_products(batched, tiled, monkeypatch):
+def test_vmapped_products_match_a_loop(batched, tiled, monkeypatch):
     """Products by all routes under vmap match a loop."""
     if tiled:
         use_tiles(monkeypatch)
@@ -318,10 +322,10 @@ def test_batches_of_products(batched, tiled, monkeypatch):
         each if dim is None else torch.stack([each, each.cos(), 2 * each], dim)
         for each, dim in zip(INPUTS, batched, strict=True)
     ]
-    f = ours(smoothing=0.1, reduction="none")
+    f = fused_loss(smoothing=0.1, reduction="none")
 
     def products(x, w, bias):
-        found = everything(f, (x, w, bias))
+        found = all_derivatives(f, (x, w, bias))
         return torch.cat([each.reshape(-1) for each in found])
 
     found = torch.func.vmap(products, batched)(*inputs)
@@ -330,41 +334,41 @@ def test_batches_of_products(batched, tiled, monkeypatch):
         assert_same([found[i]], [products(*one)])
 
 
-def test_samples_of_a_batch_share_the_tiles(small_tiles, monkeypatch):
+def test_vmapped_samples_share_one_call(small_tiles, monkeypatch):
     """A batch of inputs with one weight is one call with more samples."""
     calls = []
     run = tiles.tilewise
     monkeypatch.setattr(tiles, "tilewise", lambda *args: calls.append(args[3][0].shape) or run(*args))
     x, w, bias = INPUTS
-    torch.func.vmap(lambda x: torch.func.grad(lambda x: ours()(x, w, bias))(x))(torch.stack([x, 2 * x]))
+    torch.func.vmap(lambda x: torch.func.grad(lambda x: fused_loss()(x, w, bias))(x))(torch.stack([x, 2 * x]))
     assert calls == [(2 * SAMPLES, SIZE)] * 2
 
 
-def test_gradients_that_are_batched_without_a_rule():
+def test_batched_gradients_without_vmap_rule_match():
     x, w, bias = (each.clone().requires_grad_() for each in INPUTS)
-    losses = ours(reduction="none")(x, w, bias)
+    losses = fused_loss(reduction="none")(x, w, bias)
     (rows,) = torch.autograd.grad(losses, w, torch.eye(SAMPLES, dtype=D), is_grads_batched=True)
-    expected = torch.func.jacrev(lambda w: ours(reduction="none")(*(x, w, bias)))(w)
+    expected = torch.func.jacrev(lambda w: fused_loss(reduction="none")(*(x, w, bias)))(w)
     torch.testing.assert_close(rows, expected)
 
 
-def test_hessian_operator_and_product(small_tiles):
-    phi, point, v = contracted(ours(z_loss=0.1), INPUTS)
+def test_hvp_matches_dense_hessian(small_tiles):
+    phi, point, v = contracted(fused_loss(z_loss=0.1), INPUTS)
     expected = contracted(reference(z_loss=0.1), INPUTS)[0]
     torch.testing.assert_close(hodiff.hvp(phi, point, v), hodiff.hessian(expected)(point) @ v)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("tiled", [False, True], ids=["whole", "tiles"])
-def test_16_bits_are_computed_in_float32(dtype, tiled, monkeypatch):
+def test_low_precision_is_computed_in_float32(dtype, tiled, monkeypatch):
     if tiled:
         use_tiles(monkeypatch, 16, 64)
-    x, w, bias = (each.to(dtype) for each in drawn((33, 8), (300, 8), (300,)))
+    x, w, bias = (each.to(dtype) for each in draw_each((33, 8), (300, 8), (300,)))
     target = torch.arange(33)
     results = []
     for kind in (dtype, D):
         leaves = [each.to(kind).requires_grad_() for each in (x, w, bias)]
-        value = ours(target, smoothing=0.1, reduction="sum")(*leaves)
+        value = fused_loss(target, smoothing=0.1, reduction="sum")(*leaves)
         results.append((value, *torch.autograd.grad(value, leaves)))
     for got, exact in zip(*results, strict=True):
         assert got.dtype == dtype
@@ -372,15 +376,15 @@ def test_16_bits_are_computed_in_float32(dtype, tiled, monkeypatch):
         assert float(error) < torch.finfo(dtype).eps
 
 
-def test_autocast_lowers_the_factors_and_gives_float32():
+def test_autocast_lowers_the_factors_and_returns_float32():
     x, w, bias = (each.float().requires_grad_() for each in INPUTS)
     with torch.autocast("cpu", torch.bfloat16):
-        value = ours()(x, w, bias)
+        value = fused_loss()(x, w, bias)
         expected = F.cross_entropy(F.linear(x, w, bias), TARGET)
     assert value.dtype == expected.dtype == torch.float32
     torch.testing.assert_close(value, expected, rtol=1e-2, atol=0)
     rounded = [each.detach().bfloat16().double() for each in (x, w, bias)]
-    torch.testing.assert_close(value.double(), ours()(*rounded), rtol=1e-6, atol=0)
+    torch.testing.assert_close(value.double(), fused_loss()(*rounded), rtol=1e-6, atol=0)
     assert all(each.dtype == torch.float32 for each in torch.autograd.grad(value, (x, w, bias)))
 
 
@@ -409,12 +413,12 @@ def third_step(f, x, w):
     torch.autograd.grad(sum(map(_energy, second)), (x, w))
 
 
-def peak(step, f, samples, classes):
-    x, w = (each.requires_grad_() for each in drawn((samples, 4), (classes, 4), dtype=torch.float32))
+def peak_bytes(step, f, samples, classes):
+    x, w = (each.requires_grad_() for each in draw_each((samples, 4), (classes, 4), dtype=torch.float32))
     target = torch.arange(samples) % classes
-    with Peak() as counted:
+    with LiveMemory() as counted:
         step(lambda x, w: f(x, w, target), x, w)
-    return counted.most
+    return counted.peak
 
 
 STEPS = [gradient_step, reverse_product_step, forward_product_step, forward_inside_step, third_step]
@@ -422,7 +426,7 @@ STEPS = [gradient_step, reverse_product_step, forward_product_step, forward_insi
 
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-def test_memory_is_that_of_the_arguments(step, monkeypatch):
+def test_memory_is_proportional_to_the_arguments(step, monkeypatch):
     monkeypatch.setattr(tiles, "WHOLE", 2**14)
     monkeypatch.setattr(tiles, "TILE", {"cpu": 2**14, "cuda": 2**14})
     monkeypatch.setattr(blockwise, "BLOCK", 2**14)
@@ -430,10 +434,10 @@ def test_memory_is_that_of_the_arguments(step, monkeypatch):
     def plain(x, w, target):
         return F.cross_entropy(x @ w.T, target)
 
-    ours = {size: peak(step, linear_cross_entropy, size, size) for size in (1024, 2048)}
+    ours = {size: peak_bytes(step, linear_cross_entropy, size, size) for size in (1024, 2048)}
     logits = 4 * 2048**2
     if step is not third_step:
-        assert peak(step, plain, 2048, 2048) > 2 * logits
+        assert peak_bytes(step, plain, 2048, 2048) > 2 * logits
     # Apart from the tiles, memory grows with the size of the arguments.
     assert ours[2048] < logits / 4
     assert ours[2048] < 2.1 * ours[1024]
@@ -471,25 +475,25 @@ T = torch.zeros(2, 3, dtype=torch.int64)
         ((X, W, T), {"ignore_index": None}, "ignore_index: expected an int, got None"),
     ],
 )
-def test_refusals(arguments, options, message):
+def test_rejects_bad_arguments(arguments, options, message):
     with pytest.raises(InputError, match=re.escape("linear_cross_entropy: ") + ".*" + re.escape(message)):
         linear_cross_entropy(*arguments, **options)
 
 
-def test_tensors_without_memory():
+def test_meta_tensors_are_accepted():
     x, w, target = (each.to("meta") for each in (X, W, T))
     for reduction, shape in (("mean", ()), ("none", (2, 3))):
         y = linear_cross_entropy(x, w, target, reduction=reduction)
         assert (y.device.type, y.shape) == ("meta", shape)
 
 
-def test_weights_that_a_transform_differentiates_are_refused():
+def test_differentiated_class_weights_are_rejected():
     x, w, _ = INPUTS
     with pytest.raises(InputError, match="weight: expected a constant"):
         torch.func.grad(lambda weight: linear_cross_entropy(x, w, TARGET, weight=weight))(WEIGHT)
 
 
-def test_weights_computed_in_forward_mode_from_constants_are_constants():
+def test_class_weights_computed_from_constants_are_accepted_in_forward_mode():
     x, w, bias = INPUTS
     for make in (lambda: (WEIGHT / WEIGHT.mean()).detach(), lambda: 2 * WEIGHT, lambda: WEIGHT.float().to(D)):
         ours = torch.func.grad(lambda x, make=make: linear_cross_entropy(x, w, TARGET, weight=make(), reduction="sum"))
@@ -501,7 +505,7 @@ def test_weights_computed_in_forward_mode_from_constants_are_constants():
 
 
 @pytest.mark.parametrize("levels", [1, 2])
-def test_weights_with_a_tangent_are_refused(levels):
+def test_class_weights_with_a_tangent_are_rejected(levels):
     x, w, _ = INPUTS
 
     def f(weight):

@@ -4,14 +4,14 @@ import math
 
 import pytest
 import torch
+from drawing import draw_each
 from functions.losses.test_linear_cross_entropy import (
     INPUTS,
     OPTIONS,
     TARGET,
+    all_derivatives,
     assert_same,
-    drawn,
-    everything,
-    ours,
+    fused_loss,
     reference,
     use_tiles,
 )
@@ -35,14 +35,16 @@ def calls(monkeypatch):
 @pytest.mark.one_in(18)
 @pytest.mark.parametrize("by", ["kernels", "operators"])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_every_option_by_every_route(name, by, calls, monkeypatch):
+def test_derivatives_match_primitives_by_every_route(name, by, calls, monkeypatch):
     """Tiles of two classes, most without a target, and a last tile of one class give the correct derivatives."""
     use_tiles(monkeypatch, samples=5, classes=2)
     if by == "operators":
         monkeypatch.setattr(cpu, "takes", lambda *tiles: False)
     options = OPTIONS[name]
     target = TARGET.clamp(min=0) if "ignore_index" in options else TARGET
-    assert_same(everything(ours(target, **options), INPUTS), everything(reference(target, **options), INPUTS))
+    assert_same(
+        all_derivatives(fused_loss(target, **options), INPUTS), all_derivatives(reference(target, **options), INPUTS)
+    )
     # Operators handle smoothing with unequal class weights, except for the probabilities if there is no soft-cap.
     expected = {"weighted and smoothed": {"cotangent_"}, "all": set()}.get(name, {"cotangent_", "curvature_"})
     assert set(calls) == (expected if by == "kernels" and fused.available() else set())
@@ -50,24 +52,24 @@ def test_every_option_by_every_route(name, by, calls, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["plain", "smoothed", "capped"])
-def test_float32(name, monkeypatch):
+def test_float32_matches_float64(name, monkeypatch):
     use_tiles(monkeypatch, samples=5, classes=8)
     target = torch.arange(7) * 3
-    inputs = tuple(each.float() for each in drawn((7, 2), (20, 2), (20,)))
-    exact = everything(reference(target, **OPTIONS[name]), tuple(each.double() for each in inputs))
-    found = everything(ours(target, **OPTIONS[name]), inputs)
+    inputs = tuple(each.float() for each in draw_each((7, 2), (20, 2), (20,)))
+    exact = all_derivatives(reference(target, **OPTIONS[name]), tuple(each.double() for each in inputs))
+    found = all_derivatives(fused_loss(target, **OPTIONS[name]), inputs)
     assert_same([each.double() for each in found], exact, tolerance=2e-5)
 
 
 @built
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("columns", [1, 7, 300])
-def test_what_a_kernel_writes(columns, dtype):
+def test_kernel_results_match_for_extreme_logits(columns, dtype):
     """The kernels accept per-row numbers of any strides, and very small, hidden and non-finite logits."""
     rows = 23
-    z, z_t = (each.to(dtype) for each in drawn((rows, columns), (rows, columns)))
+    z, z_t = (each.to(dtype) for each in draw_each((rows, columns), (rows, columns)))
     z[2], z[3, 0], z[4, 0] = z[2] - 200, -math.inf, math.nan
-    lse, g, mean, t, r, t_t, r_t = (drawn((rows, 14))[0].to(dtype)[:, 2 * i : 2 * i + 1] for i in range(7))
+    lse, g, mean, t, r, t_t, r_t = (draw_each((rows, 14))[0].to(dtype)[:, 2 * i : 2 * i + 1] for i in range(7))
     lse = lse + 5
     place = torch.arange(rows)[:, None] % (columns + 1) - 1
     p = torch.exp(z.double() - lse.double())
@@ -90,15 +92,15 @@ def test_what_a_kernel_writes(columns, dtype):
     [torch.zeros(3, 4).T, torch.zeros(2, 3, 4), torch.zeros(3, 4).bfloat16(), torch.zeros(1, 4).expand(3, 4)],
     ids=["turned", "a batch", "16 bits", "expanded"],
 )
-def test_what_the_kernels_do_not_take(tile):
+def test_kernels_reject_unsupported_tiles(tile):
     assert not cpu.takes(tile)
 
 
 @pytest.mark.slow
 @built
-def test_a_weight_and_features_are_left_as_they_were(monkeypatch):
+def test_inputs_are_left_unchanged(monkeypatch):
     """The kernels overwrite logits and accumulate in place, but do not change the inputs."""
     use_tiles(monkeypatch)
     before = [each.clone() for each in INPUTS]
-    everything(ours(**OPTIONS["smoothed"]), INPUTS)
+    all_derivatives(fused_loss(**OPTIONS["smoothed"]), INPUTS)
     assert all(torch.equal(a, b) for a, b in zip(INPUTS, before, strict=True))

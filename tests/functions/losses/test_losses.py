@@ -38,7 +38,7 @@ def derivatives(f, x, target):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("kind", ["indices", "ignored", "probabilities"])
 @pytest.mark.parametrize("chunk_size", ["auto", 1, None])
-def test_cross_entropy_means_what_torchs_means(shape, kind, chunk_size):
+def test_cross_entropy_matches_torch(shape, kind, chunk_size):
     x, target = drawn(shape, kind)
     ignore = int(target.flatten()[-1]) if kind == "ignored" and len(shape) > 1 else -100
     weights = torch.linspace(0.5, 2, C, dtype=torch.float64)
@@ -55,17 +55,17 @@ def test_cross_entropy_means_what_torchs_means(shape, kind, chunk_size):
             torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-12)
 
 
-def test_nothing_counted_is_nan_as_in_torch():
+def test_no_counted_sample_gives_nan_as_in_torch():
     assert cross_entropy(torch.zeros(2, 3), torch.tensor([-100, -100])).isnan()
     assert cross_entropy(torch.zeros(2, 3), torch.tensor([-100, -100]), reduction="sum") == 0
 
 
-def test_samples_that_are_not_counted_hide_nan():
+def test_ignored_samples_may_be_nan():
     x = torch.tensor([[float("nan"), 0.0], [1.0, 2.0]])
     assert cross_entropy(x, torch.tensor([-100, 0])) == cross_entropy(x[1:], torch.tensor([0]))
 
 
-def test_class_that_cannot_be():
+def test_class_with_zero_probability_and_infinite_logit():
     x = torch.tensor([[-float("inf"), 0.0, 1.0]], dtype=torch.float64, requires_grad=True)
     loss = cross_entropy(x, torch.tensor([[0.0, 0.5, 0.5]], dtype=torch.float64))
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -74,7 +74,7 @@ def test_class_that_cannot_be():
     assert float(gradient[0, 0].detach()) == float(product[0, 0]) == 0
 
 
-def test_integer_targets_of_any_width():
+def test_integer_targets_of_any_width_are_accepted():
     x = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     target = torch.tensor([0, 3, 1])
     for dtype in (torch.uint8, torch.int32, torch.int16):
@@ -109,15 +109,15 @@ def product_passes(f):
     return mode
 
 
-def test_a_product_takes_two_full_size_results_and_one_tensor():
-    """A product takes three passes: two full-size results, and a sum between them that reads one."""
+def test_hvp_takes_two_full_size_results():
+    """A product has two operators with a full-size result, and a sum over one of the results between them."""
     ours = product_passes(cross_entropy)
     assert len(ours.passes) == 2, ours.passes
     assert len(ours.held) == 1
     assert len(product_passes(F.cross_entropy).passes) >= 6
 
 
-def test_probabilities_exist_for_one_block_at_a_time(monkeypatch):
+def test_probabilities_exist_for_one_chunk_at_a_time(monkeypatch):
     x = torch.randn(64, 32, requires_grad=True)
     target = torch.arange(64) % 32
     v = torch.randn_like(x)
@@ -138,7 +138,7 @@ def test_probabilities_exist_for_one_block_at_a_time(monkeypatch):
     assert large("auto")[0] == 2
 
 
-def test_constant_cotangents_cost_nothing(monkeypatch):
+def test_hvp_computes_one_softmax(monkeypatch):
     """A product computes one softmax, of the logits, and none for the derivative by the incoming gradient."""
     calls = []
     original = torch.softmax
@@ -149,7 +149,7 @@ def test_constant_cotangents_cost_nothing(monkeypatch):
     assert len(calls) == 1
 
 
-def test_batched_gradients_without_functorch():
+def test_batched_gradients_match_torch():
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     basis = torch.eye(12, dtype=torch.float64).reshape(12, 4, 3)
     rows = []
@@ -159,7 +159,7 @@ def test_batched_gradients_without_functorch():
     torch.testing.assert_close(*rows)
 
 
-def test_autocast_computes_in_single_precision():
+def test_autocast_computes_in_float32():
     x = torch.randn(4, 3, dtype=torch.bfloat16, requires_grad=True)
     with torch.autocast("cpu", torch.bfloat16):
         loss = cross_entropy(x, torch.tensor([0, 1, 2, 0]))
@@ -167,7 +167,7 @@ def test_autocast_computes_in_single_precision():
     assert torch.autograd.grad(loss, x)[0].dtype == torch.bfloat16
 
 
-def test_huber_is_torchs_and_its_kinks():
+def test_huber_matches_torch_and_its_kinks():
     x, t = torch.randn(2, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for reduction in ("mean", "sum", "none"):
         torch.testing.assert_close(huber(x, t, 0.7, reduction), F.huber_loss(x, t, delta=0.7, reduction=reduction))
@@ -175,7 +175,7 @@ def test_huber_is_torchs_and_its_kinks():
     assert [float(curvature(torch.tensor(r))) for r in (-1.5, -1.0, 0.0, 1.0, 1.5)] == [0, 1, 1, 1, 0]
 
 
-def test_hinge_kink_and_labels():
+def test_hinge_slope_at_its_kink_and_integer_labels():
     slope = torch.func.grad(lambda x: hinge(x, torch.ones(())))
     assert [float(slope(torch.tensor(s))) for s in (0.5, 1.0, 2.0)] == [-1, 0, 0]
     assert hinge(torch.tensor([2.0]), torch.tensor([-1], dtype=torch.int8)) == 3
@@ -199,6 +199,6 @@ def test_hinge_kink_and_labels():
         (lambda: hinge(torch.zeros(3), torch.zeros(3, dtype=torch.bool)), "labels -1 and 1, got bool"),
     ],
 )
-def test_messages(call, message):
+def test_rejects_bad_arguments(call, message):
     with pytest.raises(InputError, match=message):
         call()

@@ -33,7 +33,7 @@ pairs = pytest.mark.parametrize(
 
 @pairs
 @pytest.mark.parametrize("affine", ["both", "weight", "bias", "neither"])
-def test_value_and_gradient_are_those_of_torch(call, ours, by_torch, shape, size, affine):
+def test_value_and_gradient_match_torch(call, ours, by_torch, shape, size, affine):
     w = drawn(size, seed=1) if affine in {"both", "weight"} else None
     b = drawn(size, seed=2) if affine in {"both", "bias"} else None
     results = []
@@ -52,7 +52,7 @@ def test_value_and_gradient_are_those_of_torch(call, ours, by_torch, shape, size
 
 
 @pairs
-def test_channels_last_and_expanded_inputs(call, ours, by_torch, shape, size):
+def test_channels_last_and_expanded_inputs_match(call, ours, by_torch, shape, size):
     w, b = drawn(size, seed=1), drawn(size, seed=2)
     x = drawn(shape)
     variants = [x.transpose(0, 1).contiguous().transpose(0, 1), x[:1].expand_as(x)]
@@ -69,7 +69,7 @@ def test_channels_last_and_expanded_inputs(call, ours, by_torch, shape, size):
 @pairs
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("wide_parameters", [False, True])
-def test_16_bits_are_computed_in_float32(call, ours, by_torch, shape, size, dtype, wide_parameters):
+def test_low_precision_is_computed_in_float32(call, ours, by_torch, shape, size, dtype, wide_parameters):
     parameter = torch.float32 if wide_parameters else dtype
     leaves = [drawn(shape, dtype), drawn(size, parameter, 1), drawn(size, parameter, 2)]
     doubles = [each.double() for each in leaves]
@@ -90,7 +90,7 @@ def test_16_bits_are_computed_in_float32(call, ours, by_torch, shape, size, dtyp
 
 @pytest.mark.one_in(6)
 @pairs
-def test_all_third_derivatives_agree(call, ours, by_torch, shape, size):
+def test_routes_agree_on_third_derivatives(call, ours, by_torch, shape, size):
     """All routes agree on third derivatives; torch's own layer_norm is wrong even in reverse mode."""
     x, w, b = drawn((2, 6, 2) if len(shape) == 4 else (2, 6)), drawn(size, seed=1), drawn(size, seed=2)
 
@@ -103,7 +103,7 @@ def test_all_third_derivatives_agree(call, ours, by_torch, shape, size):
         torch.testing.assert_close(each, found[0], rtol=0, atol=1e-10 * float(found[0].abs().max()))
 
 
-def test_invariances():
+def test_derivatives_vanish_along_shifts_and_scalings():
     """The derivatives of a layer normalization vanish along shifts and, without eps, along scalings."""
     x, v = drawn((3, 5)), drawn((3, 5), seed=1)
 
@@ -119,7 +119,7 @@ def test_invariances():
     assert float(hodiff.hvp(f, x, v).abs().max()) > 1e-2
 
 
-def test_a_large_offset_costs_no_digits_of_the_product():
+def test_offset_loses_no_digits_of_the_hvp():
     x, v = drawn((2, 8)), drawn((2, 8), seed=1)
 
     def f(x):
@@ -136,7 +136,7 @@ def test_a_large_offset_costs_no_digits_of_the_product():
         *((f"InstanceNorm{rank}d", momentum) for rank in (1, 2, 3) for momentum in (0.1, 0.7)),
     ],
 )
-def test_running_statistics_are_updated_as_in_torch(name, momentum):
+def test_running_statistics_match_torch(name, momentum):
     rank = int(name[-2])
     theirs = getattr(torch.nn, name)(3, momentum=momentum, affine=True, track_running_stats=True)
     ours = getattr(modules, name)(3, momentum=momentum, affine=True, track_running_stats=True)
@@ -153,7 +153,7 @@ def test_running_statistics_are_updated_as_in_torch(name, momentum):
 
 @pytest.mark.parametrize("options", [{"affine": False}, {"track_running_stats": False}])
 @pytest.mark.parametrize("training", [True, False])
-def test_batch_norm_modules_as_in_torch(options, training):
+def test_batch_norm_modules_match_torch(options, training):
     theirs, ours = torch.nn.BatchNorm1d(4, **options).train(training), modules.BatchNorm1d(4, **options).train(training)
     x = drawn((5, 4), torch.float32)
     torch.testing.assert_close(ours(x), theirs(x))
@@ -168,14 +168,14 @@ def test_batch_norm_modules_as_in_torch(options, training):
         ("InstanceNorm1d", (3,), (3, 5)),
     ],
 )
-def test_modules_as_in_torch(name, arguments, shape):
+def test_modules_match_torch(name, arguments, shape):
     theirs, ours = getattr(torch.nn, name)(*arguments), getattr(modules, name)(*arguments)
     ours.load_state_dict(theirs.state_dict())
     x = drawn(shape, torch.float32)
     torch.testing.assert_close(ours(x), theirs(x))
 
 
-def test_running_statistics_inside_transforms():
+def test_running_statistics_inside_transforms_match_torch():
     """A captured buffer is updated once per evaluation, like in torch's own batch_norm."""
     x = drawn((5, 3))
     for transform in (torch.func.grad, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))):
@@ -188,7 +188,7 @@ def test_running_statistics_inside_transforms():
         assert bool(states[0][0].any())
 
 
-def test_batches_of_parameters_and_inputs():
+def test_vmap_over_parameters_and_inputs_matches_a_loop():
     x, w, b = drawn((3, 4, 6, 2)), drawn((3, 6), seed=1), drawn((3, 6), seed=2)
 
     def f(x, w, b):
@@ -203,7 +203,7 @@ def test_batches_of_parameters_and_inputs():
             torch.testing.assert_close(tuple(each[k] for each in batched), one)
 
 
-def test_evaluation_is_differentiable_by_running_statistics():
+def test_evaluation_mode_is_differentiable_by_running_statistics():
     x, mean, variance = drawn((3, 2)), drawn(2, seed=1), drawn(2, seed=2).exp()
 
     def f(mean, variance):
@@ -216,7 +216,7 @@ def test_evaluation_is_differentiable_by_running_statistics():
     torch.testing.assert_close(ours, truth)
 
 
-def test_symbolic_zero_cotangents():
+def test_zero_cotangents_without_storage_are_accepted():
     """Reverse over a tangent passes zeros without storage to the kernels of the value's gradient."""
     x, w, t = drawn((2, 4, 2)), drawn(4, seed=1), drawn((2, 4, 2), seed=2)
     c = drawn((2, 4, 2), seed=3)
@@ -256,6 +256,6 @@ X = torch.zeros(2, 4)
         (lambda: instance_norm(X[..., None]), "expected more than one value for each instance"),
     ],
 )
-def test_refusals(call, message):
+def test_rejects_bad_arguments(call, message):
     with pytest.raises(InputError, match=re.escape(message)):
         call()

@@ -34,7 +34,7 @@ def nested(f, order):
 @pytest.mark.parametrize("elementwise", [True, False])
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.filterwarnings("ignore::hodiff.errors.HodiffWarning")
-def test_differences_are_as_good_as_they_say(name, elementwise, order):
+def test_error_of_differences_is_within_the_estimate(name, elementwise, order):
     code, truth = SMOOTH[name]
     for point in POINTS:
         x = point.reshape(1)
@@ -54,7 +54,7 @@ def test_differences_are_accurate():
     torch.testing.assert_close(torch.func.jacfwd(f)(x), torch.diag(x.cos()), rtol=0, atol=1e-11)
 
 
-def test_an_error_that_is_large_warns():
+def test_large_error_estimate_warns():
     coarse = numpy_function(lambda x: np.round(np.sin(3 * x), 2))
     x = torch.tensor(0.2345, dtype=D)
     with pytest.warns(HodiffWarning, match=r"known to .* only"):
@@ -63,7 +63,7 @@ def test_an_error_that_is_large_warns():
 
 
 @pytest.mark.slow
-def test_several_inputs_and_outputs_and_constants():
+def test_several_inputs_outputs_and_constants():
     def f(x, n, y, scale=1.0):
         return scale * np.outer(x, y), x.sum() ** n, np.arange(n)
 
@@ -76,7 +76,7 @@ def test_several_inputs_and_outputs_and_constants():
 
 
 @pytest.mark.slow
-def test_ordinary_differential_equation():
+def test_derivatives_of_an_ode_solution_match_runge_kutta():
     """Derivatives of a Lotka-Volterra solution by its parameters match Runge-Kutta steps in torch."""
 
     def flow(parameters):
@@ -108,7 +108,7 @@ def test_ordinary_differential_equation():
     assert float(gap) < 10 * wrapped.last_error + 1e-8
 
 
-def test_orders_without_a_rule_raise():
+def test_missing_rule_of_higher_order_raises():
     x = torch.tensor([0.5], dtype=D)
     once = numpy_function(np.sin)
     with pytest.raises(RouteError, match=r"sin: this order of derivative has no rule.*difference_order=2"):
@@ -128,7 +128,7 @@ def test_orders_without_a_rule_raise():
         torch.autograd.grad(slope.sum(), leaf)
 
 
-def test_a_rule_with_rules_of_its_own():
+def test_rule_may_have_its_own_rule():
     """A vjp in NumPy code can have its own vjp in NumPy code."""
 
     def second(w, u, x):
@@ -143,7 +143,7 @@ def test_a_rule_with_rules_of_its_own():
         nested(f, 3)(x)
 
 
-def test_a_rule_by_differences_says_so():
+def test_rule_by_differences_is_marked_approximate():
     f = numpy_function(np.sin, vjp=numpy_function(lambda u, x: u * np.cos(x)))
     x = torch.tensor([0.5, 1.5], dtype=D)
     assert f.approximate
@@ -154,7 +154,7 @@ def test_a_rule_by_differences_says_so():
         f.derivative_error(x, order=2)
 
 
-def test_the_rule_that_is_missing_comes_from_the_other():
+def test_missing_vjp_or_jvp_is_derived_from_the_other():
     A = np.array([[1.0, 2.0, 0.5], [0.3, -1.0, 2.0]])
     T = torch.tensor(A)
     x = torch.tensor([0.2, 0.4, 0.9], dtype=D)
@@ -173,7 +173,7 @@ def test_the_rule_that_is_missing_comes_from_the_other():
         assert f.derivative_error(x) == 0
 
 
-def test_none_for_zero():
+def test_none_counts_as_zero_gradient():
     f = numpy_function(lambda x, y: 2 * x + 0 * y, vjp=lambda u, x, y: (2 * u, None))
     x, y = torch.randn(2, 3, dtype=D, requires_grad=True), torch.randn(2, 3, dtype=D, requires_grad=True)
     gradients = torch.autograd.grad(f(x, y).sum(), [x, y], allow_unused=True)
@@ -181,7 +181,7 @@ def test_none_for_zero():
     torch.testing.assert_close(gradients[1], torch.zeros_like(y))
 
 
-def test_vmap_loops():
+def test_vmap_loops_over_the_batch():
     f = numpy_function(np.linalg.norm)
     x = torch.randn(4, 3, dtype=D)
     torch.testing.assert_close(torch.func.vmap(f)(x), x.norm(dim=1))
@@ -190,7 +190,7 @@ def test_vmap_loops():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_code_sees_float64_and_dtype_returns(dtype):
+def test_code_receives_float64_and_the_dtype_is_restored(dtype):
     seen = []
 
     def f(x, k):
@@ -216,7 +216,7 @@ def test_code_cannot_change_its_inputs():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_inside_compiled_code():
+def test_compiled_code_breaks_the_graph_and_is_right():
     """The function breaks the graph, and its gradient is correct."""
     f = numpy_function(np.sin)
     compiled = torch.compile(lambda x: f(2 * x).sum(), backend="aot_eager")
@@ -225,7 +225,7 @@ def test_inside_compiled_code():
     torch.testing.assert_close(gradient, 2 * (2 * x).cos())
 
 
-def test_errors():
+def test_rejects_bad_arguments():
     x = torch.ones(2)
     with pytest.raises(InputError, match=r"numpy_function: f: expected a callable, got int"):
         numpy_function(3)
@@ -249,7 +249,7 @@ def test_errors():
         torch.func.grad(lambda x: numpy_function(np.sum, vjp=lambda u, x: np.ones(3))(x))(x)
 
 
-def test_check_states_the_error():
+def test_check_notes_the_error_of_differences():
     by_differences = hodiff.assert_differentiable(
         numpy_function(scipy.special.j0), torch.ones(2, dtype=D), order=1, scipy=False
     )

@@ -17,7 +17,7 @@ LEVELS = st.floats(0.01, 50)
 
 
 @given(VECTORS, LEVELS)
-def test_soft_threshold_is_the_proximal_map(values, lam):
+def test_soft_threshold_satisfies_optimality(values, lam):
     """Zero lies in y - x + λ ∂|y|."""
     x = torch.from_numpy(values)
     y = soft_threshold(x, lam)
@@ -27,7 +27,7 @@ def test_soft_threshold_is_the_proximal_map(values, lam):
 
 
 @given(VECTORS, LEVELS)
-def test_group_soft_threshold_is_the_proximal_map(values, lam):
+def test_group_soft_threshold_satisfies_optimality(values, lam):
     """Zero lies in y - x + λ ∂‖y‖."""
     x = torch.from_numpy(values)
     y = group_soft_threshold(x, lam)
@@ -38,7 +38,7 @@ def test_group_soft_threshold_is_the_proximal_map(values, lam):
 
 
 @given(VECTORS, LEVELS)
-def test_simplex_projection_is_nearest(values, radius):
+def test_simplex_projection_is_nearest_point(values, radius):
     """No vertex is closer to x: <x - y, vertex - y> is not positive."""
     x = torch.from_numpy(values)
     y = project_simplex(x, radius)
@@ -49,7 +49,7 @@ def test_simplex_projection_is_nearest(values, radius):
 
 
 @given(VECTORS, LEVELS)
-def test_ball_projection_is_nearest(values, radius):
+def test_ball_projection_is_nearest_point(values, radius):
     x = torch.from_numpy(values)
     y = project_l2_ball(x, radius)
     assert float(y.norm()) <= radius * (1 + 1e-12)
@@ -61,7 +61,7 @@ def test_ball_projection_is_nearest(values, radius):
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0, torch.tensor(1.0, dtype=torch.float64)])
-def test_zero_groups_have_zero_derivatives(lam):
+def test_group_soft_threshold_derivatives_at_zero_are_zero(lam):
     for k in range(3):
         derivatives = hodiff.directional_derivatives(lambda x: group_soft_threshold(x, lam), ZERO, X, order=k + 1)
         for each in derivatives:
@@ -71,7 +71,7 @@ def test_zero_groups_have_zero_derivatives(lam):
         assert torch.equal(product, ZERO)
 
 
-def test_zero_lies_inside_the_ball():
+def test_ball_projection_derivative_at_zero_is_identity():
     assert torch.equal(torch.func.jacrev(project_l2_ball)(ZERO), torch.eye(3, dtype=torch.float64))
     for route in hodiff.ROUTES:
         product = hodiff.hvp(lambda x: project_l2_ball(x).square().sum(), ZERO, X, route=route)
@@ -79,7 +79,7 @@ def test_zero_lies_inside_the_ball():
 
 
 @pytest.mark.parametrize("function", [project_l2_ball, group_soft_threshold])
-def test_on_the_sphere_counts_as_inside(function):
+def test_points_on_the_boundary_count_as_inside(function):
     x = torch.tensor([3.0, 4.0], dtype=torch.float64)
     jacobian = torch.func.jacrev(lambda x: function(x, 5.0))(x)
     inside = torch.eye(2, dtype=torch.float64)
@@ -87,7 +87,7 @@ def test_on_the_sphere_counts_as_inside(function):
 
 
 @pytest.mark.parametrize("size", [1e-300, 1e-150, 1e150, 1e300])
-def test_norms_neither_overflow_nor_vanish(size):
+def test_ball_projection_at_extreme_norms(size):
     direction = X / X.norm()
     y = project_l2_ball(size * X, size)
     torch.testing.assert_close(y / size, direction, rtol=1e-14, atol=0)
@@ -98,7 +98,7 @@ def test_norms_neither_overflow_nor_vanish(size):
     torch.testing.assert_close(y / size, X - direction, rtol=1e-14, atol=0)
 
 
-def test_published_jacobian_of_the_simplex_projection():
+def test_simplex_projection_jacobian_matches_published_formula():
     x = torch.tensor([0.5, 1.0, -1.0, 0.6], dtype=torch.float64)
     s = torch.tensor([1.0, 1.0, 0.0, 1.0], dtype=torch.float64)
     expected = torch.diag(s) - torch.outer(s, s) / 3
@@ -108,7 +108,7 @@ def test_published_jacobian_of_the_simplex_projection():
     torch.testing.assert_close(by_radius, s / 3)
 
 
-def test_simplex_ties_and_masked_entries():
+def test_simplex_projection_of_ties_and_masked_entries():
     tied = torch.zeros(4, dtype=torch.float64)
     torch.testing.assert_close(project_simplex(tied), torch.full_like(tied, 0.25))
     masked = torch.tensor([0.3, float("-inf"), 0.1], dtype=torch.float64)
@@ -120,13 +120,13 @@ def test_simplex_ties_and_masked_entries():
     assert torch.equal(corner, torch.zeros(2, 2, dtype=torch.float64))
 
 
-def test_simplex_far_from_zero():
+def test_simplex_projection_far_from_zero_is_exact():
     x = torch.tensor([1e12 + 0.5, 1e12 + 0.25], dtype=torch.float64)
     assert torch.equal(project_simplex(x), torch.tensor([0.625, 0.375], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("function", [project_simplex, project_l2_ball, lambda x: group_soft_threshold(x, 1.0)])
-def test_nan_stays_nan(function):
+def test_nan_input_gives_nan(function):
     assert function(torch.tensor([1.0, float("nan")])).isnan().any()
 
 
@@ -140,7 +140,7 @@ def test_nan_stays_nan(function):
         lambda x, level: project_simplex(x, level),
     ],
 )
-def test_a_training_step_compiles(function):
+def test_compiled_training_step_matches(function):
     x, level = (3 * X).requires_grad_(), torch.tensor(1.5, dtype=torch.float64, requires_grad=True)
     weights = torch.arange(1.0, 4, dtype=torch.float64)
     compiled = torch.compile(lambda x, r: (weights * function(x, r)).sum(), fullgraph=True, backend="aot_eager")
@@ -166,6 +166,6 @@ def test_a_training_step_compiles(function):
         (lambda: project_simplex(X[:0]), "not empty"),
     ],
 )
-def test_errors(call, message):
+def test_rejects_bad_arguments(call, message):
     with pytest.raises(InputError, match=message):
         call()

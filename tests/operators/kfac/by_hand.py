@@ -24,7 +24,7 @@ class Seen:
     jacobian: np.ndarray
 
 
-def seen(model: nn.Sequential, x: Tensor) -> dict[str, Seen]:
+def observed_layers(model: nn.Sequential, x: Tensor) -> dict[str, Seen]:
     """Return every layer with parameters, for one example (without a batch dimension)."""
     found = {}
     for name, module in model.named_children():
@@ -80,10 +80,10 @@ def kfac(
     bias: bool = False,
     group: int = 0,
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """Return A, B and the gradients (p, q) of each example and column; `roots` holds S of each example's loss term."""
+    """Return A, B and the gradients (p, q) of each example and column; `roots` has the matrix S of each loss term."""
     A, B, gradients, count = 0.0, 0.0, [], 0
     for x, S in zip(inputs, roots, strict=True):
-        layer = seen(model, x)[name]
+        layer = observed_layers(model, x)[name]
         vectors = [(np.append(a, 1.0) if bias else a, J) for a, J in pairs(layer, group)]
         if sharing == "reduce":
             mean = sum(a for a, _ in vectors) / len(vectors)

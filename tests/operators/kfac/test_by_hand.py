@@ -6,24 +6,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from at_once import some_at_once
 from operators.kfac.by_hand import CASES, corrected, dense, problem
+from slow_cases import slow_except
 
 import hodiff
 
 SETTINGS = list(product(CASES, ["expand", "reduce"], ["joined", "separate"]))
 # Every case and every setting occurs once.
-SOON = [
+QUICK = [
     ("mlp", "expand", "separate"),
     ("tokens", "reduce", "joined"),
     ("conv1d", "expand", "joined"),
     ("conv2d", "reduce", "separate"),
 ]
-EACH = pytest.mark.parametrize("setting", some_at_once(SETTINGS, SOON, "-".join))
+EACH = pytest.mark.parametrize("setting", slow_except(SETTINGS, QUICK, "-".join))
 
 
 @EACH
-def test_kronecker_products(setting: tuple[str, str, str]) -> None:
+def test_kfac_matches_numpy_loops(setting: tuple[str, str, str]) -> None:
     name, sharing, bias = setting
     p = problem(name)
     A = hodiff.KFACOperator(*p.arguments, sharing=sharing, bias=bias)
@@ -36,7 +36,7 @@ def test_kronecker_products(setting: tuple[str, str, str]) -> None:
 
 
 @EACH
-def test_corrected_eigenvalues(setting: tuple[str, str, str]) -> None:
+def test_ekfac_eigenvalues_match_numpy_loops(setting: tuple[str, str, str]) -> None:
     name, sharing, bias = setting
     p = problem(name)
     A = hodiff.EKFACOperator(*p.arguments, sharing=sharing, bias=bias)
@@ -63,7 +63,7 @@ def test_corrected_eigenvalues(setting: tuple[str, str, str]) -> None:
     np.testing.assert_allclose(A.to_dense().numpy(), expected, rtol=0, atol=1e-12)
 
 
-def test_nearer_than_without_correction() -> None:
+def test_ekfac_is_closer_to_exact_blocks_than_kfac() -> None:
     """EKFAC is closer than K-FAC to the exact blocks, in the Frobenius norm, in all settings."""
     for name, sharing in product(CASES, ["expand", "reduce"]):
         p = problem(name)

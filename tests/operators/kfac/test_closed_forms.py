@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from operators.cases import close, ravel
+from cases import ravel
+from operators.cases import close
 from operators.kfac.by_hand import problem
 from torch import Tensor, nn
 
@@ -29,7 +30,7 @@ def mixed(kind: Any, **options: Any) -> Any:
 
 @KINDS
 @pytest.mark.parametrize("options", [{}, {"bias": "separate", "norm": "diagonal", "sharing": "reduce"}])
-def test_against_the_matrix(kind: Any, options: dict[str, str]) -> None:
+def test_spectra_inverses_and_norms_match_dense_matrix(kind: Any, options: dict[str, str]) -> None:
     A = mixed(kind, **options)
     M, n = A.to_dense(), A.shape[0]
     I = torch.eye(n).double()  # noqa: E741
@@ -71,7 +72,7 @@ def identity(M: Tensor) -> Tensor:
     ],
     ids=["multiple", "quotient", "negative", "damped", "several", "inverse"],
 )
-def test_multiples_and_damped_ones_keep_closed_forms(kind: Any, change: Any, number: Any) -> None:
+def test_multiples_and_damped_operators_match_dense_matrix(kind: Any, change: Any, number: Any) -> None:
     A = change(mixed(kind))
     M = number(mixed(kind).to_dense())
     close(A.to_dense(), M, 1e-11)
@@ -85,7 +86,7 @@ def test_multiples_and_damped_ones_keep_closed_forms(kind: Any, change: Any, num
     close(A.eigh().eigenvalues, torch.linalg.eigvalsh(M), 1e-10)
 
 
-def test_a_differentiable_factor_is_differentiated() -> None:
+def test_differentiable_factor_is_differentiated() -> None:
     A = mixed(hodiff.KFACOperator)
     v = torch.ones(A.shape[1], dtype=A.dtype)
     factor = torch.tensor(2.0, dtype=A.dtype, requires_grad=True)
@@ -93,7 +94,7 @@ def test_a_differentiable_factor_is_differentiated() -> None:
     assert float(slope) == pytest.approx(float(v @ (A @ v)))
 
 
-def test_the_inverse_is_an_operator_like_it() -> None:
+def test_inverse_operator_matches_dense_inverse() -> None:
     A = mixed(hodiff.KFACOperator)
     inverse = A.inverse(damping=0.1)
     M = torch.linalg.inv(A.to_dense() + 0.1 * torch.eye(A.shape[0]).double())
@@ -107,7 +108,7 @@ def test_the_inverse_is_an_operator_like_it() -> None:
     close(A.inverse("cg", damping=0.1, tol=1e-12) @ v, inverse @ v, 1e-9)
 
 
-def test_heuristic_damping() -> None:
+def test_heuristic_damping_matches_formula() -> None:
     """Every damped factor matches its formula."""
     p = problem("mlp")
     A, damping = hodiff.KFACOperator(*p.arguments, bias="separate"), 0.01
@@ -120,7 +121,7 @@ def test_heuristic_damping() -> None:
     close(A.inverse("heuristic", damping=damping).to_dense(), torch.block_diag(*expected), 1e-11)
 
 
-def test_a_regular_matrix_needs_no_damping() -> None:
+def test_regular_matrix_needs_no_damping() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 2)).double()
     inputs = torch.randn(20, 2).double()
@@ -132,7 +133,7 @@ def test_a_regular_matrix_needs_no_damping() -> None:
 
 
 @KINDS
-def test_singular_ones_are_refused(kind: Any) -> None:
+def test_rejects_inverse_of_singular_operators(kind: Any) -> None:
     A = mixed(kind)
     with pytest.raises(hodiff.InputError, match=r"inverse: damping: expected more than the rounding"):
         A.inverse()
@@ -141,7 +142,7 @@ def test_singular_ones_are_refused(kind: Any) -> None:
 
 
 @KINDS
-def test_copies_and_conversions(kind: Any) -> None:
+def test_copies_and_conversions_keep_the_matrix(kind: Any) -> None:
     A = mixed(kind, fisher="monte-carlo", samples=2)
     M = A.to_dense()
     for twin in (copy.deepcopy(A), pickle.loads(pickle.dumps(A)), mixed(kind, fisher="monte-carlo", samples=2)):
@@ -161,7 +162,7 @@ def test_copies_and_conversions(kind: Any) -> None:
 
 
 @KINDS
-def test_half_precision_and_float32(kind: Any) -> None:
+def test_lower_precision_matches_float64(kind: Any) -> None:
     exact = mixed(kind).to_dense()
     A = mixed(kind)
     for dtype, tolerance in ((torch.float32, 1e-5), (torch.bfloat16, 0.1)):
@@ -172,7 +173,7 @@ def test_half_precision_and_float32(kind: Any) -> None:
 
 
 @KINDS
-def test_some_parameters(kind: Any) -> None:
+def test_subsets_of_parameters_are_accepted(kind: Any) -> None:
     """The parameters may be from some layers, or a weight without its bias."""
     p = problem("mlp")
     model, loss, x, *rest = p.arguments
@@ -183,7 +184,7 @@ def test_some_parameters(kind: Any) -> None:
     close(some, whole[rows][:, rows])
 
 
-def test_in_place_layers_and_buffers_are_left_alone() -> None:
+def test_in_place_layers_and_buffers_are_left_unchanged() -> None:
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(4)
     layers = [nn.Linear(3, 4), norm, nn.ReLU(), nn.Linear(4, 2)]
@@ -199,7 +200,7 @@ def test_in_place_layers_and_buffers_are_left_alone() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_sums_are_multiples_of_means() -> None:
+def test_sum_reduction_is_a_multiple_of_mean() -> None:
     p = problem("mlp")
     model, loss, x, inputs, y = p.arguments
     for fisher, factor in (("exact", 5), ("monte-carlo", 5), ("empirical", 5)):
@@ -228,7 +229,9 @@ CUT_ALIKE = {
 @pytest.mark.parametrize("cuts", [[3, 3], [2, 4], [2, 2, 2]])
 @pytest.mark.parametrize("fisher", ["exact", "empirical"])
 @pytest.mark.parametrize(("loss", "told"), CUT_ALIKE.values(), ids=CUT_ALIKE)
-def test_batches_do_not_depend_on_the_cut(kind: Any, cuts: list[int], fisher: str, loss: Any, told: Any) -> None:
+def test_matrix_does_not_depend_on_the_batch_split(
+    kind: Any, cuts: list[int], fisher: str, loss: Any, told: Any
+) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
     inputs, y = torch.randn(6, 3).double(), torch.tensor([0, 1, 2, 0, 2, 2])
@@ -238,7 +241,7 @@ def test_batches_do_not_depend_on_the_cut(kind: Any, cuts: list[int], fisher: st
     close(kind(model, loss, x, data=data, fisher=fisher, **told).to_dense(), whole.to_dense())
 
 
-def test_empirical_blocks_with_class_weights() -> None:
+def test_empirical_blocks_with_class_weights_match_closed_form() -> None:
     r"""The factor B of one linear layer is M / D^2 times the sum of w^2 (p - e_y) (p - e_y)^T."""
     torch.manual_seed(0)
     layer, weight = nn.Linear(3, 2).double(), torch.tensor([1.0, 5.0]).double()
@@ -263,7 +266,7 @@ class Batch(nn.Module):
         return self.layer(batch["inputs"])
 
 
-def test_batches_of_another_form() -> None:
+def test_dict_batches_are_accepted() -> None:
     torch.manual_seed(0)
     model = Batch().double()
     batch = {"inputs": torch.randn(5, 3).double(), "labels": torch.randint(2, (5,))}

@@ -48,7 +48,7 @@ SETTINGS = list(product(MODELS, LOSSES, FISHERS, ["expand", "reduce"], ["joined"
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "loss", "fisher", "sharing", "bias"), SETTINGS)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_same_matrix(name: str, loss: str, fisher: str, sharing: str, bias: str, reduction: str) -> None:
+def test_matrix_matches_curvlinops(name: str, loss: str, fisher: str, sharing: str, bias: str, reduction: str) -> None:
     import curvlinops
 
     torch.manual_seed(0)

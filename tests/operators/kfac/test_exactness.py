@@ -73,7 +73,7 @@ def blocks(matrix: Tensor, sizes: list[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_exact(name: str) -> None:
+def test_kfac_is_exact_where_theory_says_so(name: str) -> None:
     torch.manual_seed(0)
     make, shape, loss, sharing = EXACT[name]
     given = arguments(make(), shape, loss)
@@ -85,7 +85,7 @@ def test_exact(name: str) -> None:
         close(kind(*given, sharing=sharing, bias="separate").to_dense(), blocks(G, sizes), 1e-13)
 
 
-def test_settings_matter() -> None:
+def test_kfac_is_inexact_with_other_settings() -> None:
     """K-FAC is not exact with the other sharing, or for a nonlinear network and many examples."""
     torch.manual_seed(0)
     for model, shape, loss, sharing in (
@@ -114,7 +114,7 @@ NORMS: dict[str, Any] = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NORMS)
-def test_blocks_of_norms_are_exact(name: str) -> None:
+def test_blocks_of_normalizations_are_exact(name: str) -> None:
     torch.manual_seed(0)
     norm, last, shape = NORMS[name]
     if "batch" in name:
@@ -132,7 +132,7 @@ def test_blocks_of_norms_are_exact(name: str) -> None:
         close(kind(*given, norm="diagonal").to_dense(), torch.diag(G.diagonal()), 1e-13)
 
 
-def test_other_fishers() -> None:
+def test_empirical_and_probability_fisher_blocks_are_exact_for_one_example() -> None:
     """Blocks for one example match the empirical Fisher matrix and the exact Fisher matrix of probabilities."""
     torch.manual_seed(0)
     given = arguments(tanh(), (1, 3), CLASSES)
@@ -148,7 +148,7 @@ def test_other_fishers() -> None:
     close(hodiff.KFACOperator(given[0], smoothed, *given[2:]).to_dense(), blocks(exact, sizes), 1e-13)
 
 
-def test_factors_of_a_sequence_are_taken_one_by_one() -> None:
+def test_normalization_factors_of_sequences_omit_cross_terms() -> None:
     """K-FAC of a normalization's full block has no cross terms of two tokens' losses if layers mix tokens."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 4), nn.Conv1d(3, 2, 1)).double()
@@ -166,7 +166,7 @@ def test_factors_of_a_sequence_are_taken_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("kind", [hodiff.KFACOperator, hodiff.EKFACOperator])
-def test_drawn_targets_approach_the_exact(kind: Any) -> None:
+def test_monte_carlo_factors_converge_to_exact(kind: Any) -> None:
     torch.manual_seed(0)
     for loss in (CLASSES, SQUARES):
         given = arguments(tanh(), (5, 3), loss)

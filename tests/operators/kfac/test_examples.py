@@ -45,7 +45,7 @@ class Tokens(nn.Module):
 
 @kinds
 @sharings
-def test_examples_that_the_loss_ignores_do_not_count(kind: Any, sharing: str) -> None:
+def test_ignored_examples_do_not_count(kind: Any, sharing: str) -> None:
     model, x, y = network(), torch.randn(7, 4, dtype=torch.float64), torch.arange(7) % 3
     y[[1, 4, 5]] = -100
     used = y >= 0
@@ -62,7 +62,7 @@ def test_examples_that_the_loss_ignores_do_not_count(kind: Any, sharing: str) ->
     # A loss with class weights is not a likelihood.
     [("monte-carlo", None), *itertools.product(["exact", "empirical"], [None, [0.0, 2.0, 1.0]])],
 )
-def test_batches_without_a_label_that_counts(
+def test_batches_without_counted_labels_do_not_count(
     kind: Any, sharing: str, reduction: str, fisher: str, weights: list[float] | None
 ) -> None:
     model, x, y = network(), torch.randn(7, 4, dtype=torch.float64), torch.arange(7) % 3
@@ -95,7 +95,7 @@ def test_padding_does_not_count(flat: bool) -> None:
     close(found, alone)
 
 
-def test_reduced_inputs_are_means_of_what_counts() -> None:
+def test_reduced_inputs_average_over_counted_positions() -> None:
     x, y = torch.randn(2, 3, 4, dtype=torch.float64), torch.tensor([[0, 1, -100], [2, -100, -100]])
     model = Tokens(flat=False)
     parameters = dict(model.named_parameters())
@@ -104,7 +104,7 @@ def test_reduced_inputs_are_means_of_what_counts() -> None:
     close(operator.blocks[0].A[0], means.T @ means / 2)  # type: ignore[union-attr]
 
 
-def test_ignored_positions_that_others_hang_on_count() -> None:
+def test_ignored_positions_that_later_labels_depend_on_count() -> None:
     """An ignored position counts if a later label depends on it, here through a running sum."""
 
     class Sums(nn.Module):
@@ -129,7 +129,7 @@ def test_ignored_positions_that_others_hang_on_count() -> None:
 
 @pytest.mark.parametrize("fisher", ["exact", "empirical"])
 @pytest.mark.parametrize("classes_first", [False, True])
-def test_what_a_loss_of_ones_own_ignores_does_not_count(fisher: str, classes_first: bool) -> None:
+def test_examples_ignored_by_a_user_loss_do_not_count(fisher: str, classes_first: bool) -> None:
     x, targets = torch.randn(3, 4, 4, dtype=torch.float64), torch.randn(3, 4, 3, dtype=torch.float64)
     used = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 0]], dtype=torch.bool)
 
@@ -163,7 +163,7 @@ class Centred(nn.Module):
 
 @kinds
 @pytest.mark.parametrize("fisher", ["exact", "empirical", "monte-carlo"])
-def test_models_that_mix_rows_of_outputs_are_refused(kind: Any, fisher: str) -> None:
+def test_models_that_mix_output_rows_are_rejected(kind: Any, fisher: str) -> None:
     x, y = torch.randn(2, 4, 4, dtype=torch.float64), torch.arange(8).reshape(2, 4) % 3
     for dim, flat in [(0, False), (1, True)]:
         with pytest.raises(
@@ -173,7 +173,7 @@ def test_models_that_mix_rows_of_outputs_are_refused(kind: Any, fisher: str) -> 
     matrix(kind, Centred(1, flat=False), x, y, fisher=fisher)
 
 
-def test_labels_that_do_not_fit_the_places() -> None:
+def test_labels_that_do_not_match_positions_count_by_example() -> None:
     pulled = torch.zeros(2, 6, dtype=torch.bool)
     ignored = torch.tensor([[True, True, True, False], [True] * 4])
     # Four labels do not match six places, so only examples without any label are left out.
@@ -199,7 +199,7 @@ class Chunked(nn.Module):
 @kinds
 @sharings
 @pytest.mark.parametrize("sizes", [[4, 4], [1, 5, 2]], ids=str)
-def test_calls_on_chunks_are_one_call(kind: Any, sharing: str, sizes: list[int]) -> None:
+def test_calls_on_chunks_match_one_call(kind: Any, sharing: str, sizes: list[int]) -> None:
     torch.manual_seed(0)
     whole = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(9, 3)).double()
     x, y = torch.randn(8, 2, 4, dtype=torch.float64), torch.arange(8) % 3
@@ -232,7 +232,7 @@ def test_steps_of_a_recurrent_layer_share_examples() -> None:
     torch.testing.assert_close(found.trace().value, float(exact.trace()), rtol=1e-10, atol=0)
 
 
-def test_calls_whose_rows_add_up_and_that_hang_on_each_other_are_no_chunks() -> None:
+def test_dependent_calls_are_not_taken_for_chunks() -> None:
     from hodiff.derivatives.bound_function import bind
     from hodiff.operators.kfac.recorded_layers import Recorded
     from hodiff.operators.linearized.model_loss import module_call

@@ -21,7 +21,7 @@ CONVOLUTIONS: dict[str, Any] = {
 # torch warns that it pads a copy for even kernels.
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolution(name: str) -> None:
+def test_patches_times_weight_match_convolution(name: str) -> None:
     module, size = CONVOLUTIONS[name]
     module = module.double()
     x = torch.randn(2, module.in_channels, *size).double()

@@ -139,13 +139,13 @@ def operator_of_function() -> Any:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_refused(name: str) -> None:
+def test_rejects_unsupported_models(name: str) -> None:
     make, message = MODELS[name]
     with pytest.raises(InputError, match=message.replace("(", r"\(").replace(")", r"\)")):
         make().to_dense()
 
 
-def test_changed_before_the_factors_were_computed() -> None:
+def test_rejects_parameters_changed_before_first_use() -> None:
     model = nn.Linear(3, 2)
     A, known = operator(model), operator(model)
     before = known.to_dense()
@@ -156,7 +156,7 @@ def test_changed_before_the_factors_were_computed() -> None:
     assert torch.equal(known.to_dense(), before)
 
 
-def test_shuffled_data() -> None:
+def test_rejects_shuffled_data() -> None:
     class Shuffled:
         def __init__(self) -> None:
             self.walks = 0
@@ -170,7 +170,7 @@ def test_shuffled_data() -> None:
         EKFACOperator(model, F.cross_entropy, dict(model.named_parameters()), data=Shuffled()).to_dense()
 
 
-def test_an_unused_check_may_be_turned_off() -> None:
+def test_check_false_skips_the_check_of_layer_use() -> None:
     model = Net(lambda net, x: net.last(net.first(x) + x @ net.first.weight))
     assert operator(model, check=False).to_dense().isfinite().all()
     assert hodiff.KFACOperator is KFACOperator

@@ -1,4 +1,4 @@
-"""Tests of quadratic models in balls, by the optimality conditions that characterize their minimizers."""
+"""Tests of minimizers of quadratic models in a ball (trust-region subproblems), by their optimality conditions."""
 
 import numpy as np
 import pytest
@@ -23,16 +23,16 @@ MODELS = {
 }
 
 
-def turned(matrix, gradient):
-    """Transform a model into another basis."""
+def in_another_basis(matrix, gradient):
+    """Transform a quadratic model into another basis."""
     q, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((3, 3)))
     return q @ matrix @ q.T, q @ np.array(gradient)
 
 
 @pytest.mark.parametrize("basis", ["own", "turned"])
-def test_conditions_of_a_minimum(basis):
+def test_steps_satisfy_the_optimality_conditions(basis):
     """Steps satisfy (H + s) p = -g, H + s positive semidefinite, s >= 0, and s = 0 inside (Moré & Sorensen, 1983)."""
-    models = [(*(turned(h, g) if basis == "turned" else (h, np.array(g))), r) for h, g, r in MODELS.values()]
+    models = [(*(in_another_basis(h, g) if basis == "turned" else (h, np.array(g))), r) for h, g, r in MODELS.values()]
     h, g, r = (torch.from_numpy(np.stack([model[i] for model in models])).to(D) for i in range(3))
     found = steps_in_balls(h, g, r)
     for name, (matrix, gradient, radius), p, change, bounded in zip(

@@ -34,7 +34,7 @@ def decay(p, t, data):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_company_changes_nothing(method):
+def test_batched_problem_matches_the_single_problem(method):
     """Steps and counts equal those of a single problem, with one non-finite start and some problems that end early."""
     x0 = starts(4)
     x0[1, 1] = math.nan
@@ -55,7 +55,7 @@ def test_company_changes_nothing(method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_ends_are_those_of_the_loop(method):
+def test_solutions_match_a_loop(method):
     """Solutions with shared and per-problem arguments match a loop; values and gradients match formulas."""
     a = torch.linspace(0.5, 2, 3, dtype=D)
     x0 = starts(3, seed=1).abs()
@@ -77,13 +77,13 @@ def test_ends_are_those_of_the_loop(method):
         np.testing.assert_allclose(found.jac[b], slopes, atol=1e-12)
 
 
-def test_second_derivatives_are_those_of_f():
+def test_hessian_of_the_result_matches_scipy():
     x0 = starts(4)
     found = minimize(rosenbrock, x0, options={"maxiter": 0}, batched=True)
     np.testing.assert_allclose(found.hess, np.stack([so.rosen_hess(x) for x in x0.numpy()]), rtol=1e-12)
 
 
-def test_bfgs_learns_the_inverse_of_a_quadratic_function():
+def test_bfgs_inverse_of_a_quadratic_is_exact_after_n_steps():
     """After n steps, BFGS has the inverse Hessians of several problems up to the accuracy of the line search."""
     matrices = starts(3, 16).reshape(3, 4, 4)
     matrices = matrices @ matrices.mT + torch.eye(4, dtype=D)
@@ -92,7 +92,7 @@ def test_bfgs_learns_the_inverse_of_a_quadratic_function():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_structure_dtypes_and_dimensions(method):
+def test_pytrees_dtypes_and_in_dims_match(method):
     x0 = {"a": torch.ones(3, 2), "b": (torch.full((3,), 2.0, dtype=D),)}
     center = torch.tensor([[0.5, 1.0, -1.0], [0.25, 2.0, 0.0]])
 
@@ -108,7 +108,7 @@ def test_structure_dtypes_and_dimensions(method):
     assert x0["a"].eq(1).all()
 
 
-def test_complex_unknowns():
+def test_complex_unknowns_match():
     target = torch.tensor([[0.3 - 0.2j, 1j], [2.0, -1 + 1j]], dtype=torch.complex128)
     found = minimize(lambda z, t: (z - t).abs().square().sum(), torch.zeros_like(target), target, batched=True)
     torch.testing.assert_close(found.x, target, atol=1e-6, rtol=0)
@@ -116,7 +116,7 @@ def test_complex_unknowns():
 
 @pytest.mark.parametrize("method", BOUNDED)
 @pytest.mark.parametrize("form", ["numbers", "tree", "rows", "pairs", "scipy", "mixed"])
-def test_bounds(method, form):
+def test_bounds_in_every_form_match_the_nearest_point(method, form):
     """The minimum of a separable function in a box is the nearest point of the box."""
     center, rows = torch.tensor([[0.0, 2.0], [4.0, 2.5]], dtype=D), torch.tensor([[1.5, 1.0], [2.0, 2.75]], dtype=D)
     given, lower, upper = {
@@ -135,7 +135,7 @@ def test_bounds(method, form):
     torch.testing.assert_close(found.x, expected, atol=2e-4, rtol=0)
 
 
-def test_bounds_that_hold_and_let_go_again():
+def test_bounds_that_activate_and_deactivate_match_scipy():
     """Bounds that become active and inactive again match SciPy with a gradient by hand, with a box per problem."""
     x0, lower = starts(8, 6, seed=2), starts(8, 6, seed=3) - 1
     upper = lower + starts(8, 6, seed=4).abs() * 2
@@ -152,7 +152,7 @@ def test_bounds_that_hold_and_let_go_again():
     assert ((found.x == lower) | (found.x == upper)).any()
 
 
-def test_least_squares_are_those_of_scipy():
+def test_least_squares_match_scipy():
     """Fits of decays within bounds match SciPy with Jacobians in NumPy."""
     t = torch.linspace(0, 3, 20, dtype=D)
     rate = torch.linspace(0.3, 3, 7, dtype=D)
@@ -185,7 +185,7 @@ def test_least_squares_are_those_of_scipy():
     assert found.active_mask["rate"][0] == -1
 
 
-def test_least_squares_where_gauss_and_newton_diverge():
+def test_least_squares_converge_where_gauss_newton_diverges():
     """Gauss-Newton steps grow for the arc tangent beyond 1.39; damping shortens them."""
     x0 = torch.tensor([[3.0], [-10.0], [1.0]], dtype=D)
     found = least_squares(torch.atan, x0, batched=True)
@@ -194,7 +194,7 @@ def test_least_squares_where_gauss_and_newton_diverge():
     assert found.nfev[0] > found.njev[0]
 
 
-def test_least_squares_of_residuals_that_are_nan():
+def test_nan_residuals_fail_only_their_own_problem():
     x0 = torch.tensor([[0.5], [math.nan], [3.0]], dtype=D)
     found = least_squares(lambda x: torch.cat([x.log(), x - 1]), x0, batched=True)
     assert found.success.tolist() == [True, False, True]
@@ -202,7 +202,7 @@ def test_least_squares_of_residuals_that_are_nan():
     assert found.status[1] == -1
 
 
-def test_float32_ends_where_its_digits_do():
+def test_float32_ends_at_its_precision():
     x0 = starts(3).float()
     for method in METHODS:
         found = minimize(rosenbrock, x0, method=method, batched=True, tol=1e-3)
@@ -214,7 +214,7 @@ def test_float32_ends_where_its_digits_do():
         torch.testing.assert_close(beyond.x, torch.ones(3, 3), atol=2e-2, rtol=0)
 
 
-def test_tol_sets_what_scipy_has_it_set():
+def test_tol_sets_the_tolerances_of_scipy():
     """`tol` sets both tolerances of "l-bfgs-b"; otherwise the change of the value would end the search at 2e-9."""
     given = {"method": "l-bfgs-b", "batched": True}
     by_tol = minimize(rosenbrock, starts(3), tol=1e-14, **given)
@@ -223,14 +223,14 @@ def test_tol_sets_what_scipy_has_it_set():
     assert (by_tol.nfev > minimize(rosenbrock, starts(3), options={"gtol": 1e-14}, **given).nfev).any()
 
 
-def test_iterations_used_up_are_said():
+def test_iteration_limit_is_reported():
     found = minimize(rosenbrock, starts(3), options={"maxiter": 2}, batched=True)
     assert found.status.tolist() == [1, 1, 1]
     assert found.nit.tolist() == [2, 2, 2]
     assert "aximum number" in found.message[0]
 
 
-def test_ctrl_c_returns_the_best_points():
+def test_keyboard_interrupt_returns_the_best_points():
     calls = 0
 
     def f(x):
@@ -246,7 +246,7 @@ def test_ctrl_c_returns_the_best_points():
     assert (found.fun < vmap(rosenbrock)(starts(3))).all()
 
 
-def test_minimisers_are_differentiable():
+def test_argmin_of_minimize_is_differentiable():
     """argmin_x of x^4/4 + x^2/2 - p x has the derivative 1 / (3 x^2 + 1)."""
 
     def f(x, p):
@@ -279,23 +279,23 @@ def test_minimisers_are_differentiable():
         ({"batched": 1}, "batched: expected True or False"),
     ],
 )
-def test_bad_arguments(change, words):
+def test_rejects_bad_arguments(change, words):
     given = {"x0": torch.ones(2, 3), "args": (), "batched": True} | change
     with pytest.raises(hodiff.InputError, match=words):
         minimize(lambda x, *_: rosenbrock(x), given.pop("x0"), *given.pop("args"), **given)
 
 
 @pytest.mark.parametrize("f", [lambda x: x, lambda x: torch.ones(()), lambda x: x.sum().to(torch.int64)])
-def test_functions_that_are_none(f):
+def test_rejects_functions_that_return_no_scalar(f):
     with pytest.raises(hodiff.InputError, match="minimize"):
         minimize(f, torch.ones(2, 3), batched=True)
 
 
-def test_in_dims_alone_mean_nothing():
+def test_rejects_in_dims_without_batched():
     with pytest.raises(hodiff.InputError, match="in_dims: expected 0 without batched=True"):
         minimize(rosenbrock, torch.ones(3), in_dims=None)
 
 
-def test_methods_of_single_problems_are_refused():
+def test_rejects_methods_of_single_problems():
     with pytest.raises(hodiff.InputError, match="batched: expected method='lm'"):
         least_squares(lambda x: x, torch.ones(2, 3), method="trf", batched=True)

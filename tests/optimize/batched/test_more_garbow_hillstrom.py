@@ -2,23 +2,23 @@
 
 import pytest
 import torch
-from at_once import some_at_once
 from optimize.problems.elsewhere import BATCHED as ELSEWHERE
 from optimize.problems.more_garbow_hillstrom import PROBLEMS
 from optimize.problems.settings import BATCHED_LEAST_SQUARES, BATCHED_MINIMIZE
+from slow_cases import slow_except
 
 from hodiff.optimize import least_squares, minimize
 
-SOON = {"rosenbrock", "box three dimensional"}
+QUICK = {"rosenbrock", "box three dimensional"}
 # Factors of the standard start.
 NEAR = torch.tensor([1.0, 1.001, 0.998, 1.003], dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
     "case",
-    some_at_once(
+    slow_except(
         [(name, method) for name in PROBLEMS for method in [*BATCHED_MINIMIZE, *BATCHED_LEAST_SQUARES]],
-        lambda case: case[0] in SOON and case not in ELSEWHERE,
+        lambda case: case[0] in QUICK and case not in ELSEWHERE,
         " ".join,
     ),
 )

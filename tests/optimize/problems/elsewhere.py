@@ -1,6 +1,6 @@
-"""Pairs of problem and method that may end elsewhere than at a published minimum.
+"""Pairs of problem and method that may not converge to a published minimum.
 
-SciPy does so with any correct derivatives. The result may depend on rounding, and so on the processor.
+SciPy does not converge with any correct derivatives either. The result may depend on rounding, and so on the processor.
 """
 
 MORE_GARBOW_HILLSTROM = {

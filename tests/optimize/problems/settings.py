@@ -1,4 +1,4 @@
-"""Tolerances of each method on the test problems: as tight as float64 and the running time of a test allow."""
+"""Tolerances of each method on the test problems, as tight as float64 and the running time of tests allow."""
 
 from __future__ import annotations
 

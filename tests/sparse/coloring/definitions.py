@@ -54,7 +54,7 @@ def every_entry_can_be_read(pattern, row_colors, column_colors):
 
 
 def least_colors(n, is_right):
-    """Return the least number of colors of n vertices, besides a neutral -1, for which a coloring is right."""
+    """Return the least number of colors of n vertices, apart from the neutral -1, for which a valid coloring exists."""
     for k in range(n + 1):
         for colors in itertools.product(range(-1, k), repeat=n):
             # Colors appear in increasing order, to skip renamed copies of a coloring.

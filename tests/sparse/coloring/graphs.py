@@ -1,4 +1,4 @@
-"""Patterns with known or tested colorings, as dense boolean arrays."""
+"""Sparsity patterns for the tests of colorings, as dense boolean arrays."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Tests of saved colorings, and of their representations."""
+"""Tests of saved colorings, and of their reprs."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from tests.sparse.coloring import graphs
 
 
 @pytest.mark.parametrize("method", SIDES)
-def test_saved_and_loaded(method, tmp_path):
+def test_save_and_load_round_trip(method, tmp_path):
     pattern = graphs.grid(4, 5)
     coloring = color(pattern, method)
     coloring.save(tmp_path / "coloring.npz")
@@ -26,7 +26,7 @@ def test_saved_and_loaded(method, tmp_path):
     )
 
 
-def test_other_files_are_refused(tmp_path):
+def test_load_rejects_other_files(tmp_path):
     with pytest.raises(FileNotFoundError):
         Coloring.load(tmp_path / "nothing.npz")
     (tmp_path / "text.npz").write_text("colors")
@@ -49,7 +49,7 @@ def test_other_files_are_refused(tmp_path):
         ("starts", np.array([0, 5, 2, 7])),
     ],
 )
-def test_damaged_files_are_refused(name, value, tmp_path):
+def test_load_rejects_damaged_files(name, value, tmp_path):
     color(graphs.band(3, 1), "star").save(tmp_path / "coloring.npz")
     with np.load(tmp_path / "coloring.npz") as file:
         held = dict(file)
@@ -58,7 +58,7 @@ def test_damaged_files_are_refused(name, value, tmp_path):
         Coloring.load(tmp_path / "damaged.npz")
 
 
-def test_shown():
+def test_repr_shows_method_size_and_colors():
     assert repr(color(graphs.arrow(1200))) == "Coloring('star', 1,200 x 1,200, 3,598 entries, 2 colors)"
     both = color(graphs.arrow(30), "bidirectional")
     assert (
@@ -67,6 +67,6 @@ def test_shown():
     )
 
 
-def test_frozen():
+def test_coloring_is_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         color(graphs.arrow(5)).method = "rows"

@@ -15,7 +15,7 @@ EACH_ORDER = pytest.mark.parametrize("order", [None, *ORDERS])
 
 @EACH_ORDER
 @pytest.mark.parametrize("pattern", FULL_DIAGONAL.values(), ids=FULL_DIAGONAL)
-def test_star(pattern, order):
+def test_star_coloring_satisfies_its_definition(pattern, order):
     colors = color(pattern, "star", order).colors
     assert definitions.neighbors_differ(pattern, colors)
     assert definitions.paths_on_four_have_three_colors(pattern, colors)
@@ -23,7 +23,7 @@ def test_star(pattern, order):
 
 @EACH_ORDER
 @pytest.mark.parametrize("pattern", FULL_DIAGONAL.values(), ids=FULL_DIAGONAL)
-def test_acyclic(pattern, order):
+def test_acyclic_coloring_satisfies_its_definition(pattern, order):
     colors = color(pattern, "acyclic", order).colors
     assert definitions.neighbors_differ(pattern, colors)
     assert definitions.cycles_have_three_colors(pattern, colors)
@@ -31,27 +31,27 @@ def test_acyclic(pattern, order):
 
 @EACH_ORDER
 @pytest.mark.parametrize("pattern", graphs.SYMMETRIC.values(), ids=graphs.SYMMETRIC)
-def test_star_with_neutral_vertices(pattern, order):
+def test_star_coloring_with_neutral_vertices_recovers_every_entry(pattern, order):
     colors = color(pattern, "star", order).colors
     assert definitions.every_entry_can_be_read(pattern, colors, colors)
 
 
 @EACH_ORDER
 @pytest.mark.parametrize("pattern", graphs.ANY.values(), ids=graphs.ANY)
-def test_columns_and_rows(pattern, order):
+def test_column_and_row_colorings_satisfy_their_definition(pattern, order):
     assert definitions.each_row_sees_a_color_once(pattern, color(pattern, "columns", order).colors)
     assert definitions.each_row_sees_a_color_once(pattern.T, color(pattern, "rows", order).colors)
 
 
 @EACH_ORDER
 @pytest.mark.parametrize("pattern", graphs.ANY.values(), ids=graphs.ANY)
-def test_bidirectional(pattern, order):
+def test_bidirectional_coloring_recovers_every_entry(pattern, order):
     coloring = color(pattern, "bidirectional", order)
     assert definitions.every_entry_can_be_read(pattern, coloring.row_colors, coloring.column_colors)
 
 
 @given(st.integers(1, 40), st.floats(0, 0.5), st.integers(0, 2**31), st.sampled_from(list(ORDERS)))
-def test_random_graphs(n, density, seed, order):
+def test_colorings_of_random_graphs_satisfy_their_definitions(n, density, seed, order):
     pattern = graphs.random_symmetric(n, density, seed=seed)
     star, acyclic = (color(pattern, method, order).colors for method in ("star", "acyclic"))
     assert definitions.neighbors_differ(pattern, star)
@@ -70,7 +70,7 @@ def test_colors_are_numbered_without_gaps(method):
         assert coloring.num_colors == coloring.count("columns") + coloring.count("rows")
 
 
-def test_the_best_of_several_orders_is_kept():
+def test_best_of_several_orders_is_kept():
     pattern = graphs.random_symmetric(60, 0.1)
     counts = {order: color(pattern, "star", order).num_colors for order in ORDERS}
     assert color(pattern, "star", tuple(ORDERS)).num_colors == min(counts.values())
@@ -80,7 +80,7 @@ def test_the_best_of_several_orders_is_kept():
 
 @pytest.mark.parametrize("name", ["smallest-last", "incidence-degree", "dynamic-largest-first"])
 @pytest.mark.parametrize("method", ["star", "columns"])
-def test_dynamic_orders_by_their_definition(name, method):
+def test_dynamic_orders_satisfy_their_definition(name, method):
     from hodiff.sparse.coloring.compressed_patterns import pattern_of
     from hodiff.sparse.coloring.vertex_orders import Vertices
 

@@ -11,7 +11,7 @@ from tests.sparse.coloring import definitions, graphs
 
 @pytest.mark.parametrize("beta", [0, 1, 2, 5])
 @pytest.mark.parametrize("order", [None, "natural"])
-def test_bands(beta, order):
+def test_bands_take_the_published_number_of_colors(beta, order):
     """Gebremedhin et al. 2009: 2 floor(rho / 2) + 1 and floor(rho / 2) + 1, with rho off-diagonals on both sides."""
     pattern = graphs.band(40, beta)
     assert color(pattern, "star", order).num_colors == 2 * beta + 1
@@ -20,7 +20,7 @@ def test_bands(beta, order):
 
 
 @pytest.mark.parametrize("pattern", [graphs.arrow(30), graphs.arrow(30)[::-1, ::-1]])
-def test_arrows(pattern):
+def test_arrows_take_two_colors(pattern):
     assert color(pattern, "star").num_colors == color(pattern, "acyclic").num_colors == 2
     assert color(pattern, "columns").num_colors == color(pattern, "rows").num_colors == 30
     assert color(pattern, "bidirectional").num_colors == 3
@@ -39,13 +39,13 @@ def test_arrows(pattern):
         (graphs.binary_tree(63), 3, 2),
     ],
 )
-def test_theorems(pattern, star, acyclic):
+def test_graphs_take_about_the_least_number_of_colors(pattern, star, acyclic):
     """The least numbers are from Fertin, Raspaud & Reed, "Star coloring of graphs", 2004; cycles may take one more."""
     assert star <= color(pattern, "star").num_colors <= star + (star == acyclic == 3)
     assert color(pattern, "acyclic").num_colors == acyclic
 
 
-def test_grids():
+def test_grids_take_few_colors():
     """Star colorings of a grid take 5 colors (Fertin et al. 2004), acyclic colorings 3; hodiff may take a few more."""
     assert 3 <= color(graphs.grid(12, 15), "acyclic").num_colors <= 4
     assert 5 <= color(graphs.grid(12, 15), "star").num_colors <= 6
@@ -66,13 +66,13 @@ TEN = graphs.of_edges(
 
 
 @pytest.mark.parametrize(("pattern", "star", "acyclic"), [(SIX, 3, 3), (TEN, 5, 3)])
-def test_figures_of_papers(pattern, star, acyclic):
+def test_examples_of_papers_take_no_more_colors(pattern, star, acyclic):
     assert color(pattern, "star").num_colors <= star
     assert color(pattern, "acyclic").num_colors <= acyclic
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_never_below_what_trying_all_finds_and_rarely_above(seed):
+def test_star_and_acyclic_colorings_are_close_to_exhaustive_search(seed):
     n = 6
     pattern = graphs.random_symmetric(n, 0.3, diagonal=seed % 2 == 0, seed=seed)
     least = definitions.least_colors(n, lambda colors: definitions.every_entry_can_be_read(pattern, colors, colors))
@@ -90,7 +90,7 @@ def test_never_below_what_trying_all_finds_and_rarely_above(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_bicolorings_and_columns_by_trying_all(seed):
+def test_column_and_bidirectional_colorings_are_close_to_exhaustive_search(seed):
     m, n = 3, 4
     pattern = graphs.random_matrix(m, n, 0.5, seed=seed)
     columns = definitions.least_colors(n, lambda colors: definitions.each_row_sees_a_color_once(pattern, colors))
@@ -113,25 +113,25 @@ def test_bicolorings_and_columns_by_trying_all(seed):
         (np.pad(np.zeros((8, 18), bool), 1, constant_values=True), 4),
     ],
 )
-def test_bicolorings_of_small_patterns(pattern, products):
+def test_bidirectional_colorings_of_small_patterns_are_optimal(pattern, products):
     """The patterns are an antidiagonal, a cycle and a frame."""
     assert color(pattern, "bidirectional").num_colors == products
 
 
 @pytest.mark.parametrize("pattern", graphs.ANY.values(), ids=graphs.ANY)
-def test_both_sides_take_no_more_than_one(pattern):
+def test_bidirectional_takes_no_more_than_one_side(pattern):
     one = min(color(pattern, method).num_colors for method in ("columns", "rows"))
     assert color(pattern, "bidirectional").num_colors <= one
 
 
 @pytest.mark.parametrize("pattern", graphs.SYMMETRIC.values(), ids=graphs.SYMMETRIC)
-def test_stars_take_no_more_than_columns(pattern):
+def test_star_takes_no_more_than_columns(pattern):
     assert color(pattern, "star").num_colors <= color(pattern, "columns", "natural").num_colors
 
 
 @pytest.mark.parametrize("n", range(1, 9))
 @pytest.mark.parametrize("beta", [1, 2])
-def test_bounds_hold_for_short_bands(n, beta):
+def test_lower_bounds_hold_for_short_bands(n, beta):
     pattern = graphs.band(n, beta)
 
     def star(colors):
@@ -144,6 +144,6 @@ def test_bounds_hold_for_short_bands(n, beta):
 
 
 @pytest.mark.parametrize(("without", "products"), [("diagonal", 1), ("nothing", 2)])
-def test_a_star_without_its_diagonal_takes_one_product(without, products):
+def test_star_without_its_diagonal_takes_one_product(without, products):
     pattern = graphs.arrow(9) & ~np.eye(9, dtype=bool) if without == "diagonal" else graphs.arrow(9)
     assert color(pattern, "star").num_colors == color(pattern, "acyclic").num_colors == products

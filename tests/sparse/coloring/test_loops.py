@@ -1,4 +1,4 @@
-"""Compiled loops and Python loops give the same colors, orders, pairs and forests, for every representation of sets."""
+"""Compiled and Python loops give the same colors, orders, pairs and forests, for every representation of sets."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ LARGE = {
 }
 
 
-def both(monkeypatch, compute):
+def by_compiled_and_python_loops(monkeypatch, compute):
     found = []
     for module in (greedy, interpreted):
         for name in USERS:
@@ -40,30 +40,32 @@ def assert_equal(first, second):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("method", SIDES)
-def test_small_patterns(monkeypatch, method, order):
+def test_compiled_loops_match_python_for_small_patterns(monkeypatch, method, order):
     table = graphs.SYMMETRIC if method in {"star", "acyclic"} else graphs.ANY
     for pattern in table.values():
-        first, second = both(monkeypatch, lambda pattern=pattern: color(pattern, method, order))
+        first, second = by_compiled_and_python_loops(monkeypatch, lambda pattern=pattern: color(pattern, method, order))
         assert_equal(*([each for each in (c.row_colors, c.column_colors) if each is not None] for c in (first, second)))
 
 
 @pytest.mark.parametrize("pattern", LARGE.values(), ids=LARGE)
 @pytest.mark.parametrize("method", SIDES)
-def test_larger_patterns(monkeypatch, method, pattern):
-    first, second = both(monkeypatch, lambda: color(pattern, method, ("natural", "largest-first")))
+def test_compiled_loops_match_python_for_larger_patterns(monkeypatch, method, pattern):
+    first, second = by_compiled_and_python_loops(
+        monkeypatch, lambda: color(pattern, method, ("natural", "largest-first"))
+    )
     assert_equal(*([each for each in (c.row_colors, c.column_colors) if each is not None] for c in (first, second)))
     assert first.num_colors > 64 or method == "bidirectional" or not pattern[:90, :90].all() or method == "rows"
 
 
 @pytest.mark.parametrize("pattern", [graphs.binary_tree(40), graphs.band(60, 3), graphs.random_geometric(50, 0.2)])
-def test_plans_of_substitution(monkeypatch, pattern):
-    plans = both(monkeypatch, lambda: color(pattern, "acyclic", "smallest-last").plan)
+def test_compiled_substitution_plans_match_python(monkeypatch, pattern):
+    plans = by_compiled_and_python_loops(monkeypatch, lambda: color(pattern, "acyclic", "smallest-last").plan)
     fields = ("rows", "colors", "signs", "parents", "ends", "unknowns")
     assert_equal(*([getattr(plan, name) for name in fields] for plan in plans))
     assert plans[0].doublings == plans[1].doublings
 
 
-def test_a_guess_that_is_too_low_is_made_again(monkeypatch):
+def test_set_representation_is_revised_for_skewed_degrees(monkeypatch):
     """A few vertices have many neighbours, but the average is low."""
     pattern = np.zeros((2000, 2000), bool)
     pattern[:130, :130] = True
@@ -75,7 +77,7 @@ def test_a_guess_that_is_too_low_is_made_again(monkeypatch):
     assert calls == [1, 2, 4]
 
 
-def test_degrees_of_columns():
+def test_column_degrees_match_dense_products():
     matrix = graphs.random_matrix(12, 20, 0.1)
     pattern = patterns.pattern_of("test", matrix)
     shared = matrix.T.astype(int) @ matrix.astype(int) > 0

@@ -27,7 +27,7 @@ FORMS = {
 
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_forms(form):
+def test_every_matrix_form_gives_the_same_coloring(form):
     found, expected = color(form()), color(scipy.sparse.coo_array(PATTERN))
     np.testing.assert_array_equal(found.colors, expected.colors)
     np.testing.assert_array_equal(found.pattern.starts, expected.pattern.starts)
@@ -36,19 +36,19 @@ def test_forms(form):
 
 
 @pytest.mark.parametrize("form", ["csr", "csc", "coo", "dia", "bsr"])
-def test_zeros_that_are_stored_count(form):
+def test_stored_zeros_count_as_entries(form):
     matrix = scipy.sparse.csr_array(graphs.band(8, 1).astype(float)).asformat(form)
     matrix.data[:] = 0
     assert color(matrix).nnz == 22
 
 
-def test_zeros_of_a_sparse_tensor_count():
+def test_zeros_of_a_sparse_tensor_count_as_entries():
     indices = torch.tensor([[0, 1, 1, 1], [0, 0, 1, 1]])
     given = torch.sparse_coo_tensor(indices, torch.zeros(4), (2, 2), check_invariants=True)
     assert color(given, "columns").nnz == 3
 
 
-def test_unsorted_and_repeated_entries():
+def test_unsorted_and_repeated_entries_are_accepted():
     given = scipy.sparse.csr_array((np.ones(5), np.array([2, 0, 0, 1, 2]), np.array([0, 3, 4, 5])), shape=(3, 3))
     coloring = color(given, "columns")
     assert coloring.pattern.columns.tolist() == [0, 2, 1, 2]
@@ -93,7 +93,7 @@ def test_unsorted_and_repeated_entries():
         (PATTERN, {"order": ()}, "color: order: expected one order at least, got none"),
     ],
 )
-def test_refusals(given, options, message):
+def test_rejects_bad_arguments(given, options, message):
     with pytest.raises(InputError) as caught:
         color(given, **options)
     assert str(caught.value).startswith(message)

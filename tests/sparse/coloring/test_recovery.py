@@ -29,7 +29,7 @@ def products_of(coloring, matrix):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("method", "order"), SETTINGS)
-def test_integers_come_back(method, order):
+def test_integer_matrices_are_recovered_exactly(method, order):
     symmetric = method in SYMMETRIC_METHODS
     for pattern in (graphs.SYMMETRIC if symmetric else graphs.ANY).values():
         matrix = integers(pattern, symmetric)
@@ -46,7 +46,7 @@ def test_integers_come_back(method, order):
     st.sampled_from(["all", "none", "some"]),
     st.integers(0, 2**31),
 )
-def test_random_patterns(setting, m, n, density, diagonal, seed):
+def test_random_integer_matrices_are_recovered_exactly(setting, m, n, density, diagonal, seed):
     method, order = setting
     symmetric = method in SYMMETRIC_METHODS
     if symmetric:
@@ -66,7 +66,7 @@ def test_random_patterns(setting, m, n, density, diagonal, seed):
 
 
 @pytest.mark.parametrize("method", SIDES)
-def test_plans_are_what_they_say(method):
+def test_plan_arrays_alone_recover_the_entries(method):
     """Gathers, and sums over consecutive unknowns, give the entries from the plan's arrays alone."""
     pattern = graphs.grid(6, 7)
     matrix = integers(pattern, symmetric=True)
@@ -94,7 +94,7 @@ def test_plans_are_what_they_say(method):
 
 
 @pytest.mark.parametrize("n", [5, 40, 1000])
-def test_trees_hang_from_their_centres(n):
+def test_trees_are_rooted_at_their_centers(n):
     """The number of doublings for a path of n - 1 edges is the logarithm of half its length."""
     plan = color(graphs.band(n, 1), "acyclic", "natural").plan
     height = n // 2
@@ -102,7 +102,7 @@ def test_trees_hang_from_their_centres(n):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_rounding_grows_slowly_along_a_path(dtype):
+def test_rounding_along_a_path_stays_small(dtype):
     """Both methods stay within some units of the largest product, compared with exact products."""
     n = 20_001
     generator = np.random.default_rng(0)
@@ -127,7 +127,7 @@ def test_rounding_grows_slowly_along_a_path(dtype):
 
 
 @pytest.mark.parametrize("pattern", [graphs.random_symmetric(600, 0.01), graphs.grid(40, 40)])
-def test_many_trees_beside_each_other_round_no_more(pattern):
+def test_rounding_does_not_grow_with_the_number_of_trees(pattern):
     """A cumulative sum over all trees would make later trees less accurate."""
     n = len(pattern)
     matrix = np.where(pattern, np.random.default_rng(0).random((n, n)) + 0.5, 0)
@@ -157,7 +157,7 @@ def test_nan_stays_in_its_tree():
 
 @pytest.mark.parametrize("dtype", [np.float32, np.complex128, np.int64])
 @pytest.mark.parametrize("method", SIDES)
-def test_dtypes(method, dtype):
+def test_dtype_is_kept(method, dtype):
     pattern = graphs.grid(5, 5)
     matrix = integers(pattern, symmetric=True).astype(dtype)
     coloring = color(pattern, method)
@@ -167,7 +167,7 @@ def test_dtypes(method, dtype):
 
 
 @pytest.mark.parametrize("method", ["star", "rows"])
-def test_seeds_some_at_a_time(method):
+def test_seeds_may_be_requested_in_parts(method):
     coloring = color(graphs.grid(6, 6), method)
     whole = coloring.seeds()
     assert whole.shape == (36, coloring.num_colors)
@@ -177,7 +177,7 @@ def test_seeds_some_at_a_time(method):
     np.testing.assert_array_equal(np.concatenate(parts, 1), whole)
 
 
-def test_wrong_products_and_seeds():
+def test_rejects_bad_products_and_seeds():
     coloring = color(graphs.arrow(6), "bidirectional")
     with pytest.raises(InputError, match=r"^Coloring.seeds: expected one side"):
         coloring.seeds()

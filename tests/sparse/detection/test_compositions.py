@@ -121,19 +121,19 @@ pytestmark = [
 
 
 @pytest.mark.slow
-def test_a_few_programs():
+def test_patterns_of_eight_random_programs_are_complete():
     for seed in range(8):
         assert_nothing_is_missing(seed)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, 1000, 100))
-def test_a_thousand_programs(first):
+def test_patterns_of_a_thousand_random_programs_are_complete(first):
     full = sum(assert_nothing_is_missing(seed) for seed in range(first, first + 100))
     assert full < 90
 
 
-def test_a_rule_that_forgets_is_seen(monkeypatch):
+def test_wrong_rule_is_detected(monkeypatch):
     """A wrong rule is detected, so the comparison can fail."""
     from hodiff.sparse.detection.call import RULES
 

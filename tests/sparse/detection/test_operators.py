@@ -28,7 +28,7 @@ def operators(part):
 def small_samples(name, op, count, most):
     try:
         found = samples(name, op, count)
-    except Exception:  # the database cannot make some samples here
+    except Exception:  # torch's operator database cannot make some samples here
         return []
     return [each for each in found if 0 < sum(x.numel() for x in each.point) <= most]
 
@@ -41,7 +41,7 @@ def without_rules(warned):
     return [str(each.message) for each in warned if "no rule says" in str(each.message)]
 
 
-def missing(truth, pattern):
+def count_missing(truth, pattern):
     """Count the entries of a matrix, including infinite ones, that a pattern lacks."""
     return int(((truth != 0) & ~np.isnan(truth) & ~pattern).sum())
 
@@ -57,7 +57,7 @@ def rows_of(y, moving):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_no_entry_of_a_jacobian_is_missing(part):
+def test_jacobian_patterns_are_complete(part):
     compared = 0
     for name, op in operators(part):
         if name in WRONG_IN_TORCH | set(ILL_POSED):
@@ -85,7 +85,7 @@ def test_no_entry_of_a_jacobian_is_missing(part):
                 with warnings.catch_warnings(record=True) as warned:
                     warnings.simplefilter("always")
                     pattern = jacobian_pattern(results, tuple(x.detach() for x in moving), at_point=at_point).toarray()
-                assert missing(truth, pattern) == 0, (name, at_point)
+                assert count_missing(truth, pattern) == 0, (name, at_point)
                 assert not without_rules(warned) or name in WITHOUT_RULES, (name, without_rules(warned))
             compared += 1
     assert compared > 50
@@ -98,7 +98,7 @@ def part_of(x):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
-def test_no_entry_of_a_hessian_is_missing(part):
+def test_hessian_patterns_are_complete(part):
     compared = 0
     for name, op in operators(part):
         for sample in small_samples(name, op, 2, 60):
@@ -123,7 +123,7 @@ def test_no_entry_of_a_hessian_is_missing(part):
             with warnings.catch_warnings(record=True) as warned:
                 warnings.simplefilter("always")
                 pattern = hessian_pattern(loss, sample.point).toarray()
-            assert missing(truth, pattern) == 0, name
+            assert count_missing(truth, pattern) == 0, name
             assert not without_rules(warned) or name in WITHOUT_RULES, (name, without_rules(warned))
             compared += 1
     assert compared > 30

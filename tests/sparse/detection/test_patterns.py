@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from cases import rosenbrock
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -16,10 +17,6 @@ from hodiff.sparse.detection import supports
 from tests.sparse.problems import message_passing, point
 
 D = torch.float64
-
-
-def rosenbrock(x):
-    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
 
 
 def band(n, width):
@@ -105,7 +102,7 @@ KNOWN = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", KNOWN)
-def test_known_patterns(name):
+def test_patterns_match_known_ones(name):
     f, expected = KNOWN[name]
     x = torch.linspace(0.5, 1.7, 6, dtype=D)
     pattern = hessian_pattern(f, x).toarray()
@@ -117,7 +114,7 @@ def test_known_patterns(name):
 
 
 @pytest.mark.slow
-def test_a_pattern_is_one_for_all_x_and_smaller_at_one():
+def test_pattern_at_a_point_is_smaller_than_for_all_points():
     def f(x):
         return (x[:3].relu() * x[3:]).sum() + torch.maximum(x[0], x[1]) ** 2 + x[torch.argsort(x)[:2]].prod()
 
@@ -132,7 +129,7 @@ def test_a_pattern_is_one_for_all_x_and_smaller_at_one():
     assert not (here & ~everywhere).any()
 
 
-def test_constants_may_take_any_value_but_not_another_mask():
+def test_constants_may_change_their_values_but_masks_may_not():
     x, w = torch.ones(3, dtype=D), torch.zeros(3, dtype=D)
     f = lambda x, w: (w * x**2).sum()  # noqa: E731
     assert hessian_pattern(f, x, w).nnz == 3
@@ -141,7 +138,7 @@ def test_constants_may_take_any_value_but_not_another_mask():
     assert hessian_pattern(lambda x, m: torch.where(m, x, 0).square().sum(), x, mask).nnz == 2
 
 
-def test_pytrees_modules_and_transforms():
+def test_pytrees_modules_and_transforms_match():
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1)).double()
     parameters = {name: each.detach() for name, each in model.named_parameters()}
     inputs = torch.randn(4, 2, dtype=D)
@@ -158,7 +155,7 @@ def test_pytrees_modules_and_transforms():
     assert (hessian_pattern(energy, torch.ones(6, dtype=D)).toarray() == block(6, 2)).all()
 
 
-def test_jacobians_of_trees_and_complex_numbers():
+def test_jacobian_patterns_of_pytrees_and_complex_numbers():
     def f(x):
         z = torch.view_as_complex(x.view(3, 2))
         return {"a": (z * z.conj()).real, "b": x[2:] - x[:-2]}
@@ -169,7 +166,7 @@ def test_jacobians_of_trees_and_complex_numbers():
     assert (pattern == np.vstack([pairs, steps])).all()
 
 
-def test_memory_that_is_used_again():
+def test_reused_memory_has_no_stale_dependences():
     """A tensor in reused memory does not inherit the dependences of the earlier tensor."""
 
     def f(x):
@@ -181,7 +178,7 @@ def test_memory_that_is_used_again():
     assert hessian_pattern(f, torch.ones(6, dtype=D)).nnz == 1
 
 
-def test_an_operator_without_a_rule_is_dense_and_named():
+def test_operator_without_rule_is_dense_with_a_warning():
     x = torch.ones(3, dtype=D)
     with (
         torch.sparse.check_sparse_tensor_invariants(False),
@@ -191,7 +188,7 @@ def test_an_operator_without_a_rule_is_dense_and_named():
     assert pattern.nnz == 9
 
 
-def test_branches_on_values_are_refused_for_all_x():
+def test_branches_on_values_are_rejected_unless_at_a_point():
     def f(x):
         return (x**2).sum() if x.sum() > 0 else x.prod()
 
@@ -205,13 +202,13 @@ def test_branches_on_values_are_refused_for_all_x():
     assert hessian_pattern(lambda x: (x[x > 0] ** 2).sum(), x - 1 + torch.eye(3, dtype=D)[0], at_point=True).nnz == 1
 
 
-def test_torch_may_validate():
+def test_validation_inside_torch_is_allowed():
     f = lambda x: nn.functional.gaussian_nll_loss(x[:3], torch.zeros(3, dtype=D), x[3:].exp())  # noqa: E731
     assert hessian_pattern(f, torch.ones(6, dtype=D)).nnz == 12
 
 
 @pytest.mark.parametrize("leave", ["numpy", "tolist", "__array__"])
-def test_numbers_that_leave_torch_are_refused(leave):
+def test_numbers_that_leave_torch_are_rejected(leave):
     def f(x):
         return (x * torch.tensor(np.asarray(getattr(x.detach(), leave)()))).sum()
 
@@ -219,7 +216,7 @@ def test_numbers_that_leave_torch_are_refused(leave):
         hessian_pattern(f, torch.ones(3, dtype=D), at_point=True)
 
 
-def test_wrong_input():
+def test_rejects_bad_arguments():
     x = torch.ones(3, dtype=D)
     with pytest.raises(InputError, match="hessian_pattern: the function must return one real number"):
         hessian_pattern(torch.sin, x)
@@ -237,14 +234,14 @@ def test_wrong_input():
         hessian_pattern(lambda x: torch.ones(()), x)
 
 
-def test_what_is_not_sparse_is_refused(monkeypatch):
+def test_dense_patterns_are_rejected(monkeypatch):
     monkeypatch.setattr(supports, "MOST_ENTRIES", 10_000)
     monkeypatch.setattr(supports, "MOST_OF_EACH", 10)
     with pytest.raises(InputError, match=r"got more than 10,000 pairs .* from cumsum .*this is not sparse"):
         hessian_pattern(lambda x: x.sum() ** 2 + x.square().sum().exp() * x.cumsum(0).sum(), torch.ones(200, dtype=D))
 
 
-def test_nothing_is_left_behind():
+def test_search_has_no_side_effects():
     x = torch.ones(3, dtype=D, requires_grad=True)
     hessian_pattern(rosenbrock, x)
     assert x.grad is None
@@ -253,7 +250,7 @@ def test_nothing_is_left_behind():
         assert hessian_pattern(rosenbrock, torch.rand(20_000)).nnz == 3 * 20_000 - 2
 
 
-def test_messages_reach_as_far_as_there_are_rounds():
+def test_message_passing_pattern_has_the_reach_of_its_rounds():
     """Each round reaches the next nodes on both sides, and the energy couples nodes that share a source."""
     found = hessian_pattern(message_passing, point(24)).toarray()
     nodes = np.arange(12)
@@ -263,7 +260,7 @@ def test_messages_reach_as_far_as_there_are_rounds():
 
 
 class Rounded(torch.autograd.Function):
-    """Rounds, with the derivative of the identity, and returns a non-differentiable tensor."""
+    """Rounds with the derivative of the identity, and also returns a non-differentiable tensor."""
 
     @staticmethod
     def forward(ctx, x, scale):
@@ -278,7 +275,7 @@ class Rounded(torch.autograd.Function):
 
 
 class Flipped(torch.autograd.Function):
-    """Keeps elements in place, and reverses the order of cotangents, weighted by the other argument."""
+    """Elementwise in forward; backward reverses the order of cotangents and multiplies them by the other argument."""
 
     generate_vmap_rule = True
 
@@ -302,7 +299,7 @@ class Flipped(torch.autograd.Function):
 
 
 class Overwriting(torch.autograd.Function):
-    """Draws random numbers, and overwrites its argument."""
+    """Adds random numbers to its argument and rounds it down, in place."""
 
     @staticmethod
     def forward(ctx, x):
@@ -316,7 +313,7 @@ class Overwriting(torch.autograd.Function):
 
 @hodiff.authoring.custom_vjp
 def turned(x, y):
-    """Round one argument, and send its cotangent to the neighbour."""
+    """Round one argument, and pass its cotangent to the next element."""
     return x.floor() + y.sin()
 
 
@@ -339,7 +336,7 @@ OWN = {
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", OWN)
-def test_functions_with_derivatives_of_their_own(name):
+def test_functions_with_custom_derivatives_match(name):
     """The pattern follows the custom derivative, not operations in forward such as rounding."""
     f, x = OWN[name], point(6)
     expected = torch.stack([torch.autograd.grad(f(y)[i], y)[0] for i in range(6) for y in [x.clone().requires_grad_()]])
@@ -359,7 +356,7 @@ def test_functions_with_derivatives_of_their_own(name):
 
 
 @pytest.mark.parametrize("find", [hessian_pattern, jacobian_pattern])
-def test_derivatives_that_torch_lacks(find):
+def test_missing_derivative_raises(find):
     def f(x):
         return torch.add(x, x, out=torch.empty(4, dtype=D)).sum()
 
@@ -367,7 +364,7 @@ def test_derivatives_that_torch_lacks(find):
         find(f, point(4))
 
 
-def test_backward_that_fails_is_taken_to_be_dense():
+def test_failing_backward_counts_as_dense():
     class Broken(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -391,7 +388,7 @@ MATRIX[:, 8] = -2.0
 @pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:Sparse C")
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc"])
-def test_constant_sparse_matrices_are_part_of_the_structure(layout):
+def test_constant_sparse_matrices_match(layout):
     A = {"coo": MATRIX.to_sparse_coo, "csr": MATRIX.to_sparse_csr, "csc": MATRIX.to_sparse_csc}[layout]()
     x = point(9)
     pairs = {
@@ -407,7 +404,7 @@ def test_constant_sparse_matrices_are_part_of_the_structure(layout):
         torch.testing.assert_close(hodiff.sparse.hessian(f)(x).to_dense(), expected)
 
 
-def test_masks_and_integers_hide_what_they_multiply():
+def test_masks_and_integers_hide_entries():
     mask = torch.arange(6) % 2 == 0
     for factor, count in ((mask, 3), (mask.long(), 3), (mask.to(D), 6)):
         for f in (lambda x, m=factor: (m * x) ** 2, lambda x, m=factor: (x * 1).mul_(m) ** 2):
@@ -418,7 +415,7 @@ def test_masks_and_integers_hide_what_they_multiply():
     assert jacobian_pattern(moving, point(6), at_point=True).nnz == (point(6) > 0.5).sum()
 
 
-def test_operators_that_take_branches():
+def test_torch_cond_is_rejected_unless_at_a_point():
     def f(x):
         return torch.cond(x.sum() > 0, lambda x: (x[0] * x[1]) ** 2, lambda x: (x[1] * x[2]) ** 2, (x,))
 
@@ -429,12 +426,12 @@ def test_operators_that_take_branches():
         hodiff.sparse.hessian(f)(point(3))
 
 
-def test_tensors_made_of_numbers_are_refused():
+def test_tensors_made_of_python_numbers_are_rejected():
     with pytest.raises(InputError, match=r"got torch\.tensor of numbers"):
         jacobian_pattern(lambda x: torch.tensor([x[0], x[1]]) * x[0], point(3))
 
 
-def test_what_a_function_with_its_own_derivative_does_within_is_its_affair():
+def test_numpy_inside_a_custom_function_is_allowed():
     class ByNumpy(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -451,7 +448,7 @@ def test_what_a_function_with_its_own_derivative_does_within_is_its_affair():
     torch.testing.assert_close(hodiff.sparse.hessian(f)(point(4)).to_dense(), torch.diag(2 * (2 * point(4)).cos()))
 
 
-def test_validation_and_searches_have_no_derivative():
+def test_validation_and_searchsorted_have_no_derivative():
     edges = torch.linspace(0, 1, 4, dtype=D)
     assert jacobian_pattern(lambda x: edges[torch.searchsorted(edges, x).clamp(max=3)] * x, point(4)).nnz == 4
     normal = torch.distributions.Normal
@@ -460,8 +457,8 @@ def test_validation_and_searches_have_no_derivative():
     assert hessian_pattern(inside, point(3)).nnz == 3
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # as torch makes fake tensors of others
-def test_fake_tensors_have_the_pattern_of_their_shape():
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # as torch converts other tensors to fake tensors
+def test_fake_tensors_give_the_pattern_of_their_shape():
     kernel, index = torch.ones(1, 1, 2, dtype=D), torch.tensor([0, 2, 1])
 
     def gathered(x):
@@ -484,14 +481,14 @@ def test_fake_tensors_have_the_pattern_of_their_shape():
 
     for f in (lambda x: (x**3 * factor).sum(), fakes_inside):
         assert hessian_pattern(f, point(3)).nnz == 3
-    # Where a rule needs numbers the pattern may be larger, which a warning says.
+    # If a rule needs values, the pattern may be larger, with a warning.
     with FakeTensorMode() as mode, pytest.warns(HodiffWarning, match="no rule"):
         found = hessian_pattern(lambda x: (x.flip(0) * x**2).sum(), mode.from_tensor(point(4)))
     needed = hessian_pattern(lambda x: (x.flip(0) * x**2).sum(), point(4))
     assert (needed.multiply(found) != needed).nnz == 0
 
 
-def test_open_sizes_are_refused():
+def test_symbolic_sizes_are_rejected():
 
     def f(x):
         return (x**3).sum()

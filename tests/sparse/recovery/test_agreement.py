@@ -1,4 +1,4 @@
-"""Tests that distinguish missing entries from rounding: rows of very different size, and canceling terms."""
+"""Tests that the check tells missing entries from rounding: rows of very different size, and canceling terms."""
 
 import warnings
 
@@ -18,7 +18,7 @@ def uneven(x, scale):
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [(D, 1e8), (D, 1e14), (torch.float32, 1e4), (torch.float32, 1e8)])
-def test_missing_entries_beside_rows_that_are_much_larger(dtype, scale):
+def test_missing_entries_beside_much_larger_rows_are_detected(dtype, scale):
     x, pattern = point(6, dtype=dtype), np.eye(6, dtype=bool)
     with pytest.raises(InputError, match=r"pattern: .* 2 row\(s\), such as 0, 3"):
         hessian(lambda x: uneven(x, scale), pattern=pattern)(x)
@@ -26,7 +26,7 @@ def test_missing_entries_beside_rows_that_are_much_larger(dtype, scale):
         check_pattern(lambda x: uneven(x, scale), x, pattern)
 
 
-def test_a_missing_entry_beside_a_large_one_of_its_row():
+def test_missing_entry_beside_a_large_one_in_its_row_is_detected():
     with pytest.raises(InputError, match=r"1 row\(s\), such as 0"):
         jacobian(lambda x: torch.stack([1e8 * x[0] + x[1]]), pattern=np.array([[True, False]]), method="columns")(
             point(2)
@@ -35,7 +35,7 @@ def test_a_missing_entry_beside_a_large_one_of_its_row():
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e10])
-def test_closures_that_changed_beside_larger_rows(scale):
+def test_changed_closure_beside_larger_rows_is_detected(scale):
     held = [1]
 
     def f(x):
@@ -65,7 +65,7 @@ CANCELLING = {
 @pytest.mark.parametrize("dtype", [D, torch.float32])
 @pytest.mark.parametrize("method", ["star", "acyclic"])
 @pytest.mark.filterwarnings("ignore:sparse.hessian. method. substitution")
-def test_terms_that_cancel_are_no_missing_entries(name, dtype, method):
+def test_canceling_terms_are_not_taken_for_missing_entries(name, dtype, method):
     f = CANCELLING[name]
     x = point(400, dtype=dtype)
     coloring = hodiff.sparse.color(hessian_pattern(f, x), method)
@@ -75,7 +75,7 @@ def test_terms_that_cancel_are_no_missing_entries(name, dtype, method):
         warnings.filterwarnings("ignore", "sparse.hessian: method: substitution")
         found = hessian(f, method=method)(x).to_dense()
         hessian(f, coloring=coloring)(x)
-        # A missing entry is still detected at entries where the function does not cancel.
+        # A missing entry is still detected where the function does not cancel.
         entries = hodiff.sparse.hessian_pattern(lambda x: f(x) + (x[7] * x[300]) ** 2, x)
         hessian(lambda x: f(x) + (x[7] * x[300]) ** 2, pattern=entries)(x)
     assert (found.abs() < 1e-3 * torch.finfo(dtype).eps ** -0.5).all()
@@ -83,7 +83,7 @@ def test_terms_that_cancel_are_no_missing_entries(name, dtype, method):
         hessian(lambda x: f(x) + 10 * (x[7] * x[300]) ** 2, coloring=coloring)(x)
 
 
-def test_a_derivative_that_swallows_digits_is_told():
+def test_asymmetric_derivative_warns():
     """Autograd's Hessian is not symmetric for probabilities near 1 in float32."""
 
     def f(x):
@@ -101,7 +101,7 @@ def test_a_derivative_that_swallows_digits_is_told():
     assert off.max() < 50**2 * 1e-5
 
 
-def test_digits_lost_by_substitution_are_told():
+def test_lost_digits_of_substitution_warn():
     """Substitution loses digits, and warns, in a chain whose entries vary by many orders of magnitude."""
     sizes = 10 ** (6 + 6 * torch.linspace(0, 20, 39, dtype=D).sin())
 
@@ -119,7 +119,7 @@ def test_digits_lost_by_substitution_are_told():
 
 
 @pytest.mark.parametrize("method", ["auto", "columns", "rows", "bidirectional"])
-def test_results_of_another_size_are_looked_at_again(method):
+def test_results_of_another_size_get_another_pattern(method):
     size = [4]
 
     def f(x):
@@ -133,7 +133,7 @@ def test_results_of_another_size_are_looked_at_again(method):
 
 
 @pytest.mark.parametrize("size", [20_000, 200_000])
-def test_dense_matrices_are_refused_before_they_are_made(size):
+def test_dense_matrices_are_rejected_early(size):
     x = torch.ones(size)
     for find in (hessian_pattern, jacobian_pattern):
         f = (lambda x: x.sum() ** 2) if find is hessian_pattern else (lambda x: x + x.sum())
@@ -143,7 +143,7 @@ def test_dense_matrices_are_refused_before_they_are_made(size):
 
 @pytest.mark.parametrize("method", ["star", "acyclic"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_missing_entries_in_16_bits(dtype, method):
+def test_missing_entries_in_16_bits_are_detected(dtype, method):
     """Missing entries are also detected for float64 unknowns together with one of 16 bits."""
     x, whole = torch.ones(12, dtype=dtype), hessian_pattern(chain, torch.ones(12))
     for i in range(12):
@@ -163,7 +163,7 @@ def chain(x):
     return (x**2).sum() / 2 + (x[1:] * x[:-1]).sum()
 
 
-def test_numbers_that_are_not_finite_are_told():
+def test_non_finite_entries_warn():
     is_near = torch.zeros(5, dtype=torch.bool)
     f = lambda x: (x**3).sum() + (x[1:] - x[:-1])[is_near].square().sqrt().sum()  # noqa: E731
     x = torch.tensor([1.0, 2.0, 3.0, 3.0, 4.0, 5.0], dtype=D)

@@ -1,10 +1,11 @@
-"""Compiled sparse Hessians equal eager ones, with one graph per form, and read closed-over values on each call."""
+"""Compiled sparse Hessians equal eager ones, with one graph per argument structure and current closed-over values."""
 
 from functools import partial
 
 import pytest
 import scipy.sparse
 import torch
+from cases import rosenbrock
 from uncompiled import keep_graphs
 
 import hodiff
@@ -12,7 +13,7 @@ from hodiff import InputError
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.derivatives import compiled_calls
 from hodiff.sparse import color, hessian, hessian_pattern, jacobian, lagrangian_hessian, value_and_hessian
-from tests.sparse.problems import PROBLEMS, D, point, rosenbrock
+from tests.sparse.problems import PROBLEMS, D, point
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def uncompiled(monkeypatch):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_traced_ones_are_the_dense_ones(name, uncompiled):
+def test_traced_hessian_matches_dense(name, uncompiled):
     f, n = PROBLEMS[name]
     x = point(n)
     dense = hodiff.hessian_matrix(f, x)
@@ -38,7 +39,7 @@ def test_traced_ones_are_the_dense_ones(name, uncompiled):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(PROBLEMS)[::2])
-def test_compiled_ones_are_the_dense_ones(name):
+def test_compiled_hessian_matches_dense(name):
     f, n = PROBLEMS[name]
     x = point(n)
     dense = hodiff.hessian_matrix(f, x)
@@ -48,7 +49,7 @@ def test_compiled_ones_are_the_dense_ones(name):
 
 
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_forward_mode_inside(compile):
+def test_forward_mode_inside_the_function_matches(compile):
     """The derivatives contain zeros without storage, which modes and compiled code must not read."""
 
     def f(x):
@@ -60,7 +61,7 @@ def test_forward_mode_inside(compile):
     torch.testing.assert_close(found, torch.diag(1728 * x**2))
 
 
-def test_numbers_that_a_closure_changes_come_with_each_call(uncompiled):
+def test_changed_closure_variables_are_used(uncompiled):
     weights = point(6)
 
     def f(p, *, power):
@@ -77,7 +78,7 @@ def test_numbers_that_a_closure_changes_come_with_each_call(uncompiled):
     assert len(uncompiled) == 2
 
 
-def test_a_pattern_that_a_closure_changed_is_found_again(uncompiled):
+def test_changed_closure_pattern_is_found_again(uncompiled):
     step = [1]
     of_f = hessian(lambda x: (x[step[0] :] * x[: -step[0]]).sum(), compile=True)
     for step[0] in (1, 3):
@@ -86,7 +87,7 @@ def test_a_pattern_that_a_closure_changed_is_found_again(uncompiled):
         assert torch.equal(of_f(point(8)).to_dense(), expected + expected.T)
 
 
-def test_lower_precision_inside_is_no_missing_entry(uncompiled):
+def test_lower_precision_inside_is_not_taken_for_missing_entries(uncompiled):
     def f(x):
         return (x[1:].float() * x[:-1].float().square()).sum()
 
@@ -94,7 +95,7 @@ def test_lower_precision_inside_is_no_missing_entry(uncompiled):
     torch.testing.assert_close(hessian(f, compile=True)(point(30)).to_dense(), dense, rtol=1e-5, atol=1e-5)
 
 
-def test_chunks_and_multipliers(uncompiled):
+def test_chunks_and_multipliers_match(uncompiled):
     def constraints(x):
         return x[1:] * x[:-1] ** 2
 
@@ -104,7 +105,7 @@ def test_chunks_and_multipliers(uncompiled):
     torch.testing.assert_close(of_pair(x, multipliers).to_dense(), dense)
 
 
-def test_what_cannot_be_traced_stays_eager_with_a_warning():
+def test_untraceable_function_runs_eagerly_with_a_warning():
     def f(x):
         return (x * torch.from_numpy(x.detach().numpy() ** 2)).sum() + (x**3).sum()
 
@@ -113,14 +114,14 @@ def test_what_cannot_be_traced_stays_eager_with_a_warning():
     torch.testing.assert_close(found, hodiff.hessian_matrix(f, point(4)))
 
 
-def test_a_graph_has_no_place_in_transforms(uncompiled):
+def test_compile_is_rejected_inside_transforms(uncompiled):
     x = point(5)
     coloring = color(hessian_pattern(rosenbrock, x))
     with pytest.raises(InputError, match=r"sparse.hessian: expected a call outside of .*compile=True"):
         torch.func.vmap(hessian(rosenbrock, coloring=coloring, format="values", compile=True))(torch.stack([x, x]))
 
 
-def test_wrong_options():
+def test_rejects_bad_options():
     with pytest.raises(InputError, match=r"sparse.hessian: route: expected 'auto' or .*beside compile=True"):
         hessian(rosenbrock, compile=True, route="forward-over-reverse")
     with pytest.raises(InputError, match=r"sparse.hessian: compile"):
@@ -140,6 +141,6 @@ IN_COMPILED_CODE = {
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", IN_COMPILED_CODE)
-def test_compiled_code_goes_on_around_them(name):
+def test_compiled_code_breaks_the_graph_and_matches(name):
     f, x = IN_COMPILED_CODE[name], point(6)
     torch.testing.assert_close(torch.compile(f, backend="eager")(x), f(x))

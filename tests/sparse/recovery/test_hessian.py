@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import scipy.sparse
 import torch
+from cases import rosenbrock
 from hypothesis import given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,7 +18,7 @@ from hodiff import InputError
 from hodiff.derivatives import compiled_calls
 from hodiff.sparse import Coloring, color, hessian, hessian_pattern, lagrangian_hessian, value_and_hessian
 from hodiff.sparse.recovery import coloring_choice as kept
-from tests.sparse.problems import PROBLEMS, D, cutoff_energy, pairs_within, point, rosenbrock
+from tests.sparse.problems import PROBLEMS, D, cutoff_energy, pairs_within, point
 
 METHODS = ("star", "acyclic")
 
@@ -29,7 +30,7 @@ def _refuse(graph, inputs):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", PROBLEMS)
-def test_it_is_the_dense_one(name, method):
+def test_matches_dense_hessian(name, method):
     f, n = PROBLEMS[name]
     x = point(n)
     dense = hodiff.hessian_matrix(f, x)
@@ -39,7 +40,7 @@ def test_it_is_the_dense_one(name, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_cutoff_potential(method):
+def test_cutoff_potential_matches(method):
     grid = torch.stack(torch.meshgrid(*[torch.arange(3.0, dtype=D)] * 3, indexing="ij"), -1).view(-1, 3)
     positions = 1.1 * grid + 0.05 * torch.rand(grid.shape, generator=torch.Generator().manual_seed(0), dtype=D)
     i, j = pairs_within(positions, 1.6)
@@ -52,7 +53,7 @@ def test_a_cutoff_potential(method):
 
 @pytest.mark.slow
 @given(st.integers(0, 2**31), st.sampled_from(METHODS))
-def test_random_symmetric_matrices_come_back(seed, method):
+def test_random_symmetric_matrices_are_recovered(seed, method):
     """The Hessian of a quadratic form is its matrix, exactly for integers."""
     random = np.random.default_rng(seed)
     n = int(random.integers(1, 25))
@@ -68,7 +69,7 @@ def test_random_symmetric_matrices_come_back(seed, method):
     assert (found == (dense + dense.T).numpy()).all()
 
 
-def test_formats():
+def test_formats_agree():
     x = point(8)
     dense = hodiff.hessian_matrix(rosenbrock, x)
     csr, coo, array, values = (hessian(rosenbrock, format=each)(x) for each in ("csr", "coo", "scipy", "values"))
@@ -82,7 +83,7 @@ def test_formats():
     assert torch.equal(values, dense[pattern.nonzero()])
 
 
-def test_pytrees_arguments_and_dtypes():
+def test_pytrees_argnums_and_dtypes_match():
     def f(scale, p):
         return scale * (p["a"][0] * p["b"].sum(1).sin() + p["b"][:, 0] ** 3).sum()
 
@@ -97,7 +98,7 @@ def test_pytrees_arguments_and_dtypes():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_derivatives_of_the_entries(method):
+def test_entries_are_differentiable(method):
     """Derivatives of the entries by x and closed-over tensors match entries of the dense Hessian."""
     w = torch.tensor(1.3, dtype=D, requires_grad=True)
     x = point(6).requires_grad_()
@@ -117,7 +118,7 @@ def test_derivatives_of_the_entries(method):
         hessian(f, coloring=coloring, format="scipy")(x)
 
 
-def test_batches_by_vmap_and_derivatives_by_transforms():
+def test_vmap_and_transforms_of_entries_match():
     points = torch.stack([point(6, seed) for seed in range(3)])
     coloring = color(hessian_pattern(rosenbrock, points[0]))
     entries = hessian(rosenbrock, coloring=coloring, format="values")
@@ -135,7 +136,7 @@ def test_batches_by_vmap_and_derivatives_by_transforms():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_batches_of_a_size_that_was_not_seen_before(method):
+def test_vmap_with_a_new_size_matches(method):
     """The check, which uses random numbers, is skipped inside transforms."""
     points = torch.stack([point(43, seed) for seed in range(2)])
     entries = hessian(rosenbrock, coloring=color(hessian_pattern(rosenbrock, points[0]), method), format="values")
@@ -143,7 +144,7 @@ def test_batches_of_a_size_that_was_not_seen_before(method):
     torch.testing.assert_close(found, torch.stack([entries(x) for x in points]))
 
 
-def test_leaves_without_dimensions():
+def test_scalar_leaves_match():
     def f(p):
         return p["scale"] * (p["x"] ** 3).sum() + p["scale"] ** 2
 
@@ -152,7 +153,7 @@ def test_leaves_without_dimensions():
     assert hessian(lambda x: x**3, format="values")(torch.tensor(2.0, dtype=D)).tolist() == [12.0]
 
 
-def test_what_users_pass():
+def test_keywords_mixed_precision_and_empty_tensors_are_accepted():
     """Keywords, mixed-precision leaves, a function that rounds to float32, empty tensors and 16 bits are accepted."""
     assert hessian(lambda x, a=1: (a * x**3).sum(), format="values")(torch.ones(2), a=2).tolist() == [12.0, 12.0]
     mixed = {"a": point(3, dtype=torch.float32), "b": point(3)}
@@ -169,7 +170,7 @@ def test_what_users_pass():
     assert half.toarray().tolist() == (6 * np.eye(3)).tolist()
 
 
-def test_to_look_for_a_pattern_draws_nothing_and_moves_no_buffer():
+def test_pattern_search_draws_nothing_and_leaves_buffers_unchanged():
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5)).double()
     inputs = point(15).view(5, 3)
 
@@ -188,14 +189,14 @@ def test_to_look_for_a_pattern_draws_nothing_and_moves_no_buffer():
     torch.testing.assert_close(hessian(f)(p).to_dense(), expected)
 
 
-def test_chunks_and_routes():
+def test_chunks_and_routes_match():
     x = point(10)
     whole = hessian(rosenbrock, format="values")(x)
     for options in ({"chunk_size": 1}, {"chunk_size": 2}, {"chunk_size": None}, {"route": "forward-over-reverse"}):
         torch.testing.assert_close(hessian(rosenbrock, format="values", **options)(x), whole)
 
 
-def test_the_pattern_is_found_once_and_again_where_a_closure_changed(monkeypatch):
+def test_pattern_is_found_once_unless_a_closure_changes(monkeypatch):
     calls = []
     names = inspect.unwrap(hodiff.sparse.hessian).__globals__
     true = names["pattern_of_hessian"]
@@ -216,7 +217,7 @@ def test_the_pattern_is_found_once_and_again_where_a_closure_changed(monkeypatch
     assert len(calls) == 3
 
 
-def test_a_pattern_that_lacks_entries_is_refused():
+def test_incomplete_pattern_is_rejected():
     x = point(6)
     diagonal = np.eye(6, dtype=bool)
     with pytest.raises(InputError, match=r"sparse.hessian: pattern: .* in 6 row\(s\), such as 0, 1, 2"):
@@ -229,7 +230,7 @@ def test_a_pattern_that_lacks_entries_is_refused():
     assert torch.equal(hessian(rosenbrock, pattern=larger)(x).to_dense(), hodiff.hessian_matrix(rosenbrock, x))
 
 
-def test_one_missing_entry_is_seen():
+def test_one_missing_entry_is_detected():
     x, pattern = point(40), hessian_pattern(rosenbrock, point(40)).tolil()
     pattern[7, 8] = pattern[8, 7] = False
     pattern = pattern.tocsr()
@@ -238,7 +239,7 @@ def test_one_missing_entry_is_seen():
         hodiff.sparse.check_pattern(rosenbrock, x, pattern)
 
 
-def test_numbers_that_are_not_finite_stay_in_their_rows():
+def test_non_finite_entries_stay_in_their_rows():
     x = point(6)
     f = lambda x: (x.log() * x.roll(1)).sum()  # noqa: E731
     at = torch.cat([torch.tensor([0.0], dtype=D), x[1:]])
@@ -250,7 +251,7 @@ def test_numbers_that_are_not_finite_stay_in_their_rows():
     assert not found[0, 0].isfinite()
 
 
-def test_lagrangians():
+def test_lagrangian_hessian_matches():
     def constraints(x):
         return {"a": x[1:] * x[:-1], "b": x[:2].exp()}
 
@@ -268,7 +269,7 @@ def test_lagrangians():
         lagrangian_hessian(rosenbrock, constraints, argnums=1)
 
 
-def test_wrong_input():
+def test_rejects_bad_arguments():
     x = point(4)
     for options, words in (
         ({"method": "columns"}, "method"),
@@ -304,13 +305,13 @@ class _Once(torch.autograd.Function):
 
 @pytest.mark.parametrize("compile", [False, True])
 @pytest.mark.filterwarnings("ignore:sparse.hessian. took forward-over-forward")
-def test_a_derivative_that_torch_lacks(compile):
+def test_missing_derivative_raises(compile):
     with pytest.raises(hodiff.RouteError, match=r"sparse.hessian: torch does not implement this"):
         hessian(lambda x: _Once.apply(x).sum(), compile=compile)(point(4))
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_several_arguments(compile, monkeypatch):
+def test_several_arguments_match(compile, monkeypatch):
     monkeypatch.setattr(compiled_calls, "compile_graph", lambda graph, inputs, **_: graph)
 
     def f(scale, x):
@@ -324,7 +325,7 @@ def test_several_arguments(compile, monkeypatch):
 
 
 @pytest.mark.slow
-def test_threads_share_a_function():
+def test_threads_may_share_a_function():
     entries = hessian(rosenbrock, format="values")
     points = [point(30, seed) for seed in range(8)]
     expected = [hessian(rosenbrock, format="values")(x) for x in points]
@@ -339,7 +340,7 @@ def test_threads_share_a_function():
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
-def test_threads_leave_the_switches_of_the_process_as_they_were():
+def test_threads_restore_global_settings():
     """Detection temporarily disables oneDNN, compiled code and fused attention."""
     before = torch.backends.mkldnn.enabled, torch.backends.cuda.flash_sdp_enabled()
     threads = [threading.Thread(target=lambda: hessian_pattern(rosenbrock, point(3000))) for _ in range(8)]
@@ -351,7 +352,7 @@ def test_threads_leave_the_switches_of_the_process_as_they_were():
         compiled(point(2))
 
 
-def test_colorings_are_pytrees():
+def test_colorings_are_pytree_leaves():
     coloring = color(np.eye(3, dtype=bool))
     leaves, spec = torch.utils._pytree.tree_flatten({"c": coloring, "x": 1})
     assert leaves == [1]
@@ -362,7 +363,7 @@ def test_colorings_are_pytrees():
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")
 @pytest.mark.parametrize("compile", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_operators_take_colorings(compile):
+def test_operators_accept_colorings(compile):
     x = point(9)
     A = hodiff.HessianOperator(rosenbrock, x, compile=compile)
     for method in (*METHODS, "columns", "rows", "bidirectional"):
@@ -380,7 +381,7 @@ def test_operators_take_colorings(compile):
         J.to_sparse(coloring, "csc")
 
 
-def test_long_trees_keep_nan_to_themselves_and_round_little():
+def test_nan_stays_in_its_tree_and_long_trees_round_little():
     """Two separate bands share color pairs, but have one long tree each."""
     n = 4000
 
@@ -397,7 +398,7 @@ def test_long_trees_keep_nan_to_themselves_and_round_little():
     assert not found.isfinite().all()
 
 
-def test_multipliers_by_name():
+def test_lagrangian_multipliers_may_be_a_dict():
     H = lagrangian_hessian(lambda x: (x**2).sum(), lambda x: {"a": x[1:] * x[:-1], "b": x.prod()})
     x, a, b = point(4), torch.arange(3.0, dtype=D), torch.tensor(2.0, dtype=D)
     expected = hodiff.hessian(lambda x: (x**2).sum() + (a * x[1:] * x[:-1]).sum() + b * x.prod())(x)
@@ -409,13 +410,13 @@ def test_multipliers_by_name():
 
 
 @pytest.mark.parametrize("route", ["auto", "reverse-over-reverse"])
-def test_compiled_functions(route):
+def test_compiled_functions_match(route):
     cubes = torch.compile(lambda x: (x**3).sum(), backend="aot_eager")
     torch.testing.assert_close(hessian(cubes, route=route)(point(4)).to_dense(), torch.diag(6 * point(4)))
 
 
 @pytest.mark.parametrize("colored", [False, True])
-def test_sparse_hessians_inside_of_others(colored):
+def test_sparse_hessian_inside_another_matches(colored):
     def inner(y):
         return (y**4).sum() + (y[1:] * y[:-1]).sum()
 
@@ -428,7 +429,7 @@ def test_sparse_hessians_inside_of_others(colored):
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_numbers_that_leave_torch(compile):
+def test_numbers_that_leave_torch_are_rejected(compile):
     with pytest.raises(InputError, match=r"sparse\.hessian: f: expected torch's operators .* got Tensor\.numpy"):
         hessian(lambda x: torch.as_tensor(np.sin(x.numpy())).sum(), compile=compile)(point(3))
     with pytest.raises(InputError, match=r"sparse\.hessian: f: expected a callable"):
@@ -436,7 +437,7 @@ def test_numbers_that_leave_torch(compile):
 
 
 @pytest.mark.parametrize("mode", ["real", "fake"])
-def test_traces_record_the_products_and_leave_no_fake_tensor_behind(mode):
+def test_make_fx_traces_record_the_products(mode):
     x, other = point(5), point(5).flip(0) + 0.5
     dense = torch.func.hessian(rosenbrock)(other)
     pattern = hessian_pattern(rosenbrock, x)
@@ -453,7 +454,7 @@ def test_traces_record_the_products_and_leave_no_fake_tensor_behind(mode):
     torch.testing.assert_close(make_fx(jacobian, tracing_mode=mode)(x)(other), jacobian(other))
 
 
-def test_tensors_without_numbers():
+def test_meta_and_fake_tensors_give_shapes_or_raise():
 
     def f(x):
         return (x**3).sum()
@@ -473,7 +474,7 @@ def test_tensors_without_numbers():
 
 
 @pytest.mark.parametrize("format", ["csr", "coo", "scipy", "values"])
-def test_another_default_device(format):
+def test_works_under_another_default_device(format):
     x = point(5)
 
     def rows(x):

@@ -51,20 +51,20 @@ def dense_of(f, x):
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_the_dense_one(name, method):
+def test_matches_dense_jacobian(name, method):
     f, x = CASES[name]
     expected = dense_of(f, x)
     torch.testing.assert_close(jacobian(f, method=method)(x).to_dense(), expected)
     assert np.allclose(jacobian(f, method=method, format="scipy")(x).toarray(), expected)
 
 
-def test_two_directions_take_fewer_products():
+def test_bidirectional_takes_fewer_products_for_arrows():
     pattern = jacobian_pattern(arrow, point(200))
     assert color(pattern, "bidirectional").num_colors <= 4
     assert min(color(pattern, each).num_colors for each in ("columns", "rows")) == 200
 
 
-def test_derivatives_batches_and_chunks():
+def test_derivatives_vmap_and_chunks_match():
     x = point(8).requires_grad_()
     coloring = color(jacobian_pattern(steps, x), "columns")
     entries = jacobian(steps, coloring=coloring, format="values")
@@ -111,7 +111,7 @@ class OnceOnly(torch.autograd.Function):
         return g * 2
 
 
-def test_where_torch_has_no_forward_mode():
+def test_functions_without_forward_mode_use_reverse_mode():
     """Reverse mode computes and checks the entries."""
     x = point(5)
     tall = lambda x: torch.cat([OnlyBackward.apply(x)] * 5)  # noqa: E731
@@ -129,13 +129,13 @@ def test_where_torch_has_no_forward_mode():
         jacobian(tall, coloring=color(pattern, "rows"), correct=False)(x)
 
 
-def test_results_that_have_no_derivative_are_refused():
+def test_rejects_boolean_and_complex_results():
     for f, words in ((lambda x: x > 0, "bool"), (lambda x: torch.complex(x, x), "view_as_real")):
         with pytest.raises(InputError, match=f"sparse.jacobian: f: expected results .*{words}"):
             jacobian(f)(point(2))
 
 
-def test_wrong_input():
+def test_rejects_bad_arguments():
     x = point(4)
     with pytest.raises(InputError, match=r"sparse.jacobian: pattern: .* 3 column\(s\)"):
         jacobian(steps, pattern=np.eye(3, 4, dtype=bool))(x)
@@ -183,14 +183,14 @@ AUTOGRAD_ALONE = {
 @pytest.mark.parametrize("method", ["auto", "rows"])
 @pytest.mark.parametrize("name", AUTOGRAD_ALONE)
 @pytest.mark.filterwarnings("ignore:Sparse CSR")
-def test_what_autograd_alone_differentiates(name, method):
+def test_functions_that_only_autograd_differentiates_match(name, method):
     f, formula = AUTOGRAD_ALONE[name]
     x = point(5)
     J = jacobian(f, method=method)
     expected = torch.func.jacrev(formula)(x)
     found = J(x)
     torch.testing.assert_close(found.to_dense(), expected)
-    assert not found.requires_grad or name == "gradients inside"  # hodiff cannot know it there
+    assert not found.requires_grad or name == "gradients inside"  # hodiff cannot detect it there
     assert jacobian_pattern(f, x).nnz == (expected != 0).sum()
     scale = torch.tensor(2.0, dtype=D, requires_grad=True)
     entries = jacobian(lambda x: scale * f(x), method=method, format="values")(x.requires_grad_())
@@ -202,21 +202,21 @@ def test_what_autograd_alone_differentiates(name, method):
     torch.testing.assert_close(by_x, torch.func.grad(lambda x: 2 * torch.func.jacrev(formula)(x).sum())(x.detach()))
 
 
-def test_what_autograd_alone_differentiates_is_refused_inside_of_transforms():
+def test_functions_that_only_autograd_differentiates_are_rejected_inside_transforms():
     coloring = color(jacobian_pattern(OldStyle.apply, point(3)), "rows")
     J = jacobian(OldStyle.apply, coloring=coloring, format="values")
     with pytest.raises((RouteError, RuntimeError), match="setup_context"):
         torch.func.grad(lambda x: J(x).sum())(point(3))
 
 
-def test_sparse_matrices_have_no_batches():
+def test_sparse_formats_are_rejected_under_vmap():
     coloring = color(np.eye(3, dtype=bool), "columns")
     with pytest.raises(InputError, match=r"format: expected 'values' under torch\.func\.vmap"):
         torch.func.vmap(jacobian(torch.sin, coloring=coloring))(torch.ones(2, 3))
 
 
 @pytest.mark.parametrize("method", ["auto", "columns", "rows", "bidirectional"])
-def test_small_rows_beside_large_ones(method):
+def test_missing_entries_of_small_rows_are_detected(method):
     """The check by cotangents compares columns, where a large row must not hide a missing entry of a small row."""
     matrix = torch.tensor([[1e12, 0.0], [1e-5, 1.0], [3.0, 4.0]], dtype=D)
     with pytest.raises(InputError, match="pattern: expected"):
@@ -229,19 +229,19 @@ def test_small_rows_beside_large_ones(method):
 
 
 @pytest.mark.parametrize("wide", [False, True])
-def test_bidirectional_with_terms_that_cancel(wide):
+def test_bidirectional_with_canceling_terms_matches(wide):
     f = lambda x: (x.sin() ** 2 + x.cos() ** 2)[1:]  # noqa: E731
     g = lambda x: torch.cat([f(x), x]) if not wide else f(x)  # noqa: E731
     J = jacobian(g, method="bidirectional")(point(50)).to_dense()
     torch.testing.assert_close(J, hodiff.jacobian(g)(point(50)))
 
 
-def test_results_are_tensors():
+def test_rejects_results_that_are_no_tensors():
     with pytest.raises(InputError, match=r"sparse\.jacobian: f: expected a tensor or a pytree of tensors .* got float"):
         jacobian(lambda x: [x, 1.0])(point(2))
     assert jacobian(lambda x: (x, None))(point(2)).shape == (2, 2)
 
 
-def test_nothing_is_differentiated_by_autograd_alone():
+def test_empty_inputs_of_legacy_functions_are_accepted():
     assert jacobian(OldStyle.apply)(torch.empty(0)).shape == (0, 0)
     assert jacobian(lambda x: OldStyle.apply(x)[:0])(point(3)).shape == (0, 3)

@@ -15,7 +15,7 @@ def expanded(source):
     return (source[0] * 2 + 1).expand(source.shape)
 
 
-def writes(source):
+def index_writes(source):
     yield expanded(source).index_add(1, INDEX, source)
     yield expanded(source).index_copy(1, INDEX, source)
     yield expanded(source).index_fill(0, INDEX[:1], 2.0)
@@ -25,17 +25,17 @@ def writes(source):
 
 
 @pytest.mark.slow
-def test_what_is_written_to_one_element_does_not_show_in_another():
+def test_in_place_writes_to_expanded_memory_match():
     source = torch.linspace(-1, 2, 24, dtype=torch.float64).reshape(4, 3, 2).sin()
-    expected = [each.clone() for each in writes(source)]
+    expected = [each.clone() for each in index_writes(source)]
     with silence_torch_warnings():
-        graph = make_fx(lambda source: list(writes(source)))(source)
+        graph = make_fx(lambda source: list(index_writes(source)))(source)
         found = compile_captured(graph, [source], None)(source)
     for mine, right in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, right)
 
 
-def test_nothing_is_copied_where_no_two_elements_share_memory(monkeypatch):
+def test_nothing_is_copied_without_shared_memory(monkeypatch):
     monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs, options: graph)
     source = torch.rand(4, 3)
     graph = make_fx(lambda source: (source * 2).T.index_add(0, INDEX, source.T))(source)

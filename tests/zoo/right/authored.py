@@ -1,4 +1,4 @@
-"""What hodiff.authoring makes."""
+"""Right functions made by hodiff.authoring."""
 
 import torch
 from zoo.bases import X, Y

@@ -1,4 +1,4 @@
-"""Torch's own operators, where torch is right by every route, and plain functions of them."""
+"""Operators that torch differentiates rightly by every route, and plain functions of them."""
 
 import torch
 import torch.nn.functional as F
@@ -42,7 +42,7 @@ def with_options(x, power, name, missing=None):
 
 
 def magnitude(re, im):
-    """Complex inside, real outside."""
+    """Compute with complex numbers, and return real ones."""
     z = torch.complex(re, im)
     return (z**3).abs() + (z * z.conj()).real.sum()
 
@@ -59,13 +59,13 @@ def written_in_place(x):
 
 
 def chosen(x):
-    """A safe branch of where."""
+    """Select a branch of `where` without NaN in the other branch."""
     positive = x > 0
     return torch.where(positive, torch.where(positive, x, 1.0).log(), x * x)
 
 
 def with_scalars(x):
-    """A tensor without dimensions is welcome on every device."""
+    """Use a scalar tensor, which any device accepts."""
     return x * torch.tensor(2.0, dtype=x.dtype) + torch.arange(3, dtype=x.dtype, device=x.device)
 
 

@@ -1,4 +1,4 @@
-"""Right ones near a condition under which a check could take them for wrong: kinks, cancellation, small numbers."""
+"""Right functions at points that could mislead a check: kinks, cancellation, small numbers."""
 
 import torch
 from zoo.bases import MATRIX, Cube, SavesInputs, X, double
@@ -54,7 +54,7 @@ def cube(x):
 
 
 def written_into(x):
-    """In place, for which the old batching of gradcheck has no rule."""
+    """Write in place, for which gradcheck's legacy vmap has no rule."""
     y = torch.zeros_like(x)
     y[0] = x[0] * x[1]
     y[1:].copy_(x[1:] ** 2)
@@ -62,7 +62,7 @@ def written_into(x):
 
 
 class ByEinsum(SavesInputs):
-    """x³, by operators that the old batching of gradcheck does not know."""
+    """x³, by operators without a rule in gradcheck's legacy vmap."""
 
     @staticmethod
     def forward(x):

@@ -1,9 +1,9 @@
-"""The lessons that teach right Functions."""
+"""Right Functions from the lessons."""
 
 import lesson_tools
 from zoo.specimen import Right
 
-# The file of a lesson, and what it checks
+# File of a lesson, and the function that it checks
 LESSONS = {
     "01_square": "Square",
     "02_cube": "Cube",

@@ -1,4 +1,4 @@
-"""The library's Functions, at the points and with the options of their catalogue."""
+"""The library's Functions, with the inputs and options of the catalogue."""
 
 import torch
 from functions.catalogue import CASES
@@ -12,5 +12,5 @@ def _specimen(case):
     return Right(f"hodiff.{case.name}", case.function, case.draw(torch.float64), options)
 
 
-# One setting of each function; the contract of the catalogue checks the others.
+# One setting of each Function; `tests/functions/test_contract.py` checks the other settings.
 SPECIMENS = [_specimen(case) for case in CASES if "-" not in case.name]

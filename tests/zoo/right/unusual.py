@@ -32,12 +32,12 @@ from hodiff.functions import nestable_jvp
 
 
 def sinh(x):
-    """The residual is an output, and its gradient is added."""
+    """sinh(x); the residual is a second output, and backward adds its gradient."""
     return Sinh.apply(x)[0]
 
 
 class ScaledInPlace(Function):
-    """2 x, in place and with mark_dirty; a batch is scaled out of place."""
+    """2 x, written in place with mark_dirty; batches are scaled out of place."""
 
     @staticmethod
     def forward(x):
@@ -65,7 +65,7 @@ def scaled_copy(x):
 
 
 class Sorted(Function):
-    """Values, and an order that has no derivative."""
+    """Sorted values, and the order, which has no derivative."""
 
     @staticmethod
     def forward(x):
@@ -95,7 +95,7 @@ class Sorted(Function):
 
 
 class FlippedView(SavesNothing):
-    """x reversed, as a tensor of its own; nothing is saved."""
+    """x reversed, as a new tensor; nothing is saved."""
 
     @staticmethod
     def forward(x):
@@ -112,7 +112,7 @@ class FlippedView(SavesNothing):
 
 
 class Identity(FlippedView):
-    """The incoming gradient goes through, and that is right."""
+    """The identity: backward returns the incoming gradient itself."""
 
     @staticmethod
     def forward(x):
@@ -129,7 +129,7 @@ class Identity(FlippedView):
 
 
 class Sum(SavesNothing):
-    """x + y: both gradients are the incoming one."""
+    """x + y: both gradients are the incoming gradient."""
 
     @staticmethod
     def forward(x, y):
@@ -146,7 +146,7 @@ class Sum(SavesNothing):
 
 
 class Step(SavesNothing):
-    """A step: its gradient is None."""
+    """A step function: its gradient is None."""
 
     @staticmethod
     def forward(x):
@@ -167,7 +167,7 @@ def stepped(x):
 
 
 class SavedMask(Function):
-    """relu(x)²: the mask is an intermediate, and locally a constant."""
+    """relu(x)²: the saved mask is an intermediate that is locally constant."""
 
     generate_vmap_rule = True
 
@@ -194,7 +194,7 @@ class SavedMask(Function):
 
 
 class OptionalBias(Function):
-    """X Wᵀ, plus b unless that is None."""
+    """X Wᵀ, plus b unless b is None."""
 
     generate_vmap_rule = True
 
@@ -217,7 +217,7 @@ class OptionalBias(Function):
 
 
 class WithoutMaterializedZeros(SineAndCosine):
-    """Missing gradients come as None."""
+    """Two outputs; missing gradients arrive as None."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -237,7 +237,7 @@ def sine_only(x):
 
 @batched_like_input
 class NumpyExponential(Function):
-    """A NumPy kernel, whose rules call the Function itself."""
+    """exp(x) by a NumPy kernel; the rules call the Function itself."""
 
     @staticmethod
     def forward(x):
@@ -261,7 +261,7 @@ class NumpyExponential(Function):
 
 
 class GradOfPullback(SavesInputs):
-    """sin(x)³, with a backward that asks autograd."""
+    """sin(x)³, with a backward that calls autograd."""
 
     generate_vmap_rule = True
 
@@ -282,7 +282,7 @@ class GradOfPullback(SavesInputs):
 
 
 class DetachedForValuesOnly(Cube):
-    """What is detached has no influence on the derivative: a shift that cancels."""
+    """A detached shift that cancels, so it does not affect the derivative."""
 
     @staticmethod
     def backward(ctx, g):
@@ -292,7 +292,7 @@ class DetachedForValuesOnly(Cube):
 
 
 class NumbersOnContext(Cube):
-    """Shapes, flags and numbers are at home on ctx."""
+    """Shapes, flags and numbers may be stored on ctx."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -306,7 +306,7 @@ class NumbersOnContext(Cube):
 
 
 class ScratchInPlace(Cube):
-    """In place on what the rule itself has made."""
+    """Backward writes in place into its own temporary tensor."""
 
     @staticmethod
     def backward(ctx, g):
@@ -316,7 +316,7 @@ class ScratchInPlace(Cube):
 
 @batched_like_input
 class EmptyThenFilled(Cube):
-    """Memory that is written before it is read."""
+    """Uninitialized memory that is filled before it is read."""
 
     @staticmethod
     def forward(x):
@@ -339,7 +339,7 @@ class ByHandBatching(Product):
 
 
 class LinearInY(Product):
-    """x² y by one rule for both inputs at once."""
+    """x² y, with one rule for both inputs."""
 
     @staticmethod
     def backward(ctx, g):
@@ -349,7 +349,7 @@ class LinearInY(Product):
 
 
 class AnyDtype(SumOfSquares):
-    """Sums in float64 whatever the input, and returns the input's dtype."""
+    """Sum in float64, and return the input's dtype."""
 
     @staticmethod
     def forward(x):
@@ -384,7 +384,7 @@ class Gaussian(SavesInputs):
 
 
 class CutAtInfinity(SavesInputs):
-    """x³, but 0 at infinity, which is no limit, so that NaN there is no defect."""
+    """x³, but 0 at infinity, which is not the limit, so NaN there is no defect."""
 
     @staticmethod
     def forward(x):
@@ -403,7 +403,7 @@ class CutAtInfinity(SavesInputs):
 
 
 class NeedsRows(Cube):
-    """x³ of rows, by rules that fail without any; forward refuses that itself."""
+    """x³ of rows, by rules that fail without rows; forward rejects empty inputs."""
 
     @staticmethod
     def forward(x):
@@ -418,7 +418,7 @@ class NeedsRows(Cube):
 
 
 class AnyRows(Cube):
-    """x³ of rows, of which there may be none."""
+    """x³ of rows, also without rows."""
 
     @staticmethod
     def backward(ctx, g):

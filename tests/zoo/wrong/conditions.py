@@ -1,4 +1,4 @@
-"""Rules that are wrong under a condition only: of memory, of what is frozen, of sizes, of batches, of earlier calls."""
+"""Rules that are wrong only under a condition: memory layout, frozen inputs, sizes, batches, earlier calls."""
 
 from typing import ClassVar
 
@@ -26,7 +26,7 @@ from hodiff.functions import nestable_jvp
 
 @batched_like_input
 class ShortcutForConstants(Cube):
-    """One number of an expanded gradient stands for all, and so does one of the slope."""
+    """For an expanded gradient, the first number of the slope is used for all."""
 
     @staticmethod
     def backward(ctx, g):
@@ -38,7 +38,7 @@ class ShortcutForConstants(Cube):
 
 @batched_like_input
 class RawMemoryOfGradient(Cube):
-    """Reads the incoming gradient from its first address on, as a kernel does; rows that repeat are not there."""
+    """Read the incoming gradient from its first address on, as a kernel does; expanded rows are missing there."""
 
     @staticmethod
     def backward(ctx, g):
@@ -49,7 +49,7 @@ class RawMemoryOfGradient(Cube):
 
 
 class FlagOfTheOther(Product):
-    """x gets its gradient where y needs one."""
+    """Return the gradient of x if y needs a gradient."""
 
     @staticmethod
     def backward(ctx, g):
@@ -68,7 +68,7 @@ class BiasByFlagOfWeight(Linear):
 
 
 class ZeroWhereFrozen(Product):
-    """Zeros are no gradient either."""
+    """Return zeros instead of the gradient if an input is frozen."""
 
     @staticmethod
     def backward(ctx, g):
@@ -107,7 +107,7 @@ class ClampedTangent(Cube):
 
 @batched_like_input
 class ChannelsLast(Cube):
-    """A kernel for channels-last memory that is off by a factor."""
+    """A kernel for channels-last memory with a wrong factor."""
 
     @staticmethod
     def backward(ctx, g):
@@ -127,7 +127,7 @@ class ChannelsLastGradient(Cube):
 
 @batched_like_input
 class EverySecond(Cube):
-    """Takes a last stride of 1 for granted."""
+    """Assume that the last stride is 1."""
 
     @staticmethod
     def forward(x):
@@ -146,7 +146,7 @@ class BatchOfOne(Cube):
 
 
 class BatchOfMany(Cube):
-    """In blocks of 16, of which the first is computed."""
+    """Batches are computed in blocks of 16, but only the first block is."""
 
     generate_vmap_rule = False
 
@@ -157,7 +157,7 @@ class BatchOfMany(Cube):
 
 
 class BatchOfBatches(Cube):
-    """Takes the two axes of a batch of vectors for granted, where a batch of batches has three."""
+    """Assume two axes of a batch of vectors; nested batches have three."""
 
     generate_vmap_rule = False
 
@@ -168,7 +168,7 @@ class BatchOfBatches(Cube):
 
 
 class SeventhBackward(Cube):
-    """A counter on the class."""
+    """A counter on the class makes the seventh backward wrong."""
 
     count = 0
 
@@ -195,7 +195,7 @@ class CubeSavedForTangents(SavesForForward):
 
 @batched_like_input
 class CacheOfClass(CubeSavedForTangents):
-    """The slope of the last call, whichever that was."""
+    """The class caches the slope of the last call."""
 
     slope = None
 
@@ -211,7 +211,7 @@ class CacheOfClass(CubeSavedForTangents):
 
 @batched_like_input
 class CacheOfFirstCall(CubeSavedForTangents):
-    """The slope of the first call of a shape, for ever."""
+    """The class caches the slope of the first call with each shape."""
 
     slopes: ClassVar[dict] = {}
 
@@ -226,7 +226,7 @@ class CacheOfFirstCall(CubeSavedForTangents):
 
 
 class HardGumbel(Function):
-    """One of three, drawn inside: the value is nearly always the same, and the gradient is not."""
+    """A one-hot draw: the value is nearly always the same, but the gradient is not."""
 
     @staticmethod
     def forward(ctx, x):
@@ -257,7 +257,7 @@ class SoftGumbel(SavesInputs):
 
 
 class FloatFactor(SavesForForward):
-    """x / 3, by a factor in float32."""
+    """x / 3, with the factor in float32."""
 
     @staticmethod
     def forward(x):
@@ -274,7 +274,7 @@ class FloatFactor(SavesForForward):
 
 
 class CutBesideAKink(SavesInputs):
-    """max(x, 0)² + |x|, right at first order, which differences of large steps across the kink do not see."""
+    """max(x, 0)² + |x|, right at first order; large difference steps across the kink hide the cut."""
 
     @staticmethod
     def forward(x):
@@ -293,7 +293,7 @@ class CutBesideAKink(SavesInputs):
 
 
 class BranchOnGradient(Cube):
-    """Spares the work for zeros, which a batch of gradients cannot decide."""
+    """Skip work for zero gradients, by a branch that fails for batched gradients."""
 
     @staticmethod
     def backward(ctx, g):
@@ -301,7 +301,7 @@ class BranchOnGradient(Cube):
 
 
 class OldCompared(Function):
-    """max(x, 0): backward reads an intermediate, but only which elements are positive."""
+    """max(x, 0): backward reads only which elements of an intermediate are positive."""
 
     @staticmethod
     def forward(ctx, x):

@@ -1,4 +1,4 @@
-"""Right at first order, and an intermediate or a rule inside is a constant: HD103, HD105 and HD115."""
+"""Right at first order, but an intermediate or an inner rule is treated as constant: HD103, HD105 and HD115."""
 
 import torch
 from torch.autograd import Function
@@ -19,7 +19,7 @@ from hodiff.functions import nestable_jvp
 
 
 class SavedSlope(Cube):
-    """setup_context computes what no graph knows."""
+    """setup_context computes the slope outside the graph."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -60,7 +60,7 @@ class SavedNorm(SavesInputs):
 
 
 class ResidualWithoutGradient(Function):
-    """The residual is an output, and marked as one that has no derivative."""
+    """The residual is an output that is marked non-differentiable."""
 
     generate_vmap_rule = True
 
@@ -117,7 +117,7 @@ class SavedActivation(Linear):
 
 
 class SavedRatioOfTwo(SavesInputs):
-    """x² / y; one saved intermediate of both inputs."""
+    """x² / y, with a saved intermediate of both inputs."""
 
     @staticmethod
     def forward(x, y):
@@ -143,12 +143,12 @@ class SavedRatioOfTwo(SavesInputs):
 
 
 def inside_a_plain_function(x):
-    """The defect is two calls deep."""
+    """Call the wrong Function two calls deep."""
     return torch.sin(x) * SavedSlope.apply(x).sum()
 
 
 class IgnoredPreactivation(Function):
-    """tanh(X Wᵀ), with the slope as an output whose gradient goes nowhere."""
+    """tanh(X Wᵀ), with the slope as an output whose gradient is ignored."""
 
     generate_vmap_rule = True
 
@@ -183,7 +183,7 @@ def tanh_layer(X, W):
 
 
 class IgnoredNorm(Function):
-    """x / |x| with the norm as an output."""
+    """x / |x|, with the norm as an output whose gradient is ignored."""
 
     generate_vmap_rule = True
 
@@ -216,7 +216,7 @@ def normalized(x):
 
 
 class CutCosine(SavesInputs):
-    """cos(x), whose derivative is right and whose second is cut."""
+    """cos(x), with a right first derivative and a cut second derivative."""
 
     @staticmethod
     def forward(x):
@@ -235,7 +235,7 @@ class CutCosine(SavesInputs):
 
 
 class WrongThirdOrderBothModes(Exponential):
-    """sin(x) by a cosine that is right to first order."""
+    """sin(x), whose cosine is right to first order only."""
 
     @staticmethod
     def forward(x):

@@ -1,4 +1,4 @@
-"""Right at first order, and cut off in backward: HD104, HD106, HD107 and HD116."""
+"""Right at first order, but backward cuts the graph: HD104, HD106, HD107 and HD116."""
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class NoGradInside(SineAndCosine):
 
 @batched_like_input
 class ItemOfScale(Function):
-    """x² for a single number; .item() leaves the graph. The batching rule is written for it."""
+    """x² of a scalar; .item() leaves the graph. The batching rule is written for it."""
 
     @staticmethod
     def forward(x):
@@ -91,7 +91,7 @@ class NumpyBackward(Exponential):
 
 @batched_like_input
 class ListBackward(Cube):
-    """Python numbers stand for a kernel that autograd cannot see into."""
+    """Backward converts to Python numbers, like a kernel that autograd does not record."""
 
     @staticmethod
     def backward(ctx, g):
@@ -101,7 +101,7 @@ class ListBackward(Cube):
 
 @batched_like_input
 class NumpySlope(Function):
-    """A kernel, with a derivative for nobody."""
+    """Backward is a NumPy kernel without a derivative."""
 
     @staticmethod
     def forward(x):
@@ -121,7 +121,7 @@ class NumpySlope(Function):
 
 
 class KernelBackward(Cube):
-    """The kernel is a Function of its own, which works everywhere and has no derivative."""
+    """Backward calls a kernel Function that has no derivative itself."""
 
     @staticmethod
     def backward(ctx, g):

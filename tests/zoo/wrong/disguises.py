@@ -1,4 +1,4 @@
-"""The defects of the other files again, elsewhere: in reductions, matrices, layers and several at once."""
+"""Defects of the other files in reductions, matrices and layers, and several at once."""
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from hodiff.functions import nestable_jvp
 
 
 class MeanOfSquares(SumOfSquares):
-    """The gradient is that of the sum."""
+    """The gradient is the gradient of the sum."""
 
     @staticmethod
     def forward(x):
@@ -189,7 +189,7 @@ class DetachedCotangentOfGram(Gram):
 
 
 class DividedInPlace(SumOfSquares):
-    """The mean, with an augmented assignment."""
+    """The mean, divided in place by an augmented assignment."""
 
     @staticmethod
     def forward(x):
@@ -239,7 +239,7 @@ class NumpyNoise(Cube):
 
 
 class FloatGradient(Gram):
-    """Torch casts what backward returns, so that nobody sees the digits go."""
+    """Backward returns float32, which torch casts silently."""
 
     @staticmethod
     def backward(ctx, g):
@@ -253,7 +253,7 @@ class RidgeOnHost(Gram):
 
 
 class PartlyWritten(SumOfSquares):
-    """The last gradient is never written; it ought to be zero."""
+    """The last gradient, which should be zero, is never written."""
 
     @staticmethod
     def forward(x):
@@ -280,7 +280,7 @@ class FrontForBoth(SineAndCosine):
 
 
 class BothProducts(SavesInputs):
-    """A B, with both gradients always."""
+    """A B; backward always computes both gradients."""
 
     @staticmethod
     def forward(A, B):
@@ -299,7 +299,7 @@ class BothProducts(SavesInputs):
 
 
 def square_by_root(x):
-    """x², by a root whose derivative is 0 / 0 at 0."""
+    """x², by a square root whose derivative is 0 / 0 at 0."""
     return torch.sqrt(x**4)
 
 
@@ -367,7 +367,7 @@ class WrongTangentAndAllGradients(Product):
 
 
 class KernelInLayer(Linear):
-    """A kernel for X̄, where W leaves the graph as Python numbers."""
+    """The gradient of X uses W as Python numbers, outside the graph."""
 
     generate_vmap_rule = False
 
@@ -392,7 +392,7 @@ class KernelInLayer(Linear):
 
 LAYER = (MATRIX, WEIGHT, BIAS)
 
-# Since torch 2.15 it is right where the matrix is far from singular.
+# Since torch 2.15, the derivative is right if the matrix is far from singular.
 DETERMINANT = Wrong("determinant", torch.linalg.det, double(3.0, 0.4, 0.3, 2.0, shape=(2, 2)), ("HD406",), BY_TORCH)
 
 SPECIMENS = [

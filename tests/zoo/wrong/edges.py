@@ -1,4 +1,4 @@
-"""Numbers that are wrong at some points or in some dtypes, and rules that fail there: HD111 to HD113, HD409."""
+"""Derivatives that are wrong or fail at some points or in some dtypes: HD111 to HD113, HD409."""
 
 import torch
 from zoo.bases import MATRIX, Cube, SavesInputs, X, Y, double
@@ -8,7 +8,7 @@ from hodiff.functions import nestable_jvp
 
 
 def log_of_sigmoid(x):
-    """The value itself is -inf from -746 on."""
+    """log(sigmoid(x)), whose value is -inf below -746."""
     return torch.log(torch.sigmoid(x))
 
 
@@ -18,7 +18,7 @@ def bump(x):
 
 
 def divided_difference(x, y):
-    """(exp x - exp y) / (x - y), and its limit at a tie."""
+    """(exp x - exp y) / (x - y), with its limit at x = y."""
     return torch.where(x == y, x.exp(), (x.exp() - y.exp()) / (x - y))
 
 
@@ -99,7 +99,7 @@ class Lorentzian(SavesInputs):
 
 
 class MeanOfEmptyBatch(SavesInputs):
-    """X w; the gradient of w is taken for a mean over samples, and scaled back: 0 / 0 without any."""
+    """X w; the gradient of w is a mean over samples scaled back, which is 0 / 0 without samples."""
 
     @staticmethod
     def forward(X, w):
@@ -120,7 +120,7 @@ class MeanOfEmptyBatch(SavesInputs):
 
 
 class UnnamedSize(SavesInputs):
-    """The cubes of all numbers by rows; -1 cannot be told where there are none."""
+    """Cubes by rows; the size -1 is ambiguous without elements."""
 
     @staticmethod
     def forward(x):
@@ -139,7 +139,7 @@ class UnnamedSize(SavesInputs):
 
 
 class ScaledCube(Cube):
-    """x³; jvp scales the tangent by its largest element, as code against overflow does."""
+    """x³; jvp scales the tangent by its largest element to avoid overflow."""
 
     @staticmethod
     @nestable_jvp
@@ -150,7 +150,7 @@ class ScaledCube(Cube):
 
 
 class StackedBatch(Cube):
-    """x³; the batching rule goes through rows, of which there may be none."""
+    """x³; the batching rule loops over rows, and fails without rows."""
 
     generate_vmap_rule = False
 

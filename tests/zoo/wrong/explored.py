@@ -1,4 +1,4 @@
-"""Rules that are right at the given inputs, and wrong at others: found by `explore=True`."""
+"""Rules that are right at the given inputs and wrong at other inputs: found by `explore=True`."""
 
 import torch
 from zoo.bases import Cube, SavesInputs, Scale, X, Y
@@ -31,7 +31,7 @@ class WrongAtZero(SavesInputs):
 
 
 class WrongBeyondTen(Cube):
-    """A branch for large numbers that forgets the factor."""
+    """The branch for large numbers lacks a factor."""
 
     @staticmethod
     def backward(ctx, g):
@@ -81,7 +81,7 @@ class WrongWithoutDimensions(Cube):
 
 
 class WrongBeyondABlock(Cube):
-    """A kernel of blocks of 32 numbers, that leaves out the rest."""
+    """A kernel for blocks of 32 numbers that omits the rest."""
 
     @staticmethod
     def backward(ctx, g):
@@ -90,7 +90,7 @@ class WrongBeyondABlock(Cube):
 
 
 class WrongInHalf(Cube):
-    """A rule of its own for low precision."""
+    """A separate, wrong rule for low precision."""
 
     @staticmethod
     def backward(ctx, g):

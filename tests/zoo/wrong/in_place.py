@@ -1,4 +1,4 @@
-"""What a rule overwrites: HD301 to HD303."""
+"""Rules that overwrite tensors: HD301 to HD303."""
 
 from zoo.bases import (
     Cube,
@@ -24,7 +24,7 @@ class ScaledInPlaceTuple(SineAndCosine):
 
 
 class ScaledInPlaceForTwo(Product):
-    """The gradient for y is computed first, so that both are right once."""
+    """The gradient for y is computed first, so both are right in the first call."""
 
     @staticmethod
     def backward(ctx, g):
@@ -52,7 +52,7 @@ class SavedOutputInPlace(ExponentialOfOutput):
 
 
 class SavedResidualInPlace(SumOfSquares):
-    """A copy of the input is saved as an output, and doubled in place."""
+    """A copy of the input is saved as an output and doubled in place."""
 
     @staticmethod
     def forward(x):
@@ -80,7 +80,7 @@ def squares_by_copy(x):
 
 
 class InputOverwritten(SavesNothing):
-    """2 x, with the input as scratch memory, and nobody is told."""
+    """2 x, with the input as scratch memory, without mark_dirty."""
 
     @staticmethod
     def forward(x):
@@ -99,7 +99,7 @@ class InputOverwritten(SavesNothing):
 
 
 class ClampedInPlace(SavesInputs):
-    """clamp(x)³; the input is the same afterwards where it was inside."""
+    """clamp(x)³, clamped in place; inputs inside the range do not change."""
 
     @staticmethod
     def forward(x):

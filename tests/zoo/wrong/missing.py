@@ -1,4 +1,4 @@
-"""What is missing: HD401 to HD408."""
+"""Missing rules and derivatives: HD401 to HD408."""
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ class NoTangentOfLinear(Linear):
 
 
 def half_a_tangent(x):
-    """One of two Functions has a jvp."""
+    """Add two Functions, one of which has a jvp."""
     return NoTangent.apply(Exponential.apply(x))
 
 
@@ -45,7 +45,7 @@ class DoubledBatch(Cube):
 
 
 class BatchInFront(Cube):
-    """Right only if the batch comes first."""
+    """Right only if the batch dimension comes first."""
 
     generate_vmap_rule = False
 
@@ -55,7 +55,7 @@ class BatchInFront(Cube):
 
 
 class BatchAtTheEnd(Product):
-    """Broadcasts what has no batch along the batch."""
+    """Broadcast the unbatched argument along the batch dimension."""
 
     generate_vmap_rule = False
 
@@ -66,7 +66,7 @@ class BatchAtTheEnd(Product):
 
 
 class SumOverBatch(SumOfSquares):
-    """The samples are added up, and the sum is shared out."""
+    """The gradient adds the samples and divides the sum among them."""
 
     generate_vmap_rule = False
 
@@ -76,7 +76,7 @@ class SumOverBatch(SumOfSquares):
 
 
 class TupleBatch(SineAndCosine):
-    """The outputs are swapped."""
+    """The batching rule swaps the outputs."""
 
     generate_vmap_rule = False
 
@@ -90,7 +90,7 @@ class NoBatchingOfLinear(Linear):
 
 
 class SurrogateGradient(SavesNothing):
-    """Rounding with the identity's derivative by its own word, which compiled tangents do not hear."""
+    """Rounding with a declared surrogate derivative, which compiled tangents ignore."""
 
     @staticmethod
     def forward(x):
@@ -107,7 +107,7 @@ class SurrogateGradient(SavesNothing):
 
 
 class OtherWhenCompiled(Cube):
-    """A branch that only compiled code takes."""
+    """Compute something else in compiled code."""
 
     @staticmethod
     def forward(x):
@@ -131,17 +131,17 @@ class ContextInForwardOfTwo(Function):
 
 
 def piecewise(x):
-    """Once differentiable only, in torch."""
+    """A torch function with a first derivative only."""
     return F.hardsigmoid(x) * x
 
 
 def distances(x, y):
-    """So are distances."""
+    """Distances, which torch differentiates only once."""
     return torch.cdist(x, y) ** 2
 
 
 def normalized_rows(x):
-    """Torch's own tangent of layer_norm is a constant to reverse mode."""
+    """Layer normalization, whose tangent in torch is constant to reverse mode."""
     return F.layer_norm(x, x.shape[-1:])
 
 
@@ -149,14 +149,14 @@ def _cube(x: torch.Tensor) -> torch.Tensor:
     return x**3
 
 
-# This module is imported a second time where pytest looks for doctests, and a second definition frees the first.
+# pytest imports this module twice for doctests, and a second definition would free the first operator.
 if not hasattr(torch.ops.hodiff_zoo, "cube"):
     torch.library.custom_op("hodiff_zoo::cube", _cube, mutates_args=())
 opaque_cube = torch.ops.hodiff_zoo.cube
 
 
 class BranchInBackward(Cube):
-    """x³ by a rule that looks at its numbers."""
+    """x³; backward branches on values."""
 
     @staticmethod
     def backward(ctx, g):
@@ -165,14 +165,14 @@ class BranchInBackward(Cube):
 
 
 def writes_into_constant(x):
-    """In place into a tensor that has no batch dimension."""
+    """Write in place into a tensor without a batch dimension."""
     out = torch.zeros(len(x), dtype=x.dtype, device=x.device)
     out += x**3
     return out
 
 
 class FrozenInputRaises(Product):
-    """Works until y needs no gradient."""
+    """Raise if y needs no gradient."""
 
     @staticmethod
     def backward(ctx, g):
@@ -183,7 +183,7 @@ class FrozenInputRaises(Product):
 
 
 class TangentRaises(Product):
-    """One tangent is expected, and two come."""
+    """jvp accepts one tangent, but gets two."""
 
     @staticmethod
     @nestable_jvp
@@ -193,7 +193,7 @@ class TangentRaises(Product):
 
 
 class BiasOfItsOwnShape(Linear):
-    """Its tangent is as wide as the output only where another argument has one as well."""
+    """The tangent of the bias has the output's shape only if another argument has a tangent."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -214,7 +214,7 @@ class BiasOfItsOwnShape(Linear):
 
 
 class SecondOrderRaises(SavesInputs):
-    """backward refuses to be differentiated."""
+    """Backward raises if it is differentiated."""
 
     @staticmethod
     def forward(x):

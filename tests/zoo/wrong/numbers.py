@@ -1,4 +1,4 @@
-"""Numbers that are wrong at first order: HD101, HD102, HD109 and HD110."""
+"""Wrong first derivatives: HD101, HD102, HD109 and HD110."""
 
 import torch
 from torch.autograd import Function
@@ -33,7 +33,7 @@ class FlippedSign(Cube):
 
 
 class MissingTerm(Product):
-    """x y² + x² has a second term that backward forgets."""
+    """x y² + x²; backward omits the second term."""
 
     @staticmethod
     def forward(x, y):
@@ -60,7 +60,7 @@ class MissingTranspose(Gram):
 
 
 class TransposedSquareWeight(Linear):
-    """The weight is square, so that no shape complains."""
+    """The weight is square, so its transpose has the same shape."""
 
     @staticmethod
     def backward(ctx, g):
@@ -100,7 +100,7 @@ class TangentOfOneOutput(SineAndCosine):
 
 
 class HardGate(SavesForForward):
-    """tanh(3 x), whose gradient goes straight through."""
+    """tanh(3 x), whose backward returns the incoming gradient."""
 
     @staticmethod
     def forward(x):
@@ -118,7 +118,7 @@ class HardGate(SavesForForward):
 
 
 class GumbelSoftmax(SavesForForward):
-    """A softmax with given noise that passes the gradient as it comes."""
+    """A softmax with given noise, whose backward returns the incoming gradient."""
 
     @staticmethod
     def forward(x):
@@ -137,7 +137,7 @@ class GumbelSoftmax(SavesForForward):
 
 
 class UndeclaredRounding(SavesNothing):
-    """Straight-through in both modes, and nobody says so."""
+    """Rounding, straight-through in both modes without declaring it."""
 
     @staticmethod
     def forward(x):
@@ -178,7 +178,7 @@ class IgnoredMask(Masked):
 
 
 class MaskedSum(Function):
-    """Σ of the unmasked; the gradient is spread over all."""
+    """Sum of unmasked elements; the gradient reaches all elements."""
 
     generate_vmap_rule = True
 

@@ -1,9 +1,9 @@
-"""The wrong examples of the page of findings, which is their one source."""
+"""The wrong examples, read from the page of findings."""
 
 from zoo.page import wrong_example
 from zoo.specimen import Wrong
 
-# The code whose section has it, and what it is called here
+# Code of the section, and name of the specimen
 NAMES = {
     "HD101": "factor_two",
     "HD102": "doubled_tangent",

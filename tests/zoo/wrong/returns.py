@@ -1,4 +1,4 @@
-"""What a rule returns, in the wrong shape or number: HD201 to HD204."""
+"""Rules with a wrong shape or number of results: HD201 to HD204."""
 
 import torch
 from zoo.bases import BIAS, MATRIX, WEIGHT, Cube, Gram, Linear, Product, Scale, SumOfSquares, X, Y, double
@@ -14,7 +14,7 @@ class TransposedGradient(Gram):
 
 
 class SummedGradient(Cube):
-    """A gradient of one number for three."""
+    """Return a gradient of one number for three elements."""
 
     @staticmethod
     def backward(ctx, g):
@@ -57,7 +57,7 @@ class TooFewOfThree(Linear):
 
 
 class GradientOfFlag(SumOfSquares):
-    """The second argument is a flag."""
+    """Return a gradient for a flag."""
 
     @staticmethod
     def forward(x, halved):

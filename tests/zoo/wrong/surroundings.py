@@ -1,4 +1,4 @@
-"""What a rule keeps, or takes for granted: HD304 to HD309."""
+"""State that a rule keeps or assumes: HD304 to HD309."""
 
 import torch
 from zoo.bases import (
@@ -20,7 +20,7 @@ from hodiff.functions import nestable_jvp
 
 
 class SlopeOnContext(Cube):
-    """The derivative of the attribute is lost, too."""
+    """An attribute of ctx holds the slope, whose derivative is lost."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -59,7 +59,7 @@ class WeightOnContext(Linear):
 
 
 class ListOnContext(SineAndCosine):
-    """Tensors in a list are kept just the same."""
+    """A list on ctx keeps tensors alive."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -77,7 +77,7 @@ def layer_of_context(X, W, b):
 
 
 class DropoutInBackward(Linear):
-    """The mask is drawn anew for each pass."""
+    """Backward draws a new mask."""
 
     @staticmethod
     def backward(ctx, g):
@@ -86,7 +86,7 @@ class DropoutInBackward(Linear):
 
 @batched_like_input
 class FloatBuffer(Cube):
-    """The result is collected in a buffer of the default dtype."""
+    """Collect the result in a buffer of the default dtype."""
 
     @staticmethod
     def forward(x):
@@ -103,7 +103,7 @@ class FloatTangent(SumOfSquares):
 
 
 class HostBufferInBackward(SumOfSquares):
-    """No device is given, so it is the default one."""
+    """Create a tensor in backward on the default device."""
 
     @staticmethod
     def backward(ctx, g):
@@ -112,13 +112,13 @@ class HostBufferInBackward(SumOfSquares):
 
 
 def positions(x):
-    """A plain function with a ramp that stays on the CPU."""
+    """Use a ramp on the CPU in a plain function."""
     return torch.sin(x * torch.arange(len(x), dtype=x.dtype))
 
 
 @batched_like_input
 class EmptyInBackward(Cube):
-    """Only positive entries are written. The batching rule is that of elementwise functions."""
+    """Backward writes only positive entries of uninitialized memory; the batching rule is elementwise."""
 
     @staticmethod
     def forward(x):
@@ -137,7 +137,7 @@ class EmptyInBackward(Cube):
 
 
 class EmptyInForward(SavesInputs):
-    """Σ x² accumulated on top of what was there."""
+    """Σ x², accumulated into uninitialized memory."""
 
     @staticmethod
     def forward(x):
@@ -153,7 +153,7 @@ class EmptyInForward(SavesInputs):
 
 
 class ReadsStorage(Cube):
-    """Reads memory row by row whatever the strides, as a careless kernel does."""
+    """Read memory row by row without regard to strides, like a careless kernel."""
 
     generate_vmap_rule = False
 

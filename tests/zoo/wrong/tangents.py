@@ -1,4 +1,4 @@
-"""Tangents that are right once, and constants to a second pass: HD108 and HD114."""
+"""Tangents that are right at first order and constant to a second pass: HD108 and HD114."""
 
 import torch
 from zoo.bases import (
@@ -63,7 +63,7 @@ class SavedTangentSum(SumOfSquares):
 
 
 class DetachedIncomingTangent(Cube):
-    """Shows where the tangent depends on the inputs: after another function."""
+    """Detach the incoming tangent, which depends on the inputs after another function."""
 
     @staticmethod
     @nestable_jvp

@@ -1,4 +1,4 @@
-"""What works and wastes, and points and functions that no check can judge: HD501, HD502, HD901 and HD903."""
+"""Wasteful rules, and points and functions that a check cannot judge: HD501, HD502, HD901 and HD903."""
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +28,7 @@ def layer_with_all_gradients(X, W, b):
 
 
 class UnreadBias(Linear):
-    """The bias is saved, and no rule reads it."""
+    """The bias is saved, but no rule reads it."""
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -43,7 +43,7 @@ class UnreadBias(Linear):
 
 
 class UnreadInput(SumOfSquares):
-    """The mean of x, which is linear: its rules need a shape."""
+    """The mean of x; x is saved although the rules need only its shape."""
 
     @staticmethod
     def forward(x):
@@ -66,7 +66,7 @@ class UnreadInput(SumOfSquares):
 
 
 class DenseSmoothing(Cube):
-    """Neighbours' mean, with a whole matrix saved for three bands."""
+    """Mean over neighbours, with a dense matrix saved for three bands."""
 
     @staticmethod
     def forward(x):
@@ -90,7 +90,7 @@ class DenseSmoothing(Cube):
 
 
 class CopiedMask(Function):
-    """x where a mask is set; the mask is kept twice."""
+    """x where a mask is True; the mask is saved twice."""
 
     generate_vmap_rule = True
 
@@ -117,7 +117,7 @@ class CopiedMask(Function):
 
 
 class FloatMask(Function):
-    """max(x, 0) with a mask of eight bytes a number."""
+    """max(x, 0), with a mask of eight bytes per number."""
 
     generate_vmap_rule = True
 
@@ -144,7 +144,7 @@ class FloatMask(Function):
 
 
 class RepeatedWeights(Function):
-    """A row of constant weights, stored once a sample."""
+    """A row of constant weights, saved once per sample."""
 
     generate_vmap_rule = True
 

@@ -1,20 +1,17 @@
 """Tests of `compile="dynamic"`: one graph for batches of any size, equal to eager products."""
 
-import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.func import functional_call
-from uncompiled import keep_graphs
 
 import hodiff
-from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.operators import GaussNewtonOperator, HessianOperator
-from hodiff.operators.compiled import product_graphs as compiled_graphs
+
+pytestmark = pytest.mark.usefixtures("captured_graphs")
 
 MODEL = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.LayerNorm(4), nn.Linear(4, 3)).double()
 X = {name: each.detach() for name, each in MODEL.named_parameters()}
@@ -44,15 +41,6 @@ KINDS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def compilations(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fx.GraphModule]]:
-    """Run the graphs uncompiled, and raise if capture fails."""
-    graphs = keep_graphs(monkeypatch, compiled_graphs)
-    with silence_torch_warnings(), warnings.catch_warnings():
-        warnings.simplefilter("error", hodiff.HodiffWarning)
-        yield graphs
-
-
 def batch(size: int) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(size)
     return torch.randn(size, 5, generator=generator).double(), torch.randint(0, 3, (size,), generator=generator)
@@ -68,32 +56,32 @@ def equals_eager(kind: str, sizes: tuple[int, ...], **options: Any) -> None:
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_sizes_take_no_other_graph(kind: str, compilations: list[Any]) -> None:
+def test_dynamic_compiles_one_graph_for_all_sizes(kind: str, captured_graphs: list[Any]) -> None:
     equals_eager(kind, (6, 11, 2, 40, 6), compile="dynamic")
-    assert len(compilations) == 1
+    assert len(captured_graphs) == 1
 
 
 @pytest.mark.slow
-def test_sizes_as_numbers_have_a_graph_each(compilations: list[Any]) -> None:
+def test_sizes_used_as_numbers_compile_a_graph_each(captured_graphs: list[Any]) -> None:
     A, B = (HessianOperator(divided, X, data=[batch(4), batch(7)], compile=each) for each in ("dynamic", False))
     v = torch.ones(A.shape[0]).double()
     torch.testing.assert_close(A @ v, B @ v)
-    assert len(compilations) == 2
+    assert len(captured_graphs) == 2
 
 
 @pytest.mark.slow
-def test_one_size_takes_one_graph_each_without_it(compilations: list[Any]) -> None:
+def test_static_compiles_a_graph_per_size(captured_graphs: list[Any]) -> None:
     equals_eager("shapes", (6, 11), compile=True)
-    assert len(compilations) == 4  # for a vector and for a block each
+    assert len(captured_graphs) == 4  # for a vector and for a block each
 
 
 @pytest.mark.slow
-def test_a_batch_of_one_takes_its_own(compilations: list[Any]) -> None:
+def test_batch_of_one_compiles_its_own_graph(captured_graphs: list[Any]) -> None:
     equals_eager("hessian", (6, 1, 9), compile="dynamic")
-    assert 1 < len(compilations) <= 3
+    assert 1 < len(captured_graphs) <= 3
 
 
-def test_a_function_of_one_size_has_a_graph_for_each(compilations: list[Any]) -> None:
+def test_branch_on_the_size_compiles_a_graph_each(captured_graphs: list[Any]) -> None:
     def by_size(x: Tensor, rows: Tensor) -> Tensor:
         return (x**3).sum() * rows.sum() if len(rows) == 4 else (x**4).sum() * rows.sum()
 
@@ -105,7 +93,7 @@ def test_a_function_of_one_size_has_a_graph_for_each(compilations: list[Any]) ->
 
 
 @pytest.mark.slow
-def test_every_new_size_is_compared_with_eager(compilations: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_new_size_is_compared_with_eager(captured_graphs: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph that is wrong from the second size on is not used there."""
     data = [batch(6), batch(11)]
     A, B = KINDS["shapes"](data[:1], compile="dynamic"), KINDS["shapes"](data[1:])
@@ -113,21 +101,21 @@ def test_every_new_size_is_compared_with_eager(compilations: list[Any], monkeypa
     A @ v
     wrong = KINDS["shapes"](data[1:], compile="dynamic")
     wrong._compiled = A._compiled
-    (graph,) = compilations
+    (graph,) = captured_graphs
     output = graph.graph.output_node()
     with graph.graph.inserting_before(output):
         output.args = (tuple(graph.graph.call_function(torch.mul, (each, 2.0)) for each in output.args[0]),)
     graph.recompile()
     torch.testing.assert_close(wrong @ v, B @ v)
-    assert len(compilations) == 2
+    assert len(captured_graphs) == 2
 
 
-def test_other_choices_are_refused() -> None:
+def test_rejects_unknown_compile_option() -> None:
     with pytest.raises(hodiff.InputError, match="compile: expected one of True, False, 'dynamic', got 'always'"):
         KINDS["hessian"]([batch(2)], compile="always")
 
 
 @pytest.mark.slow
-def test_the_compiler_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inductor_matches_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     equals_eager("hessian", (6, 11), compile="dynamic")

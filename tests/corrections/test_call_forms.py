@@ -1,12 +1,12 @@
-"""Every form of a call that torch accepts has the value and derivatives of the plain form."""
+"""Equivalent forms of a call (keywords, tensors as numbers, sequences) have equal values and derivatives."""
 
 import itertools
 
 import numpy as np
 import pytest
 import torch
-from at_once import some_at_once
 from corrections.calls import CALLS, CONSTANTS, ELSEWHERE, FAMILIES_ELSEWHERE, name_of
+from slow_cases import slow_except
 from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
@@ -37,7 +37,7 @@ def value(function, args, kwargs):
     return [each for each in pytree.tree_leaves(function(*copied(args), **copied(kwargs))) if each is not None]
 
 
-def accepts(function, args, kwargs, expected):
+def torch_accepts(function, args, kwargs, expected):
     """Whether torch accepts the call and returns the expected value."""
     try:
         found = value(function, args, kwargs)
@@ -59,7 +59,7 @@ def names(function, args, kwargs):
         taken = [
             name
             for name in NAMES
-            if name not in given and accepts(function, args[:place], {name: args[place], **given}, expected)
+            if name not in given and torch_accepts(function, args[:place], {name: args[place], **given}, expected)
         ]
         # Another argument that does not affect the value may accept the same number.
         own = [*correction_of(function, args).parameters.signature.parameters, *[""] * len(args)][place]
@@ -81,7 +81,7 @@ def by_name(function, args, kwargs):
 
 
 def with_other_numbers(function, args, kwargs):
-    """Yield calls with each number as a tensor or of another type, and with each list as another sequence."""
+    """Yield calls with each number as a tensor or another number type, and each list as another sequence type."""
     for place, value in itertools.chain(enumerate(args), kwargs.items()):
         if type(value) in NUMBERS:
             others = [kind(value) for kind in NUMBERS[type(value)]]
@@ -98,7 +98,7 @@ def with_other_numbers(function, args, kwargs):
                 yield what, args, {**kwargs, place: other}
 
 
-def forms(function, args, kwargs):
+def other_forms(function, args, kwargs):
     """Yield other forms of the call."""
     if kwargs:
         yield "without keywords", args, {}
@@ -125,7 +125,7 @@ def is_variable(leaf):
 def derivatives(function, args, kwargs):
     """The value, and second derivatives of its sum of squares with the forward pass outside and inside.
 
-    Eigenvectors, whose phases are free, are left out.
+    Eigenvectors are excluded, since their phases are arbitrary.
     """
     leaves, structure = pytree.tree_flatten((args, kwargs))
     places = [i for i, each in enumerate(leaves) if is_variable(each)]
@@ -159,19 +159,19 @@ def derivatives(function, args, kwargs):
 
 
 # A quarter of the table, in which related functions are adjacent
-SOON = set(map(id, CALLS[::4]))
+QUICK = set(map(id, CALLS[::4]))
 
 
 @pytest.mark.one_in(12)
-@pytest.mark.parametrize("call", some_at_once(CALLS, lambda call: id(call) in SOON, lambda call: name_of(call[0])))
-def test_every_form_that_torch_takes(call):
+@pytest.mark.parametrize("call", slow_except(CALLS, lambda call: id(call) in QUICK, lambda call: name_of(call[0])))
+def test_every_call_form_matches_the_plain_form(call):
     function, args, kwargs = call
     if correction_of(function, args) is None:
         pytest.skip(f"the correction stands aside in torch {torch.__version__}")
     expected = derivatives(function, args, kwargs)
     alone = value(function, args, kwargs)
-    for what, *form in forms(function, args, kwargs):
-        if not accepts(function, *form, alone):
+    for what, *form in other_forms(function, args, kwargs):
+        if not torch_accepts(function, *form, alone):
             continue
         try:
             got = derivatives(function, *form)
@@ -180,7 +180,7 @@ def test_every_form_that_torch_takes(call):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-9, msg=lambda m, what=what: f"{what}: {m}")
 
 
-def test_every_correction_has_a_call():
+def test_every_correction_has_a_tested_call():
     called = {call[0] for call in CALLS} | ELSEWHERE
     missing = {each.name for function, each in RULES.items() if function not in called}
     assert {name for name in missing if not name.startswith(FAMILIES_ELSEWHERE)} == set()

@@ -1,4 +1,4 @@
-"""Slopes that a Function keeps in any object, on its class, in globals, or in thread and context variables."""
+"""Functions whose forward stores a factor for backward in objects, classes, globals, thread or context variables."""
 
 import collections
 import contextvars
@@ -32,7 +32,7 @@ class Slotted:
     __slots__ = ("slope",)
 
 
-def _slotted(slope: Tensor) -> Slotted:
+def _object_with_slots(slope: Tensor) -> Slotted:
     box = Slotted()
     box.slope = slope
     return box
@@ -44,10 +44,10 @@ def _buffer(slope: Tensor) -> torch.nn.Module:
     return module
 
 
-# How forward keeps a slope on the context, and how backward reads it.
+# How forward stores a derivative on the context, and how backward reads it.
 ON_THE_CONTEXT: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
     "object": (Box, lambda kept: kept.slope),
-    "slots": (_slotted, lambda kept: kept.slope),
+    "slots": (_object_with_slots, lambda kept: kept.slope),
     "deque": (lambda s: collections.deque([s]), lambda kept: kept[0]),
     "partial": (lambda s: functools.partial(torch.add, s), lambda kept: kept(0)),
     "closure": (lambda s: lambda: s, lambda kept: kept()),
@@ -61,7 +61,7 @@ ON_THE_CONTEXT: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]
 }
 
 
-def _kept_by(put: Callable[[Any, Tensor], Any], get: Callable[[Any], Tensor]) -> Any:
+def _cube_that_keeps(put: Callable[[Any, Tensor], Any], get: Callable[[Any], Tensor]) -> Any:
     class Cube(torch.autograd.Function):
         @staticmethod
         def forward(x):
@@ -99,19 +99,19 @@ def _on_class() -> Any:
 
 FUNCTIONS = {
     **{
-        name: _kept_by(lambda ctx, s, put=put: setattr(ctx, "kept", put(s)), lambda ctx, get=get: get(ctx.kept))
+        name: _cube_that_keeps(lambda ctx, s, put=put: setattr(ctx, "kept", put(s)), lambda ctx, get=get: get(ctx.kept))
         for name, (put, get) in ON_THE_CONTEXT.items()
     },
     "class": _on_class(),
-    "global": _kept_by(lambda _, s: HELD.__setitem__("slope", s), lambda _: HELD["slope"]),
-    "context variable": _kept_by(lambda _, s: VARIABLE.set(s), lambda _: VARIABLE.get()),
-    "thread": _kept_by(lambda _, s: setattr(THREAD, "slope", s), lambda _: THREAD.slope),
+    "global": _cube_that_keeps(lambda _, s: HELD.__setitem__("slope", s), lambda _: HELD["slope"]),
+    "context variable": _cube_that_keeps(lambda _, s: VARIABLE.set(s), lambda _: VARIABLE.get()),
+    "thread": _cube_that_keeps(lambda _, s: setattr(THREAD, "slope", s), lambda _: THREAD.slope),
 }
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_it_is_refused(name: str) -> None:
+def test_slope_kept_outside_saved_tensors_is_rejected(name: str) -> None:
     f = lambda x: (FUNCTIONS[name].apply(x) * x).sum()  # noqa: E731
     for lost in (
         lambda: hodiff.hvp(f, X, ONES),
@@ -124,7 +124,7 @@ def test_it_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ON_THE_CONTEXT)
-def test_a_constant_in_the_same_place_is_right(name: str) -> None:
+def test_constant_kept_outside_saved_tensors_is_allowed(name: str) -> None:
     put, get = ON_THE_CONTEXT[name]
 
     class Scaled(torch.autograd.Function):
@@ -140,7 +140,7 @@ def test_a_constant_in_the_same_place_is_right(name: str) -> None:
     torch.testing.assert_close(hodiff.hvp(lambda x: Scaled.apply(x).pow(3).sum(), X, ONES), 48 * X)
 
 
-def test_a_backward_that_is_still_to_run_finds_what_its_own_forward_kept() -> None:
+def test_checks_do_not_overwrite_state_of_a_pending_backward() -> None:
     """Checks run the function at other points, which must not overwrite what its forward kept."""
 
     class Mask(torch.autograd.Function):
@@ -163,7 +163,7 @@ def test_a_backward_that_is_still_to_run_finds_what_its_own_forward_kept() -> No
         torch.testing.assert_close(product, torch.tensor([3.0, 0.0], dtype=torch.float64))
 
 
-def test_what_is_kept_for_a_gradient_that_nobody_needs_is_no_loss() -> None:
+def test_kept_result_for_an_unneeded_gradient_is_allowed() -> None:
     class Linear(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, w):

@@ -1,4 +1,4 @@
-"""Figures in documents agree with the saved results."""
+"""Numbers in the documents equal the saved results."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def rows_of(workload: str, problem: str) -> dict[str, Any]:
 
 
 def gradients(workload: str, problem: str, name: str) -> float:
-    """Time in units of gradients; "fastest torch" is the fastest right way of torch."""
+    """Time in units of gradients; "fastest torch" is the fastest correct method in torch."""
     rows = rows_of(workload, problem)
     if name == "fastest torch":
         return min(row["gradients"] for row in rows.values() if row["group"] == "torch" and row["gradients"])
@@ -55,7 +55,7 @@ def numbers(cells: list[str]) -> list[str]:
     return re.findall(r"(?<![\w.])\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", " ".join(cells))
 
 
-def says(shown: str, measured: float) -> bool:
+def is_rounded_from(shown: str, measured: float) -> bool:
     """Whether the number shown is the measured number, rounded to the digits shown."""
     plain = shown.replace(",", "")
     mantissa, _, exponent = plain.partition("e")
@@ -259,10 +259,10 @@ CLAIMS: dict[str, Callable[[], Iterator[tuple[str, float]]]] = {
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_documents_say_what_was_measured(claim: str) -> None:
+def test_figures_in_documents_match_saved_results(claim: str) -> None:
     compared = list(CLAIMS[claim]())
     assert compared
-    assert [(shown, measured) for shown, measured in compared if not says(shown, measured)] == []
+    assert [(shown, measured) for shown, measured in compared if not is_rounded_from(shown, measured)] == []
 
 
 @pytest.mark.parametrize(
@@ -272,4 +272,4 @@ def test_documents_say_what_was_measured(claim: str) -> None:
      ("0.26", 0.2649, True), ("41", 40.0, False)],
 )  # fmt: skip
 def test_rounded_numbers_are_told_from_stale_ones(shown: str, measured: float, right: bool) -> None:
-    assert says(shown, measured) == right
+    assert is_rounded_from(shown, measured) == right

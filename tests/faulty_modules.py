@@ -1,4 +1,4 @@
-"""Modules and Functions, right and wrong, for checks of whole modules."""
+"""Correct and faulty modules and Functions, for checks of whole modules."""
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ class Square(torch.autograd.Function):
 
 
 class CutSquare(Square):
-    """x², whose gradient is a constant to a second derivative in reverse mode."""
+    """x², whose second derivative is zero in reverse mode because the gradient is detached."""
 
     @staticmethod
     def backward(ctx, g):
@@ -54,7 +54,7 @@ class Applied(nn.Module):
 
 
 class Gate(nn.Module):
-    """A module whose own forward is wrong, with a right submodule."""
+    """A module with a fault in its own forward, and a correct submodule."""
 
     def __init__(self):
         super().__init__()

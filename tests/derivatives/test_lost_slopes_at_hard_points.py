@@ -1,4 +1,4 @@
-"""Lost slopes where finite differences are difficult: they are detected, and right Functions are accepted."""
+"""Detached factors in backward are detected where finite differences are inaccurate; correct Functions pass."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ X = torch.tensor([0.3, 1.2], dtype=D)
 V = torch.ones_like(X)
 
 
-def _refused(f: Any, x: torch.Tensor, v: torch.Tensor | None = None) -> None:
-    with pytest.raises(RouteError, match=r"\.backward \(test_slopes_in_odd_cases\.py:\d+\) takes"):
+def _assert_hvp_raises(f: Any, x: torch.Tensor, v: torch.Tensor | None = None) -> None:
+    with pytest.raises(RouteError, match=r"\.backward \(test_lost_slopes_at_hard_points\.py:\d+\) takes"):
         hodiff.hvp(lambda x: f(x).sum(), x, torch.ones_like(x) if v is None else v)
 
 
@@ -45,8 +45,8 @@ class GrandChild(Silu):
 
 
 @pytest.mark.parametrize("kind", [Child, GrandChild])
-def test_a_backward_that_is_inherited(kind: Any) -> None:
-    _refused(lambda x: kind.apply(x, D), X)
+def test_inherited_backward_is_checked(kind: Any) -> None:
+    _assert_hvp_raises(lambda x: kind.apply(x, D), X)
 
 
 class CallsBackward(Silu):
@@ -62,7 +62,7 @@ class CallsBackward(Silu):
 OUTSIDE = torch.ones(2, dtype=D, requires_grad=True)
 
 
-def test_rules_that_add_to_gradients_of_others_are_not_run_again() -> None:
+def test_functions_whose_backward_calls_backward_are_not_rerun() -> None:
     assert not can_run_again(CallsBackward)
     assert all(map(can_run_again, (Silu, Child, GrandChild)))
 
@@ -71,8 +71,8 @@ def test_rules_that_add_to_gradients_of_others_are_not_run_again() -> None:
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("n", [5, 50, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, D])
-def test_low_precision_of_any_size(n: int, kept: torch.dtype, dtype: torch.dtype) -> None:
-    _refused(lambda x: Silu.apply(x, kept), torch.linspace(-2, 2, n, dtype=dtype))
+def test_slope_kept_in_low_precision_is_rejected(n: int, kept: torch.dtype, dtype: torch.dtype) -> None:
+    _assert_hvp_raises(lambda x: Silu.apply(x, kept), torch.linspace(-2, 2, n, dtype=dtype))
 
 
 class FastSine(torch.autograd.Function):
@@ -89,8 +89,8 @@ class FastSine(torch.autograd.Function):
         return g * ctx.saved_tensors[0]
 
 
-def test_low_precision_of_something_else() -> None:
-    _refused(FastSine.apply, X)
+def test_slope_kept_from_a_low_precision_intermediate_is_rejected() -> None:
+    _assert_hvp_raises(FastSine.apply, X)
 
 
 class LogSumExp(torch.autograd.Function):
@@ -105,9 +105,9 @@ class LogSumExp(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("masked", [0.0, -torch.inf])
-def test_masks_that_are_infinite(masked: float) -> None:
+def test_slope_beside_infinite_masks_is_rejected(masked: float) -> None:
     mask = torch.tensor([0.0, masked, 0.0], dtype=D)
-    _refused(lambda x: LogSumExp.apply(x + mask), torch.tensor([0.3, 0.2, 1.2], dtype=D))
+    _assert_hvp_raises(lambda x: LogSumExp.apply(x + mask), torch.tensor([0.3, 0.2, 1.2], dtype=D))
 
 
 class OnProbabilities(torch.autograd.Function):
@@ -126,8 +126,8 @@ class OnProbabilities(torch.autograd.Function):
 
 
 @pytest.mark.parametrize("last", [1.0, 0.5])
-def test_the_edge_of_a_domain(last: float) -> None:
-    _refused(OnProbabilities.apply, torch.tensor([0.3, last], dtype=D))
+def test_slope_at_the_edge_of_a_domain_is_rejected(last: float) -> None:
+    _assert_hvp_raises(OnProbabilities.apply, torch.tensor([0.3, last], dtype=D))
 
 
 class OfTwoSizes(torch.autograd.Function):
@@ -142,8 +142,8 @@ class OfTwoSizes(torch.autograd.Function):
         return torch.stack([g[0] * 1000 * x[0].cos(), g[1] * e])
 
 
-def test_a_component_that_is_small_beside_others() -> None:
-    _refused(OfTwoSizes.apply, X, torch.tensor([0.0, 1.0], dtype=D))
+def test_small_component_beside_large_ones_is_rejected() -> None:
+    _assert_hvp_raises(OfTwoSizes.apply, X, torch.tensor([0.0, 1.0], dtype=D))
 
 
 class ByFlag(torch.autograd.Function):
@@ -159,7 +159,7 @@ class ByFlag(torch.autograd.Function):
         return g * (x.cos() if ctx.right else cosine), None
 
 
-def test_another_branch_another_dtype_and_another_gradient_are_looked_at_anew() -> None:
+def test_new_branch_dtype_or_argument_is_checked_again() -> None:
     flag = {"right": True}
 
     def f(x: torch.Tensor) -> torch.Tensor:
@@ -188,7 +188,7 @@ class ByMean(torch.autograd.Function):
         return 2 * g * x * w.mean().detach(), (g * x.square()).sum().expand_as(w) / len(w)
 
 
-def test_a_parameter_that_requires_a_gradient_later() -> None:
+def test_parameter_that_requires_grad_later_is_checked_again() -> None:
     w = torch.tensor([3.0, 5.0], dtype=D)
     for calls in range(6):
         for _ in range(calls):
@@ -211,7 +211,7 @@ class Once(torch.autograd.Function):
         return g * ctx.saved_tensors[0].exp()
 
 
-def test_functions_that_the_point_does_not_go_through() -> None:
+def test_functions_outside_the_graph_of_the_point_are_allowed() -> None:
     w = torch.tensor([0.5, -0.2], dtype=D, requires_grad=True)
     product = hodiff.hvp(lambda x: (Once.apply(w) * x**3).sum(), X, V)
     torch.testing.assert_close(product, 6 * X * w.exp())
@@ -232,7 +232,7 @@ class SkipsZeros(torch.autograd.Function):
         return 3 * g * x * x if g.any() else torch.zeros_like(x)
 
 
-def test_zeros_for_cotangents_that_are_zero_here() -> None:
+def test_zeros_without_graph_for_zero_cotangents_are_rejected() -> None:
     y = X**3
     with pytest.raises(RouteError, match="zeros without a graph for a cotangent that is zero here"):
         hodiff.hvp(lambda x: (SkipsZeros.apply(x) - y).square().sum(), X, V)
@@ -240,7 +240,7 @@ def test_zeros_for_cotangents_that_are_zero_here() -> None:
     torch.testing.assert_close(hodiff.hvp(lambda x: SkipsZeros.apply(x).sum(), X, V), 6 * X)
 
 
-def test_an_error_of_the_house_everywhere() -> None:
+def test_sparse_hessian_and_operator_raise_route_error() -> None:
     for derivative in (
         lambda: hodiff.sparse.hessian(lambda x: OfTwoSizes.apply(x).sum())(X),
         lambda: hodiff.HessianOperator(lambda x: OfTwoSizes.apply(x).sum(), X) @ V,

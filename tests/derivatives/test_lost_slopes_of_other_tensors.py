@@ -1,4 +1,4 @@
-"""Slopes lost by tensors outside the point: a product is right, and its derivative is refused."""
+"""Functions that detach a tensor other than x: products by x are correct, their derivatives by that tensor raise."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ PRODUCTS = {
 
 
 @pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
-def test_products_are_right_and_their_derivatives_refused(product: Any) -> None:
+def test_product_is_right_and_its_detached_derivative_is_rejected(product: Any) -> None:
     w = _weight()
     found = product(lambda x: Weighted.apply(x, w).sum())
     torch.testing.assert_close(found, 2 * w.cos() * V)
@@ -58,14 +58,14 @@ def test_products_are_right_and_their_derivatives_refused(product: Any) -> None:
 
 
 @pytest.mark.parametrize("product", PRODUCTS.values(), ids=PRODUCTS)
-def test_right_functions(product: Any) -> None:
+def test_right_function_has_a_differentiable_product(product: Any) -> None:
     w = _weight()
     found = product(lambda x: Right.apply(x, w).sum())
     torch.testing.assert_close(found, 2 * w.cos() * V)
     torch.testing.assert_close(torch.autograd.grad(found.sum(), w)[0], -2 * w.sin() * V.sum())
 
 
-def test_other_derivatives_of_a_product() -> None:
+def test_derivatives_by_other_tensors_are_right() -> None:
     """Derivatives of a product by the point and by other tensors are right."""
     w, scale = _weight(), _weight()
     x = X.clone().requires_grad_()
@@ -77,7 +77,7 @@ def test_other_derivatives_of_a_product() -> None:
         found.sum().backward()
 
 
-def test_it_is_refused_each_time() -> None:
+def test_detached_derivative_is_rejected_every_time() -> None:
     w = _weight()
     for _ in range(6):
         found = hodiff.hvp(lambda x: Weighted.apply(x, w).sum(), X, V)
@@ -86,7 +86,7 @@ def test_it_is_refused_each_time() -> None:
     assert w.grad is None
 
 
-def test_hypergradients() -> None:
+def test_detached_hypergradient_is_rejected() -> None:
     w = _weight()
     adapted = hodiff.meta.adapt(
         lambda x, _: Weighted.apply(x, w).sum(), X, torch.zeros(1), hodiff.meta.SGD(0.1), steps=1

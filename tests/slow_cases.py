@@ -1,4 +1,4 @@
-"""Selection of the cases of a long table that run among the quick tests; slow tests run the other cases."""
+"""Choose which cases of a long table run among the quick tests; the other cases are marked slow."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 
-def some_at_once(cases: Iterable[Any], soon: Collection[Any] | Callable[[Any], bool], name: Any = str) -> list[Any]:
-    """Return test parameters, marked slow unless the case is in `soon` or `soon(case)` is true."""
-    chosen = soon if callable(soon) else lambda case: case in soon
+def slow_except(cases: Iterable[Any], quick: Collection[Any] | Callable[[Any], bool], name: Any = str) -> list[Any]:
+    """Return test parameters, marked slow unless the case is in `quick` or `quick(case)` is true."""
+    chosen = quick if callable(quick) else lambda case: case in quick
     return [pytest.param(case, id=name(case), marks=[] if chosen(case) else [pytest.mark.slow]) for case in cases]
 
 
-def in_turn(rows: Iterable[Any], columns: Iterable[Any], by: int) -> list[tuple[Any, Any]]:
+def thinned_pairs(rows: Iterable[Any], columns: Iterable[Any], by: int) -> list[tuple[Any, Any]]:
     """Return one pair in `by`, in a diagonal pattern: neighbouring rows meet different columns, and vice versa."""
     chosen = list(columns)
     return [(row, column) for i, row in enumerate(rows) for j, column in enumerate(chosen) if (i + j) % by == 0]

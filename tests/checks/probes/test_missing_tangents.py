@@ -1,4 +1,4 @@
-"""A jvp that is right if all arguments have tangents, and wrong if only one has a tangent."""
+"""A jvp that is correct if all arguments have tangents, and wrong if only one argument has a tangent."""
 
 import pytest
 import torch
@@ -112,18 +112,18 @@ class WrongOfAnIndex(OfAnIndex):
         return tangent if x_t.any() else -tangent
 
 
-def brief(function):
+def first_order_check(function):
     return check(function, (X, ROW), order=1, scipy=False)
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("function", [Affine, ByIterations])
-def test_a_jvp_that_expands_is_right_and_one_by_iterations(function):
-    report = brief(function)
+def test_right_jvp_with_a_single_tangent_passes(function):
+    report = first_order_check(function)
     assert report.ok, str(report)
 
 
-def test_integers_have_no_tangents():
+def test_integer_arguments_have_no_tangents():
     index = torch.tensor([1, 0])
 
     def verdict(function):
@@ -143,7 +143,7 @@ def test_integers_have_no_tangents():
         (RowForgotten, "HD102", "one at a time do not add up"),
     ],
 )
-def test_what_goes_wrong_with_one_tangent_is_named(function, code, said):
-    (finding,) = brief(function).errors
+def test_wrong_jvp_with_a_single_tangent_is_named(function, code, said):
+    (finding,) = first_order_check(function).errors
     assert finding.code == code
     assert said in " ".join((finding.message, *finding.evidence))

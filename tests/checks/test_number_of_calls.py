@@ -1,4 +1,4 @@
-"""Number of calls in a check: a function with an expensive solver must not be called repeatedly."""
+"""Number of calls of the function in a check, which is small because a call may run an expensive solver."""
 
 from contextlib import nullcontext
 
@@ -96,7 +96,7 @@ def calls_of(module):
     return report, len(COUNTS)
 
 
-def test_what_raises_by_every_route_is_compared_once():
+def test_function_that_raises_by_every_route_is_called_few_times():
     report, count = calls_of(Counted(Mute.apply))
     assert not report.ok
     assert "no slope" in str(report)
@@ -104,7 +104,7 @@ def test_what_raises_by_every_route_is_compared_once():
     assert count < 200
 
 
-def test_what_torch_refuses_is_compared_once():
+def test_function_that_torch_rejects_is_called_few_times():
     report, count = calls_of(Counted(OldSine.apply))
     assert report.codes == ("HD405",)
     assert report.ok
@@ -112,7 +112,7 @@ def test_what_torch_refuses_is_compared_once():
 
 
 @pytest.mark.slow
-def test_torch_functions_are_not_searched_for_what_torch_says_of_a_custom_one(monkeypatch):
+def test_errors_of_a_custom_function_start_no_search_of_torch_functions(monkeypatch):
     searched = []
     monkeypatch.setattr("hodiff.checks.modules.faults.culprits", lambda *_, **__: searched.append(1) or ())
     assert calls_of(Counted(OldSine.apply))[0].codes == ("HD405",)
@@ -122,7 +122,7 @@ def test_torch_functions_are_not_searched_for_what_torch_says_of_a_custom_one(mo
 
 
 @pytest.mark.slow
-def test_the_function_that_raises_is_found_among_those_that_do_not():
+def test_search_finds_the_torch_function_that_raises():
     def step(x):
         # Torch has no derivative of igamma by its first argument.
         return torch.igamma(x.abs(), x.exp()) * torch.exp(x)
@@ -133,7 +133,7 @@ def test_the_function_that_raises_is_found_among_those_that_do_not():
     assert [each.failed for each in found] == [each.failed for each in everything]
 
 
-def test_a_function_that_raises_has_entries_of_every_order():
+def test_function_that_raises_has_entries_of_every_order():
     report = hodiff.check(Mute, X, order=3)
     raised = {(entry.order, entry.quantity) for entry in report.entries if entry.status == "raises"}
     assert {(k, "vs differences") for k in (1, 2, 3)} | {(2, "vs SciPy")} <= raised
@@ -141,7 +141,7 @@ def test_a_function_that_raises_has_entries_of_every_order():
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("seconds", [0.0, 1000.0])
-def test_differences_of_differences_have_a_budget_and_say_so(monkeypatch, seconds):
+def test_nested_differences_stop_at_the_time_budget(monkeypatch, seconds):
     monkeypatch.setattr(orders, "SECONDS", seconds)
     report = hodiff.check(Off, X, vmap=False)
     said = [each.detail for each in report.entries if each.route == "all routes" and each.status == "skipped"]
@@ -150,7 +150,7 @@ def test_differences_of_differences_have_a_budget_and_say_so(monkeypatch, second
     assert all(each.startswith("differences of differences would take some ") for each in said)
 
 
-def test_a_refusal_is_remembered():
+def test_rejected_route_is_not_tried_again():
     calls = []
 
     def f(x):

@@ -1,4 +1,4 @@
-"""Tests of Hessian operators in the caller's modes, on unusual functions, and with wrong arguments."""
+"""Tests of Hessian operators under global modes of the caller, for unusual functions, and with wrong arguments."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from hodiff.operators import HessianOperator
 
 
 @pytest.mark.parametrize("surroundings", [torch.no_grad, torch.inference_mode])
-def test_callers_mode(surroundings: Any) -> None:
+def test_callers_grad_mode_does_not_matter(surroundings: Any) -> None:
     p = problem("mlp")
     with surroundings():
         A = HessianOperator(p.objective(), {k: v.clone() for k, v in p.x.items()}, data=p.batches(2))
@@ -27,7 +27,7 @@ def test_callers_mode(surroundings: Any) -> None:
     assert not A.to_dense().requires_grad
 
 
-def test_parameters_of_a_module_need_not_be_detached() -> None:
+def test_module_parameters_need_not_be_detached() -> None:
     module = nn.Linear(2, 1)
     X = torch.randn(4, 2)
     A = HessianOperator(lambda p: functional_call(module, p, (X,)).square().mean(), dict(module.named_parameters()))
@@ -35,7 +35,7 @@ def test_parameters_of_a_module_need_not_be_detached() -> None:
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_functions_that_differentiate_inside() -> None:
+def test_functions_that_differentiate_inside_match() -> None:
     """Functions may contain gradient penalties, by the input or by the point itself."""
 
     def of_input(w: Tensor) -> Tensor:
@@ -54,14 +54,14 @@ def test_functions_that_differentiate_inside() -> None:
     assert expected.abs().max() > 1e-2
 
 
-def test_missing_derivative_names_it() -> None:
+def test_missing_derivative_names_the_operator() -> None:
     x = torch.randn(3)
     A = HessianOperator(lambda x: F.hardsigmoid(x).sum(), x, correct=False, route="reverse-over-reverse")
     with pytest.raises(hodiff.RouteError, match="hardsigmoid"):
         A @ x
 
 
-def test_once_differentiable_is_no_silent_zero() -> None:
+def test_once_differentiable_raises_instead_of_returning_zero() -> None:
     x = torch.randn(3)
 
     def f(x: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def test_once_differentiable_is_no_silent_zero() -> None:
         close(HessianOperator(f, x) @ x, 2 * x, 1e-6)
 
 
-def test_constant_arguments() -> None:
+def test_constant_arguments_are_accepted() -> None:
     x, c = torch.randn(3).double(), torch.tensor(2.0, requires_grad=True)
     A = HessianOperator(lambda x, c, batch: c * (batch @ x) ** 2 / 2, x, c, data=[torch.ones(3).double()])
     close(A.to_dense(), 2 * torch.ones(3, 3).double())
@@ -95,12 +95,12 @@ def test_constant_arguments() -> None:
         ((torch.sum, torch.ones(2)), {"process_group": object()}, "process_group: .*init_process_group"),
     ],
 )
-def test_bad_arguments(arguments: Any, options: Any, message: str) -> None:
+def test_rejects_bad_arguments(arguments: Any, options: Any, message: str) -> None:
     with pytest.raises(hodiff.InputError, match=f"HessianOperator: .*(?:{message})"):
         HessianOperator(*arguments, **options)
 
 
-def test_bad_functions() -> None:
+def test_rejects_functions_that_are_not_scalar_or_constant() -> None:
     x = torch.randn(3)
     with pytest.raises(hodiff.InputError, match="one real number"):
         HessianOperator(lambda x: 2 * x, x) @ x
@@ -108,7 +108,7 @@ def test_bad_functions() -> None:
         HessianOperator(lambda x: torch.ones(()), x) @ x
 
 
-def test_bad_vectors() -> None:
+def test_rejects_bad_vectors() -> None:
     A = HessianOperator(lambda x: (x["a"] ** 3).sum(), {"a": torch.randn(2, 3)})
     for v in (torch.randn(5), torch.randn(2, 3), torch.randn(6, 1, 1), torch.ones(6, dtype=torch.int64)):
         with pytest.raises(hodiff.InputError, match=r"@ v: v: expected a floating-point tensor \(6,\)"):
@@ -119,7 +119,7 @@ def test_bad_vectors() -> None:
         A @ {"a": torch.randn(3, 2)}
 
 
-def test_not_inside_a_transform() -> None:
+def test_rejects_use_inside_a_transform() -> None:
     def inside(x: Tensor) -> Tensor:
         return (HessianOperator(lambda x: (x**3).sum(), x) @ torch.ones(2)).sum()
 
@@ -128,7 +128,7 @@ def test_not_inside_a_transform() -> None:
             transform(torch.randn(2, 2))
 
 
-def test_not_at_a_dual_number() -> None:
+def test_rejects_dual_numbers() -> None:
     with forward_ad.dual_level():
         x = forward_ad.make_dual(torch.ones(2), torch.ones(2))
         with pytest.raises(hodiff.InputError, match=r"x: expected plain tensors, .* hodiff\.hvp"):
@@ -137,7 +137,7 @@ def test_not_at_a_dual_number() -> None:
             HessianOperator(lambda x: (x**3).sum(), torch.ones(2)).at(x)
 
 
-def test_a_derivative_that_torch_lacks_is_one_error() -> None:
+def test_missing_derivative_raises_route_error() -> None:
     table = torch.randn(5, 3)
     words = torch.tensor([[0, 1]])
     A = HessianOperator(lambda w: F.embedding_bag(words, w, mode="sum", sparse=True).pow(3).sum(), table)
@@ -147,7 +147,7 @@ def test_a_derivative_that_torch_lacks_is_one_error() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning", "ignore:.torch.jit:FutureWarning")
-def test_a_frozen_script() -> None:
+def test_frozen_script_matches() -> None:
     layer = torch.nn.Linear(2, 2).double()
     frozen = torch.jit.freeze(torch.jit.script(layer.eval()))
     x = torch.randn(2, dtype=torch.float64)
@@ -155,7 +155,7 @@ def test_a_frozen_script() -> None:
     torch.testing.assert_close(A.to_dense(), 2 * layer.weight.detach().mT @ layer.weight.detach())
 
 
-def test_examples_count_by_the_first_tensor_or_as_told() -> None:
+def test_batch_weight_is_the_first_dimension_or_user_defined() -> None:
     """Batches count by the sum of their class weights, not by the number of examples."""
     p = problem("mlp")
     weight = torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)

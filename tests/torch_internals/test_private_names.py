@@ -12,10 +12,10 @@ from torch_internals.private_names import of_folder, overridden, private_names, 
 import hodiff
 from hodiff.torch_internals.names import ATTRIBUTES, NAMES
 
-HOUSE = Path(hodiff.__file__).parent
-KERNELS = HOUSE / "kernels"  # a link, which `rglob` does not follow
-PLUGIN = HOUSE.parent / "pytest_hodiff.py"
-DOOR = HOUSE / "torch_internals"
+PACKAGE = Path(hodiff.__file__).parent
+KERNELS = PACKAGE / "kernels"  # a link, which `rglob` does not follow
+PLUGIN = PACKAGE.parent / "pytest_hodiff.py"
+INTERNALS = PACKAGE / "torch_internals"
 
 VIOLATIONS = {
     "import torch\ntorch._C._set_grad_enabled(True)": "torch._C._set_grad_enabled",
@@ -49,38 +49,40 @@ INNOCENT = (
 
 
 @pytest.mark.parametrize("source", VIOLATIONS)
-def test_a_violation_is_seen(source: str) -> None:
+def test_violation_is_detected(source: str) -> None:
     assert VIOLATIONS[source] in {name for _, name in private_names(source)}
 
 
 @pytest.mark.parametrize("source", INNOCENT)
-def test_what_is_none_is_not(source: str) -> None:
+def test_allowed_code_is_not_reported(source: str) -> None:
     assert list(private_names(source)) == []
 
 
 @pytest.mark.slow
-def test_no_private_name_outside_the_door() -> None:
+def test_private_names_of_torch_occur_in_torch_internals_only() -> None:
     found = [
-        f"{path}:{line}: {name}" for path, line, name in of_folder(HOUSE, KERNELS, PLUGIN) if DOOR not in path.parents
+        f"{path}:{line}: {name}"
+        for path, line, name in of_folder(PACKAGE, KERNELS, PLUGIN)
+        if INTERNALS not in path.parents
     ]
     assert found == []
 
 
 @pytest.mark.slow
-def test_no_private_name_of_the_table_as_a_string() -> None:
+def test_private_names_do_not_occur_as_strings() -> None:
     private = {part for name in NAMES for part in name.split(".") if part.startswith("_")}
     private |= {name for names in ATTRIBUTES.values() for name in names if name.startswith("_")}
     # Special names of Python, such as `__code__`.
     private = {name for name in private if not name.startswith("__")}
     found = [
         f"{path}:{line}: {text!r}"
-        for path, line, text in strings_of(HOUSE, KERNELS, PLUGIN)
-        if text in private and DOOR not in path.parents
+        for path, line, text in strings_of(PACKAGE, KERNELS, PLUGIN)
+        if text in private and INTERNALS not in path.parents
     ]
     assert found == []
 
 
 @pytest.mark.slow
-def test_no_class_overrides_or_reads_what_is_private_to_its_base_in_torch() -> None:
+def test_no_class_overrides_private_members_of_torch() -> None:
     # This override is in `torch_internals` itself.
     assert set(overridden("hodiff")) == {"torch.utils._python_dispatch.TorchDispatchMode._should_skip_dynamo"}

@@ -1,4 +1,4 @@
-"""A checkpointed function that stores a tensor elsewhere is refused if derivatives would be lost."""
+"""A checkpointed function that stores a tensor outside of itself is rejected if derivatives would be lost."""
 
 import warnings
 
@@ -16,7 +16,7 @@ D = torch.float64
 
 
 class Leaving(nn.Module):
-    """A layer that stores its output, or `keep` of its output, in one of several places."""
+    """A layer that stores its output, or `keep` of its output, in a given place."""
 
     def __init__(self, place, keep=lambda h: h):
         super().__init__()
@@ -46,14 +46,14 @@ PLACES = ["attribute", "new attribute", "tensor's place", "list", "pair in an en
 
 @pytest.mark.parametrize("run", [checkpoint, hodiff.corrected()(lambda f, x: by_torch(f, x, use_reentrant=False))])
 @pytest.mark.parametrize("place", PLACES)
-def test_what_depends_on_the_input_is_refused(place, run):
+def test_stored_result_that_depends_on_the_input_is_rejected(place, run):
     x = torch.randn(3, dtype=D, requires_grad=True)
     with pytest.raises(InputError, match=r"checkpoint: f: expected f to return all .* return it as well, or leave it"):
         run(Leaving(place), x)
 
 
 @pytest.mark.parametrize("transform", [torch.func.grad, lambda f: lambda x: torch.func.jvp(f, (x,), (x,))[1]])
-def test_inside_transforms(transform):
+def test_stored_result_inside_transforms_is_rejected(transform):
     x = torch.randn(3, dtype=D)
     with pytest.raises(InputError, match="expected f to return all"):
         transform(lambda x: checkpoint(Leaving("attribute"), x).sum())(x)
@@ -62,7 +62,7 @@ def test_inside_transforms(transform):
 
 @pytest.mark.parametrize("keep", [torch.detach, torch.ones_like, lambda h: h.shape], ids=["detached", "mask", "shape"])
 @pytest.mark.parametrize("place", PLACES)
-def test_what_does_not_is_left_there(place, keep):
+def test_stored_constant_is_kept(place, keep):
     x = torch.randn(3, dtype=D, requires_grad=True)
     ours, plain = Leaving(place, keep), Leaving(place, keep)
     plain.load_state_dict(ours.state_dict())
@@ -72,7 +72,7 @@ def test_what_does_not_is_left_there(place, keep):
         torch.testing.assert_close(getattr(ours, name), getattr(plain, name))
 
 
-def test_later_runs_leave_nothing():
+def test_recomputation_does_not_repeat_side_effects():
     """A recomputation does not repeat the side effects of the first run, even if they were undone since."""
     layer = Leaving("list", torch.detach)
     layer.entries = {}
@@ -91,7 +91,7 @@ def test_later_runs_leave_nothing():
     assert (layer.entries, layer.there, len(layer.listed)) == ({}, None, 1)
 
 
-def test_variables():
+def test_result_stored_in_a_variable_is_rejected():
     left = None
     w = torch.randn(3, dtype=D, requires_grad=True)
 
@@ -106,7 +106,7 @@ def test_variables():
     assert checkpoint(lambda x: (w * x).sin(), torch.randn(3, dtype=D)).requires_grad
 
 
-def test_hooks_that_write_weights():
+def test_hooks_that_write_weights_are_allowed():
     """Hooks that write weights in every call are allowed, since nothing else reads the weights."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)

@@ -1,4 +1,4 @@
-"""A jet behaves like the tensor that it replaces, and a check by values and one product reports differences."""
+"""A jet (the tensor with derivatives inside f) behaves like a tensor; a comparison with one product detects errors."""
 
 import copy
 import functools
@@ -59,20 +59,20 @@ def truth(x):
 
 @pytest.mark.parametrize("name", SINES)
 @pytest.mark.parametrize("sparse", [True, False])
-def test_branches_by_type(name, sparse):
+def test_type_checks_inside_f_see_a_tensor(name, sparse):
     found = hodiff.laplacian(lambda x: SINES[name](x).pow(3).sum(), sparse=sparse)(X)
     torch.testing.assert_close(found, truth(X))
 
 
 @pytest.mark.parametrize("name", SINES)
-def test_branches_by_type_along_a_line(name):
+def test_type_checks_along_a_line_see_a_tensor(name):
     found = [hodiff.directional_derivatives(lambda x: SINES[name](x).pow(3).sum(), X, v, order=2) for v in EYE]
     torch.testing.assert_close(found[0][2] + found[1][2], truth(X))
     torch.testing.assert_close(found[0][0], X.sin().pow(3).sum())
 
 
-def test_lengths_at_zero_are_tensors():
-    """Validated distributions take tensors alone."""
+def test_norm_at_zero_passes_validated_distributions():
+    """Distributions with argument validation accept only tensors."""
     x, normal = torch.zeros(3, dtype=D), torch.distributions.Normal(torch.zeros((), dtype=D), torch.ones((), dtype=D))
     for length in (torch.linalg.vector_norm, lambda x: torch.cdist(x[None], 0 * x[None])[0, 0]):
         assert hodiff.laplacian(lambda x, length=length: normal.log_prob(length(x)))(x).item() == pytest.approx(-3)
@@ -80,7 +80,7 @@ def test_lengths_at_zero_are_tensors():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["isinstance", "is_tensor", "type is", "match", "as_tensor"])
-def test_branches_in_compiled_code(name):
+def test_type_checks_in_compiled_code_see_a_tensor(name):
     sine = SINES.get(name) or (lambda x: x.sin() if type(x) is torch.Tensor else x)
     torch._dynamo.reset()
     run = torch.compile(hodiff.laplacian(lambda x: sine(x).pow(3).sum()), backend="eager", fullgraph=True)
@@ -88,7 +88,7 @@ def test_branches_in_compiled_code(name):
 
 
 class ByType(nn.Module):
-    """A module that tests for the exact type, which no stand-in has."""
+    """A module that tests for the exact type `Tensor`, which a jet does not have."""
 
     def forward(self, x):
         return (x.sin() if type(x) is torch.Tensor else x).pow(3).sum()
@@ -96,24 +96,24 @@ class ByType(nn.Module):
 
 @pytest.mark.parametrize("operator", [hodiff.laplacian, hodiff.bilaplacian, hodiff.taylor.pure_second_derivatives])
 @pytest.mark.parametrize("correct", [True, False])
-def test_another_value_than_that_of_tensors_is_refused(operator, correct):
+def test_value_that_differs_from_plain_tensors_is_rejected(operator, correct):
     for f in (ByType(), lambda x: ByType()(x), functools.partial(lambda y, x: y * ByType()(x), 2.0)):
         for _ in range(2):
             with pytest.raises(hodiff.RouteError, match="expected the same value in Taylor mode as of plain tensors"):
                 operator(f, correct=correct)(X)
 
 
-def test_another_value_in_transforms():
+def test_value_that_differs_is_rejected_inside_transforms():
     with pytest.raises(hodiff.RouteError, match="expected the same value in Taylor mode"):
         torch.func.grad(hodiff.laplacian(ByType()))(X)
 
 
-def test_nested_forward_mode_takes_what_asks_for_the_type():
+def test_nested_forward_mode_accepts_type_checks():
     found = [hodiff.directional_derivatives(ByType(), X, v, order=2)[2] for v in EYE]
     torch.testing.assert_close(found[0] + found[1], truth(X))
 
 
-def test_the_value_is_compared_once():
+def test_value_is_compared_once_per_function():
     calls = []
 
     def f(x):
@@ -126,7 +126,7 @@ def test_the_value_is_compared_once():
     assert calls == [True, False, True, True, True, False]
 
 
-def test_comparing_leaves_modules_and_random_numbers_as_they_were():
+def test_comparison_leaves_buffers_and_random_state_unchanged():
     norm = nn.BatchNorm1d(2, dtype=D)
     torch.manual_seed(0)
     hodiff.laplacian(lambda x: nn.functional.dropout(norm(x)).pow(2).sum())(torch.stack([X, 2 * X]))
@@ -137,7 +137,7 @@ def test_comparing_leaves_modules_and_random_numbers_as_they_were():
     assert after == torch.rand(())
 
 
-def test_values_that_differ_but_for_rounding_and_chance():
+def test_rounding_and_random_numbers_do_not_count_as_difference():
     a = torch.tensor([0.1, 0.2, 0.3], dtype=D)
     # Only rounding errors of the value remain.
     f = lambda x: (x * a).sum() - 0.1 * x[0] - 0.2 * x[1] - 0.3 * x[2]  # noqa: E731
@@ -146,7 +146,7 @@ def test_values_that_differ_but_for_rounding_and_chance():
     hodiff.laplacian(lambda x: next(drawn) * x.sum())(X)
 
 
-def test_a_constant_mask_of_another_dtype():
+def test_to_of_a_constant_mask_matches():
     """`mask.to(p)` takes the dtype from its argument."""
     numbers = torch.tensor([1, 8])
     p = torch.tensor([[0.3, -0.8], [1.2, 0.4]], dtype=D)
@@ -155,7 +155,7 @@ def test_a_constant_mask_of_another_dtype():
         assert operator(f)(p) == expected
 
 
-# Accumulators
+# Sums that are accumulated in place
 
 
 def scattered(x):
@@ -186,7 +186,7 @@ ACCUMULATORS = {"scatter_add_": scattered, "setitem": assigned, "index_add_": ad
 
 
 @pytest.mark.parametrize("name", ACCUMULATORS)
-def test_constants_of_the_function_take_what_moves(name):
+def test_in_place_accumulation_into_constants_matches(name):
     f = ACCUMULATORS[name]
     expected = hodiff.hessian_matrix(f, X).trace()
     for sparse in (True, False):
@@ -196,12 +196,12 @@ def test_constants_of_the_function_take_what_moves(name):
     torch.testing.assert_close(
         torch.func.vmap(hodiff.laplacian(f))(both), torch.stack([hodiff.laplacian(f)(each) for each in both])
     )
-    # Jets of jets.
+    # Nested series.
     truth = hodiff.taylor.derivative_tensor(f, 4)(X)
     torch.testing.assert_close(hodiff.laplacian(hodiff.laplacian(f))(X), torch.einsum("iijj", truth))
 
 
-# Stored values
+# Values that f stores
 
 
 class Keeping(nn.Module):
@@ -217,7 +217,7 @@ class Keeping(nn.Module):
         return self.last.square().sum()
 
 
-def test_values_that_a_module_keeps_are_constants_after_the_pass():
+def test_values_kept_by_a_module_are_constants_afterwards():
     model = Keeping()
     hodiff.laplacian(model)(X)
     kept, expected = model.last, model.layer(X).detach().tanh()
@@ -232,7 +232,7 @@ def test_values_that_a_module_keeps_are_constants_after_the_pass():
     assert type(model.mean) is torch.Tensor
 
 
-def test_values_that_are_kept_are_refused_in_another_pass():
+def test_value_kept_from_an_earlier_pass_is_rejected():
     kept = []
 
     def f(x):
@@ -244,7 +244,7 @@ def test_values_that_are_kept_are_refused_in_another_pass():
         hodiff.laplacian(f)(X)
 
 
-def test_what_would_lose_derivatives_is_refused():
+def test_conversions_that_lose_derivatives_are_rejected():
     for f in (
         lambda x: torch.as_tensor(x, dtype=torch.float32),
         lambda x: x.as_subclass(torch.Tensor),
@@ -276,7 +276,7 @@ OPERATORS = (
 
 @pytest.mark.parametrize("count", [2, 5])
 @pytest.mark.parametrize("name", MEETING)
-def test_points_that_meet_are_refused(name, count):
+def test_interacting_points_are_rejected_with_batched(name, count):
     x = torch.randn(count, 2, dtype=D, generator=torch.Generator().manual_seed(0))
     for operator in OPERATORS:
         for _ in range(2):
@@ -287,7 +287,7 @@ def test_points_that_meet_are_refused(name, count):
         torch.func.vmap(hodiff.laplacian(MEETING[name](), batched=True))(both)
 
 
-def test_points_that_do_not_meet():
+def test_independent_points_are_accepted_with_batched():
     x = torch.randn(4, 2, dtype=D, generator=torch.Generator().manual_seed(0))
     norm = nn.BatchNorm1d(2, dtype=D)
     before = norm.running_mean.clone()
@@ -306,13 +306,13 @@ def test_points_that_do_not_meet():
     assert torch.equal(norm.running_mean, before)
 
 
-def test_a_series_that_is_not_finite_is_no_branch():
+def test_non_finite_series_is_not_reported_as_a_branch():
     x = torch.tensor([-torch.inf], dtype=torch.float64)
     with pytest.raises(hodiff.RouteError, match="a formula of its series is not finite at this point"):
         hodiff.taylor.jet(hodiff.functions.swish, (x,), ([torch.ones_like(x)],))
 
 
-def test_a_formula_of_torch_that_overflows_sooner_is_no_branch():
+def test_overflow_of_the_torch_formula_is_not_reported_as_a_branch():
     x = torch.tensor([60.0])
     f = lambda x: torch.nn.functional.softplus(x, 2.0, 1000.0)  # noqa: E731
     assert f(x).isinf()

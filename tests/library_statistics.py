@@ -1,6 +1,6 @@
 """Print the size and the shape of the library: lines, files, importers, names, docstrings.
 
-python tests/house.py [-v]
+python tests/library_statistics.py [-v]
 
 With -v, the files behind each figure are listed.
 """

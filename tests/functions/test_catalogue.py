@@ -10,26 +10,26 @@ from functions.table import REVERSE_ONLY
 from hodiff import functions
 
 ROOT = Path(__file__).resolve().parents[2]
-# These have no derivatives of their own, or none that fit a table of derivatives. Their family's file tests them.
+# These have no derivatives, or none that fit a table of derivatives; their own test files test them.
 ELSEWHERE = {"stop_gradient", "clip_gradient", "noise_gradient", "gradient_hook", "nestable_jvp", "straight_through"}
 # Noise is a constant, and the cases of gumbel_softmax call perturbed_softmax with their own noise.
 ELSEWHERE |= {"sample_gumbel", "perturbed_softmax"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_documentation_lists(case):
+def test_documentation_lists_every_function(case):
     page = (ROOT / "docs" / "guides" / "functions.md").read_text(encoding="utf-8")
     assert f"| `{case.name}` |" in page, "run python tests/functions/table.py"
 
 
-def test_catalogue_holds_every_public_function():
+def test_catalogue_has_every_public_function():
     public = {name for name in vars(functions) if name.islower() and not name.startswith("_")}
     public = {name for name in public if callable(getattr(functions, name))} - ELSEWHERE
     tested = {case.name.partition("-")[0] for case in CASES}
     assert public <= tested
 
 
-def test_catalogue_holds_every_public_class():
+def test_catalogue_has_every_public_class():
     classes = {
         name
         for name, value in vars(functions).items()
@@ -41,6 +41,6 @@ def test_catalogue_holds_every_public_class():
 
 
 @pytest.mark.parametrize("name", REVERSE_ONLY)
-def test_documentation_lists_what_only_reverse_mode_has(name):
+def test_documentation_lists_reverse_only_functions(name):
     page = (ROOT / "docs" / "guides" / "functions.md").read_text(encoding="utf-8")
     assert f"| `{name}` (reverse mode only) |" in page, "run python tests/functions/table.py"
