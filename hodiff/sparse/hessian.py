@@ -121,7 +121,23 @@ def hessian(
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape ().
         argnums: Which positional argument to differentiate, or which ones: tensors or pytrees of n numbers in all.
-        **options: Options of every sparse Hessian.
+        pattern: Pattern of the Hessian, if it is known, in any form that `hodiff.sparse.color` accepts.
+        coloring: Coloring of the pattern, computed before: `hodiff.sparse.color(pattern)` with method "star" or
+            "acyclic".
+        method: Method of coloring: "star" reads entries directly from the products; "acyclic" computes them by
+            substitution, from about half as many products, with more rounding.
+        format: "csr" or "coo" for a sparse tensor; "scipy" for a `csr_array`; or "values" for the entries alone in the
+            order of compressed rows, which support derivatives of every kind.
+        check: Whether to compare the matrix with one more product, with a random vector, which shows entries outside of
+            the pattern. If there are any, a detected pattern is detected again, and a given pattern is refused. Skipped
+            inside transforms of torch.func.
+        compile: Whether to compile the gradient and all products as one graph with `torch.compile`, as
+            `hodiff.compile_gradient` does: several times faster after a first call, which takes seconds and is compared
+            with eager. The results have no derivatives of their own.
+        route: As in `hodiff.hvp`; not together with `compile`.
+        chunk_size: Number of products that are computed together: a positive int, None for all, or "auto" for as many
+            as keep intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.
+        correct: As in `hodiff.hvp`.
 
     Returns:
         Function of the arguments of `f` that returns the matrix (n, n), leaves flattened in pytree order. It raises
