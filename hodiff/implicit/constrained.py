@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.keyword_options import require_options
 from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree, flatten_primals
-from hodiff.errors import InputError
 from hodiff.implicit.implicit_solution import require_positive
 from hodiff.implicit.iteration import anderson, newton
 from hodiff.implicit.solutions import fixed_point, root
@@ -23,7 +21,14 @@ def equality_argmin(
     objective: Callable[..., Any],
     equality: Callable[..., Any],
     solver: Callable[..., Any] | None = None,
-    **options: Any,
+    *,
+    linear_solver: str | Callable[..., Any] = "auto",
+    tol: float | None = None,
+    max_iterations: int | None = None,
+    residual_tol: float | None = None,
+    check: bool = True,
+    throw: bool = False,
+    correct: bool = True,
 ) -> Callable[..., Any]:
     r"""Make a minimiser under equality constraints, and its multipliers, differentiable functions of the parameters.
 
@@ -40,7 +45,13 @@ def equality_argmin(
             constraints hold. The gradients of the constraints must be independent.
         solver: Solver for roots, which gets the conditions as a residual of the pair `(x, y)`; by default `newton()`,
             which needs one step for a quadratic program.
-        **options: Options of `hodiff.implicit.root`, except `symmetric` and `has_aux`.
+        linear_solver: As for `hodiff.implicit.root`.
+        tol: As for `hodiff.implicit.root`.
+        max_iterations: As for `hodiff.implicit.root`.
+        residual_tol: As for `hodiff.implicit.root`.
+        check: As for `hodiff.implicit.root`.
+        throw: As for `hodiff.implicit.root`.
+        correct: As for `hodiff.implicit.root`.
 
     Returns:
         The function `(x0, *params) -> (x, y)`, differentiable in `params`; see `root`. `y` has the structure of the
@@ -60,10 +71,6 @@ def equality_argmin(
     J. Kolter, "OptNet", 2017, section 3.1.
     """
     require_callable("equality_argmin", objective=objective, equality=equality)
-    for name in ("symmetric", "has_aux"):
-        if name in options:
-            raise InputError(f"equality_argmin: {name}: expected none, got {options[name]!r}; leave it out.")
-    require_options(equality_argmin, root, options)
 
     def conditions(point: tuple[PyTree, PyTree], *params: Any) -> tuple[PyTree, PyTree]:
         x, y = point
@@ -71,7 +78,18 @@ def equality_argmin(
         slope = Gradient("equality_argmin", objective)(x, *params)
         return pytree.tree_map(torch.add, slope, pullback(y)[0]), held
 
-    solution = root(conditions, newton(symmetric=True) if solver is None else solver, symmetric=True, **options)
+    solution = root(
+        conditions,
+        newton(symmetric=True) if solver is None else solver,
+        symmetric=True,
+        linear_solver=linear_solver,
+        tol=tol,
+        max_iterations=max_iterations,
+        residual_tol=residual_tol,
+        check=check,
+        throw=throw,
+        correct=correct,
+    )
 
     def solve(x0: PyTree, *params: Any) -> tuple[PyTree, PyTree]:
         flatten_primals(x0, "equality_argmin", "x0")
@@ -88,7 +106,14 @@ def proximal_argmin(
     solver: Callable[..., Any] | None = None,
     *,
     step_size: float = 1.0,
-    **options: Any,
+    linear_solver: str | Callable[..., Any] = "auto",
+    tol: float | None = None,
+    max_iterations: int | None = None,
+    residual_tol: float | None = None,
+    has_aux: bool = False,
+    check: bool = True,
+    throw: bool = False,
+    correct: bool = True,
 ) -> Callable[..., Any]:
     r"""Make the minimiser of a smooth plus a simple function, $f(x, p) + g(x, p)$, differentiable in the parameters.
 
@@ -103,7 +128,14 @@ def proximal_argmin(
         solver: Solver for fixed points; by default `anderson()`.
         step_size: $t$. The plain iteration converges for $t$ up to $1 / L$, with $L$ the largest eigenvalue of the
             Hessian.
-        **options: Options of `hodiff.implicit.fixed_point`.
+        linear_solver: As for `hodiff.implicit.fixed_point`.
+        tol: As for `hodiff.implicit.fixed_point`.
+        max_iterations: As for `hodiff.implicit.fixed_point`.
+        residual_tol: As for `hodiff.implicit.fixed_point`.
+        has_aux: As for `hodiff.implicit.fixed_point`.
+        check: As for `hodiff.implicit.fixed_point`.
+        throw: As for `hodiff.implicit.fixed_point`.
+        correct: As for `hodiff.implicit.fixed_point`.
 
     Returns:
         The function `(x0, *params) -> x`, differentiable in `params` where the proximal map is; see `root`.
@@ -122,7 +154,6 @@ def proximal_argmin(
     Source: Q. Bertrand et al., "Implicit differentiation of lasso-type models", ICML 2020, section 3; M. Blondel et
     al., "Efficient and modular implicit differentiation", NeurIPS 2022, section 2.2.
     """
-    require_options(proximal_argmin, fixed_point, options)
     require_callable("proximal_argmin", objective=objective, proximal=proximal, solver=solver or anderson)
     require_positive("proximal_argmin", step_size=step_size)
     slope = Gradient("proximal_argmin", objective)
@@ -140,7 +171,18 @@ def proximal_argmin(
         # Solvers combine points; one more step sets zeros and bounds exactly.
         return step(found(step, x0, *params), *params)
 
-    return fixed_point(step, solve, **options)
+    return fixed_point(
+        step,
+        solve,
+        linear_solver=linear_solver,
+        tol=tol,
+        max_iterations=max_iterations,
+        residual_tol=residual_tol,
+        has_aux=has_aux,
+        check=check,
+        throw=throw,
+        correct=correct,
+    )
 
 
 def projected_argmin(
@@ -149,7 +191,14 @@ def projected_argmin(
     solver: Callable[..., Any] | None = None,
     *,
     step_size: float = 1.0,
-    **options: Any,
+    linear_solver: str | Callable[..., Any] = "auto",
+    tol: float | None = None,
+    max_iterations: int | None = None,
+    residual_tol: float | None = None,
+    has_aux: bool = False,
+    check: bool = True,
+    throw: bool = False,
+    correct: bool = True,
 ) -> Callable[..., Any]:
     r"""Make a minimiser in a convex set, given by its projection $P$, differentiable in the parameters.
 
@@ -161,7 +210,14 @@ def projected_argmin(
             `hodiff.implicit.project_box_plane` for a box cut by a hyperplane. The set may depend on the parameters.
         solver: As for `proximal_argmin`.
         step_size: As for `proximal_argmin`.
-        **options: As for `proximal_argmin`.
+        linear_solver: As for `proximal_argmin`.
+        tol: As for `proximal_argmin`.
+        max_iterations: As for `proximal_argmin`.
+        residual_tol: As for `proximal_argmin`.
+        has_aux: As for `proximal_argmin`.
+        check: As for `proximal_argmin`.
+        throw: As for `proximal_argmin`.
+        correct: As for `proximal_argmin`.
 
     Returns:
         The function `(x0, *params) -> x`, differentiable in `params` where the projection is; see `root`.
@@ -180,8 +236,18 @@ def projected_argmin(
 
     Source: M. Blondel et al., "Efficient and modular implicit differentiation", NeurIPS 2022, equation 9.
     """
-    require_options(projected_argmin, fixed_point, options)
     require_callable("projected_argmin", objective=objective, projection=projection)
     return proximal_argmin(
-        objective, lambda x, _, *params: projection(x, *params), solver, step_size=step_size, **options
+        objective,
+        lambda x, _, *params: projection(x, *params),
+        solver,
+        step_size=step_size,
+        linear_solver=linear_solver,
+        tol=tol,
+        max_iterations=max_iterations,
+        residual_tol=residual_tol,
+        has_aux=has_aux,
+        check=check,
+        throw=throw,
+        correct=correct,
     )

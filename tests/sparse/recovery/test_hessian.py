@@ -264,7 +264,7 @@ def test_lagrangians():
     torch.testing.assert_close(found(x, m).to_dense(), hodiff.hessian_matrix(lagrangian, x))
     with pytest.raises(InputError, match=r"multipliers: expected \['a'\] \(4,\)"):
         found(x, m["a"])
-    with pytest.raises(InputError, match="argnums"):
+    with pytest.raises(TypeError, match="argnums"):
         lagrangian_hessian(rosenbrock, constraints, argnums=1)
 
 
