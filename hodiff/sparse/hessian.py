@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from hodiff.common.chunks import require_chunk_size
-from hodiff.common.options import require_bools, require_callable, require_choice
+from hodiff.common.options import require_bools, require_callable, require_choice, require_chunk_size
 from hodiff.common.trees import describe, flatten, leaf_names
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
-from hodiff.derivatives.route_choice import refused, validate_route
+from hodiff.derivatives.route_choice import refused, require_route
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import outside_graphs
@@ -44,7 +43,7 @@ class _Options:
     def __post_init__(self) -> None:
         require_choice(self.caller, "method", self.method, METHODS)
         require_choice(self.caller, "format", self.format, FORMATS)
-        validate_route(self.route, self.caller)
+        require_route(self.caller, self.route)
         require_chunk_size(self.caller, "chunk_size", self.chunk_size)
         require_bools(self.caller, check=self.check, compile=self.compile, correct=self.correct)
         if self.compile and self.route not in ("auto", ROUTES[0]):

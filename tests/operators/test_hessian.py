@@ -319,7 +319,7 @@ def test_a_function_that_takes_a_gradient_of_its_own(route: str) -> None:
 def test_functions_that_return_no_number_are_refused(value: Any, compile: bool) -> None:
     A = HessianOperator(lambda x: value, torch.ones(3), compile=compile)
     with pytest.raises(
-        hodiff.InputError, match=r"HessianOperator: the function must return (a scalar tensor|one real number)"
+        hodiff.InputError, match=r"HessianOperator: expected a function that returns (a scalar tensor|one real number)"
     ):
         A @ torch.ones(3)
 

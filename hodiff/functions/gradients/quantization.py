@@ -11,7 +11,12 @@ from hodiff.common.options import require_int
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.gradients.straight_through import straight_through
-from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating
+from hodiff.rules.arguments import (
+    require_broadcastable,
+    require_floating,
+    require_number_or_floating,
+    require_positive_or_floating,
+)
 from hodiff.rules.elementwise import ElementwiseFunction, clip
 
 MAX_BITS = 16
@@ -232,9 +237,8 @@ def quantize_ste(
         raise InputError("quantize_ste: offset: expected scale along with offset, got no scale; a range makes its own.")
     else:
         scale, offset = _grid(x, low, high, lowest, highest, symmetric)
-    require_number_or_floating("quantize_ste", scale=scale, offset=offset)
-    if not isinstance(scale, Tensor) and not scale > 0:
-        raise InputError(f"quantize_ste: scale: expected a positive number, got {scale!r}.")
+    require_number_or_floating("quantize_ste", offset=offset)
+    require_positive_or_floating("quantize_ste", "scale", scale)
     require_broadcastable("quantize_ste", x=x, scale=scale, offset=offset)
     return QuantizeSTE.call(x, scale, offset, lowest, highest)
 

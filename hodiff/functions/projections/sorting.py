@@ -10,7 +10,11 @@ from torch import Tensor
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.arguments import require_dims, require_floating, require_number_or_floating
+from hodiff.rules.arguments import (
+    require_dims,
+    require_floating,
+    require_positive_or_floating,
+)
 from hodiff.rules.blockwise import all_batched
 from hodiff.rules.nesting import nestable_jvp
 
@@ -205,18 +209,15 @@ def _descending_ranks(x: Tensor) -> Tensor:
 
 def _checked(function: str, x: Tensor, temperature: Any, dim: Any) -> int:
     require_floating(function, x=x)
-    require_number_or_floating(function, temperature=temperature)
+    require_positive_or_floating(function, "temperature", temperature)
     if x.dim() == 0:
         raise InputError(f"{function}: x: expected at least one dimension, got a number; x.unsqueeze(0) adds one.")
     dims = require_dims(function, x, dim)
     if len(dims) != 1:
         raise InputError(f"{function}: dim: expected one dimension, got {dim!r}.")
-    if isinstance(temperature, Tensor):
-        if temperature.dim() > 0:
-            raise InputError(
-                f"{function}: temperature: expected a number or a tensor without dimensions, got shape "
-                f"{tuple(temperature.shape)}; torch.func.vmap takes one a row."
-            )
-    elif not temperature > 0:
-        raise InputError(f"{function}: temperature: expected a positive number, got {temperature!r}.")
+    if isinstance(temperature, Tensor) and temperature.dim() > 0:
+        raise InputError(
+            f"{function}: temperature: expected a number or a tensor without dimensions, got shape "
+            f"{tuple(temperature.shape)}; torch.func.vmap takes one a row."
+        )
     return dims[0]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree, describe, flatten_primals
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.derivatives.route_choice import refused
@@ -158,8 +159,7 @@ class KFACOperator(LayeredOperator):
                 f"{caller}: model: expected an nn.Module, whose layers are hooked, got {describe(model)}; take "
                 "GaussNewtonOperator for a function, or a module that calls it."
             )
-        if not callable(loss):
-            raise InputError(f"{caller}: loss: expected a function loss(outputs, targets), got {describe(loss)}.")
+        require_callable(caller, loss=loss)
         if (data is not None) == bool(args) or len(args) > 2:
             raise InputError(
                 f"{caller}: expected either data=, or the arguments (inputs, targets) or one batch after x, got "

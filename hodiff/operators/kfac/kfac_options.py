@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hodiff.common.chunks import require_chunk_size
-from hodiff.common.options import require_bools, require_choice, require_generator, require_int
+from hodiff.common.options import require_bools, require_choice, require_chunk_size, require_generator, require_int
 from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import require_batch_size, require_data, require_reduction
@@ -57,7 +56,7 @@ class KroneckerOptions:
         require_choice(self.caller, "bias", self.bias, (JOINED, SEPARATE))
         require_choice(self.caller, "norm", self.norm, (FULL, DIAGONAL))
         require_data(self.caller, "data", self.data)
-        require_reduction(self.caller, "reduction", self.reduction)
+        require_reduction(self.caller, self.reduction)
         require_batch_size(self.caller, "batch_size", self.batch_size)
         require_chunk_size(self.caller, "chunk_size", self.chunk_size)
         require_bools(self.caller, check=self.check, progress=self.progress, correct=self.correct)

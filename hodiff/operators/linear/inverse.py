@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_choice
 from hodiff.errors import InputError
 from hodiff.estimators.systems.solve import METHODS, Solution, solve
 
@@ -18,10 +19,7 @@ class Solutions:
     """Solves for blocks of right-hand sides by `hodiff.estimators.solve`; `last_report` is the last result."""
 
     def __init__(self, operator: Any, method: str, options: dict[str, Any]):
-        if method not in METHODS:
-            raise InputError(
-                f"InverseOperator: method: expected one of {', '.join(map(repr, METHODS))}, got {method!r}."
-            )
+        require_choice("InverseOperator", "method", method, METHODS)
         m, n = operator.shape
         if m != n and method != RECTANGULAR:
             raise InputError(

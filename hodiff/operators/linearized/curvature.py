@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
+from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.module_state import attributes_put_back, untouched, untouched_buffers
-from hodiff.common.options import name_of, require_bool
+from hodiff.common.options import name_of, require_bool, require_callable, require_chunk_size
 from hodiff.common.randomness import RandomState, seeded
 from hodiff.common.trees import PyTree, as_point, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
@@ -69,9 +69,7 @@ class CurvatureOperator(Portable, LinearOperator):
         options: CurvatureOptions,
     ):
         caller, data, reduction = options.caller, options.data, options.reduction
-        for function in functions:
-            if not callable(function):
-                raise InputError(f"{caller}: expected callables, got {type(function).__name__}; pass f(x, ...).")
+        require_callable(caller, **dict(zip(self.functions, functions, strict=True)))
         # Batches of a loader do not exist yet, so only lists and tuples are checked.
         require_constant(caller, x, *functions, args, data if isinstance(data, (list, tuple)) else None)
         leaves, _ = flatten_primals(x, caller, "x", complex_too=True)

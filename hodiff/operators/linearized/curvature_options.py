@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from hodiff.common.chunks import require_chunk_size
-from hodiff.common.options import require_bools, require_choice, require_int
+from hodiff.common.options import require_bools, require_choice, require_chunk_size, require_int
 from hodiff.common.trees import PyTree
 from hodiff.operators.data.batches import require_batch_size, require_data, require_reduction
 from hodiff.operators.data.distributed import require_group
@@ -37,7 +36,7 @@ class CurvatureOptions:
 
     def __post_init__(self) -> None:
         require_data(self.caller, "data", self.data)
-        require_reduction(self.caller, "reduction", self.reduction)
+        require_reduction(self.caller, self.reduction)
         require_batch_size(self.caller, "batch_size", self.batch_size)
         require_choice(self.caller, "compile", self.compile, (True, False, "dynamic"))
         require_group(self.caller, "process_group", self.process_group)

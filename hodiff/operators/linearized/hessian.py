@@ -19,7 +19,7 @@ from hodiff.derivatives.hessian_blocks import symmetric_blocks
 from hodiff.derivatives.hessian_rows import LinearizedHessian
 from hodiff.derivatives.products_by_route import PRODUCTS
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.derivatives.route_choice import follow, validate_route
+from hodiff.derivatives.route_choice import follow, require_route
 from hodiff.derivatives.steady import steady
 from hodiff.operators.linear.restriction import restrict
 from hodiff.operators.linearized.curvature import CurvatureOperator
@@ -114,7 +114,7 @@ class HessianOperator(CurvatureOperator):
         progress: bool = False,
         correct: bool = True,
     ):
-        validate_route(route, "HessianOperator")
+        require_route("HessianOperator", route)
         self.f = f
         self.route = route
         options = CurvatureOptions(

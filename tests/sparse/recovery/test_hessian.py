@@ -285,7 +285,7 @@ def test_wrong_input():
             hessian(rosenbrock, **options)
     with pytest.raises(InputError, match=r"pattern of shape \(4, 4\), got \(5, 5\)"):
         hessian(rosenbrock, pattern=np.eye(5, dtype=bool))(x)
-    with pytest.raises(InputError, match="must return one real number"):
+    with pytest.raises(InputError, match="expected a function that returns one real number"):
         hessian(torch.sin)(x)
 
 
