@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_generator, require_int
+from hodiff.common.options import require_bool, require_generator, require_int
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.gradients.straight_through import straight_through
@@ -135,6 +135,7 @@ def sample_gumbel(like: Tensor, generator: torch.Generator | None = None) -> Ten
 
 def _perturbed(name: str, logits: Tensor, noise: Tensor, temperature: Tensor | float, hard: bool, dim: int) -> Tensor:
     require_positive_or_floating(name, "temperature", temperature)
+    require_bool(name, "hard", hard)
     require_int(name, "dim", dim)
     (axis,) = require_dims(name, logits, dim)
     if logits.dim() == 0:

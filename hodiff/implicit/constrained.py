@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.options import require_callable
+from hodiff.common.options import require_callable, require_number
 from hodiff.common.trees import PyTree, flatten_primals
-from hodiff.implicit.implicit_solution import require_positive
+from hodiff.implicit.implicit_solution import Settings, implicit_function
 from hodiff.implicit.iteration import anderson, newton
-from hodiff.implicit.solutions import fixed_point, root
+from hodiff.implicit.solutions import distance_of_step
 from hodiff.implicit.sparse_matrices import Gradient
 
 
@@ -70,7 +70,8 @@ def equality_argmin(
     Source: J. Nocedal & S. Wright, "Numerical optimization", 2nd ed., 2006, equation 18.3; its derivative: B. Amos &
     J. Kolter, "OptNet", 2017, section 3.1.
     """
-    require_callable("equality_argmin", objective=objective, equality=equality)
+    found = newton(symmetric=True) if solver is None else solver
+    require_callable("equality_argmin", objective=objective, equality=equality, solver=found)
 
     def conditions(point: tuple[PyTree, PyTree], *params: Any) -> tuple[PyTree, PyTree]:
         x, y = point
@@ -78,18 +79,8 @@ def equality_argmin(
         slope = Gradient("equality_argmin", objective)(x, *params)
         return pytree.tree_map(torch.add, slope, pullback(y)[0]), held
 
-    solution = root(
-        conditions,
-        newton(symmetric=True) if solver is None else solver,
-        symmetric=True,
-        linear_solver=linear_solver,
-        tol=tol,
-        max_iterations=max_iterations,
-        residual_tol=residual_tol,
-        check=check,
-        throw=throw,
-        correct=correct,
-    )
+    settings = Settings(linear_solver, tol, max_iterations, residual_tol, False, check, throw, correct)
+    solution = implicit_function("equality_argmin", conditions, found, lambda f: f, settings, symmetric=True)
 
     def solve(x0: PyTree, *params: Any) -> tuple[PyTree, PyTree]:
         flatten_primals(x0, "equality_argmin", "x0")
@@ -154,35 +145,9 @@ def proximal_argmin(
     Source: Q. Bertrand et al., "Implicit differentiation of lasso-type models", ICML 2020, section 3; M. Blondel et
     al., "Efficient and modular implicit differentiation", NeurIPS 2022, section 2.2.
     """
-    require_callable("proximal_argmin", objective=objective, proximal=proximal, solver=solver or anderson)
-    require_positive("proximal_argmin", step_size=step_size)
-    slope = Gradient("proximal_argmin", objective)
-
-    def step(x: PyTree, *params: Any) -> PyTree:
-        return proximal(
-            pytree.tree_map(lambda x, g: x - step_size * g, x, slope(x, *params)),
-            step_size,
-            *params,
-        )
-
-    found = anderson() if solver is None else solver
-
-    def solve(step: Callable[..., PyTree], x0: PyTree, *params: Any) -> PyTree:
-        # Solvers combine points; one more step sets zeros and bounds exactly.
-        return step(found(step, x0, *params), *params)
-
-    return fixed_point(
-        step,
-        solve,
-        linear_solver=linear_solver,
-        tol=tol,
-        max_iterations=max_iterations,
-        residual_tol=residual_tol,
-        has_aux=has_aux,
-        check=check,
-        throw=throw,
-        correct=correct,
-    )
+    require_callable("proximal_argmin", proximal=proximal)
+    settings = Settings(linear_solver, tol, max_iterations, residual_tol, has_aux, check, throw, correct)
+    return _by_proximal_steps("proximal_argmin", objective, proximal, solver, step_size, settings)
 
 
 def projected_argmin(
@@ -236,18 +201,35 @@ def projected_argmin(
 
     Source: M. Blondel et al., "Efficient and modular implicit differentiation", NeurIPS 2022, equation 9.
     """
-    require_callable("projected_argmin", objective=objective, projection=projection)
-    return proximal_argmin(
-        objective,
-        lambda x, _, *params: projection(x, *params),
-        solver,
-        step_size=step_size,
-        linear_solver=linear_solver,
-        tol=tol,
-        max_iterations=max_iterations,
-        residual_tol=residual_tol,
-        has_aux=has_aux,
-        check=check,
-        throw=throw,
-        correct=correct,
-    )
+    require_callable("projected_argmin", projection=projection)
+    settings = Settings(linear_solver, tol, max_iterations, residual_tol, has_aux, check, throw, correct)
+    project = lambda x, _, *params: projection(x, *params)  # noqa: E731 - the step size does not matter
+    return _by_proximal_steps("projected_argmin", objective, project, solver, step_size, settings)
+
+
+def _by_proximal_steps(
+    caller: str,
+    objective: Callable[..., Any],
+    proximal: Callable[..., Any],
+    solver: Callable[..., Any] | None,
+    step_size: float,
+    settings: Settings,
+) -> Callable[..., Any]:
+    """Return the fixed point of proximal gradient steps as a function of the parameters."""
+    found = anderson() if solver is None else solver
+    require_callable(caller, objective=objective, solver=found)
+    require_number(caller, "step_size", step_size, positive=True)
+    slope = Gradient(caller, objective)
+
+    def step(x: PyTree, *params: Any) -> PyTree:
+        return proximal(
+            pytree.tree_map(lambda x, g: x - step_size * g, x, slope(x, *params)),
+            step_size,
+            *params,
+        )
+
+    def solve(step: Callable[..., PyTree], x0: PyTree, *params: Any) -> PyTree:
+        # Solvers combine points; one more step sets zeros and bounds exactly.
+        return step(found(step, x0, *params), *params)
+
+    return implicit_function(caller, step, solve, distance_of_step, settings)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_int
+from hodiff.common.options import require_bool, require_int
 from hodiff.common.trees import PyTree
 from hodiff.implicit.diagnostics import Reporter, rounding
 from hodiff.implicit.implicit_function import solve
@@ -53,6 +53,7 @@ def newton(
     """
     require_positive("newton", tol=tol)
     require_int("newton", "max_iterations", max_iterations, 1)
+    require_bool("newton", "symmetric", symmetric)
     options = linear_options(
         "newton", "linear_solver", linear_solver, symmetric, None, None, Reporter("newton", False, False)
     )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import trange
 
-from hodiff.common.options import require_callable, require_choice, require_int
+from hodiff.common.options import require_bool, require_callable, require_choice, require_int, require_number
 from hodiff.common.trees import PyTree
 from hodiff.derivatives import hessian_matrix, hvp, jacobian
 from hodiff.implicit.solver_call import Ravel
@@ -50,6 +50,8 @@ def torch_optimizer(
     """
     require_callable("torch_optimizer", optimizer=optimizer)
     require_int("torch_optimizer", "steps", steps, 1)
+    require_number("torch_optimizer", "tol", tol, nonnegative=True)
+    require_bool("torch_optimizer", "progress", progress)
 
     def run(objective: Callable[..., Tensor], x0: PyTree, *params: Any) -> PyTree:
         ravel = Ravel(x0)
@@ -117,6 +119,7 @@ def scipy_root(method: str = "hybr", *, tol: float | None = None, **options: Any
     Source: `scipy.optimize.root`.
     """
     require_choice("scipy_root", "method", method.lower() if isinstance(method, str) else method, sorted(_ROOT_METHODS))
+    require_number("scipy_root", "tol", tol, nonnegative=True, optional=True)
 
     def run(residual: Callable[..., PyTree], x0: PyTree, *params: Any) -> PyTree:
         point = _Point(x0)
@@ -172,6 +175,7 @@ def scipy_minimize(
     """
     name = method.lower() if isinstance(method, str) else method
     require_choice("scipy_minimize", "method", name, sorted(_MINIMIZE_METHODS))
+    require_number("scipy_minimize", "tol", tol, nonnegative=True, optional=True)
 
     def run(objective: Callable[..., Tensor], x0: PyTree, *params: Any) -> PyTree:
         point = _Point(x0)

@@ -214,6 +214,8 @@ class ANIL(MAML):
             check_finite=check_finite,
             first_order=first_order,
         )
+        if head is not None and not isinstance(head, (str, Sequence)):
+            raise InputError(f"ANIL: head: expected a name, names or None, got {describe(head)}.")
         if head is None:
             head = self.names[-1].rpartition(".")[0]
         heads = [head] if isinstance(head, str) else list(head)

@@ -141,7 +141,7 @@ def _comparison() -> Callable[[Any, Any], bool]:
 
 def require_dims(function: str, x: Tensor, dim: Any) -> tuple[int, ...]:
     """Return dimensions as sorted non-negative ints; raise if any is not an int, out of range or repeated."""
-    given = (dim,) if isinstance(dim, int) else tuple(dim)
+    given = tuple(dim) if hasattr(dim, "__iter__") else (dim,)
     rank = max(x.dim(), 1)
     for each in given:
         if not is_int(each) or not -rank <= each < rank:

@@ -227,18 +227,11 @@ def lagrangian_hessian(
     Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., equation 12.33 (with the other sign of λ).
     """
     require_callable("sparse.lagrangian_hessian", objective=objective, constraints=constraints)
-    return hessian(
-        _Lagrangian(objective, constraints),
-        pattern=pattern,
-        coloring=coloring,
-        method=method,
-        format=format,
-        check=check,
-        compile=compile,
-        route=route,
-        chunk_size=chunk_size,
-        correct=correct,
+    options = _Options(
+        "sparse.lagrangian_hessian", pattern, coloring, method, format, check, compile, route, chunk_size, correct
     )
+    evaluate = _evaluation(_Lagrangian(objective, constraints), 0, options)
+    return outside_graphs(lambda *args, **kwargs: evaluate(args, kwargs)[1])
 
 
 class _Lagrangian:

@@ -151,7 +151,7 @@ def nystrom_preconditioner(
     if rank > view.n:
         raise InputError(f"nystrom_preconditioner: rank: expected at most n = {view.n}, got {rank}.")
     require_amount("nystrom_preconditioner", "damping", damping, positive=True)
-    probes = draw(view, "gaussian", rank, generator_or_default(generator))
+    probes = draw(view, "gaussian", rank, generator_or_default("nystrom_preconditioner", generator))
     probes = torch.linalg.qr(precise(probes))[0].to(view.dtype)
     with view.counting(rank, progress):
         image = precise(view.matmat(probes))

@@ -265,6 +265,7 @@ def gradient_hook(control: Callable[..., Tensor], *args: Any, **kwargs: Any) -> 
         >>> x.grad
         tensor([0.7071, 0.7071])
     """
+    require_callable("gradient_hook", control=control)
 
     def hook(gradient: Tensor) -> Tensor:
         differentiable = torch.is_grad_enabled()

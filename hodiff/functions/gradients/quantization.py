@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_int
+from hodiff.common.options import require_bool, require_int
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.gradients.straight_through import straight_through
@@ -229,6 +229,7 @@ def quantize_ste(
     2020, equations 1 to 3; for the offset, Y. Bhalgat et al., "LSQ+", 2020, section 3.2.
     """
     require_floating("quantize_ste", x=x)
+    require_bool("quantize_ste", "symmetric", symmetric)
     lowest, highest = _integers(bits, symmetric)
     if scale is not None:
         if low is not None or high is not None:

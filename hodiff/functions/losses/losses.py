@@ -103,6 +103,7 @@ def cross_entropy(
     et al., "Rethinking the Inception architecture for computer vision", 2016, section 7.
     """
     classes = _require_classification(input, target, weight, reduction, label_smoothing, chunk_size)
+    require_int("cross_entropy", "ignore_index", ignore_index)
     if torch.is_autocast_enabled(input.device.type) and input.dtype in (torch.float16, torch.bfloat16):
         input = input.float()  # as torch does
         target = target.to(input.dtype) if target.is_floating_point() else target

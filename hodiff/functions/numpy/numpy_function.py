@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_callable, require_choice, require_int
+from hodiff.common.options import require_bool, require_callable, require_choice, require_int, require_number
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.numpy.nodes import (
@@ -88,6 +88,8 @@ def numpy_function(
     given = {"vjp": vjp, "jvp": jvp, **{f"derivatives[{i}]": each for i, each in enumerate(derivatives)}}
     require_callable("numpy_function", f=f, **{name: each for name, each in given.items() if each is not None})
     require_choice("numpy_function", "rules", rules, ("numpy", "torch"))
+    require_bool("numpy_function", "elementwise", elementwise)
+    require_number("numpy_function", "tolerance", tolerance, nonnegative=True)
     if difference_order is None:
         difference_order = 0 if vjp or jvp or derivatives else 1
     require_int("numpy_function", "difference_order", difference_order, 0)

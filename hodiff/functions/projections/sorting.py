@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_bool
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
@@ -138,7 +139,7 @@ def soft_rank(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, de
     Source: M. Blondel, O. Teboul, Q. Berthet & J. Djolonga, "Fast differentiable sorting and ranking", 2020,
     equation 6 and propositions 3 and 4.
     """
-    dim = _checked("soft_rank", x, temperature, dim)
+    dim = _checked("soft_rank", x, temperature, dim, descending)
     z = (-x if descending else x).movedim(dim, -1) / temperature
     z, order = z.sort(dim=-1, descending=True)
     ranks = _project(z, _descending_ranks(z))
@@ -180,7 +181,7 @@ def soft_sort(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, de
     Source: M. Blondel, O. Teboul, Q. Berthet & J. Djolonga, "Fast differentiable sorting and ranking", 2020,
     equation 5 and propositions 3 and 4.
     """
-    dim = _checked("soft_sort", x, temperature, dim)
+    dim = _checked("soft_sort", x, temperature, dim, descending)
     w = (x if descending else -x).movedim(dim, -1).sort(dim=-1, descending=True).values
     s = _project(_descending_ranks(w) / temperature, w)
     return (s if descending else -s).movedim(-1, dim)
@@ -207,9 +208,10 @@ def _descending_ranks(x: Tensor) -> Tensor:
     return torch.arange(size, 0, -1, dtype=x.dtype, device=x.device).expand(x.shape)
 
 
-def _checked(function: str, x: Tensor, temperature: Any, dim: Any) -> int:
+def _checked(function: str, x: Tensor, temperature: Any, dim: Any, descending: Any) -> int:
     require_floating(function, x=x)
     require_positive_or_floating(function, "temperature", temperature)
+    require_bool(function, "descending", descending)
     if x.dim() == 0:
         raise InputError(f"{function}: x: expected at least one dimension, got a number; x.unsqueeze(0) adds one.")
     dims = require_dims(function, x, dim)

@@ -203,8 +203,7 @@ class InverseOperator(LinearOperator):
         last_report: The result of `solve` for the last product, with iterations and residuals; None before the first.
 
     Raises:
-        InputError: If A is not an operator or not square, or the method is unknown; on first use, if an option does
-            not fit the method.
+        InputError: If A is not an operator or not square, or an option is invalid or does not fit the method.
         ConvergenceError: On use, if the tolerance is missed and `throw` is set.
 
     Example:

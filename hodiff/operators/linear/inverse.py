@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hodiff.common.options import require_choice
 from hodiff.errors import InputError
-from hodiff.estimators.systems.solve import METHODS, Solution, solve
+from hodiff.estimators.systems.solve import METHODS, Solution, require_options, solve
 
 RECTANGULAR = "lsmr"
 FACTORED = "dense"
@@ -26,6 +26,7 @@ class Solutions:
                 f"InverseOperator: A: expected a square operator for method={method!r}, got {operator}; use "
                 f"method={RECTANGULAR!r} for least squares, or (A.T @ A).inverse()."
             )
+        require_options("InverseOperator", method, m == n, **options)
         self.last_report: Solution | None = None
         self._operator = operator
         self._method = method
