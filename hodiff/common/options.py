@@ -111,6 +111,8 @@ def require_choice(
 ) -> None:
     """Raise unless the value is one of the choices, or None if it is optional."""
     known = tuple(choices)
+    if isinstance(value, str) and value in known:  # quick
+        return
     # Arrays compare element by element, and 1 equals True.
     switches = bool, np.bool_
     comparable = [each for each in known if isinstance(each, switches) == isinstance(value, switches)]
