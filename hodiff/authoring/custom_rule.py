@@ -14,6 +14,7 @@ from hodiff.authoring.closures import captured_constants, recorded
 from hodiff.authoring.custom_function import RuleCall, apply
 from hodiff.authoring.rule_trees import TreeLayout, flatten, plain_tensors
 from hodiff.authoring.signatures import Signature
+from hodiff.common.options import require_callable
 from hodiff.common.overriding import overridable_in_trees
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import names_tensors
@@ -26,8 +27,7 @@ class CustomRule(ABC):
     """A function with a custom derivative rule."""
 
     def __init__(self, f: Callable[..., Any], nondiff_argnums: int | Sequence[int], decorator: str, definer: str):
-        if not callable(f):
-            raise InputError(f"{decorator}: f: expected a function, got {type(f).__name__}.")
+        require_callable(decorator, f=f)
         update_wrapper(self, f)
         without_compilation(self)
         self.__name__ = getattr(f, "__name__", type(f).__name__)
@@ -77,10 +77,7 @@ class CustomRule(ABC):
 
     def _define(self, symbolic_zeros: bool, *functions: Any) -> None:
         for each in functions:
-            if not callable(each):
-                raise InputError(
-                    f"{self.decorator}: {self.__name__}.{self.definer}: expected a function, got {type(each).__name__}."
-                )
+            require_callable(self.decorator, **{f"{self.__name__}.{self.definer}": each})
         self._outer = [each for each in (self.f, *functions) if names_tensors(each)]
         self.symbolic_zeros = symbolic_zeros
         self.ready = True

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from hodiff.authoring.closures import recorded, refuse_captured_by
 from hodiff.authoring.signatures import parameter_count, parameter_names
+from hodiff.common.options import require_callable
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.recompute.reachable import names_tensors
@@ -68,6 +69,7 @@ def elementwise(
 
     Source: A. Griewank & A. Walther, Evaluating Derivatives, 2nd ed. (2008), table 2.3.
     """
+    require_callable("elementwise", f=f)
     title = name or getattr(f, "__name__", "elementwise").replace("<lambda>", "elementwise")
     partials = _Partials(title, f, derivative)
     Function = _function(title, f, partials)

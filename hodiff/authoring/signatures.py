@@ -97,7 +97,7 @@ def _signature(f: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _argnums(argnums: int | Sequence[int], decorator: str) -> tuple[int, ...]:
-    given = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    given = tuple(argnums) if hasattr(argnums, "__iter__") else (argnums,)
     for each in given:
         if not is_int(each) or each < 0:
             raise InputError(f"{decorator}: nondiff_argnums: expected non-negative ints, got {argnums!r}.")

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from hodiff.common.options import is_int
 from hodiff.common.trees import has_strides
-from hodiff.errors import InputError
 from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
 
 # Bytes that the intermediate results of one group of directions may take under chunk_size="auto". On a CPU a group
@@ -47,15 +46,6 @@ class ByteCount(EagerDispatchMode):
 def _bytes(x: Tensor) -> int:
     # Dynamo, which traces with tensors of its own under this mode, has no `nbytes` for them.
     return x.numel() * x.element_size()
-
-
-def require_chunk_size(caller: str, argument: str, value: Any) -> None:
-    """Raise unless the value is a positive int, "auto" or None."""
-    if value is None or (isinstance(value, str) and value == "auto") or (is_int(value) and value >= 1):
-        return
-    raise InputError(
-        f"{caller}: {argument} must be a positive int, 'auto', or None for all directions at once, got {value!r}."
-    )
 
 
 def resolve_chunk_size(chunk_size: int | str | None, directions: int, bytes_each: int, device: torch.device) -> int:

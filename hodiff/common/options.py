@@ -94,10 +94,10 @@ def require_amount(caller: str, argument: str, value: Any, *, positive: bool = F
     require_number(caller, argument, value, positive=positive, nonnegative=not positive, finite=True)
 
 
-def require_bool(caller: str, argument: str, value: Any, *, remedy: str = "") -> None:
-    """Raise unless the value is True or False."""
-    if not isinstance(value, BOOLS):
-        _refuse(caller, argument, value, "True or False", remedy=remedy)
+def require_bool(caller: str, argument: str, value: Any, *, optional: bool = False, remedy: str = "") -> None:
+    """Raise unless the value is True or False, or None if it is optional."""
+    if not isinstance(value, BOOLS) and not (optional and value is None):
+        _refuse(caller, argument, value, "True or False", optional, remedy)
 
 
 def require_bools(caller: str, **switches: Any) -> None:
@@ -106,20 +106,35 @@ def require_bools(caller: str, **switches: Any) -> None:
         require_bool(caller, argument, each)
 
 
-def require_choice(caller: str, argument: str, value: Any, choices: Iterable[Any], *, optional: bool = False) -> None:
-    """Raise unless the value is one of the choices."""
+def require_choice(
+    caller: str, argument: str, value: Any, choices: Iterable[Any], *, optional: bool = False, remedy: str = ""
+) -> None:
+    """Raise unless the value is one of the choices, or None if it is optional."""
     known = tuple(choices)
+    if isinstance(value, str) and value in known:  # quick
+        return
     # Arrays compare element by element, and 1 equals True.
     switches = bool, np.bool_
     comparable = [each for each in known if isinstance(each, switches) == isinstance(value, switches)]
     if (isinstance(value, (Tensor, np.ndarray)) or value not in comparable) and not (optional and value is None):
-        _refuse(caller, argument, value, f"one of {', '.join(map(repr, known))}", optional)
+        _refuse(caller, argument, value, f"one of {', '.join(map(repr, known))}", optional, remedy)
 
 
-def require_generator(caller: str, argument: str, value: Any) -> None:
-    """Raise unless the value is a torch.Generator or None."""
+def require_generator(caller: str, argument: str, value: Any, *, device: torch.device | None = None) -> None:
+    """Raise unless the value is None or a torch.Generator, of the given kind of device if there is one."""
     if value is not None and not isinstance(value, torch.Generator):
         _refuse(caller, argument, value, "a torch.Generator", True, "pass torch.Generator().manual_seed(0)")
+    if value is not None and device is not None and value.device.type != device.type:
+        raise InputError(
+            f"{caller}: {argument}: expected one on {device}, got one on {value.device}; pass torch.Generator(device)."
+        )
+
+
+def require_chunk_size(caller: str, argument: str, value: Any) -> None:
+    """Raise unless the value is a positive int, "auto" or None."""
+    if value is None or (isinstance(value, str) and value == "auto") or (is_int(value) and value >= 1):
+        return
+    _refuse(caller, argument, value, "a positive int, 'auto', or None for all at once")
 
 
 def require_callable(caller: str, **functions: Any) -> None:

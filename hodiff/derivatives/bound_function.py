@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.common.complex_numbers import as_complex, as_real
 from hodiff.common.module_state import at_another_point
-from hodiff.common.options import is_int, require_bool
+from hodiff.common.options import is_int, require_bool, require_callable
 from hodiff.common.overriding import offered_in_trees
 from hodiff.common.trees import (
     PyTree,
@@ -104,7 +104,7 @@ class BoundFunction:
         for leaf in pytree.tree_leaves(result[1]):
             if not isinstance(leaf, Tensor) or stands_for_tensor(leaf):
                 raise InputError(
-                    f"{self.caller}: aux must be a pytree of tensors, got {describe(leaf)} in it; "
+                    f"{self.caller}: aux: expected a pytree of tensors, got {describe(leaf)} in it; "
                     "return torch.tensor(...) of it."
                 )
         return result
@@ -120,7 +120,7 @@ class BoundFunction:
             advice = "pass has_aux=True if it returns (value, aux)" if self.offers_aux else "return the value alone"
             hint = f"; {advice}" if isinstance(value, tuple) else ""
             raise InputError(
-                f"{self.caller}: the function must return a scalar tensor, got {type(value).__name__}{hint}."
+                f"{self.caller}: expected a function that returns a scalar tensor, got {type(value).__name__}{hint}."
             )
         if value.shape != () or not value.is_floating_point():
             remedy = (
@@ -129,7 +129,7 @@ class BoundFunction:
                 else "reduce it with .sum() or .mean(), pick one component, or use hodiff.jacobian"
             )
             raise InputError(
-                f"{self.caller}: the function must return one real number, a tensor of shape (), "
+                f"{self.caller}: expected a function that returns one real number, a tensor of shape (), "
                 f"got {describe(value)}; {remedy}."
             )
         return value
@@ -204,8 +204,7 @@ def bind(
     Raises:
         InputError: If `f` is not callable, `argnums` does not fit, or a leaf cannot be differentiated.
     """
-    if not callable(f):
-        raise InputError(f"{caller}: f must be callable, got {describe(f)}.")
+    require_callable(caller, f=f)
     require_bool(caller, "has_aux", has_aux is not None and has_aux)
     require_bool(caller, "correct", correct)
     positions = require_argnums(caller, argnums)
@@ -217,7 +216,7 @@ def bind(
             )
     positions = tuple(position % len(args) for position in positions)
     if not positions or len(set(positions)) != len(positions):
-        raise InputError(f"{caller}: argnums must name each argument once and at least one, got {argnums!r}.")
+        raise InputError(f"{caller}: argnums: expected each argument once and at least one, got {argnums!r}.")
     also = {"complex_too": complex_too, "jagged_too": jagged_too}
     flat = [flatten_primals(args[position], caller, name or f"argument {position}", **also) for position in positions]
     leaves = [recordable(leaf) for found, _ in flat for leaf in found]

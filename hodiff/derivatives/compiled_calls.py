@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from hodiff.common.options import require_bools, require_callable
 from hodiff.common.ordinary import ordinary
-from hodiff.common.trees import PyTree, describe
+from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import at_the_boundary, bind
 from hodiff.derivatives.capture.trace import drop_unused, take_conditions, trace
 from hodiff.derivatives.compilation import Arguments, agree, compile_graph, warn_of_failure
@@ -161,8 +162,8 @@ def compile_gradient(f: Callable[..., Any], *, value: bool = False, correct: boo
 
     Source: A. Griewank & A. Walther, *Evaluating Derivatives*, 2nd ed., section 3.2.
     """
-    if not callable(f):
-        raise InputError(f"compile_gradient: f must be callable, got {describe(f)}.")
+    require_callable("compile_gradient", f=f)
+    require_bools("compile_gradient", value=value, correct=correct)
     calls = CompiledCalls("compile_gradient", "the gradient")
 
     @functools.wraps(f, assigned=("__module__", "__doc__"), updated=())

@@ -8,15 +8,13 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor
 
-from hodiff.common.chunks import require_chunk_size
-from hodiff.common.options import require_bool
+from hodiff.common.options import require_bool, require_choice, require_chunk_size
 from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
 from hodiff.derivatives.hessian_blocks import hessian_blocks
 from hodiff.derivatives.hessian_rows import LinearizedHessian
-from hodiff.derivatives.route_choice import follow, validate_route
-from hodiff.errors import InputError
+from hodiff.derivatives.route_choice import follow, require_route
 
 
 def hessian(
@@ -173,16 +171,15 @@ def validate_options(
 ) -> None:
     """Raise if an option of a dense derivative is invalid."""
     require_argnums(caller, argnums)
-    validate_route(route, caller)
+    require_route(caller, route)
     require_chunk_size(caller, "chunk_size", chunk_size)
     require_bool(caller, "progress", progress)
-    if randomness not in ("error", "same"):
-        shared = (
-            "'same' is what operators call 'fixed'"
-            if randomness == "fixed"
-            else ("with a draw of its own for each direction the rows would belong to different functions")
-        )
-        raise InputError(f"{caller}: randomness must be 'error' or 'same', got {randomness!r}; {shared}.")
+    remedy = (
+        "'same' is what operators call 'fixed'"
+        if isinstance(randomness, str) and randomness == "fixed"
+        else "with a draw of its own for each direction the rows would belong to different functions"
+    )
+    require_choice(caller, "randomness", randomness, ("error", "same"), remedy=remedy)
 
 
 def hessian_diagonal(

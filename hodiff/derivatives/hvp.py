@@ -11,7 +11,7 @@ from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import at_the_boundary, bind
 from hodiff.derivatives.products_by_route import PRODUCTS, Leaves
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.derivatives.route_choice import follow, validate_route
+from hodiff.derivatives.route_choice import follow, require_route
 from hodiff.derivatives.steady import leaving_no_trace
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
@@ -73,7 +73,7 @@ def hvp(
 
     Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
     """
-    validate_route(route, "hvp")
+    require_route("hvp", route)
     function = bind("hvp", f, (x, *args), name="x", has_aux=has_aux, correct=correct, complex_too=True, jagged_too=True)
     primals = function.leaves
     tangents = function.tangents(v)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
+from hodiff.common.options import require_choice
 from hodiff.derivatives.origin import function_at_fault, raised_by_user
 from hodiff.errors import HodiffError, HodiffWarning, InputError, RouteError
 from hodiff.recompute.cut_graphs import UnrecordedGradientError
@@ -18,11 +19,9 @@ from hodiff.torch_internals.wording import EAGER_STANCE, UNAVAILABLE, Wording, s
 T = TypeVar("T")
 
 
-def validate_route(route: str, caller: str) -> None:
-    """Raise if a route's name is unknown."""
-    if route not in ("auto", *ROUTES):
-        known = ", ".join(repr(name) for name in ("auto", *ROUTES))
-        raise InputError(f"{caller}: unknown route {route!r}; expected one of {known}.")
+def require_route(caller: str, route: Any) -> None:
+    """Raise unless the value is "auto" or the name of a route."""
+    require_choice(caller, "route", route, ("auto", *ROUTES))
 
 
 # Errors for missing derivatives for which torch's message lacks the remedy.

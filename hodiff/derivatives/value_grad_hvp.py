@@ -21,7 +21,7 @@ from hodiff.derivatives.products_by_route import (
     push_unit_vectors,
 )
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.derivatives.route_choice import follow, validate_route
+from hodiff.derivatives.route_choice import follow, require_route
 from hodiff.derivatives.steady import leaving_no_trace
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
@@ -173,7 +173,7 @@ def _evaluate(
     has_aux: bool,
     correct: bool,
 ) -> tuple[Any, ...]:
-    validate_route(route, caller)
+    require_route(caller, route)
     function = bind(
         caller, f, (x, *args), name="x", has_aux=has_aux, correct=correct, complex_too=True, jagged_too=True
     )

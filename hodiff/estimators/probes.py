@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_generator
 from hodiff.estimators.view import View
 
 
@@ -42,6 +43,7 @@ def draw(view: View, kind: str, count: int, generator: torch.Generator) -> Tenso
     return block
 
 
-def generator_or_default(generator: torch.Generator | None) -> torch.Generator:
-    """Return the user's generator, or a new CPU generator with seed 0, so that results repeat."""
+def generator_or_default(caller: str, generator: torch.Generator | None) -> torch.Generator:
+    """Validate and return the user's generator, or a new CPU generator with seed 0, so that results repeat."""
+    require_generator(caller, "generator", generator)
     return torch.Generator().manual_seed(0) if generator is None else generator

@@ -14,8 +14,8 @@ from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
-from hodiff.common.options import require_bool
+from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.common.options import require_bool, require_chunk_size
 from hodiff.common.overriding import is_moving
 from hodiff.common.trees import describe
 from hodiff.errors import InputError

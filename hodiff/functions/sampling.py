@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_bool, require_generator, require_int
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.gradients.straight_through import straight_through
 from hodiff.functions.softmax.softmax import Softmax
 from hodiff.rules.arguments import (
-    broadcasts_to,
+    require_broadcasts_to,
     require_dims,
     require_floating,
-    require_number_or_floating,
+    require_positive_or_floating,
 )
 
 
@@ -61,7 +60,7 @@ def gumbel_softmax(
     section 2.2; C. Maddison, A. Mnih & Y. W. Teh, "The concrete distribution", 2017.
     """
     require_floating("gumbel_softmax", logits=logits)
-    _require_generator("gumbel_softmax", logits, generator)
+    require_generator("gumbel_softmax", "generator", generator, device=logits.device)
     return _perturbed("gumbel_softmax", logits, sample_gumbel(logits, generator), temperature, hard, dim)
 
 
@@ -125,7 +124,7 @@ def sample_gumbel(like: Tensor, generator: torch.Generator | None = None) -> Ten
     Source: E. Jang, S. Gu & B. Poole, "Categorical reparameterization with Gumbel-softmax", 2017, section 2.1.
     """
     require_floating("sample_gumbel", like=like)
-    _require_generator("sample_gumbel", like, generator)
+    require_generator("sample_gumbel", "generator", generator, device=like.device)
     # Draw in single precision at least: a uniform number in half precision is zero too often.
     dtype = torch.promote_types(like.dtype, torch.float32)
     u = torch.rand(like.shape, generator=generator, dtype=dtype, device=like.device)
@@ -135,16 +134,14 @@ def sample_gumbel(like: Tensor, generator: torch.Generator | None = None) -> Ten
 
 
 def _perturbed(name: str, logits: Tensor, noise: Tensor, temperature: Tensor | float, hard: bool, dim: int) -> Tensor:
-    require_number_or_floating(name, temperature=temperature)
-    if not isinstance(temperature, Tensor) and not temperature > 0:
-        raise InputError(f"{name}: temperature: expected a positive number, got {temperature!r}.")
-    if not isinstance(dim, int):
-        raise InputError(f"{name}: dim: expected an int, got {dim!r}.")
+    require_positive_or_floating(name, "temperature", temperature)
+    require_bool(name, "hard", hard)
+    require_int(name, "dim", dim)
     (axis,) = require_dims(name, logits, dim)
     if logits.dim() == 0:
         raise InputError(f"{name}: logits: expected at least one dimension, got a tensor of shape ().")
-    if isinstance(temperature, Tensor):
-        _require_one_along(name, temperature, logits, axis)
+    samples = [1 if k == axis else size for k, size in enumerate(logits.shape)]
+    require_broadcasts_to(name, "temperature", temperature, samples, remedy="pass one for all or for each sample")
     at = axis - logits.dim()
     scaled = (logits + noise) / temperature
     return _straight_through(scaled, at) if hard else Softmax.call(scaled, at)
@@ -156,27 +153,3 @@ def _one_hot(x: Tensor, dim: int) -> Tensor:
 
 
 _straight_through = straight_through(_one_hot, lambda x, dim: Softmax.call(x, dim), name="gumbel_softmax")
-
-
-def _require_one_along(name: str, temperature: Tensor, logits: Tensor, axis: int) -> None:
-    one = [1 if k == axis else size for k, size in enumerate(logits.shape)]
-    if not broadcasts_to(temperature.shape, one):
-        raise InputError(
-            f"{name}: temperature: expected one for all or for each sample, in a shape that broadcasts to "
-            f"{tuple(one)} for logits {tuple(logits.shape)}, got {tuple(temperature.shape)}."
-        )
-
-
-def _require_generator(name: str, logits: Tensor, generator: Any) -> None:
-    if generator is None:
-        return
-    if not isinstance(generator, torch.Generator):
-        raise InputError(
-            f"{name}: generator: expected a torch.Generator, got {type(generator).__name__}; "
-            "torch.Generator().manual_seed(seed) makes one."
-        )
-    if generator.device.type != logits.device.type:
-        raise InputError(
-            f"{name}: generator: expected one on {logits.device}, got one on {generator.device}; "
-            "torch.Generator(device) makes one."
-        )

@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.keyword_options import require_options
-from hodiff.common.options import require_callable
+from hodiff.common.options import require_callable, require_number
 from hodiff.common.trees import PyTree, flatten_primals
-from hodiff.errors import InputError
-from hodiff.implicit.implicit_solution import require_positive
+from hodiff.implicit.implicit_solution import Settings, implicit_function
 from hodiff.implicit.iteration import anderson, newton
-from hodiff.implicit.solutions import fixed_point, root
+from hodiff.implicit.solutions import distance_of_step
 from hodiff.implicit.sparse_matrices import Gradient
 
 
@@ -23,7 +21,14 @@ def equality_argmin(
     objective: Callable[..., Any],
     equality: Callable[..., Any],
     solver: Callable[..., Any] | None = None,
-    **options: Any,
+    *,
+    linear_solver: str | Callable[..., Any] = "auto",
+    tol: float | None = None,
+    max_iterations: int | None = None,
+    residual_tol: float | None = None,
+    check: bool = True,
+    throw: bool = False,
+    correct: bool = True,
 ) -> Callable[..., Any]:
     r"""Make a minimiser under equality constraints, and its multipliers, differentiable functions of the parameters.
 
@@ -40,7 +45,13 @@ def equality_argmin(
             constraints hold. The gradients of the constraints must be independent.
         solver: Solver for roots, which gets the conditions as a residual of the pair `(x, y)`; by default `newton()`,
             which needs one step for a quadratic program.
-        **options: Options of `hodiff.implicit.root`, except `symmetric` and `has_aux`.
+        linear_solver: As for `hodiff.implicit.root`.
+        tol: As for `hodiff.implicit.root`.
+        max_iterations: As for `hodiff.implicit.root`.
+        residual_tol: As for `hodiff.implicit.root`.
+        check: As for `hodiff.implicit.root`.
+        throw: As for `hodiff.implicit.root`.
+        correct: As for `hodiff.implicit.root`.
 
     Returns:
         The function `(x0, *params) -> (x, y)`, differentiable in `params`; see `root`. `y` has the structure of the
@@ -59,11 +70,8 @@ def equality_argmin(
     Source: J. Nocedal & S. Wright, "Numerical optimization", 2nd ed., 2006, equation 18.3; its derivative: B. Amos &
     J. Kolter, "OptNet", 2017, section 3.1.
     """
-    require_callable("equality_argmin", objective=objective, equality=equality)
-    for name in ("symmetric", "has_aux"):
-        if name in options:
-            raise InputError(f"equality_argmin: {name}: expected none, got {options[name]!r}; leave it out.")
-    require_options(equality_argmin, root, options)
+    found = newton(symmetric=True) if solver is None else solver
+    require_callable("equality_argmin", objective=objective, equality=equality, solver=found)
 
     def conditions(point: tuple[PyTree, PyTree], *params: Any) -> tuple[PyTree, PyTree]:
         x, y = point
@@ -71,7 +79,8 @@ def equality_argmin(
         slope = Gradient("equality_argmin", objective)(x, *params)
         return pytree.tree_map(torch.add, slope, pullback(y)[0]), held
 
-    solution = root(conditions, newton(symmetric=True) if solver is None else solver, symmetric=True, **options)
+    settings = Settings(linear_solver, tol, max_iterations, residual_tol, False, check, throw, correct)
+    solution = implicit_function("equality_argmin", conditions, found, lambda f: f, settings, symmetric=True)
 
     def solve(x0: PyTree, *params: Any) -> tuple[PyTree, PyTree]:
         flatten_primals(x0, "equality_argmin", "x0")
@@ -91,7 +100,14 @@ def proximal_argmin(
     solver: Callable[..., Any] | None = None,
     *,
     step_size: float = 1.0,
-    **options: Any,
+    linear_solver: str | Callable[..., Any] = "auto",
+    tol: float | None = None,
+    max_iterations: int | None = None,
+    residual_tol: float | None = None,
+    has_aux: bool = False,
+    check: bool = True,
+    throw: bool = False,
+    correct: bool = True,
 ) -> Callable[..., Any]:
     r"""Make the minimiser of a smooth plus a simple function, $f(x, p) + g(x, p)$, differentiable in the parameters.
 
@@ -106,7 +122,14 @@ def proximal_argmin(
         solver: Solver for fixed points; by default `anderson()`.
         step_size: $t$. The plain iteration converges for $t$ up to $1 / L$, with $L$ the largest eigenvalue of the
             Hessian.
-        **options: Options of `hodiff.implicit.fixed_point`.
+        linear_solver: As for `hodiff.implicit.fixed_point`.
+        tol: As for `hodiff.implicit.fixed_point`.
+        max_iterations: As for `hodiff.implicit.fixed_point`.
+        residual_tol: As for `hodiff.implicit.fixed_point`.
+        has_aux: As for `hodiff.implicit.fixed_point`.
+        check: As for `hodiff.implicit.fixed_point`.
+        throw: As for `hodiff.implicit.fixed_point`.
+        correct: As for `hodiff.implicit.fixed_point`.
 
     Returns:
         The function `(x0, *params) -> x`, differentiable in `params` where the proximal map is; see `root`.
@@ -125,25 +148,9 @@ def proximal_argmin(
     Source: Q. Bertrand et al., "Implicit differentiation of lasso-type models", ICML 2020, section 3; M. Blondel et
     al., "Efficient and modular implicit differentiation", NeurIPS 2022, section 2.2.
     """
-    require_options(proximal_argmin, fixed_point, options)
-    require_callable("proximal_argmin", objective=objective, proximal=proximal, solver=solver or anderson)
-    require_positive("proximal_argmin", step_size=step_size)
-    slope = Gradient("proximal_argmin", objective)
-
-    def step(x: PyTree, *params: Any) -> PyTree:
-        return proximal(
-            pytree.tree_map(lambda x, g: x - step_size * g, x, slope(x, *params)),
-            step_size,
-            *params,
-        )
-
-    found = anderson() if solver is None else solver
-
-    def solve(step: Callable[..., PyTree], x0: PyTree, *params: Any) -> PyTree:
-        # Solvers combine points; one more step sets zeros and bounds exactly.
-        return step(found(step, x0, *params), *params)
-
-    return fixed_point(step, solve, **options)
+    require_callable("proximal_argmin", proximal=proximal)
+    settings = Settings(linear_solver, tol, max_iterations, residual_tol, has_aux, check, throw, correct)
+    return _by_proximal_steps("proximal_argmin", objective, proximal, solver, step_size, settings)
 
 
 def projected_argmin(
@@ -152,7 +159,14 @@ def projected_argmin(
     solver: Callable[..., Any] | None = None,
     *,
     step_size: float = 1.0,
-    **options: Any,
+    linear_solver: str | Callable[..., Any] = "auto",
+    tol: float | None = None,
+    max_iterations: int | None = None,
+    residual_tol: float | None = None,
+    has_aux: bool = False,
+    check: bool = True,
+    throw: bool = False,
+    correct: bool = True,
 ) -> Callable[..., Any]:
     r"""Make a minimiser in a convex set, given by its projection $P$, differentiable in the parameters.
 
@@ -164,7 +178,14 @@ def projected_argmin(
             `hodiff.implicit.project_box_plane` for a box cut by a hyperplane. The set may depend on the parameters.
         solver: As for `proximal_argmin`.
         step_size: As for `proximal_argmin`.
-        **options: As for `proximal_argmin`.
+        linear_solver: As for `proximal_argmin`.
+        tol: As for `proximal_argmin`.
+        max_iterations: As for `proximal_argmin`.
+        residual_tol: As for `proximal_argmin`.
+        has_aux: As for `proximal_argmin`.
+        check: As for `proximal_argmin`.
+        throw: As for `proximal_argmin`.
+        correct: As for `proximal_argmin`.
 
     Returns:
         The function `(x0, *params) -> x`, differentiable in `params` where the projection is; see `root`.
@@ -183,8 +204,35 @@ def projected_argmin(
 
     Source: M. Blondel et al., "Efficient and modular implicit differentiation", NeurIPS 2022, equation 9.
     """
-    require_options(projected_argmin, fixed_point, options)
-    require_callable("projected_argmin", objective=objective, projection=projection)
-    return proximal_argmin(
-        objective, lambda x, _, *params: projection(x, *params), solver, step_size=step_size, **options
-    )
+    require_callable("projected_argmin", projection=projection)
+    settings = Settings(linear_solver, tol, max_iterations, residual_tol, has_aux, check, throw, correct)
+    project = lambda x, _, *params: projection(x, *params)  # noqa: E731 - the step size does not matter
+    return _by_proximal_steps("projected_argmin", objective, project, solver, step_size, settings)
+
+
+def _by_proximal_steps(
+    caller: str,
+    objective: Callable[..., Any],
+    proximal: Callable[..., Any],
+    solver: Callable[..., Any] | None,
+    step_size: float,
+    settings: Settings,
+) -> Callable[..., Any]:
+    """Return the fixed point of proximal gradient steps as a function of the parameters."""
+    found = anderson() if solver is None else solver
+    require_callable(caller, objective=objective, solver=found)
+    require_number(caller, "step_size", step_size, positive=True)
+    slope = Gradient(caller, objective)
+
+    def step(x: PyTree, *params: Any) -> PyTree:
+        return proximal(
+            pytree.tree_map(lambda x, g: x - step_size * g, x, slope(x, *params)),
+            step_size,
+            *params,
+        )
+
+    def solve(step: Callable[..., PyTree], x0: PyTree, *params: Any) -> PyTree:
+        # Solvers combine points; one more step sets zeros and bounds exactly.
+        return step(found(step, x0, *params), *params)
+
+    return implicit_function(caller, step, solve, distance_of_step, settings)

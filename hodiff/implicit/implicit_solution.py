@@ -79,7 +79,7 @@ def implicit_function(
     symmetric: bool = False,
 ) -> Callable[..., Any]:
     """Return the function `(x0, *params) -> x`; `symmetric` is whether the residual's Jacobian is symmetric."""
-    switches = {"has_aux": settings.has_aux, "check": settings.check}
+    switches = {"has_aux": settings.has_aux, "check": settings.check, "symmetric": symmetric}
     require_bools(caller, **switches, throw=settings.throw, correct=settings.correct)
     report = Reporter(caller, settings.check, settings.throw)
     options = linear_options(

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_bool, require_int
 from hodiff.common.trees import PyTree
 from hodiff.implicit.diagnostics import Reporter, rounding
 from hodiff.implicit.implicit_function import solve
@@ -50,7 +51,9 @@ def newton(
 
     Source: J. Nocedal & S. Wright, "Numerical optimization", 2nd ed., 2006, algorithm 11.4.
     """
-    require_positive("newton", tol=tol, max_iterations=max_iterations)
+    require_positive("newton", tol=tol)
+    require_int("newton", "max_iterations", max_iterations, 1)
+    require_bool("newton", "symmetric", symmetric)
     options = linear_options(
         "newton", "linear_solver", linear_solver, symmetric, None, None, Reporter("newton", False, False)
     )
@@ -102,7 +105,8 @@ def picard(*, tol: float | None = None, max_iterations: int = 1000, damping: flo
 
     Source: E. Picard, "Mémoire sur la théorie des équations aux dérivées partielles", 1890, chapter V.
     """
-    require_positive("picard", tol=tol, max_iterations=max_iterations, damping=damping)
+    require_positive("picard", tol=tol, damping=damping)
+    require_int("picard", "max_iterations", max_iterations, 1)
     return _iterate(tol, max_iterations, lambda: lambda x, f: x + damping * f)
 
 
@@ -135,7 +139,9 @@ def anderson(
     Source: H. Walker & P. Ni, "Anderson acceleration for fixed-point iterations", SIAM J. Numer. Anal. 49 (2011),
     equation 2.2.
     """
-    require_positive("anderson", tol=tol, max_iterations=max_iterations, memory=memory, damping=damping)
+    require_positive("anderson", tol=tol, damping=damping)
+    require_int("anderson", "max_iterations", max_iterations, 1)
+    require_int("anderson", "memory", memory, 1)
 
     def updates() -> Callable[[Tensor, Tensor], Tensor]:
         points: list[Tensor] = []

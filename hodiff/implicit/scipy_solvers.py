@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from tqdm.auto import trange
 
-from hodiff.common.options import require_callable
+from hodiff.common.options import require_bool, require_callable, require_choice, require_int, require_number
 from hodiff.common.trees import PyTree
 from hodiff.derivatives import hessian_matrix, hvp, jacobian
-from hodiff.errors import InputError
-from hodiff.implicit.implicit_solution import require_positive
 from hodiff.implicit.solver_call import Ravel
 from hodiff.implicit.sparse_matrices import Gradient
 
@@ -51,7 +49,9 @@ def torch_optimizer(
         tensor([1., 2.])
     """
     require_callable("torch_optimizer", optimizer=optimizer)
-    require_positive("torch_optimizer", steps=steps)
+    require_int("torch_optimizer", "steps", steps, 1)
+    require_number("torch_optimizer", "tol", tol, nonnegative=True)
+    require_bool("torch_optimizer", "progress", progress)
 
     def run(objective: Callable[..., Tensor], x0: PyTree, *params: Any) -> PyTree:
         ravel = Ravel(x0)
@@ -118,7 +118,8 @@ def scipy_root(method: str = "hybr", *, tol: float | None = None, **options: Any
 
     Source: `scipy.optimize.root`.
     """
-    _require_method("scipy_root", method, _ROOT_METHODS)
+    require_choice("scipy_root", "method", method.lower() if isinstance(method, str) else method, sorted(_ROOT_METHODS))
+    require_number("scipy_root", "tol", tol, nonnegative=True, optional=True)
 
     def run(residual: Callable[..., PyTree], x0: PyTree, *params: Any) -> PyTree:
         point = _Point(x0)
@@ -172,8 +173,9 @@ def scipy_minimize(
 
     Source: `scipy.optimize.minimize`.
     """
-    _require_method("scipy_minimize", method, _MINIMIZE_METHODS)
-    name = method.lower()
+    name = method.lower() if isinstance(method, str) else method
+    require_choice("scipy_minimize", "method", name, sorted(_MINIMIZE_METHODS))
+    require_number("scipy_minimize", "tol", tol, nonnegative=True, optional=True)
 
     def run(objective: Callable[..., Tensor], x0: PyTree, *params: Any) -> PyTree:
         point = _Point(x0)
@@ -229,8 +231,3 @@ def _quietly(solve: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call without NumPy's warnings about failed steps; the final residual decides."""
     with np.errstate(all="ignore"):
         return solve(*args, **kwargs)
-
-
-def _require_method(caller: str, method: Any, known: set[str]) -> None:
-    if not isinstance(method, str) or method.lower() not in known:
-        raise InputError(f"{caller}: method: expected one of {sorted(known)}, got {method!r}.")

@@ -142,10 +142,12 @@ def fixed_point(
     """
     require_callable("fixed_point", step=step, solver=solver)
     settings = Settings(linear_solver, tol, max_iterations, residual_tol, has_aux, check, throw, correct)
-    return implicit_function("fixed_point", step, solver, _distance, settings)
+    return implicit_function("fixed_point", step, solver, distance_of_step, settings)
 
 
-def _distance(step: Callable[..., PyTree]) -> Callable[..., PyTree]:
+def distance_of_step(step: Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """Return the residual of a fixed point, x minus the step from x."""
+
     def residual(x: PyTree, *params: Any) -> PyTree:
         following = step(x, *params)
         Ravel(x).require_same(following, "fixed_point: step: result", "return the structure, shapes and dtypes of x")
@@ -232,6 +234,7 @@ def stationary(solver: Callable[..., Any]) -> Callable[..., Any]:
         >>> argmin(lambda x, p: (x - p) ** 4 / 4 + x * x, stationary(newton()))(torch.zeros(()), torch.tensor(3.0))
         tensor(1.5438)
     """
+    require_callable("stationary", solver=solver)
 
     def solve(objective: Callable[..., Any], x0: PyTree, *params: Any) -> PyTree:
         return solver(Gradient("stationary", objective), x0, *params)

@@ -18,9 +18,9 @@ from hodiff.meta.maml import ANIL as ANIL
 from hodiff.meta.maml import FOMAML as FOMAML
 from hodiff.meta.maml import MAML as MAML
 from hodiff.meta.maml import MetaSGD as MetaSGD
-from hodiff.meta.maml import Reptile as Reptile
 from hodiff.meta.nonfinite import NonFiniteError as NonFiniteError
 from hodiff.meta.optimizer import Optimizer as Optimizer
 from hodiff.meta.optimizer import OptimizerState as OptimizerState
+from hodiff.meta.reptile import Reptile as Reptile
 from hodiff.meta.sgd import SGD as SGD
 from hodiff.meta.sgd import Lion as Lion

@@ -13,7 +13,14 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from hodiff.common.module_state import at_another_point
-from hodiff.common.options import require_amount, require_callable, require_choice, require_int
+from hodiff.common.options import (
+    require_amount,
+    require_callable,
+    require_choice,
+    require_generator,
+    require_int,
+    require_number,
+)
 from hodiff.common.ordinary import ordinary
 from hodiff.common.trees import PyTree, describe, flatten_primals, leaf_label, leaf_names
 from hodiff.corrections import Corrections
@@ -31,7 +38,7 @@ from hodiff.meta.inverse_products import (
     pulled,
 )
 from hodiff.meta.nonfinite import NonFiniteError
-from hodiff.meta.optimizer import Optimizer
+from hodiff.meta.optimizer import Optimizer, require_optimizer
 from hodiff.meta.sgd import SGD
 from hodiff.rules.any_order import outside_graphs
 from hodiff.torch_internals.autograd.transforms import in_transform
@@ -152,7 +159,13 @@ def hypergradient(
     require_callable("hypergradient", outer=outer, inner=inner)
     require_choice("hypergradient", "method", method, METHODS)
     require_int("hypergradient", "iterations", iterations, 1, optional=True)
+    require_number("hypergradient", "tolerance", tolerance, nonnegative=True, optional=True)
     require_amount("hypergradient", "damping", damping)
+    require_number("hypergradient", "step", step, positive=True, optional=True)
+    require_int("hypergradient", "steps", steps, 1)
+    require_generator("hypergradient", "generator", generator)
+    if optimizer is not None:
+        require_optimizer("hypergradient", "optimizer", optimizer)
     if in_transform():
         raise RouteError(
             "hypergradient: returns numbers without a graph, whose derivatives a torch.func transform would lose; call "
@@ -160,7 +173,6 @@ def hypergradient(
         )
     problem = _BilevelProblem(outer, inner, params, hyper)
     if method == "unroll":
-        require_int("hypergradient", "steps", steps, 1)
         return _unrolled(problem, steps, SGD(0.01) if optimizer is None else optimizer)
     make, default_iterations, default_tolerance = INVERSES[method]
     tolerance = default_tolerance if tolerance is None else tolerance

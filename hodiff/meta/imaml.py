@@ -12,10 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
-from typing_extensions import Unpack
 
 from hodiff.authoring.closures import refuse_captured_by
-from hodiff.common.keyword_options import explains, shows
 from hodiff.common.options import require_int, require_number
 from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
@@ -27,7 +25,7 @@ from hodiff.meta.batch_norms import moving_statistics, stacked
 from hodiff.meta.inner_gradients import copied
 from hodiff.meta.inverse_products import solve_tasks
 from hodiff.meta.learner import Batch, MetaLearner, Parameters
-from hodiff.meta.learner_options import LearnerOptions
+from hodiff.meta.optimizer import Optimizer
 from hodiff.recompute.surroundings import Surroundings
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 
@@ -44,7 +42,6 @@ class Minimum:
     around_query: Surroundings
 
 
-@explains(LearnerOptions)
 class IMAML(MetaLearner):
     r"""MAML whose meta-gradient depends on the end of the inner loop, not on its path.
 
@@ -70,7 +67,16 @@ class IMAML(MetaLearner):
         cg_steps: Maximum number of conjugate gradient steps.
         cg_tolerance: Relative residual at which conjugate gradients stop; a `HodiffWarning` reports if it is not
             reached.
-        **options: As for `MAML`.
+        optimizer: Functional optimizer for the inner steps, in place of `SGD(lr)`; see `MAML` for all further options.
+        checkpoint: Recompute inner steps in segments of this length, which saves memory.
+        truncate: Number of last inner steps that are differentiated.
+        clip: Largest norm of a task's inner gradient.
+        route: How inner gradients are differentiated: "auto", "reverse-over-reverse" or "forward-over-reverse".
+        batch_norm: Running statistics of batch norm layers in training mode: "per-task", "shared" or "frozen".
+        chunk_size: Number of tasks that are evaluated together; all by default.
+        generator: Generator that seeds the random numbers of the inner loops.
+        check_finite: Whether to raise if numbers in an inner loop are not finite.
+        first_order: Whether inner gradients count as constants.
 
     Attributes:
         residual: Relative residuals of the last call, one for each task.
@@ -90,7 +96,6 @@ class IMAML(MetaLearner):
     algorithm 2.
     """
 
-    @shows(LearnerOptions)
     def __init__(
         self,
         module: nn.Module,
@@ -101,9 +106,33 @@ class IMAML(MetaLearner):
         strength: float = 2.0,
         cg_steps: int = 20,
         cg_tolerance: float = 1e-3,
-        **options: Unpack[LearnerOptions],
+        optimizer: Optimizer | None = None,
+        checkpoint: int | None = None,
+        truncate: int | None = None,
+        clip: float | Tensor | None = None,
+        route: str = "auto",
+        batch_norm: str = "per-task",
+        chunk_size: int | None = None,
+        generator: torch.Generator | None = None,
+        check_finite: bool = True,
+        first_order: bool = False,
     ):
-        super().__init__(module, loss, lr, steps, **options)
+        super().__init__(
+            module,
+            loss,
+            lr,
+            steps,
+            optimizer=optimizer,
+            checkpoint=checkpoint,
+            truncate=truncate,
+            clip=clip,
+            route=route,
+            batch_norm=batch_norm,
+            chunk_size=chunk_size,
+            generator=generator,
+            check_finite=check_finite,
+            first_order=first_order,
+        )
         require_number("IMAML", "strength", strength, positive=True)
         require_int("IMAML", "cg_steps", cg_steps, 1)
         require_number("IMAML", "cg_tolerance", cg_tolerance, positive=True)

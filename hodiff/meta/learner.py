@@ -12,22 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
-from typing_extensions import Unpack
 
 from hodiff.common.chunks import spans
-from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.module_state import at_another_point, buffers_unwrapped
-from hodiff.common.options import require_callable, require_int
+from hodiff.common.options import require_bools, require_callable, require_choice, require_generator, require_int
 from hodiff.common.randomness import drawn_seed, seeded
 from hodiff.common.trees import describe
 from hodiff.corrections import Corrections
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.errors import InputError
-from hodiff.meta.adaptation import Adaptation, adapt
-from hodiff.meta.batch_norms import average, frozen_norms, joined, moving_statistics, stacked
-from hodiff.meta.inner_gradients import clipped
-from hodiff.meta.learner_options import LearnerOptions
-from hodiff.meta.optimizer import Optimizer, Setting
+from hodiff.meta.adaptation import GRADIENTS, Adaptation, adapt
+from hodiff.meta.batch_norms import POLICIES, average, frozen_norms, joined, moving_statistics, stacked
+from hodiff.meta.inner_gradients import clipped, require_norm
+from hodiff.meta.optimizer import Optimizer, Setting, require_optimizer
 from hodiff.meta.sgd import SGD
 from hodiff.torch_internals.autograd.differentiation import only_reverse_mode
 from hodiff.torch_internals.threads import one_thread_at_a_time
@@ -51,18 +48,36 @@ class MetaLearner(nn.Module):
         names: Names of the adapted parameters.
     """
 
-    @shows(LearnerOptions)
     def __init__(
         self,
         module: nn.Module,
         loss: Callable[[Any, Tensor], Tensor],
         lr: Setting = 0.01,
         steps: int = 1,
-        **options: Unpack[LearnerOptions],
+        *,
+        optimizer: Optimizer | None = None,
+        checkpoint: int | None = None,
+        truncate: int | None = None,
+        clip: float | Tensor | None = None,
+        route: str = "auto",
+        batch_norm: str = "per-task",
+        chunk_size: int | None = None,
+        generator: torch.Generator | None = None,
+        check_finite: bool = True,
+        first_order: bool = False,
     ):
         super().__init__()
         caller = type(self).__name__
-        given = with_defaults(type(self), LearnerOptions, options)
+        if optimizer is not None:
+            require_optimizer(caller, "optimizer", optimizer)
+        require_int(caller, "checkpoint", checkpoint, 1, optional=True)
+        require_int(caller, "truncate", truncate, 0, optional=True)
+        require_norm(caller, "clip", clip)
+        require_choice(caller, "route", route, GRADIENTS)
+        require_choice(caller, "batch_norm", batch_norm, POLICIES)
+        require_int(caller, "chunk_size", chunk_size, 1, optional=True)
+        require_generator(caller, "generator", generator)
+        require_bools(caller, check_finite=check_finite, first_order=first_order)
         if not isinstance(module, nn.Module):
             raise InputError(f"{caller}: module: expected an nn.Module, got {describe(module)}.")
         require_callable(caller, loss=loss)
@@ -73,13 +88,18 @@ class MetaLearner(nn.Module):
         if not self.names:
             raise InputError(f"{caller}: module: expected parameters that require gradients, got none.")
         self.module, self.loss, self.steps = module, loss, steps
-        optimizer = given.pop("optimizer")
         self.inner_optimizer = SGD(lr) if optimizer is None else optimizer
-        self.batch_norm, self.chunk_size = given.pop("batch_norm"), given.pop("chunk_size")
-        if given["clip"] is not None:
-            given["clip"] = partial(_clip_each, given["clip"])
-        # The remaining options are those of `adapt`.
-        self.options = given
+        self.batch_norm, self.chunk_size = batch_norm, chunk_size
+        # Options of `adapt`.
+        self.options: dict[str, Any] = {
+            "checkpoint": checkpoint,
+            "truncate": truncate,
+            "clip": None if clip is None else partial(_clip_each, clip),
+            "route": route,
+            "generator": generator,
+            "check_finite": check_finite,
+            "first_order": first_order,
+        }
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call with the generator's random numbers, in inner loops and in query losses."""

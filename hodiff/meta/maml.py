@@ -1,4 +1,4 @@
-"""Meta-learners: MAML, FOMAML, ANIL and Meta-SGD, which differentiate through the inner loop, and Reptile."""
+"""Meta-learners that differentiate through the inner loop: MAML, FOMAML, ANIL and Meta-SGD."""
 
 from __future__ import annotations
 
@@ -7,67 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
-from hodiff.common.keyword_options import explains, shows
 from hodiff.common.options import require_number
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.meta.learner import Batch, MetaLearner
-from hodiff.meta.learner_options import InnerOptions, LearnerOptions
+from hodiff.meta.learner import MetaLearner
 from hodiff.meta.optimizer import Optimizer, Setting
 from hodiff.meta.sgd import SGD
 
 
-@explains(LearnerOptions)
-class Reptile(MetaLearner):
-    r"""Reptile: the meta-gradient points from the adapted parameters back to the start.
-
-    $$ g = \frac1n \sum_{i=1}^n (\theta - \theta_i'), \qquad
-       \theta_i' = U_i^k(\theta) \text{ held constant} $$
-
-    A call returns $\frac1{2n} \sum_i \lVert \theta - \theta_i' \rVert^2$, whose gradient is g. Tasks are
-    `(support_x, support_y)` with the tasks along the first dimension, or a list of such pairs; further entries of a
-    tuple are ignored.
-
-    Args:
-        module: Any `nn.Module`.
-        loss: `loss(prediction, target)` of one task.
-        lr: Inner learning rate.
-        steps: Number of inner steps; with 1 the meta-gradient is that of joint training.
-        **options: As for `MAML`.
-
-    Raises:
-        InputError: As for `MAML`.
-
-    Example:
-        >>> import torch
-        >>> reptile = Reptile(torch.nn.Linear(1, 1), torch.nn.functional.mse_loss, lr=0.1, steps=3)
-        >>> x = torch.randn(3, 5, 1)
-        >>> reptile((x, 2 * x)).backward()
-        >>> reptile.module.weight.grad.shape
-        torch.Size([1, 1])
-
-    Source: A. Nichol, J. Achiam, J. Schulman, "On first-order meta-learning algorithms", 2018, algorithm 2.
-    """
-
-    def forward(self, tasks: Any) -> Tensor:
-        """Return half the mean squared distance to the adapted parameters."""
-        kept: list[dict[str, Tensor]] = []
-        distances = [self._distances((x, y), kept) for x, y in self.chunks(tasks, parts=2)]
-        self.keep_statistics(kept)
-        return torch.cat(distances).mean()
-
-    def _distances(self, support: Batch, kept: list[dict[str, Tensor]]) -> Tensor:
-        with torch.no_grad():
-            adapted = self.adapt_all(support)
-        kept.append(adapted.buffers)
-        start = self.adapted_parameters()
-        squares = [(start[name] - end.detach()).square().flatten(1).sum(1) for name, end in adapted.params.items()]
-        return torch.stack(squares).sum(0) / 2
-
-
-@explains(LearnerOptions)
 class MAML(MetaLearner):
     r"""Model-agnostic meta-learning.
 
@@ -83,7 +31,20 @@ class MAML(MetaLearner):
         loss: `loss(prediction, target)` of one task, a tensor of shape `()`.
         lr: Inner learning rate $\alpha$, which may be a tensor with gradient.
         steps: Number of inner steps.
-        **options: Options of every meta-learner.
+        optimizer: Functional optimizer for the inner steps, in place of `SGD(lr)`; `MetaSGD` has its own.
+        checkpoint: Recompute inner steps in segments of this length, which saves memory; see `adapt`.
+        truncate: Number of last inner steps that are differentiated; see `adapt`.
+        clip: Largest norm of a task's inner gradient.
+        route: How inner gradients are differentiated: "auto", "reverse-over-reverse" or "forward-over-reverse"; see
+            `adapt`.
+        batch_norm: Running statistics of batch norm layers in training mode: "per-task", each task updates a copy,
+            which is discarded; "shared", the module's statistics become the mean of these copies; "frozen", the layers
+            normalize by their running statistics, as in evaluation mode, and do not update them.
+        chunk_size: Number of tasks that are evaluated together; all by default.
+        generator: Generator that seeds the random numbers of the inner loops, such as dropout's; torch's global state
+            by default.
+        check_finite: Whether to raise if numbers in an inner loop are not finite.
+        first_order: Whether inner gradients count as constants.
 
     Raises:
         InputError: If an argument is invalid; when called, also if the tasks are invalid, or the loss does not depend
@@ -113,7 +74,6 @@ class MAML(MetaLearner):
         return torch.cat(losses).mean()
 
 
-@explains(InnerOptions)
 class FOMAML(MAML):
     r"""First-order MAML: inner gradients count as constants.
 
@@ -124,10 +84,18 @@ class FOMAML(MAML):
         loss: `loss(prediction, target)` of one task.
         lr: Inner learning rate.
         steps: Number of inner steps.
-        **options: As for `MAML`, without `first_order`.
+        optimizer: Functional optimizer for the inner steps, in place of `SGD(lr)`; see `MAML` for all further options.
+        checkpoint: Recompute inner steps in segments of this length, which saves memory.
+        truncate: Number of last inner steps that are differentiated.
+        clip: Largest norm of a task's inner gradient.
+        route: How inner gradients are differentiated: "auto", "reverse-over-reverse" or "forward-over-reverse".
+        batch_norm: Running statistics of batch norm layers in training mode: "per-task", "shared" or "frozen".
+        chunk_size: Number of tasks that are evaluated together; all by default.
+        generator: Generator that seeds the random numbers of the inner loops.
+        check_finite: Whether to raise if numbers in an inner loop are not finite.
 
     Raises:
-        InputError: As for `MAML`, and if `first_order` is passed.
+        InputError: As for `MAML`.
 
     Example:
         >>> import torch
@@ -140,24 +108,41 @@ class FOMAML(MAML):
     Source: C. Finn, P. Abbeel, S. Levine, 2017, section 5.2.
     """
 
-    @shows(InnerOptions)
     def __init__(
         self,
         module: nn.Module,
         loss: Callable[[Any, Tensor], Tensor],
         lr: Setting = 0.01,
         steps: int = 1,
-        **options: Unpack[InnerOptions],
+        *,
+        optimizer: Optimizer | None = None,
+        checkpoint: int | None = None,
+        truncate: int | None = None,
+        clip: float | Tensor | None = None,
+        route: str = "auto",
+        batch_norm: str = "per-task",
+        chunk_size: int | None = None,
+        generator: torch.Generator | None = None,
+        check_finite: bool = True,
     ):
-        if "first_order" in options:
-            raise InputError(
-                "FOMAML: first_order: expected none, as that is what FOMAML is, got "
-                f"{describe(dict(options)['first_order'])}; use MAML(..., first_order=...)."
-            )
-        super().__init__(module, loss, lr, steps, first_order=True, **options)
+        super().__init__(
+            module,
+            loss,
+            lr,
+            steps,
+            optimizer=optimizer,
+            checkpoint=checkpoint,
+            truncate=truncate,
+            clip=clip,
+            route=route,
+            batch_norm=batch_norm,
+            chunk_size=chunk_size,
+            generator=generator,
+            check_finite=check_finite,
+            first_order=True,
+        )
 
 
-@explains(LearnerOptions)
 class ANIL(MAML):
     r"""Almost no inner loop: MAML that adapts only the head, on features that all tasks share.
 
@@ -170,7 +155,16 @@ class ANIL(MAML):
         steps: Number of inner steps.
         head: Name or names of the submodules or parameters to adapt; by default the last submodule that directly owns
             trainable parameters.
-        **options: As for `MAML`.
+        optimizer: Functional optimizer for the inner steps, in place of `SGD(lr)`; see `MAML` for all further options.
+        checkpoint: Recompute inner steps in segments of this length, which saves memory.
+        truncate: Number of last inner steps that are differentiated.
+        clip: Largest norm of a task's inner gradient.
+        route: How inner gradients are differentiated: "auto", "reverse-over-reverse" or "forward-over-reverse".
+        batch_norm: Running statistics of batch norm layers in training mode: "per-task", "shared" or "frozen".
+        chunk_size: Number of tasks that are evaluated together; all by default.
+        generator: Generator that seeds the random numbers of the inner loops.
+        check_finite: Whether to raise if numbers in an inner loop are not finite.
+        first_order: Whether inner gradients count as constants.
 
     Raises:
         InputError: If a name in `head` has no trainable parameter; and as for `MAML`.
@@ -185,7 +179,6 @@ class ANIL(MAML):
     effectiveness of MAML", 2020, section 4.
     """
 
-    @shows(LearnerOptions)
     def __init__(
         self,
         module: nn.Module,
@@ -194,9 +187,35 @@ class ANIL(MAML):
         steps: int = 1,
         *,
         head: str | Sequence[str] | None = None,
-        **options: Unpack[LearnerOptions],
+        optimizer: Optimizer | None = None,
+        checkpoint: int | None = None,
+        truncate: int | None = None,
+        clip: float | Tensor | None = None,
+        route: str = "auto",
+        batch_norm: str = "per-task",
+        chunk_size: int | None = None,
+        generator: torch.Generator | None = None,
+        check_finite: bool = True,
+        first_order: bool = False,
     ):
-        super().__init__(module, loss, lr, steps, **options)
+        super().__init__(
+            module,
+            loss,
+            lr,
+            steps,
+            optimizer=optimizer,
+            checkpoint=checkpoint,
+            truncate=truncate,
+            clip=clip,
+            route=route,
+            batch_norm=batch_norm,
+            chunk_size=chunk_size,
+            generator=generator,
+            check_finite=check_finite,
+            first_order=first_order,
+        )
+        if head is not None and not isinstance(head, (str, Sequence)):
+            raise InputError(f"ANIL: head: expected a name, names or None, got {describe(head)}.")
         if head is None:
             head = self.names[-1].rpartition(".")[0]
         heads = [head] if isinstance(head, str) else list(head)
@@ -216,7 +235,6 @@ class ANIL(MAML):
                 )
 
 
-@explains(LearnerOptions)
 class MetaSGD(MAML):
     r"""MAML with a learned rate for every element of the parameters.
 
@@ -228,7 +246,16 @@ class MetaSGD(MAML):
         loss: `loss(prediction, target)` of one task.
         lr: Initial value of all rates.
         steps: Number of inner steps.
-        **options: As for `MAML`, without `optimizer`.
+        optimizer: None, as the learner has its own; see `MAML` for all further options.
+        checkpoint: Recompute inner steps in segments of this length, which saves memory.
+        truncate: Number of last inner steps that are differentiated.
+        clip: Largest norm of a task's inner gradient.
+        route: How inner gradients are differentiated: "auto", "reverse-over-reverse" or "forward-over-reverse".
+        batch_norm: Running statistics of batch norm layers in training mode: "per-task", "shared" or "frozen".
+        chunk_size: Number of tasks that are evaluated together; all by default.
+        generator: Generator that seeds the random numbers of the inner loops.
+        check_finite: Whether to raise if numbers in an inner loop are not finite.
+        first_order: Whether inner gradients count as constants.
 
     Attributes:
         lr: Rates, parameters with the shapes of `adapted_parameters()`.
@@ -248,22 +275,46 @@ class MetaSGD(MAML):
     algorithm 1.
     """
 
-    @shows(LearnerOptions)
     def __init__(
         self,
         module: nn.Module,
         loss: Callable[[Any, Tensor], Tensor],
         lr: float = 0.01,
         steps: int = 1,
-        **options: Unpack[LearnerOptions],
+        *,
+        optimizer: Optimizer | None = None,
+        checkpoint: int | None = None,
+        truncate: int | None = None,
+        clip: float | Tensor | None = None,
+        route: str = "auto",
+        batch_norm: str = "per-task",
+        chunk_size: int | None = None,
+        generator: torch.Generator | None = None,
+        check_finite: bool = True,
+        first_order: bool = False,
     ):
         require_number("MetaSGD", "lr", lr, remedy="pass what all rates are at the start")
-        if options.get("optimizer") is not None:
+        if optimizer is not None:
             raise InputError(
                 "MetaSGD: optimizer: expected none, as it descends by the rates that it learns, got "
-                f"{describe(options['optimizer'])}; use MAML(..., optimizer=...)."
+                f"{describe(optimizer)}; use MAML(..., optimizer=...)."
             )
-        super().__init__(module, loss, lr, steps, **options)
+        super().__init__(
+            module,
+            loss,
+            lr,
+            steps,
+            optimizer=optimizer,
+            checkpoint=checkpoint,
+            truncate=truncate,
+            clip=clip,
+            route=route,
+            batch_norm=batch_norm,
+            chunk_size=chunk_size,
+            generator=generator,
+            check_finite=check_finite,
+            first_order=first_order,
+        )
         self.lr = nn.ParameterList(torch.full_like(each, lr) for each in self.adapted_parameters().values())
 
     def make_optimizer(self) -> Optimizer:

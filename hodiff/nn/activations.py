@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hodiff.common.options import require_choice, require_number
+from hodiff.common.options import require_bool, require_choice, require_number
 from hodiff.functions.activations.gated import gelu, mish, silu, swish
 from hodiff.functions.activations.rectifiers import clipped_relu, relu, softplus
 from hodiff.functions.logarithms import log_sigmoid
@@ -69,6 +69,7 @@ class ScaledSigmoid(nn.Module):
     def __init__(self, scale: Tensor | float = 1.0, learned: bool = False):
         super().__init__()
         require_number_or_floating("ScaledSigmoid", scale=scale)
+        require_bool("ScaledSigmoid", "learned", learned)
         self.learned = learned
         if learned:
             self.scale = _parameter(scale)
@@ -220,6 +221,7 @@ class Softplus(nn.Module):
     def __init__(self, beta: Tensor | float = 1.0, threshold: float | None = None, learned: bool = False):
         super().__init__()
         require_number_or_floating("Softplus", beta=beta)
+        require_bool("Softplus", "learned", learned)
         self.threshold = threshold
         self.learned = learned
         if learned:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hodiff.common.options import require_number
+from hodiff.common.options import require_bool, require_bools, require_int, require_number
 from hodiff.errors import InputError
 from hodiff.functions.gradients.control import reverse_gradient, scale_gradient
 from hodiff.functions.gradients.quantization import quantize_ste
@@ -39,6 +39,8 @@ class GumbelSoftmax(nn.Module):
     def __init__(self, temperature: float = 1.0, hard: bool = False, dim: int = -1, learnable: bool = False):
         super().__init__()
         require_number("GumbelSoftmax", "temperature", temperature, positive=True)
+        require_bools("GumbelSoftmax", hard=hard, learnable=learnable)
+        require_int("GumbelSoftmax", "dim", dim)
         self.initial_temperature = temperature
         self.hard = hard
         self.dim = dim
@@ -172,6 +174,7 @@ class FakeQuantize(nn.Module):
     ):
         super().__init__()
         quantize_ste(torch.zeros(()), bits, scale=scale, symmetric=symmetric)  # raises on bad arguments
+        require_bool("FakeQuantize", "learnable", learnable)
         self.bits, self.symmetric = bits, symmetric
         initial = torch.tensor(float(scale), device=device, dtype=dtype or torch.get_default_dtype())
         if learnable:

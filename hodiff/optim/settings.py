@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hodiff.common.options import require_bool, require_choice, require_int, require_number
+from hodiff.common.options import require_amount, require_bool, require_choice, require_int, require_number
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.optim.grafting import GRAFTS
@@ -29,7 +29,7 @@ EMPIRICAL_FISHER = "empirical-fisher"
 def _require_rate(caller: str, argument: str, value: Any) -> None:
     """Raise if the value is neither a finite nonnegative number nor a tensor with one number."""
     if not isinstance(value, Tensor):
-        require_number(caller, argument, value, nonnegative=True, finite=True)
+        require_amount(caller, argument, value)
     elif value.numel() != 1 or not value.is_floating_point():
         raise InputError(f"{caller}: {argument}: expected a number or a tensor of one, got {describe(value)}.")
 
@@ -49,23 +49,15 @@ def _require_fraction(caller: str, argument: str, value: Any) -> None:
         raise InputError(f"{caller}: {argument}: expected a number below 1, got {value!r}.")
 
 
-def _require_switch(caller: str, argument: str, value: Any) -> None:
-    if value is not None:
-        require_bool(caller, argument, value)
-
-
-_amount = partial(require_number, nonnegative=True, finite=True)
-_positive = partial(require_number, positive=True, finite=True)
-
 CHECKS: Mapping[str, Check] = {
     "lr": _require_rate,
     "betas": _require_betas,
-    "eps": _amount,
-    "weight_decay": _amount,
+    "eps": require_amount,
+    "weight_decay": require_amount,
     "maximize": require_bool,
-    "foreach": _require_switch,
+    "foreach": partial(require_bool, optional=True),
     "update_every": partial(require_int, least=1, optional=True),
-    "gamma": _positive,
+    "gamma": partial(require_amount, positive=True),
     "hessian_power": partial(require_number, within=(0.0, 1.0)),
     "spatial_averaging": require_bool,
     "accumulate": require_bool,
@@ -73,20 +65,20 @@ CHECKS: Mapping[str, Check] = {
     "refresh_every": partial(require_int, least=1),
     "max_preconditioner_size": partial(require_int, least=1),
     "merge_dims": require_bool,
-    "rho": _amount,
+    "rho": require_amount,
     "adaptive": require_bool,
-    "eta": _amount,
-    "damping": _amount,
+    "eta": require_amount,
+    "damping": require_amount,
     "curvature": partial(require_choice, choices=CURVATURES),
     "cg_iterations": partial(require_int, least=1),
-    "cg_tolerance": _amount,
+    "cg_tolerance": require_amount,
     "momentum": _require_fraction,
     "factor_decay": _require_fraction,
-    "kl_clip": partial(_positive, optional=True),
+    "kl_clip": partial(require_number, positive=True, finite=True, optional=True),
     "max_iter": partial(require_int, least=1),
     "max_eval": partial(require_int, least=1, optional=True),
-    "tolerance_grad": _amount,
-    "tolerance_change": _amount,
+    "tolerance_grad": require_amount,
+    "tolerance_change": require_amount,
     "history_size": partial(require_int, least=1),
     "warm_start": partial(require_number, within=(0.0, 1.0)),
     "line_search_fn": partial(require_choice, choices=(BACKTRACKING, STRONG_WOLFE), optional=True),

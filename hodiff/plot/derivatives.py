@@ -12,7 +12,7 @@ import torch
 from scipy.differentiate import derivative
 from torch import Tensor
 
-from hodiff.common.options import is_number, name_of, require_int
+from hodiff.common.options import is_number, name_of, require_callable, require_int
 from hodiff.errors import InputError
 from hodiff.plot.scalar_differences import (
     UNSETTLED,
@@ -69,6 +69,7 @@ def derivatives(
 
     Source: `scipy.differentiate.derivative`, eighth-order central differences with shrinking steps.
     """
+    require_callable("derivatives", f=f)
     require_interval("derivatives", low, high)
     require_int("derivatives", "order", order, 0)
     require_int("derivatives", "points", points, 2)

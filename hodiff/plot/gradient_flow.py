@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from hodiff.common.options import name_of
+from hodiff.common.options import name_of, require_callable
 from hodiff.common.trees import PyTree
 from hodiff.displays import numbers
 from hodiff.graphs import nodes_of
@@ -61,6 +61,7 @@ def gradient_flow(f: Callable[..., Tensor], x: PyTree) -> BackwardGraph:
         >>> picture.boxes["ExpBackward0_0"].lines
         ('ExpBackward0', 'value [1, 2.72]', 'gradient [0, 3.44]')
     """
+    require_callable("gradient_flow", f=f)
     leaves, spec, names = named_leaves("gradient_flow", x)
     with torch.enable_grad():
         y, values = _watched(f, leaves, spec)

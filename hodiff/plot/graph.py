@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 from torch.utils import _pytree as pytree
 
-from hodiff.common.options import require_int
+from hodiff.common.options import require_bool, require_callable, require_int
 from hodiff.common.trees import PyTree, flatten_primals, leaf_names
 from hodiff.errors import InputError
 from hodiff.graphs import is_once_differentiable
@@ -54,7 +54,9 @@ def graph(f: Callable[..., Tensor], x: PyTree, *, order: int = 2, saved: bool = 
         >>> [name for name in ("SinBackward0_0", "CosBackward0_0") if name in picture.source]
         ['SinBackward0_0', 'CosBackward0_0']
     """
+    require_callable("graph", f=f)
     require_int("graph", "order", order, 1)
+    require_bool("graph", "saved", saved)
     leaves, spec, names = named_leaves("graph", x)
     picture = BackwardGraph(_title(f, order), colours={f"order {k + 1}": _colour(k) for k in range(order)})
     # Nodes have the colour of the order that first reaches them.

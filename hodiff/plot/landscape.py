@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from tqdm.auto import tqdm
 
-from hodiff.common.options import name_of, require_amount, require_int
+from hodiff.common.options import name_of, require_amount, require_bool, require_callable, require_int
 from hodiff.common.trees import PyTree, describe, flatten_primals, flatten_tangents
 from hodiff.errors import InputError
 from hodiff.estimators.spectra.eigsh import Eigenpairs
@@ -60,6 +60,8 @@ def loss_landscape(
 
     Source: Li, Xu, Taylor, Studer, Goldstein, "Visualizing the loss landscape of neural nets", NeurIPS 2018, section 3.
     """
+    require_callable("loss_landscape", f=f)
+    require_bool("loss_landscape", "progress", progress)
     require_amount("loss_landscape", "span", span, positive=True)
     require_int("loss_landscape", "points", points, 2)
     leaves, spec = flatten_primals(x, "loss_landscape", "x")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_bool, require_int
+from hodiff.common.options import require_bool, require_callable, require_int
 from hodiff.corrections import corrected
 from hodiff.errors import InputError
 from hodiff.plot.derivatives import DOTS, prime, require_interval
@@ -72,6 +72,7 @@ def routes(
         >>> [ax.get_title() for ax in routes(torch.tanh, -3, 3)]
         ['$f$', "$f'$: differences confirm all 2 routes", "$f''$: differences confirm all 4 routes"]
     """
+    require_callable("routes", f=f)
     require_interval("routes", low, high)
     require_int("routes", "order", order, 0, WORST)
     require_int("routes", "points", points, 2)

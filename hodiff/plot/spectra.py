@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_bool, require_number
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.estimators.spectra.eigsh import Eigenpairs
@@ -62,10 +63,12 @@ def spectral_density(
             "spectral_density: density: expected what hodiff.estimators.spectral_density returns, got "
             f"{type(density).__name__}."
         )
+    require_bool("spectral_density", "log", log)
+    require_number("spectral_density", "sigma", sigma, positive=True, finite=True, optional=True)
     title = titled("spectral_density", f"density of {_counted(density.n)}", of)
     nodes = density.nodes(log=log)
     low, high = nodes.min().item(), nodes.max().item()
-    margin = 3 * sigma if sigma is not None and sigma > 0 else (high - low) / 20 or abs(high) / 20 or 0.05
+    margin = 3 * sigma if sigma is not None else (high - low) / 20 or abs(high) / 20 or 0.05
     grid = torch.linspace(low - margin, high + margin, POINTS, dtype=torch.float64)
     heights = density.density(grid, sigma=sigma, log=log)
     ax = axes_or_new(ax, "spectral_density")

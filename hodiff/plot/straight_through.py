@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_amount, require_int
+from hodiff.common.options import require_amount, require_callable, require_int
 from hodiff.errors import InputError
 from hodiff.functions import straight_through as estimator_of
 from hodiff.plot.derivatives import require_interval
@@ -77,6 +77,7 @@ def straight_through(
     require_int("straight_through", "steps", steps, 1)
     estimator = estimator_of(forward, surrogate)
     loss = _quadratic if loss is None else loss
+    require_callable("straight_through", loss=loss)
     way = _descend(lambda w: one_number("straight_through", loss(estimator(w))), start, rate, steps)
     values, slopes, surface = _panels(axes)
     x = torch.linspace(low, high, POINTS, dtype=torch.float64)

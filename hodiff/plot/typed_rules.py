@@ -41,16 +41,20 @@ def typed_function(forward: str, backward: str, jvp: str = "") -> type[Function]
         >>> torch.func.grad(torch.func.grad(Sine.apply))(torch.tensor(0.5))
         tensor(-0.4794)
     """
-    value = _compiled("forward", forward, ("x",))
-    pull = _compiled("backward", backward, ("g", "x", "y"))
-    push = _compiled("jvp", jvp, ("t", "x", "y")) if jvp.strip() else lambda t, x, y: pull(g=t, x=x, y=y)
+    value = _compiled("typed_function: forward", forward, ("x",))
+    pull = _compiled("typed_function: backward", backward, ("g", "x", "y"))
+    push = (
+        _compiled("typed_function: jvp", jvp, ("t", "x", "y"))
+        if not isinstance(jvp, str) or jvp.strip()
+        else lambda t, x, y: pull(g=t, x=x, y=y)
+    )
 
     class Typed(Function):
         generate_vmap_rule = True
 
         @staticmethod
         def forward(x: Tensor) -> Tensor:
-            return _tensor("forward", value(x=x))
+            return _tensor("typed_function: forward", value(x=x))
 
         @staticmethod
         def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -60,13 +64,13 @@ def typed_function(forward: str, backward: str, jvp: str = "") -> type[Function]
         @staticmethod
         def backward(ctx: Any, g: Tensor) -> Tensor:
             x, y = ctx.saved_tensors
-            return _tensor("backward", pull(g=g, x=x, y=y))
+            return _tensor("typed_function: backward", pull(g=g, x=x, y=y))
 
         @staticmethod
         @nestable_jvp
         def jvp(ctx: Any, t: Tensor) -> Tensor:
             x = ctx.saved_tensors[0]
-            return _tensor("jvp", push(t=t, x=x, y=value(x=x)))
+            return _tensor("typed_function: jvp", push(t=t, x=x, y=value(x=x)))
 
     return Typed
 
@@ -76,7 +80,9 @@ def typed_map(argument: str, text: str) -> Callable[[Tensor], Any]:
     return lambda x: _compiled(argument, text, ("x",))(x=x)
 
 
-def _compiled(argument: str, text: str, names: tuple[str, ...]) -> Callable[..., Any]:
+def _compiled(argument: str, text: Any, names: tuple[str, ...]) -> Callable[..., Any]:
+    if not isinstance(text, str):
+        raise InputError(f"{argument}: expected an expression in {_listed(names)}, got {text!r}.")
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except SyntaxError as error:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import is_int, is_number
+from hodiff.common.options import is_int, is_number, require_number
 from hodiff.common.trees import describe, has_strides
 from hodiff.errors import InputError
 
@@ -82,6 +82,13 @@ def require_number_or_floating(function: str, **arguments: Any) -> None:
             )
 
 
+def require_positive_or_floating(function: str, name: str, value: Any, *, zero: bool = False) -> None:
+    """Raise if an argument is neither a positive (or nonnegative) number nor a real floating-point tensor."""
+    require_number_or_floating(function, **{name: value})
+    if not isinstance(value, Tensor):
+        require_number(function, name, value, positive=not zero, nonnegative=zero)
+
+
 def require_broadcastable(function: str, **arguments: Any) -> None:
     """Raise if the shapes of tensors do not broadcast; other arguments are ignored."""
     shapes = {name: tuple(value.shape) for name, value in arguments.items() if isinstance(value, Tensor)}
@@ -90,6 +97,15 @@ def require_broadcastable(function: str, **arguments: Any) -> None:
         raise InputError(
             f"{function}: expected shapes that broadcast, got {listing}; sizes aligned at the last dimension must be "
             "equal or 1."
+        )
+
+
+def require_broadcasts_to(function: str, name: str, value: Any, shape: Sequence[int], *, remedy: str = "") -> None:
+    """Raise if a tensor does not broadcast to a shape; other arguments are ignored."""
+    if isinstance(value, Tensor) and not broadcasts_to(value.shape, shape):
+        ending = f"; {remedy}." if remedy else "."
+        raise InputError(
+            f"{function}: {name}: expected a shape that broadcasts to {tuple(shape)}, got {tuple(value.shape)}{ending}"
         )
 
 
@@ -125,7 +141,7 @@ def _comparison() -> Callable[[Any, Any], bool]:
 
 def require_dims(function: str, x: Tensor, dim: Any) -> tuple[int, ...]:
     """Return dimensions as sorted non-negative ints; raise if any is not an int, out of range or repeated."""
-    given = (dim,) if isinstance(dim, int) else tuple(dim)
+    given = tuple(dim) if hasattr(dim, "__iter__") else (dim,)
     rank = max(x.dim(), 1)
     for each in given:
         if not is_int(each) or not -rank <= each < rank:

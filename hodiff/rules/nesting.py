@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from hodiff.common.options import require_callable
 from hodiff.torch_internals.autograd.grad_mode import has_tangent, set_tangents
 from hodiff.torch_internals.autograd.transforms import innermost_is_vmap, innermost_jvp_level
 from hodiff.torch_internals.autograd.wrapped_tensors import without_tangent
@@ -59,6 +60,7 @@ def nestable_jvp(rule: Callable[..., Any]) -> Callable[..., Any]:
 
     Source: torch/_functorch/autograd_function.py, `custom_function_call_grad`.
     """
+    require_callable("nestable_jvp", rule=rule)
 
     @wraps(rule)
     def jvp(ctx: Any, *tangents: Any) -> Any:

@@ -1,20 +1,17 @@
-"""Sparse Hessians, and the options of each, with their types, defaults, explanations and validators."""
+"""Sparse Hessians."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Annotated, Any, TypedDict
+from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
-from typing_extensions import Unpack
 
-from hodiff.common.chunks import require_chunk_size
-from hodiff.common.keyword_options import Default, explains, shows, with_defaults
-from hodiff.common.options import require_bool, require_callable, require_choice
+from hodiff.common.options import require_bools, require_callable, require_choice, require_chunk_size
 from hodiff.common.trees import describe, flatten, leaf_names
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
-from hodiff.derivatives.route_choice import refused, validate_route
+from hodiff.derivatives.route_choice import refused, require_route
 from hodiff.errors import InputError
 from hodiff.routes import ROUTES
 from hodiff.rules.any_order import outside_graphs
@@ -28,88 +25,48 @@ from hodiff.torch_internals.wording import Wording, says
 METHODS = ("star", "acyclic")
 
 
-def _validated_elsewhere(caller: str, name: str, value: Any) -> None:
-    """Accept any value: patterns and colorings are validated where they are used."""
+@dataclass(frozen=True)
+class _Options:
+    """Options of every sparse Hessian; `hessian` explains them, and patterns and colorings are validated on use."""
 
+    caller: str
+    pattern: Any
+    coloring: Coloring | None
+    method: str
+    format: str
+    check: bool
+    compile: bool
+    route: str
+    chunk_size: int | str | None
+    correct: bool
 
-def _require_route(caller: str, name: str, value: Any) -> None:
-    validate_route(value, caller)
-
-
-class HessianOptions(TypedDict, total=False):
-    """Options of every sparse Hessian, which do not depend on the differentiated function."""
-
-    pattern: Annotated[
-        Any,
-        Default(None, "Pattern of the Hessian, if it is known, in any form that `hodiff.sparse.color` accepts."),
-        _validated_elsewhere,
-    ]
-    coloring: Annotated[
-        Coloring | None,
-        Default(
-            None,
-            'Coloring of the pattern, computed before: `hodiff.sparse.color(pattern)` with method "star" or "acyclic".',
-        ),
-        _validated_elsewhere,
-    ]
-    method: Annotated[
-        str,
-        Default(
-            "star",
-            'Method of coloring: "star" reads entries directly from the products; "acyclic" computes them by '
-            "substitution, from about half as many products, with more rounding.",
-        ),
-        partial(require_choice, choices=METHODS),
-    ]
-    format: Annotated[
-        str,
-        Default(
-            "csr",
-            '"csr" or "coo" for a sparse tensor; "scipy" for a `csr_array`; or "values" for the entries alone in '
-            "the order of compressed rows, which support derivatives of every kind.",
-        ),
-        partial(require_choice, choices=FORMATS),
-    ]
-    check: Annotated[
-        bool,
-        Default(
-            True,
-            "Whether to compare the matrix with one more product, with a random vector, which shows entries "
-            "outside of the pattern. If there are any, a detected pattern is detected again, and a given pattern "
-            "is refused. Skipped inside transforms of torch.func.",
-        ),
-        require_bool,
-    ]
-    compile: Annotated[
-        bool,
-        Default(
-            False,
-            "Whether to compile the gradient and all products as one graph with `torch.compile`, as "
-            "`hodiff.compile_gradient` does: several times faster after a first call, which takes seconds and is "
-            "compared with eager. The results have no derivatives of their own.",
-        ),
-        require_bool,
-    ]
-    route: Annotated[str, Default("auto", "As in `hodiff.hvp`; not together with `compile`."), _require_route]
-    chunk_size: Annotated[
-        int | str | None,
-        Default(
-            "auto",
-            'Number of products that are computed together: a positive int, None for all, or "auto" for as many '
-            "as keep intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.",
-        ),
-        require_chunk_size,
-    ]
-    correct: Annotated[bool, Default(True, "As in `hodiff.hvp`."), require_bool]
+    def __post_init__(self) -> None:
+        require_choice(self.caller, "method", self.method, METHODS)
+        require_choice(self.caller, "format", self.format, FORMATS)
+        require_route(self.caller, self.route)
+        require_chunk_size(self.caller, "chunk_size", self.chunk_size)
+        require_bools(self.caller, check=self.check, compile=self.compile, correct=self.correct)
+        if self.compile and self.route not in ("auto", ROUTES[0]):
+            raise InputError(
+                f"{self.caller}: route: expected 'auto' or {ROUTES[0]!r} beside compile=True, got {self.route!r}; "
+                "leave one of them out."
+            )
 
 
 @outside_graphs
-@explains(HessianOptions)
-@shows(HessianOptions)
 def hessian(
     f: Callable[..., Any],
     argnums: int | tuple[int, ...] = 0,
-    **options: Unpack[HessianOptions],
+    *,
+    pattern: Any = None,
+    coloring: Coloring | None = None,
+    method: str = "star",
+    format: str = "csr",
+    check: bool = True,
+    compile: bool = False,
+    route: str = "auto",
+    chunk_size: int | str | None = "auto",
+    correct: bool = True,
 ) -> Callable[..., Any]:
     r"""Function that computes the sparse Hessian of a scalar function, from one product for each color.
 
@@ -121,7 +78,23 @@ def hessian(
     Args:
         f: Function `f(x, *args)` that returns a tensor of shape ().
         argnums: Which positional argument to differentiate, or which ones: tensors or pytrees of n numbers in all.
-        **options: Options of every sparse Hessian.
+        pattern: Pattern of the Hessian, if it is known, in any form that `hodiff.sparse.color` accepts.
+        coloring: Coloring of the pattern, computed before: `hodiff.sparse.color(pattern)` with method "star" or
+            "acyclic".
+        method: Method of coloring: "star" reads entries directly from the products; "acyclic" computes them by
+            substitution, from about half as many products, with more rounding.
+        format: "csr" or "coo" for a sparse tensor; "scipy" for a `csr_array`; or "values" for the entries alone in the
+            order of compressed rows, which support derivatives of every kind.
+        check: Whether to compare the matrix with one more product, with a random vector, which shows entries outside of
+            the pattern. If there are any, a detected pattern is detected again, and a given pattern is refused. Skipped
+            inside transforms of torch.func.
+        compile: Whether to compile the gradient and all products as one graph with `torch.compile`, as
+            `hodiff.compile_gradient` does: several times faster after a first call, which takes seconds and is compared
+            with eager. The results have no derivatives of their own.
+        route: As in `hodiff.hvp`; not together with `compile`.
+        chunk_size: Number of products that are computed together: a positive int, None for all, or "auto" for as many
+            as keep intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.
+        correct: As in `hodiff.hvp`.
 
     Returns:
         Function of the arguments of `f` that returns the matrix (n, n), leaves flattened in pytree order. It raises
@@ -129,7 +102,7 @@ def hessian(
         `hodiff.hvp` raises.
 
     Raises:
-        InputError: If an option is unknown, or the pattern cannot be colored.
+        InputError: If an argument is invalid, or the pattern cannot be colored.
 
     Example:
         >>> import torch, hodiff
@@ -142,24 +115,40 @@ def hessian(
     Source: A. Gebremedhin, A. Pothen, A. Tarafdar & A. Walther, "Efficient computation of sparse Hessians using
     coloring and automatic differentiation", INFORMS Journal on Computing 21, 2009.
     """
-    given = with_defaults(hessian, HessianOptions, options, caller="sparse.hessian")
-    evaluate = _evaluation("sparse.hessian", f, argnums, given)
+    options = _Options("sparse.hessian", pattern, coloring, method, format, check, compile, route, chunk_size, correct)
+    evaluate = _evaluation(f, argnums, options)
     return outside_graphs(lambda *args, **kwargs: evaluate(args, kwargs)[1])
 
 
 @outside_graphs
-@shows(HessianOptions)
 def value_and_hessian(
     f: Callable[..., Any],
     argnums: int | tuple[int, ...] = 0,
-    **options: Unpack[HessianOptions],
+    *,
+    pattern: Any = None,
+    coloring: Coloring | None = None,
+    method: str = "star",
+    format: str = "csr",
+    check: bool = True,
+    compile: bool = False,
+    route: str = "auto",
+    chunk_size: int | str | None = "auto",
+    correct: bool = True,
 ) -> Callable[..., tuple[Tensor, Any]]:
     r"""Function that computes the value and the sparse Hessian of a scalar function: $(f(x), \nabla^2 f(x))$.
 
     Args:
         f: As in `hodiff.sparse.hessian`.
         argnums: As in `hodiff.sparse.hessian`.
-        **options: As in `hodiff.sparse.hessian`.
+        pattern: As in `hodiff.sparse.hessian`.
+        coloring: As in `hodiff.sparse.hessian`.
+        method: As in `hodiff.sparse.hessian`.
+        format: As in `hodiff.sparse.hessian`.
+        check: As in `hodiff.sparse.hessian`.
+        compile: As in `hodiff.sparse.hessian`.
+        route: As in `hodiff.sparse.hessian`.
+        chunk_size: As in `hodiff.sparse.hessian`.
+        correct: As in `hodiff.sparse.hessian`.
 
     Returns:
         Function of the arguments of `f` that returns the value, of shape (), and the matrix.
@@ -175,8 +164,10 @@ def value_and_hessian(
 
     Source: as `hodiff.sparse.hessian`.
     """
-    given = with_defaults(value_and_hessian, HessianOptions, options, caller="sparse.value_and_hessian")
-    evaluate = _evaluation("sparse.value_and_hessian", f, argnums, given)
+    options = _Options(
+        "sparse.value_and_hessian", pattern, coloring, method, format, check, compile, route, chunk_size, correct
+    )
+    evaluate = _evaluation(f, argnums, options)
 
     @outside_graphs
     def value_and_matrix(*args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
@@ -187,11 +178,19 @@ def value_and_hessian(
 
 
 @outside_graphs
-@shows(HessianOptions)
 def lagrangian_hessian(
     objective: Callable[..., Any],
     constraints: Callable[..., Any],
-    **options: Unpack[HessianOptions],
+    *,
+    pattern: Any = None,
+    coloring: Coloring | None = None,
+    method: str = "star",
+    format: str = "csr",
+    check: bool = True,
+    compile: bool = False,
+    route: str = "auto",
+    chunk_size: int | str | None = "auto",
+    correct: bool = True,
 ) -> Callable[..., Any]:
     r"""Function that computes the sparse Hessian of a Lagrangian, $\nabla^2_x \left[ f(x) + \lambda^\top c(x) \right]$.
 
@@ -200,7 +199,15 @@ def lagrangian_hessian(
     Args:
         objective: Function `f(x, *args)` that returns a tensor of shape ().
         constraints: Function `c(x, *args)` that returns a tensor of any shape, or a pytree of tensors.
-        **options: Options of `hodiff.sparse.hessian`, except `argnums`.
+        pattern: As in `hodiff.sparse.hessian`.
+        coloring: As in `hodiff.sparse.hessian`.
+        method: As in `hodiff.sparse.hessian`.
+        format: As in `hodiff.sparse.hessian`.
+        check: As in `hodiff.sparse.hessian`.
+        compile: As in `hodiff.sparse.hessian`.
+        route: As in `hodiff.sparse.hessian`.
+        chunk_size: As in `hodiff.sparse.hessian`.
+        correct: As in `hodiff.sparse.hessian`.
 
     Returns:
         Function `(x, multipliers, *args)` that returns the matrix (n, n); multipliers have the structure and
@@ -220,9 +227,11 @@ def lagrangian_hessian(
     Source: J. Nocedal & S. Wright, *Numerical Optimization*, 2nd ed., equation 12.33 (with the other sign of λ).
     """
     require_callable("sparse.lagrangian_hessian", objective=objective, constraints=constraints)
-    if "argnums" in options:
-        raise InputError("sparse.lagrangian_hessian: argnums: expected none, as x comes first, got one; leave it out.")
-    return hessian(_Lagrangian(objective, constraints), **options)
+    options = _Options(
+        "sparse.lagrangian_hessian", pattern, coloring, method, format, check, compile, route, chunk_size, correct
+    )
+    evaluate = _evaluation(_Lagrangian(objective, constraints), 0, options)
+    return outside_graphs(lambda *args, **kwargs: evaluate(args, kwargs)[1])
 
 
 class _Lagrangian:
@@ -253,29 +262,24 @@ def _described(leaves: Mapping[str, Any]) -> str:
 
 
 def _evaluation(
-    caller: str, f: Callable[..., Any], argnums: int | tuple[int, ...], options: Mapping[str, Any]
+    f: Callable[..., Any], argnums: int | tuple[int, ...], options: _Options
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[Hessian | CompiledAtPoint, Any]]:
     """Return a function of arguments and keywords that returns the products at a point and the matrix."""
+    caller, method = options.caller, options.method
     require_callable(caller, f=f)
     require_argnums(caller, argnums)
-    method, correct, check = options["method"], options["correct"], options["check"]
-    colorings = Colorings(caller, options["pattern"], options["coloring"], lambda found: color(found, method), METHODS)
-    compiled = CompiledHessian(caller, f, argnums, correct) if options["compile"] else None
-    if compiled is not None and options["route"] not in ("auto", ROUTES[0]):
-        raise InputError(
-            f"{caller}: route: expected 'auto' or {ROUTES[0]!r} beside compile=True, got {options['route']!r}; leave "
-            f"one of them out."
-        )
+    colorings = Colorings(caller, options.pattern, options.coloring, lambda found: color(found, method), METHODS)
+    compiled = CompiledHessian(caller, f, argnums, options.correct) if options.compile else None
 
     @at_the_boundary
     def evaluate(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hessian | CompiledAtPoint, Any]:
-        function = bind(caller, f, args, kwargs, argnums, correct=correct)
+        function = bind(caller, f, args, kwargs, argnums, correct=options.correct)
         products: Hessian | CompiledAtPoint
         try:
             if compiled is None:
-                products = Hessian(function, options["route"], options["chunk_size"])
+                products = Hessian(function, options.route, options.chunk_size)
             else:
-                products = compiled.at(function, args, kwargs, options["chunk_size"])
+                products = compiled.at(function, args, kwargs, options.chunk_size)
         except RuntimeError as error:
             if says(error, Wording.NO_NUMBERS):  # the error of pattern detection shows where
                 pattern_of_hessian(function)
@@ -288,8 +292,8 @@ def _evaluation(
                 (size, size),
                 {"columns": products.products},
                 function.leaves,
-                products.eps if check else None,
+                products.eps if options.check else None,
             )
-        return products, chosen.matrix(values, options["format"])
+        return products, chosen.matrix(values, options.format)
 
     return evaluate

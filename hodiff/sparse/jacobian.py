@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from hodiff.common.chunks import require_chunk_size
-from hodiff.common.options import require_bool, require_callable, require_choice
+from hodiff.common.options import require_bool, require_callable, require_choice, require_chunk_size
 from hodiff.derivatives.bound_function import at_the_boundary, bind, require_argnums
 from hodiff.derivatives.route_choice import refused, takes_unrecorded, unavailable
 from hodiff.errors import RouteError

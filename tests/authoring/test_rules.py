@@ -268,12 +268,12 @@ def test_rejects_rules_that_return_wrong_pytrees():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: custom_jvp(3), "custom_jvp: f: expected a function, got int"),
+        (lambda: custom_jvp(3), "custom_jvp: f: expected a callable, got int"),
         (lambda: custom_jvp(lambda x, *, y: x), "got y by keyword only"),
         (lambda: custom_jvp(lambda x, **kw: x), r"got \*\*kw by keyword only"),
         (lambda: custom_jvp(twice, nondiff_argnums=1), "expected positions below 1"),
         (lambda: custom_jvp(twice, nondiff_argnums=-1), "expected non-negative ints, got -1"),
-        (lambda: custom_jvp(twice).defjvp(None), r"twice\.defjvp: expected a function, got NoneType"),
+        (lambda: custom_jvp(twice).defjvp(None), r"twice\.defjvp: expected a callable, got NoneType"),
         (lambda: custom_jvp(twice).defjvps(twice, twice), "expected one rule for each of 1 arguments, got 2"),
         (lambda: custom_jvp(torch.add, nondiff_argnums=0).defjvps(None, twice), "expected no nondiff_argnums"),
         (lambda: log1pexp(torch.ones(2), torch.ones(2)), "log1pexp: too many positional arguments"),

@@ -274,7 +274,7 @@ def test_running_statistics_are_updated_once_with_branches(uncompiled):
 
 
 def test_rejects_bad_arguments():
-    with pytest.raises(hodiff.InputError, match="f must be callable"):
+    with pytest.raises(hodiff.InputError, match="f: expected a callable"):
         hodiff.compile_gradient(3)
     gradient = hodiff.compile_gradient(lambda x: (x**2).sum())
     with pytest.raises(hodiff.InputError, match="cannot differentiate"):

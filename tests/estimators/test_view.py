@@ -181,7 +181,7 @@ def test_rejects_rectangular_operators(name):
 
 @pytest.mark.parametrize("chunk_size", [0, "all", 1.5])
 def test_rejects_bad_chunk_size(chunk_size):
-    with pytest.raises(InputError, match="trace: chunk_size must be"):
+    with pytest.raises(InputError, match="trace: chunk_size: expected a positive int"):
         trace(MATRIX, chunk_size=chunk_size)
 
 

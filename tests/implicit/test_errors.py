@@ -60,7 +60,6 @@ def test_rejects_bad_options(name, option, value):
         (lambda: argmin(lambda x: x, None), "argmin: solver"),
         (lambda: linear_solve(X, X), "linear_solve: matvec"),
         (lambda: equality_argmin(lambda x: x.sum(), None), "equality_argmin: equality"),
-        (lambda: equality_argmin(lambda x: x.sum(), lambda x: x, has_aux=True), "equality_argmin: has_aux"),
         (lambda: proximal_argmin(lambda x: x.sum(), 1.0), "proximal_argmin: proximal"),
         (lambda: projected_argmin(lambda x: x.sum(), 1.0), "projected_argmin: projection"),
         (lambda: projected_argmin(lambda x: x.sum(), lambda x: x, step_size=0.0), "step_size"),

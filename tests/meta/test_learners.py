@@ -534,7 +534,7 @@ BAD: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "policy": (lambda: MAML(network(), mse, batch_norm="no"), InputError, "batch_norm: expected one of 'per-task'"),
     "chunk": (lambda: MAML(network(), mse, chunk_size=0), InputError, "chunk_size"),
     "head": (lambda: ANIL(network(), mse, head="3"), InputError, "ANIL: head: .*'3'"),
-    "first order twice": (lambda: FOMAML(network(), mse, first_order=False), InputError, "FOMAML: first_order"),
+    "first order twice": (lambda: FOMAML(network(), mse, first_order=False), TypeError, "'first_order'"),
     "rates and an optimizer": (lambda: MetaSGD(network(), mse, optimizer=SGD(0.1)), InputError, "MetaSGD: optimizer"),
     "rates": (lambda: MetaSGD(network(), mse, torch.ones(())), InputError, "MetaSGD: lr"),
     "strength": (lambda: IMAML(network(), mse, strength=0.0), InputError, "IMAML: strength"),
@@ -610,7 +610,7 @@ def test_signatures_name_every_option(cls: Any) -> None:
     assert {name: named.get(name) for name in shared} == shared
     assert ("first_order" in named) == (cls is not FOMAML)
     assert "options" not in named
-    with pytest.raises(TypeError, match=rf"{cls.__name__}\(\) got an unexpected .* 'chunksize'; .* 'chunk_size'"):
+    with pytest.raises(TypeError, match="got an unexpected keyword argument 'chunksize'"):
         cls(network(), mse, chunksize=3)
 
 

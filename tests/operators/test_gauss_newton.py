@@ -178,7 +178,7 @@ def test_rejects_bad_arguments() -> None:
         GaussNewtonOperator(p.model, F.cross_entropy, p.x, p.inputs, p.targets, 3)
     with pytest.raises(hodiff.InputError, match="and data="):
         GaussNewtonOperator(p.model, F.cross_entropy, p.x, p.inputs, p.targets, data=p.batches(2))
-    with pytest.raises(hodiff.InputError, match="callables"):
+    with pytest.raises(hodiff.InputError, match="model: expected a callable"):
         GaussNewtonOperator(3, F.cross_entropy, p.x, p.inputs, p.targets)
     with pytest.raises(hodiff.InputError, match=r"loss: .*one real number"):
         GaussNewtonOperator(p.model, lambda z, y: z, p.x, p.inputs, p.targets) @ p.x

@@ -320,7 +320,7 @@ def test_gradient_inside_the_function_is_differentiated(route: str) -> None:
 def test_rejects_functions_that_return_no_scalar(value: Any, compile: bool) -> None:
     A = HessianOperator(lambda x: value, torch.ones(3), compile=compile)
     with pytest.raises(
-        hodiff.InputError, match=r"HessianOperator: the function must return (a scalar tensor|one real number)"
+        hodiff.InputError, match=r"HessianOperator: expected a function that returns (a scalar tensor|one real number)"
     ):
         A @ torch.ones(3)
 

@@ -83,7 +83,7 @@ def test_constant_arguments_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((3, torch.ones(2)), {}, "callables"),
+        ((3, torch.ones(2)), {}, "f: expected a callable"),
         ((torch.sum, torch.ones(2, dtype=torch.int64)), {}, "x: expected a real|respect to x"),
         ((torch.sum, {}), {}, "x holds no tensor"),
         ((torch.sum, torch.ones(2)), {"reduction": "none"}, "reduction: expected one of 'mean', 'sum'"),

@@ -110,7 +110,7 @@ def test_rejects_bad_arguments() -> None:
         JacobianOperator(lambda x: torch.ones(2), x)
     with pytest.raises(hodiff.InputError, match="must return real floating-point"):
         JacobianOperator(lambda x: (x, 3), x)
-    with pytest.raises(hodiff.InputError, match="f must be callable"):
+    with pytest.raises(hodiff.InputError, match="f: expected a callable"):
         JacobianOperator(x, x)
     with pytest.raises(hodiff.InputError, match="chunk_size"):
         JacobianOperator(torch.sin, x, chunk_size=-1)

@@ -32,7 +32,7 @@ def test_function_builder_follows_its_controls():
     assert_redraws(builder, order=1, backward="g * x.cos() * 2", interval=(-1.0, 1.0))
     drawn = picture(builder)
     builder.controls["backward"].value = "g * x.cos("
-    assert "InputError: backward: expected an expression in g, x and y" in builder.message.value
+    assert "InputError: typed_function: backward: expected an expression in g, x and y" in builder.message.value
     assert "&#x27;g * x.cos(&#x27;" in builder.message.value, "escaped"
     assert picture(builder) == drawn, "the last picture stays"
     builder.controls["backward"].value = "g * x.nothing()"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_amount, require_choice, require_int
+from hodiff.common.options import require_amount, require_bool, require_choice, require_int
 from hodiff.displays import element, facts, number, page
 from hodiff.errors import InputError
 from hodiff.estimators.dense_matrix import symmetric_matrix_of
@@ -97,11 +97,13 @@ def condition_number(
     require_choice("condition_number", "method", method, ["lanczos", "dense"])
     require_amount("condition_number", "tol", tol, positive=True)
     require_int("condition_number", "max_iterations", max_iterations, 1)
+    require_bool("condition_number", "throw", throw)
+    generator = generator_or_default("condition_number", generator)
     with view.counting(None, progress):
         if method == "dense" or view.n <= max_iterations:
             values = (torch.linalg.eigvalsh(symmetric_matrix_of(view)) + damping).tolist()
             return _ratio(view, values, True, "dense")
-        start = draw(view, "gaussian", 1, generator_or_default(generator))[:, 0]
+        start = draw(view, "gaussian", 1, generator)[:, 0]
         values, residuals, converged = _ends(view, start, damping, tol, max_iterations)
     result = _ratio(view, values, converged, method)
     if not converged:

@@ -149,7 +149,7 @@ def eigsh(
     loose = tol is None and max_iterations is None
     tol = view.default_tolerance(1e-9) if tol is None else tol
     require_amount("eigsh", "tol", tol)
-    generator = generator_or_default(generator)
+    generator = generator_or_default("eigsh", generator)
     begin = start_block(view, start, k if method == "lobpcg" else 1, generator)
     # A Krylov space of ARPACK's size, or LOBPCG's blocks, would be the whole space.
     least = {"arpack": INTERIOR if which == "SM" else 0, "lobpcg": 5 * k}.get(method, 0)

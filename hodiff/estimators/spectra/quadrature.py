@@ -64,11 +64,12 @@ def trace_of_function(
     require_choice(view.caller, "method", method, ["slq", "exact"])
     require_int(view.caller, "samples", samples, 2)
     require_int(view.caller, "steps", steps, 1)
+    generator = generator_or_default(view.caller, generator)
     if method == "exact" or samples * min(steps, view.n) >= view.n:
         with view.counting(view.n, progress):
             nodes, _ = exact_rule(view)
         return Estimate(function(nodes).sum().item(), 0.0, view.products, "exact")
-    rules = lanczos_rules(view, samples, steps, "rademacher", generator_or_default(generator), progress)
+    rules = lanczos_rules(view, samples, steps, "rademacher", generator, progress)
     # Padded nodes repeat a node of the rule, so that a function may check all of them.
     full, short = ((function(nodes) * weights).sum(1) * view.n for nodes, weights in rules)
     value, error = mean_and_error(full)

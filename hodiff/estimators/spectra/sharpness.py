@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_amount, require_bool, require_choice, require_int
+from hodiff.common.options import require_amount, require_bool, require_callable, require_choice, require_int
 from hodiff.displays import badge, element, facts, number, page
 from hodiff.estimators.probes import draw, generator_or_default
 from hodiff.estimators.results import cost_of, not_converged, precise
@@ -107,7 +107,9 @@ def sharpness(
     require_amount("sharpness", "tol", tol, positive=True)
     require_int("sharpness", "max_iterations", max_iterations, 1)
     require_bool("sharpness", "throw", throw)
-    generator = generator_or_default(generator)
+    if callback is not None:
+        require_callable("sharpness", callback=callback)
+    generator = generator_or_default("sharpness", generator)
     vector = start_block(view, start, 1, generator)[:, 0]
     if start is not None:
         noise = draw(view, "sphere", 1, generator)[:, 0]

@@ -217,9 +217,10 @@ def spectral_density(
     """
     view = view_of(A, "spectral_density", chunk_size=chunk_size)
     require_choice("spectral_density", "method", method, ["slq", "exact"])
+    generator = generator_or_default("spectral_density", generator)
     if method == "exact":
         with view.counting(view.n, progress):
             rule = exact_rule(view)
         return SpectralDensity(*rule, *rule, view.n, view.products, method)
-    rules, short = lanczos_rules(view, samples, steps, probes, generator_or_default(generator), progress)
+    rules, short = lanczos_rules(view, samples, steps, probes, generator, progress)
     return SpectralDensity(*rules, *short, view.n, view.products, method)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.keyword_options import require_options
 from hodiff.common.options import require_amount, require_int
 from hodiff.errors import InputError
 from hodiff.estimators.probes import draw, generator_or_default
@@ -17,7 +16,18 @@ from hodiff.estimators.traces.diagonal import diagonal
 from hodiff.estimators.view import view_of
 
 
-def jacobi_preconditioner(A: Any, damping: float = 0.0, *, floor: float = 1e-3, **options: Any) -> Tensor:
+def jacobi_preconditioner(
+    A: Any,
+    damping: float = 0.0,
+    *,
+    floor: float = 1e-3,
+    method: str = "xdiag",
+    products: int = 100,
+    probes: str = "rademacher",
+    generator: torch.Generator | None = None,
+    chunk_size: int | str | None = "auto",
+    progress: bool = False,
+) -> Tensor:
     r"""Inverse of the diagonal of a damped operator, for `solve(..., preconditioner=)`.
 
     $$ P^{-1} = \mathrm{diag}(d_1, \dots, d_n)^{-1}, \qquad
@@ -29,7 +39,12 @@ def jacobi_preconditioner(A: Any, damping: float = 0.0, *, floor: float = 1e-3, 
         A: A square operator, as for `trace`.
         damping: The $\lambda$ of the system.
         floor: The $\epsilon$, between 0 and 1.
-        **options: For `diagonal`: `method`, `products`, `generator`, ...
+        method: Method that estimates the diagonal, as for `diagonal`.
+        products: Number of products, as for `diagonal`.
+        probes: Kind of random vectors, as for `diagonal`.
+        generator: Source of random numbers; by default a new generator with seed 0, so that results repeat.
+        chunk_size: Vectors multiplied at a time: a positive int, None for all, or "auto" within a memory budget.
+        progress: Whether to show a progress bar.
 
     Returns:
         Tensor (n,).
@@ -44,12 +59,20 @@ def jacobi_preconditioner(A: Any, damping: float = 0.0, *, floor: float = 1e-3, 
 
     Source: Saad, "Iterative methods for sparse linear systems" (SIAM 2003), section 10.2.
     """
-    require_options(jacobi_preconditioner, diagonal, options)
     require_amount("jacobi_preconditioner", "damping", damping)
     require_amount("jacobi_preconditioner", "floor", floor, positive=True)
     if floor > 1:
         raise InputError(f"jacobi_preconditioner: floor: expected at most 1, got {floor!r}.")
-    size = (diagonal(A, **options).value + damping).abs()
+    estimate = diagonal(
+        A,
+        method=method,
+        products=products,
+        probes=probes,
+        generator=generator,
+        chunk_size=chunk_size,
+        progress=progress,
+    )
+    size = (estimate.value + damping).abs()
     largest = size.max().item()
     if largest == 0:
         raise InputError("jacobi_preconditioner: A: expected a diagonal that is not zero; pass damping.")
@@ -128,7 +151,7 @@ def nystrom_preconditioner(
     if rank > view.n:
         raise InputError(f"nystrom_preconditioner: rank: expected at most n = {view.n}, got {rank}.")
     require_amount("nystrom_preconditioner", "damping", damping, positive=True)
-    probes = draw(view, "gaussian", rank, generator_or_default(generator))
+    probes = draw(view, "gaussian", rank, generator_or_default("nystrom_preconditioner", generator))
     probes = torch.linalg.qr(precise(probes))[0].to(view.dtype)
     with view.counting(rank, progress):
         image = precise(view.matmat(probes))

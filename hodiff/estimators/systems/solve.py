@@ -10,7 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_amount, require_bool, require_choice, require_int
+from hodiff.common.options import (
+    require_amount,
+    require_bools,
+    require_callable,
+    require_choice,
+    require_int,
+    require_number,
+)
 from hodiff.common.trees import describe
 from hodiff.displays import badge, element, facts, numbers, page
 from hodiff.errors import InputError
@@ -133,15 +140,25 @@ def solve(
     start = None if x0 is None else _block(view, x0, "x0", n)
     if start is not None and x0 is not None and (x0.ndim != b.ndim or start.shape[1] != right.shape[1]):
         raise InputError(f"solve: x0: expected as many columns as b, got shapes {tuple(x0.shape)}, {tuple(b.shape)}.")
-    _require_options(method, m == n, damping, preconditioner, restart, step_size)
+    require_options(
+        "solve",
+        method,
+        m == n,
+        damping,
+        preconditioner,
+        restart,
+        step_size,
+        tol,
+        atol,
+        max_iterations,
+        throw,
+        callback,
+        progress,
+    )
     if max_iterations is None:
         max_iterations = 1000 if method == "neumann" else min(10 * n, 10_000)
-    require_int("solve", "max_iterations", max_iterations, 1)
-    require_bool("solve", "throw", throw)
     default = tol is None
     tol = view.default_tolerance(1e-6) if tol is None else tol
-    require_amount("solve", "tol", tol)
-    require_amount("solve", "atol", atol)
 
     inverse = _inverse(view, preconditioner)
     system = DampedSystem(view, damping, inverse, max_iterations, callback, restart, step_size)
@@ -226,21 +243,41 @@ def _block(view: View, vector: Any, argument: str, rows: int) -> Tensor:
     return tensor.detach().reshape(rows, -1).to(view.device, view.dtype)
 
 
-def _require_options(
-    method: str, square: bool, damping: Any, preconditioner: Any, restart: Any, step_size: Any
+def require_options(
+    caller: str,
+    method: str,
+    square: bool,
+    damping: Any,
+    preconditioner: Any,
+    restart: Any,
+    step_size: Any,
+    tol: Any,
+    atol: Any,
+    max_iterations: Any,
+    throw: Any,
+    callback: Any,
+    progress: Any,
 ) -> None:
-    require_amount("solve", "damping", damping)
+    """Raise if an option is invalid, or is not one of the method's."""
+    require_amount(caller, "damping", damping)
     if damping and not square:
-        raise InputError('solve: damping: expected 0 for an operator that is not square; solve A.T @ A by method="cg".')
+        raise InputError(f'{caller}: damping: expected 0 for an operator that is not square; solve A.T @ A by "cg".')
     given = {"preconditioner": preconditioner, "restart": restart, "step_size": step_size}
     takes = {"preconditioner": ("cg", "minres", "gmres"), "restart": ("gmres",), "step_size": ("neumann",)}
     for name, value in given.items():
         if value is not None and method not in takes[name]:
-            raise InputError(f"solve: {name}: expected None for method={method!r}; it is for {', '.join(takes[name])}.")
-    if restart is not None:
-        require_int("solve", "restart", restart, 1)
-    if step_size is not None:
-        require_amount("solve", "step_size", step_size, positive=True)
+            raise InputError(
+                f"{caller}: {name}: expected None for method={method!r}, got {describe(value)}; it is for "
+                f"{', '.join(takes[name])}."
+            )
+    require_int(caller, "restart", restart, 1, optional=True)
+    require_number(caller, "step_size", step_size, positive=True, finite=True, optional=True)
+    require_int(caller, "max_iterations", max_iterations, 1, optional=True)
+    require_bools(caller, throw=throw, progress=progress)
+    require_number(caller, "tol", tol, nonnegative=True, finite=True, optional=True)
+    require_amount(caller, "atol", atol)
+    if callback is not None:
+        require_callable(caller, callback=callback)
 
 
 def _inverse(view: View, preconditioner: Any) -> Callable[[Tensor], Tensor] | None:

@@ -103,6 +103,7 @@ def diagonal(
     view = view_of(A, "diagonal", chunk_size=chunk_size)
     require_choice("diagonal", "method", method, [*METHODS, "exact"])
     require_choice("diagonal", "probes", probes, PROBES)
+    generator = generator_or_default("diagonal", generator)
     if method != "exact":
         algorithm, least = METHODS[method]
         require_int("diagonal", "products", products, min(least, view.n))
@@ -111,5 +112,5 @@ def diagonal(
             exact = diagonal_of(view).to(view.dtype)
         return DiagonalEstimate(exact, torch.zeros_like(exact), view.products, "exact")
     with view.counting(products, progress):
-        value, error = algorithm(view, products, probes, generator_or_default(generator))
+        value, error = algorithm(view, products, probes, generator)
     return DiagonalEstimate(value.to(view.dtype), error.to(view.dtype), view.products, method)

@@ -96,11 +96,12 @@ def frobenius_norm(
     require_choice("frobenius_norm", "method", method, ["hutchinson", "exact"])
     require_choice("frobenius_norm", "probes", probes, PROBES)
     require_int("frobenius_norm", "products", products, min(2, view.n))
+    generator = generator_or_default("frobenius_norm", generator)
     if method == "exact" or products >= view.n:
         with view.counting(view.n, progress):
             square = sum(precise(block).square().sum().item() for _, _, block in columns(view))
         return Estimate(square**0.5, 0.0, view.products, "exact")
     with view.counting(products, progress):
-        square, error = squared_norm(view, products, probes, generator_or_default(generator))
+        square, error = squared_norm(view, products, probes, generator)
     value = square**0.5
     return Estimate(value, error / (2 * value) if value else 0.0, view.products, method)

@@ -150,6 +150,7 @@ def trace(
     require_choice("trace", "method", method, [*METHODS, "exact"])
     if probes is not None:
         require_choice("trace", "probes", probes, PROBES)
+    generator = generator_or_default("trace", generator)
     if method != "exact":
         algorithm, kind, least = METHODS[method]
         require_int("trace", "products", products, min(least, view.n))
@@ -157,5 +158,5 @@ def trace(
         with view.counting(view.n, progress):
             return Estimate(diagonal_of(view).sum().item(), 0.0, view.products, "exact")
     with view.counting(products, progress):
-        value, error = algorithm(view, products, probes or kind, generator_or_default(generator))
+        value, error = algorithm(view, products, probes or kind, generator)
     return Estimate(value, error, view.products, method)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_callable
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.gradients.reverse_only import Changed
@@ -22,7 +23,7 @@ from hodiff.functions.gradients.reverse_only import NoiseGradient as NoiseGradie
 from hodiff.functions.gradients.reverse_only import clip_gradient as clip_gradient
 from hodiff.functions.gradients.reverse_only import noise_gradient as noise_gradient
 from hodiff.rules.any_order import AnyOrderFunction, outside_graphs
-from hodiff.rules.arguments import broadcasts_to, require_floating, require_number_or_floating
+from hodiff.rules.arguments import require_broadcasts_to, require_floating, require_number_or_floating
 from hodiff.rules.elementwise import batch_in_front
 from hodiff.rules.nesting import nestable_jvp
 
@@ -155,7 +156,7 @@ def reverse_gradient(x: Tensor, strength: Tensor | float = 1.0) -> Tensor:
 
 def _scaled(function: str, name: str, x: Tensor, factor: Any, sign: int) -> Tensor:
     if isinstance(factor, Tensor):
-        _require_same_shape(function, name, x, factor)
+        require_broadcasts_to(function, name, factor, x.shape)
         factor = factor.detach()
     return ScaleGradient.call(x, sign * factor)
 
@@ -231,8 +232,8 @@ def log_gradient(x: Tensor, record: Callable[[Tensor], Any] | None = None, *, na
         [tensor(6.)]
     """
     require_floating("log_gradient", x=x)
-    if record is not None and not callable(record):
-        raise InputError(f"log_gradient: record: expected a callable or None, got {type(record).__name__}.")
+    if record is not None:
+        require_callable("log_gradient", record=record)
     return LogGradient.call(x, record or _to_logger(name))
 
 
@@ -264,6 +265,7 @@ def gradient_hook(control: Callable[..., Tensor], *args: Any, **kwargs: Any) -> 
         >>> x.grad
         tensor([0.7071, 0.7071])
     """
+    require_callable("gradient_hook", control=control)
 
     def hook(gradient: Tensor) -> Tensor:
         differentiable = torch.is_grad_enabled()
@@ -275,11 +277,3 @@ def gradient_hook(control: Callable[..., Tensor], *args: Any, **kwargs: Any) -> 
             return torch.autograd.grad(output, probe, gradient, create_graph=differentiable)[0]
 
     return hook
-
-
-def _require_same_shape(function: str, name: str, x: Tensor, factor: Tensor) -> None:
-    if not broadcasts_to(factor.shape, x.shape):
-        raise InputError(
-            f"{function}: {name}: expected a shape that broadcasts to that of x, {tuple(x.shape)}, got "
-            f"{tuple(factor.shape)}."
-        )

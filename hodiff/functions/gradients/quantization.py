@@ -7,11 +7,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_int
+from hodiff.common.options import require_bool, require_int
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.gradients.straight_through import straight_through
-from hodiff.rules.arguments import require_broadcastable, require_floating, require_number_or_floating
+from hodiff.rules.arguments import (
+    require_broadcastable,
+    require_floating,
+    require_number_or_floating,
+    require_positive_or_floating,
+)
 from hodiff.rules.elementwise import ElementwiseFunction, clip
 
 MAX_BITS = 16
@@ -224,6 +229,7 @@ def quantize_ste(
     2020, equations 1 to 3; for the offset, Y. Bhalgat et al., "LSQ+", 2020, section 3.2.
     """
     require_floating("quantize_ste", x=x)
+    require_bool("quantize_ste", "symmetric", symmetric)
     lowest, highest = _integers(bits, symmetric)
     if scale is not None:
         if low is not None or high is not None:
@@ -232,9 +238,8 @@ def quantize_ste(
         raise InputError("quantize_ste: offset: expected scale along with offset, got no scale; a range makes its own.")
     else:
         scale, offset = _grid(x, low, high, lowest, highest, symmetric)
-    require_number_or_floating("quantize_ste", scale=scale, offset=offset)
-    if not isinstance(scale, Tensor) and not scale > 0:
-        raise InputError(f"quantize_ste: scale: expected a positive number, got {scale!r}.")
+    require_number_or_floating("quantize_ste", offset=offset)
+    require_positive_or_floating("quantize_ste", "scale", scale)
     require_broadcastable("quantize_ste", x=x, scale=scale, offset=offset)
     return QuantizeSTE.call(x, scale, offset, lowest, highest)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_callable
 from hodiff.common.overriding import stands_for_tensor
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
@@ -88,9 +89,7 @@ def straight_through(
     Source: Y. Bengio, N. Léonard & A. Courville, "Estimating or propagating gradients through stochastic neurons for
     conditional computation", 2013, section 4.
     """
-    for argument, value in (("forward", forward), ("surrogate", surrogate)):
-        if not callable(value):
-            raise InputError(f"straight_through: {argument}: expected a callable, got {type(value).__name__}.")
+    require_callable("straight_through", forward=forward, surrogate=surrogate)
     title: str = name or getattr(forward, "__name__", None) or "straight_through"
 
     def estimator(*inputs: Any) -> Tensor:

@@ -12,7 +12,13 @@ from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.losses.cross_entropy import CrossEntropy, class_of
 from hodiff.functions.losses.soft_cross_entropy import SoftCrossEntropy
-from hodiff.rules.arguments import broadcasts_to, dtype_name, require_floating, require_number_or_floating
+from hodiff.rules.arguments import (
+    dtype_name,
+    require_broadcasts_to,
+    require_floating,
+    require_number_or_floating,
+    require_positive_or_floating,
+)
 from hodiff.rules.blockwise import block_size
 from hodiff.rules.elementwise import ElementwiseFunction, clip
 
@@ -97,6 +103,7 @@ def cross_entropy(
     et al., "Rethinking the Inception architecture for computer vision", 2016, section 7.
     """
     classes = _require_classification(input, target, weight, reduction, label_smoothing, chunk_size)
+    require_int("cross_entropy", "ignore_index", ignore_index)
     if torch.is_autocast_enabled(input.device.type) and input.dtype in (torch.float16, torch.bfloat16):
         input = input.float()  # as torch does
         target = target.to(input.dtype) if target.is_floating_point() else target
@@ -153,10 +160,8 @@ def huber(input: Tensor, target: Tensor, delta: Tensor | float = 1.0, reduction:
     """
     require_floating("huber", input=input, target=target)
     _require_same_shape("huber", input, target)
-    require_number_or_floating("huber", delta=delta)
-    if not isinstance(delta, Tensor) and not delta > 0:
-        raise InputError(f"huber: delta: expected a positive number, got {delta!r}.")
-    _require_broadcasts_to("huber", "delta", delta, input)
+    require_positive_or_floating("huber", "delta", delta)
+    require_broadcasts_to("huber", "delta", delta, input.shape)
     require_choice("huber", "reduction", reduction, REDUCTIONS)
     return _reduced(Huber.call(input - target, delta), reduction)
 
@@ -193,7 +198,7 @@ def hinge(input: Tensor, target: Tensor, margin: Tensor | float = 1.0, reduction
         raise InputError(f"hinge: target: expected a tensor of labels -1 and 1, got {kind}; 2 * target - 1 makes them.")
     _require_same_shape("hinge", input, target)
     require_number_or_floating("hinge", margin=margin)
-    _require_broadcasts_to("hinge", "margin", margin, input)
+    require_broadcasts_to("hinge", "margin", margin, input.shape)
     require_choice("hinge", "reduction", reduction, REDUCTIONS)
     return _reduced(Hinge.call(input, target.to(input.dtype), margin), reduction)
 
@@ -249,11 +254,4 @@ def _require_same_shape(name: str, input: Tensor, target: Tensor) -> None:
         raise InputError(
             f"{name}: target: expected the shape {tuple(input.shape)} of input, got {tuple(target.shape)}; "
             "target.expand_as(input) repeats it, where that is meant."
-        )
-
-
-def _require_broadcasts_to(name: str, argument: str, value: Any, input: Tensor) -> None:
-    if isinstance(value, Tensor) and not broadcasts_to(value.shape, input.shape):
-        raise InputError(
-            f"{name}: {argument}: expected a shape that broadcasts to {tuple(input.shape)}, got {tuple(value.shape)}."
         )

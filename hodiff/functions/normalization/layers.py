@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hodiff.common.options import is_int
+from hodiff.common.options import is_int, require_bool, require_number
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.normalization.normalization_arguments import (
@@ -215,6 +215,8 @@ def instance_norm(
     Source: D. Ulyanov, A. Vedaldi & V. Lempitsky, "Instance normalization", 2016, equation 3.
     """
     require_channels("instance_norm", x, weight, bias, eps)
+    require_bool("instance_norm", "use_input_stats", use_input_stats)
+    require_number("instance_norm", "momentum", momentum)
     require_running("instance_norm", x, running_mean, running_var, required=not use_input_stats)
     if not use_input_stats:
         return by_running_statistics(x, running_mean, running_var, weight, bias, eps)
@@ -269,6 +271,8 @@ def batch_norm(
     Source: S. Ioffe & C. Szegedy, "Batch normalization", 2015, algorithm 1.
     """
     require_channels("batch_norm", x, weight, bias, eps)
+    require_bool("batch_norm", "training", training)
+    require_number("batch_norm", "momentum", momentum)
     require_running("batch_norm", x, running_mean, running_var, required=not training)
     if not training:
         return by_running_statistics(x, running_mean, running_var, weight, bias, eps)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hodiff.common.options import require_number
 from hodiff.errors import InputError
-from hodiff.rules.arguments import require_floating
+from hodiff.rules.arguments import dtype_name, require_floating
 
 
 def require_channels(function: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> None:
@@ -29,13 +29,13 @@ def require_parameters(function: str, x: Tensor, shape: tuple[int, ...], *parame
     for name, each in given.items():
         if tuple(each.shape) != shape or each.dtype not in dtypes:
             raise InputError(
-                f"{function}: {name}: expected {shape} {_short(x.dtype)}, "
-                f"got {tuple(each.shape)} {_short(each.dtype)}; {name}.to(x.dtype) converts it."
+                f"{function}: {name}: expected {shape} {dtype_name(x)}, "
+                f"got {tuple(each.shape)} {dtype_name(each)}; {name}.to(x.dtype) converts it."
             )
     if len({each.dtype for each in given.values()}) > 1:
         raise InputError(
-            f"{function}: bias: expected the dtype of weight, {_short(given['weight'].dtype)}, "
-            f"got {_short(given['bias'].dtype)}; bias.to(weight.dtype) converts it."
+            f"{function}: bias: expected the dtype of weight, {dtype_name(given['weight'])}, "
+            f"got {dtype_name(given['bias'])}; bias.to(weight.dtype) converts it."
         )
 
 
@@ -67,7 +67,3 @@ def require_eps(function: str, eps: float) -> None:
     """Raise if `eps` is not a number."""
     # A negative eps is valid as long as the sum is positive, and torch accepts it.
     require_number(function, "eps", eps)
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

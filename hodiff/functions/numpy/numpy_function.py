@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hodiff.common.options import require_int
+from hodiff.common.options import require_bool, require_callable, require_choice, require_int, require_number
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.numpy.nodes import (
@@ -85,16 +85,11 @@ def numpy_function(
     Source: C. J. F. Ridders, "Accurate computation of F'(x) and F'(x) F''(x)", Advances in Engineering Software 4
     (1982), 75-76, for the differences.
     """
-    for name, value in {
-        "f": f,
-        "vjp": vjp,
-        "jvp": jvp,
-        **{f"derivatives[{i}]": d for i, d in enumerate(derivatives)},
-    }.items():
-        if not callable(value) and (name == "f" or value is not None):
-            raise InputError(f"numpy_function: {name}: expected a callable, got {type(value).__name__}.")
-    if rules not in {"numpy", "torch"}:
-        raise InputError(f"numpy_function: rules: expected 'numpy' or 'torch', got {rules!r}.")
+    given = {"vjp": vjp, "jvp": jvp, **{f"derivatives[{i}]": each for i, each in enumerate(derivatives)}}
+    require_callable("numpy_function", f=f, **{name: each for name, each in given.items() if each is not None})
+    require_choice("numpy_function", "rules", rules, ("numpy", "torch"))
+    require_bool("numpy_function", "elementwise", elementwise)
+    require_number("numpy_function", "tolerance", tolerance, nonnegative=True)
     if difference_order is None:
         difference_order = 0 if vjp or jvp or derivatives else 1
     require_int("numpy_function", "difference_order", difference_order, 0)

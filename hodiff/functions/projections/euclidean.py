@@ -11,7 +11,12 @@ from torch import Tensor
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.arguments import broadcasts_to, require_dims, require_floating, require_number_or_floating
+from hodiff.rules.arguments import (
+    require_broadcasts_to,
+    require_dims,
+    require_floating,
+    require_positive_or_floating,
+)
 from hodiff.rules.nesting import nestable_jvp
 
 
@@ -234,18 +239,7 @@ def require_groups(function: str, x: Tensor, name: str, level: Any, dim: Any, *,
     if x.dim() == 0:
         raise InputError(f"{function}: x: expected at least one dimension, got a number; x.unsqueeze(0) adds one.")
     dims = require_dims(function, x, dim)
-    require_level(function, name, level, zero=zero)
+    require_positive_or_floating(function, name, level, zero=zero)
     norms = tuple(1 if i in dims else size for i, size in enumerate(x.shape))
-    if isinstance(level, Tensor) and not broadcasts_to(level.shape, norms):
-        raise InputError(
-            f"{function}: {name}: expected a shape that broadcasts to {norms}, one number a group, got "
-            f"{tuple(level.shape)}."
-        )
+    require_broadcasts_to(function, name, level, norms, remedy="pass one number a group")
     return tuple(each - x.dim() for each in dims)
-
-
-def require_level(function: str, name: str, level: Any, *, zero: bool) -> None:
-    """Raise if a radius or threshold has the wrong type or sign."""
-    require_number_or_floating(function, **{name: level})
-    if not isinstance(level, Tensor) and not (level >= 0 if zero else level > 0):
-        raise InputError(f"{function}: {name}: expected a {'nonnegative' if zero else 'positive'} number, got {level}.")

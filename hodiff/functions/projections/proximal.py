@@ -13,8 +13,8 @@ from hodiff.functions.projections.euclidean import ProjectL2Ball as ProjectL2Bal
 from hodiff.functions.projections.euclidean import ProjectSimplex as ProjectSimplex
 from hodiff.functions.projections.euclidean import project_l2_ball as project_l2_ball
 from hodiff.functions.projections.euclidean import project_simplex as project_simplex
-from hodiff.functions.projections.euclidean import require_groups, require_level
-from hodiff.rules.arguments import require_broadcastable, require_floating
+from hodiff.functions.projections.euclidean import require_groups
+from hodiff.rules.arguments import require_broadcastable, require_floating, require_positive_or_floating
 from hodiff.rules.elementwise import ElementwiseFunction, clip
 
 
@@ -67,7 +67,7 @@ def soft_threshold(x: Tensor, lam: Tensor | float) -> Tensor:
     Source: N. Parikh & S. Boyd, "Proximal algorithms", 2014, section 6.5.2.
     """
     require_floating("soft_threshold", x=x)
-    require_level("soft_threshold", "lam", lam, zero=True)
+    require_positive_or_floating("soft_threshold", "lam", lam, zero=True)
     require_broadcastable("soft_threshold", x=x, lam=lam)
     if torch.compiler.is_compiling():
         return SoftThreshold.forward(x, lam)

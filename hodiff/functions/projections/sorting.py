@@ -7,10 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_bool
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.rules.any_order import AnyOrderFunction
-from hodiff.rules.arguments import require_dims, require_floating, require_number_or_floating
+from hodiff.rules.arguments import (
+    require_dims,
+    require_floating,
+    require_positive_or_floating,
+)
 from hodiff.rules.blockwise import all_batched
 from hodiff.rules.nesting import nestable_jvp
 
@@ -134,7 +139,7 @@ def soft_rank(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, de
     Source: M. Blondel, O. Teboul, Q. Berthet & J. Djolonga, "Fast differentiable sorting and ranking", 2020,
     equation 6 and propositions 3 and 4.
     """
-    dim = _checked("soft_rank", x, temperature, dim)
+    dim = _checked("soft_rank", x, temperature, dim, descending)
     z = (-x if descending else x).movedim(dim, -1) / temperature
     z, order = z.sort(dim=-1, descending=True)
     ranks = _project(z, _descending_ranks(z))
@@ -176,7 +181,7 @@ def soft_sort(x: Tensor, temperature: Tensor | float = 1.0, dim: int = -1, *, de
     Source: M. Blondel, O. Teboul, Q. Berthet & J. Djolonga, "Fast differentiable sorting and ranking", 2020,
     equation 5 and propositions 3 and 4.
     """
-    dim = _checked("soft_sort", x, temperature, dim)
+    dim = _checked("soft_sort", x, temperature, dim, descending)
     w = (x if descending else -x).movedim(dim, -1).sort(dim=-1, descending=True).values
     s = _project(_descending_ranks(w) / temperature, w)
     return (s if descending else -s).movedim(-1, dim)
@@ -203,20 +208,18 @@ def _descending_ranks(x: Tensor) -> Tensor:
     return torch.arange(size, 0, -1, dtype=x.dtype, device=x.device).expand(x.shape)
 
 
-def _checked(function: str, x: Tensor, temperature: Any, dim: Any) -> int:
+def _checked(function: str, x: Tensor, temperature: Any, dim: Any, descending: Any) -> int:
     require_floating(function, x=x)
-    require_number_or_floating(function, temperature=temperature)
+    require_positive_or_floating(function, "temperature", temperature)
+    require_bool(function, "descending", descending)
     if x.dim() == 0:
         raise InputError(f"{function}: x: expected at least one dimension, got a number; x.unsqueeze(0) adds one.")
     dims = require_dims(function, x, dim)
     if len(dims) != 1:
         raise InputError(f"{function}: dim: expected one dimension, got {dim!r}.")
-    if isinstance(temperature, Tensor):
-        if temperature.dim() > 0:
-            raise InputError(
-                f"{function}: temperature: expected a number or a tensor without dimensions, got shape "
-                f"{tuple(temperature.shape)}; torch.func.vmap takes one a row."
-            )
-    elif not temperature > 0:
-        raise InputError(f"{function}: temperature: expected a positive number, got {temperature!r}.")
+    if isinstance(temperature, Tensor) and temperature.dim() > 0:
+        raise InputError(
+            f"{function}: temperature: expected a number or a tensor without dimensions, got shape "
+            f"{tuple(temperature.shape)}; torch.func.vmap takes one a row."
+        )
     return dims[0]

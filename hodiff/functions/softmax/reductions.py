@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_bool
 from hodiff.common.overriding import overridable
 from hodiff.errors import InputError
 from hodiff.functions.logistic import Bell
@@ -120,6 +121,7 @@ def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     Source: P. Blanchard, D. Higham & N. Higham, "Accurately computing the log-sum-exp and softmax functions", 2021.
     """
     dims = _dims("logsumexp", x, dim)
+    require_bool("logsumexp", "keepdim", keepdim)
     return _reduced(LogSumExp.call, x, dims, keepdim)
 
 
@@ -230,6 +232,7 @@ def amax(x: Tensor, dim: Dims, keepdim: bool = False) -> Tensor:
     Source: F. Clarke, "Optimization and nonsmooth analysis", 1983, section 2.3: a point of the subdifferential.
     """
     dims = _dims("amax", x, dim)
+    require_bool("amax", "keepdim", keepdim)
     if x.dim() and any(x.shape[each] == 0 for each in dims):
         raise InputError(f"amax: x: expected elements along dimensions {dims}, got the shape {tuple(x.shape)}.")
     return _reduced(AMax.call, x, dims, keepdim)

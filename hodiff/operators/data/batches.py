@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from hodiff.common.options import require_choice
 from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.errors import InputError
 from hodiff.torch_internals.tensors import has_numbers
@@ -187,13 +188,10 @@ class Batches:
         )
 
 
-def require_reduction(caller: str, argument: str, value: Any) -> None:
+def require_reduction(caller: str, value: Any) -> None:
     """Raise if a reduction is neither "mean" nor "sum"."""
-    if value not in REDUCTIONS:
-        raise InputError(
-            f"{caller}: {argument}: expected one of {', '.join(map(repr, REDUCTIONS))}, got {value!r}; "
-            "say what the function does over the examples of a batch."
-        )
+    remedy = "say what the function does over the examples of a batch"
+    require_choice(caller, "reduction", value, REDUCTIONS, remedy=remedy)
 
 
 def require_data(caller: str, argument: str, value: Any) -> None:

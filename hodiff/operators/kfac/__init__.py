@@ -1,4 +1,4 @@
 """Kronecker-factored approximations of the Fisher and Gauss-Newton matrices, as operators in closed form."""
 
-from hodiff.operators.kfac.kfac import EKFACOperator as EKFACOperator
+from hodiff.operators.kfac.ekfac import EKFACOperator as EKFACOperator
 from hodiff.operators.kfac.kfac import KFACOperator as KFACOperator

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ import torch
 from torch import Tensor
 
 from hodiff import estimators
-from hodiff.common.keyword_options import require_options
 from hodiff.common.options import require_amount
 from hodiff.errors import InputError
 from hodiff.estimators import DiagonalEstimate, Estimate
@@ -133,7 +133,7 @@ class FactoredOperator(LinearOperator):
         Returns:
             An `Estimate` without error.
         """
-        require_options(type(self).trace, estimators.trace, options)
+        _require_options_of(estimators.trace, options)
         return _exactly(self._added([each.trace() for each in self.blocks]))
 
     def diagonal(self, **options: Any) -> DiagonalEstimate:
@@ -145,7 +145,7 @@ class FactoredOperator(LinearOperator):
         Returns:
             A `DiagonalEstimate` without error.
         """
-        require_options(type(self).diagonal, estimators.diagonal, options)
+        _require_options_of(estimators.diagonal, options)
         found = _scattered(self.domain, [(each.layout, each.diagonal()[None]) for each in self.blocks])[:, 0]
         return DiagonalEstimate(found, torch.zeros_like(found), 0, CLOSED_FORM)
 
@@ -161,7 +161,7 @@ class FactoredOperator(LinearOperator):
         Raises:
             InputError: If a damped block is singular to rounding.
         """
-        require_options(type(self).logdet, estimators.logdet, options)
+        _require_options_of(estimators.logdet, options)
         damping = _damping(f"{type(self).__name__}.logdet", {"damping": options.get("damping", 0.0)})
         logarithms = []
         for each in self.blocks:
@@ -317,6 +317,11 @@ def _damping(caller: str, options: dict[str, Any]) -> float:
     damping = options.get("damping", 0.0)
     require_amount(caller, "damping", damping)
     return float(damping)
+
+
+def _require_options_of(estimator: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Raise a TypeError for options that an estimator does not have."""
+    inspect.signature(estimator).bind(None, **options)
 
 
 def _exactly(number: Tensor) -> Estimate:

@@ -1,34 +1,32 @@
-"""Kronecker-factored approximate curvature, K-FAC, and EKFAC, with corrected eigenvalues, as operators."""
+"""Kronecker-factored approximate curvature, K-FAC, as an operator."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
-from hodiff.common.keyword_options import explains, shows, with_defaults
+from hodiff.common.options import require_callable
 from hodiff.common.trees import PyTree, describe, flatten_primals
 from hodiff.derivatives.bound_function import leave_inference_mode
 from hodiff.derivatives.route_choice import refused
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batches, Size
 from hodiff.operators.kfac import moments
-from hodiff.operators.kfac.blocks import Block, EigenBlock, KroneckerBlock
+from hodiff.operators.kfac.blocks import Block, KroneckerBlock
 from hodiff.operators.kfac.columns import Loss
 from hodiff.operators.kfac.kfac_options import MONTE_CARLO, KroneckerOptions
 from hodiff.operators.kfac.layered import LayeredOperator
 from hodiff.operators.kfac.layers import Source, sources_of
 from hodiff.operators.linear.constant_points import require_constant
 from hodiff.operators.linear.spaces import Space
-from hodiff.operators.linearized.likelihoods import ignored_targets, known_likelihood, likelihood_of
+from hodiff.operators.linearized.likelihoods import Likelihood, ignored_targets, known_likelihood, likelihood_of
 from hodiff.operators.linearized.model_loss import known_size, require_declared_reduction, require_parameters
 
 
-@explains(KroneckerOptions)
 class KFACOperator(LayeredOperator):
     r"""Kronecker-factored approximate curvature, K-FAC: Kronecker products for the layers' blocks of the Fisher.
 
@@ -63,7 +61,32 @@ class KFACOperator(LayeredOperator):
         loss: Function `loss(outputs, targets)` that returns a tensor of shape (), a sum or mean over examples.
         x: The point: a dict of some or all of the model's parameters by name, each in a layer named above.
         *args: `inputs, targets`; or one batch of another form, which is passed to both functions.
-        **options: Options of both Kronecker-factored operators.
+        fisher: Gradients that B averages. "exact": columns of the square root of the loss's Hessian in the outputs (or
+            of the Fisher information, if the outputs are probabilities or their logarithms), one pullback for each
+            column; "monte-carlo": gradients for targets drawn from the model's prediction, `samples` pullbacks;
+            "empirical": gradients for the given targets, one pullback.
+        samples: Number of targets that "monte-carlo" draws for each output; 1 by default.
+        likelihood: Distribution of the targets for "monte-carlo", required if the loss is not one of torch's.
+        generator: Generator of the drawn targets; by default a generator seeded with 0.
+        sharing: Treatment of positions that share a layer's weights, such as tokens, pixels or repeated calls: "expand"
+            treats each position as an example of its own, "reduce" first averages inputs and sums gradients over the
+            positions.
+        bias: "joined": a layer's weight and bias are one block (the inputs get a last element 1); "separate": they are
+            two blocks.
+        norm: Blocks of normalization layers, which have no Kronecker structure: "full" is the exact block of their
+            parameters, "diagonal" its diagonal.
+        data: Batches to sum over, instead of `args`: a list, a DataLoader or any iterable that yields the same batches
+            in each pass. A batch is a pair of inputs and targets, or an object that is passed to both functions as a
+            whole.
+        reduction: Reduction of the loss over the examples of a batch, "mean" or "sum", as for other operators.
+        batch_size: Function that returns the divisor of a batch's mean, for losses that are not torch's.
+        chunk_size: Number of gradients that are pulled back together: a positive int, None for all, or "auto" for as
+            many as keep them within 64 MiB on a CPU and 1 GiB on a GPU.
+        check: Whether to evaluate the first batch twice, to refuse a model that is not deterministic, and to compare
+            the gradients of the parameters with those computed from the layers' inputs and outputs, to refuse a model
+            that uses a parameter outside its layer.
+        progress: Whether to show a progress bar for each pass over the data.
+        correct: Whether hodiff's rules replace torch's wrong and missing ones.
 
     Attributes:
         blocks: Each layer's block, with its factors `A` (groups, q, q) and `B` (groups, p, p), or diagonals.
@@ -91,7 +114,6 @@ class KFACOperator(LayeredOperator):
     curvature for modern neural network architectures", NeurIPS 2023, section 3.
     """
 
-    @shows(KroneckerOptions)
     @leave_inference_mode
     def __init__(
         self,
@@ -99,18 +121,45 @@ class KFACOperator(LayeredOperator):
         loss: Callable[..., Tensor],
         x: PyTree,
         *args: Any,
-        **options: Unpack[KroneckerOptions],
+        fisher: str = "exact",
+        samples: int | None = None,
+        likelihood: Likelihood | None = None,
+        generator: torch.Generator | None = None,
+        sharing: str = "expand",
+        bias: str = "joined",
+        norm: str = "full",
+        data: Iterable[PyTree] | None = None,
+        reduction: str = "mean",
+        batch_size: Callable[[PyTree], int] | None = None,
+        chunk_size: int | str | None = "auto",
+        check: bool = True,
+        progress: bool = False,
+        correct: bool = True,
     ):
         caller = type(self).__name__
-        given = with_defaults(type(self), KroneckerOptions, options)
-        data, reduction = given["data"], given["reduction"]
+        options = KroneckerOptions(
+            caller,
+            fisher=fisher,
+            samples=samples,
+            likelihood=likelihood,
+            generator=generator,
+            sharing=sharing,
+            bias=bias,
+            norm=norm,
+            data=data,
+            reduction=reduction,
+            batch_size=batch_size,
+            chunk_size=chunk_size,
+            check=check,
+            progress=progress,
+            correct=correct,
+        )
         if not isinstance(model, nn.Module):
             raise InputError(
                 f"{caller}: model: expected an nn.Module, whose layers are hooked, got {describe(model)}; take "
                 "GaussNewtonOperator for a function, or a module that calls it."
             )
-        if not callable(loss):
-            raise InputError(f"{caller}: loss: expected a function loss(outputs, targets), got {describe(loss)}.")
+        require_callable(caller, loss=loss)
         if (data is not None) == bool(args) or len(args) > 2:
             raise InputError(
                 f"{caller}: expected either data=, or the arguments (inputs, targets) or one batch after x, got "
@@ -123,12 +172,12 @@ class KFACOperator(LayeredOperator):
         leaves, _ = flatten_primals(x, caller, "x")
         super().__init__(Space.of(x))
         self.model, self.loss = model, loss
-        self.fisher, self.sharing = given["fisher"], given["sharing"]
-        self.chunk_size, self.check, self.correct = given["chunk_size"], given["check"], given["correct"]
-        self._sources = sources_of(caller, model, list(x), given)
-        self._loss = _loss_of(caller, loss, given)
+        self.fisher, self.sharing = fisher, sharing
+        self.chunk_size, self.check, self.correct = chunk_size, check, correct
+        self._sources = sources_of(caller, model, list(x), bias, norm)
+        self._loss = _loss_of(loss, options)
         self.args = batch_of(args)
-        self.batches = Batches(caller, data, reduction, given["batch_size"], given["progress"])
+        self.batches = Batches(caller, data, reduction, batch_size, progress)
         self.batches.known_size = partial(known_size, loss)
         self.relocate(leaves, self.domain)
 
@@ -181,87 +230,19 @@ def batch_of(args: tuple[Any, ...]) -> Any:
     return args if len(args) == 2 else args[0] if args else None
 
 
-def _loss_of(caller: str, loss: Callable[..., Tensor], given: dict[str, Any]) -> Loss:
+def _loss_of(loss: Callable[..., Tensor], options: KroneckerOptions) -> Loss:
     """Return the loss with its options, and raise if they do not fit."""
-    fisher, likelihood = given["fisher"], given["likelihood"]
-    for name in ("samples", "likelihood"):
-        if given[name] is not None and fisher != MONTE_CARLO:
+    caller, fisher, likelihood = options.caller, options.fisher, options.likelihood
+    for name, value in (("samples", options.samples), ("likelihood", likelihood)):
+        if value is not None and fisher != MONTE_CARLO:
             raise InputError(
-                f"{caller}: {name}: expected None with fisher={fisher!r}, which draws nothing, got {given[name]!r}; "
+                f"{caller}: {name}: expected None with fisher={fisher!r}, which draws nothing, got {value!r}; "
                 f"pass fisher={MONTE_CARLO!r}."
             )
     if fisher == MONTE_CARLO and likelihood is None:
         likelihood = likelihood_of(caller, loss)
     # All passes must draw the same targets, so they share one seed.
-    generator = given["generator"] or torch.Generator().manual_seed(0)
+    generator = options.generator or torch.Generator().manual_seed(0)
     seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-    mean = given["reduction"] == "mean"
-    return Loss(caller, loss, mean, given["correct"], fisher, given["samples"] or 1, likelihood, seed)
-
-
-@explains(KroneckerOptions)
-class EKFACOperator(KFACOperator):
-    r"""K-FAC with corrected eigenvalues, EKFAC: the best diagonal in the eigenvectors of K-FAC's blocks.
-
-    With $A = Q_A \Lambda_A Q_A^\top$ and $B = Q_B \Lambda_B Q_B^\top$ the factors of `hodiff.KFACOperator`, and
-    $G_n = \sum_r g_{nr} a_{nr}^\top$ the gradients of the weight in each example, for each column of the loss's root,
-
-    $$ F \approx (Q_B \otimes Q_A) \operatorname{diag}(\Lambda) (Q_B \otimes Q_A)^\top, \qquad
-       \Lambda_{ij} = \sum_n \big(Q_B^\top G_n Q_A\big)_{ij}^2 $$
-
-    Of all matrices with these eigenvectors it is nearest to the exact block F in the Frobenius norm, so at least as
-    near as K-FAC. It needs a second pass over the data. The inputs of every layer must have examples along their first
-    dimension.
-
-    Args:
-        model: As in `hodiff.KFACOperator`.
-        loss: As in `hodiff.KFACOperator`.
-        x: As in `hodiff.KFACOperator`.
-        *args: As in `hodiff.KFACOperator`.
-        **options: Options of both Kronecker-factored operators.
-
-    Attributes:
-        blocks: Each layer's block, with eigenvectors `left` $Q_B$ and `right` $Q_A$ (None for the identity), and
-            `values` (groups, p, q).
-
-    Raises:
-        InputError: As for `hodiff.KFACOperator`.
-
-    Example:
-        >>> import torch, hodiff
-        >>> _ = torch.manual_seed(0)
-        >>> model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
-        >>> x = dict(model.named_parameters())
-        >>> problem = model, torch.nn.functional.cross_entropy, x, torch.randn(8, 3), torch.randint(2, (8,))
-        >>> exact = hodiff.GaussNewtonOperator(*problem)
-        >>> traces = hodiff.EKFACOperator(*problem).trace().value, exact.to_dense().trace().item()
-        >>> abs(traces[0] - traces[1]) < 1e-6 * traces[1]  # as the diagonal of each block is, in its eigenvectors
-        True
-
-    Source: T. George, C. Laurent, X. Bouthillier, N. Ballas & P. Vincent, "Fast approximate natural gradient descent in
-    a Kronecker-factored eigenbasis", NeurIPS 2018, section 3.
-    """
-
-    @leave_inference_mode
-    def _compute(self) -> tuple[Block, ...]:
-        with torch.no_grad(), refused(type(self).__name__):
-            bases = {
-                source: block.eigen for source, block in zip(self._all_sources, self._factors(), strict=True)
-            }  # fmt: skip
-            values = {source: torch.zeros_like(basis.values) for source, basis in bases.items()}
-            sizes = Size()
-            for batch, recorded in self._recorded():
-                kept = {source: self._inputs(source, recorded) for source in bases}
-                for _, found in self._pulled(batch, recorded):
-                    for source, g in found.items():
-                        one = moments.of_examples(source, bases[source], kept[source], g)
-                        values[source].add_(one, alpha=batch.size.weight)
-                sizes += batch.size
-            scale = self._scale(sizes)
-            return tuple(
-                EigenBlock(basis.layout, basis.left, basis.right, values[source] * scale)
-                for source, basis in bases.items()
-            )
-
-    def _by_example(self, source: Source) -> bool:
-        return True
+    mean = options.reduction == "mean"
+    return Loss(caller, loss, mean, options.correct, fisher, options.samples or 1, likelihood, seed)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,9 +65,7 @@ class Source:
         return torch.cat([functions[part](module, x, g) for part in self.parts], -1)
 
 
-def sources_of(
-    caller: str, model: nn.Module, names: Sequence[str], options: Mapping[str, Any]
-) -> dict[str, list[Source]]:
+def sources_of(caller: str, model: nn.Module, names: Sequence[str], bias: str, norm: str) -> dict[str, list[Source]]:
     """Return the blocks of parameters, by layer; raise for layers that are not supported."""
     _require_apart(caller, model)
     owners = _owners(caller, model, names)
@@ -77,9 +74,9 @@ def sources_of(
         module = model.get_submodule(layer)
         known = known_type(module)
         assert known is not None
-        joined = options["bias"] == JOINED and len(held) == 2
+        joined = bias == JOINED and len(held) == 2
         found[layer] = [
-            source_of(layer, module, known, parts, options["norm"])
+            source_of(layer, module, known, parts, norm)
             for parts in ([held] if joined else [{part: index} for part, index in held.items()])
         ]
     return found

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hodiff.common.keyword_options import require_options
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
-from hodiff.estimators.systems.solve import Solution, solve
+from hodiff.estimators.systems.solve import Solution
 from hodiff.operators.linear.conversion import Conversion
 from hodiff.operators.linear.inverse import Solutions
 from hodiff.operators.linear.linear_operator import LinearOperator, require_operator
@@ -192,15 +191,19 @@ class InverseOperator(LinearOperator):
         damping: The $\lambda$, 0 or more.
         tol: Relative tolerance of the residual; by default the tolerance of `solve`.
         throw: Whether a product that misses the tolerance raises; if not, it warns.
-        **options: Further options of `solve`: `preconditioner`, `atol`, `max_iterations`, `restart`, `step_size`,
-            `progress`.
+        preconditioner: As for `hodiff.estimators.solve`.
+        atol: Absolute tolerance of the residual.
+        max_iterations: Maximum number of iterations, as for `solve`.
+        restart: Number of vectors that "gmres" keeps, 50 by default.
+        step_size: Step of "neumann", as for `solve`.
+        callback: As for `hodiff.estimators.solve`.
+        progress: Whether to show a progress bar.
 
     Attributes:
         last_report: The result of `solve` for the last product, with iterations and residuals; None before the first.
 
     Raises:
-        InputError: If A is not an operator or not square, or the method is unknown; on first use, if an option does
-            not fit the method.
+        InputError: If A is not an operator or not square, or an option is invalid or does not fit the method.
         ConvergenceError: On use, if the tolerance is missed and `throw` is set.
 
     Example:
@@ -222,11 +225,28 @@ class InverseOperator(LinearOperator):
         damping: float = 0.0,
         tol: float | None = None,
         throw: bool = True,
-        **options: Any,
+        preconditioner: Any = None,
+        atol: float = 0.0,
+        max_iterations: int | None = None,
+        restart: int | None = None,
+        step_size: float | None = None,
+        callback: Callable[[int, Tensor], None] | None = None,
+        progress: bool = False,
     ):
         require_operator(A, "InverseOperator", "A")
-        require_options(InverseOperator, solve, options)
-        self._solutions = Solutions(A, method, {"damping": damping, "tol": tol, "throw": throw, **options})
+        options = {
+            "damping": damping,
+            "tol": tol,
+            "throw": throw,
+            "preconditioner": preconditioner,
+            "atol": atol,
+            "max_iterations": max_iterations,
+            "restart": restart,
+            "step_size": step_size,
+            "callback": callback,
+            "progress": progress,
+        }
+        self._solutions = Solutions(A, method, options)
         super().__init__(A.codomain, A.domain, symmetric=A.symmetric)
         self.operator = A
         self.method = method

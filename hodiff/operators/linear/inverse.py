@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hodiff.common.options import require_choice
 from hodiff.errors import InputError
-from hodiff.estimators.systems.solve import METHODS, Solution, solve
+from hodiff.estimators.systems.solve import METHODS, Solution, require_options, solve
 
 RECTANGULAR = "lsmr"
 FACTORED = "dense"
@@ -18,16 +19,14 @@ class Solutions:
     """Solves for blocks of right-hand sides by `hodiff.estimators.solve`; `last_report` is the last result."""
 
     def __init__(self, operator: Any, method: str, options: dict[str, Any]):
-        if method not in METHODS:
-            raise InputError(
-                f"InverseOperator: method: expected one of {', '.join(map(repr, METHODS))}, got {method!r}."
-            )
+        require_choice("InverseOperator", "method", method, METHODS)
         m, n = operator.shape
         if m != n and method != RECTANGULAR:
             raise InputError(
                 f"InverseOperator: A: expected a square operator for method={method!r}, got {operator}; use "
                 f"method={RECTANGULAR!r} for least squares, or (A.T @ A).inverse()."
             )
+        require_options("InverseOperator", method, m == n, **options)
         self.last_report: Solution | None = None
         self._operator = operator
         self._method = method

@@ -9,6 +9,7 @@ import torch
 from scipy.sparse import csr_array, issparse
 from torch import Tensor
 
+from hodiff.common.options import require_bool
 from hodiff.common.trees import describe
 from hodiff.errors import InputError
 from hodiff.operators.linear.conversion import Conversion
@@ -61,6 +62,7 @@ class MatrixOperator(LinearOperator):
     """
 
     def __init__(self, matrix: Any, *, symmetric: bool = False):
+        require_bool("MatrixOperator", "symmetric", symmetric)
         matrix = _tensor_of(matrix)
         if not isinstance(matrix, Tensor) or matrix.dim() != 2 or not matrix.is_floating_point():
             raise InputError(

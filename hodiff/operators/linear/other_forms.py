@@ -12,8 +12,8 @@ from scipy.sparse.linalg import LinearOperator as ScipyOperator
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
-from hodiff.common.options import require_bool, require_choice
+from hodiff.common.chunks import resolve_chunk_size, spans
+from hodiff.common.options import require_bool, require_choice, require_chunk_size
 from hodiff.common.trees import PyTree, describe
 from hodiff.errors import InputError
 from hodiff.operators.linear.conversion import Conversion, conversion_to

@@ -12,12 +12,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from typing_extensions import Unpack
 
-from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
-from hodiff.common.keyword_options import shows, with_defaults
+from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.module_state import attributes_put_back, untouched, untouched_buffers
-from hodiff.common.options import name_of, require_bool
+from hodiff.common.options import name_of, require_bool, require_callable, require_chunk_size
 from hodiff.common.randomness import RandomState, seeded
 from hodiff.common.trees import PyTree, as_point, flatten_primals, recordable
 from hodiff.derivatives.bound_function import BoundFunction, leave_inference_mode
@@ -52,7 +50,7 @@ class CurvatureOperator(Portable, LinearOperator):
         functions: The user's functions, in which modules are searched.
         x: The point: a tensor or a pytree of tensors.
         args: Further arguments of the functions, before the batch.
-        **options: Options of `CurvatureOptions`.
+        options: Further options.
 
     Raises:
         InputError: If an argument is invalid.
@@ -62,48 +60,43 @@ class CurvatureOperator(Portable, LinearOperator):
     # Names of the attributes that hold the user's functions.
     functions: tuple[str, ...] = ("f",)
 
-    @shows(CurvatureOptions)
     @leave_inference_mode
     def __init__(
         self,
         functions: Sequence[Callable[..., Any]],
         x: PyTree,
         args: tuple[Any, ...],
-        **options: Unpack[CurvatureOptions],
+        options: CurvatureOptions,
     ):
-        caller = type(self).__name__
-        given = with_defaults(type(self), CurvatureOptions, options)
-        data, reduction, process_group = given["data"], given["reduction"], given["process_group"]
-        for function in functions:
-            if not callable(function):
-                raise InputError(f"{caller}: expected callables, got {type(function).__name__}; pass f(x, ...).")
+        caller, data, reduction = options.caller, options.data, options.reduction
+        require_callable(caller, **dict(zip(self.functions, functions, strict=True)))
         # Batches of a loader do not exist yet, so only lists and tuples are checked.
         require_constant(caller, x, *functions, args, data if isinstance(data, (list, tuple)) else None)
         leaves, _ = flatten_primals(x, caller, "x", complex_too=True)
         super().__init__(Space.of(x), symmetric=True)
-        if process_group is not None and data is None and reduction == "mean":
+        if options.process_group is not None and data is None and reduction == "mean":
             raise InputError(
                 f"{caller}: data: expected batches, as the mean over ranks weights each by its number of examples, got "
                 "none; pass data=[batch], or reduction='sum'."
             )
         self.args = pytree.tree_map_only(Tensor, recordable, args)
-        self.batches = Batches(caller, data, reduction, given["batch_size"], given["progress"])
-        self.process_group = process_group
-        self.cache = given["cache"]
-        self.memory_budget = given["memory_budget"]
-        self.chunk_size = given["chunk_size"]
-        self.correct = given["correct"]
+        self.batches = Batches(caller, data, reduction, options.batch_size, options.progress)
+        self.process_group = options.process_group
+        self.cache = options.cache
+        self.memory_budget = options.memory_budget
+        self.chunk_size = options.chunk_size
+        self.correct = options.correct
         self._functions = tuple(functions)
         self._held_modules = modules_in(*functions)
-        self._checks = self._must_check = given["check_deterministic"]
-        self._draw_seed = int(torch.randint(2**62, (), device="cpu")) if given["randomness"] == "fixed" else None
-        if self._draw_seed is not None and given["compile"]:
+        self._checks = self._must_check = options.check_deterministic
+        self._draw_seed = int(torch.randint(2**62, (), device="cpu")) if options.randomness == "fixed" else None
+        if self._draw_seed is not None and options.compile:
             raise InputError(
                 f"{caller}: randomness: expected 'error' with compile=True, as compiled code draws numbers of its own, "
                 "got 'fixed'; leave compile=True out."
             )
-        dynamic = given["compile"] == "dynamic"
-        self._compiled = CompiledLinearizations(caller, dynamic=dynamic) if given["compile"] else None
+        dynamic = options.compile == "dynamic"
+        self._compiled = CompiledLinearizations(caller, dynamic=dynamic) if options.compile else None
         self.relocate(tuple(map(as_point, leaves)), self.domain)
 
     def _told(self) -> list[tuple[str, object]]:

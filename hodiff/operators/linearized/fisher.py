@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from typing_extensions import Unpack
 
-from hodiff.common.keyword_options import explains, shows
 from hodiff.common.options import require_generator, require_int
 from hodiff.common.trees import PyTree, describe
 from hodiff.derivatives.bound_function import BoundFunction
@@ -20,7 +18,6 @@ from hodiff.derivatives.recorded_gradient import pull_batch
 from hodiff.errors import InputError
 from hodiff.operators.data.batches import Batch, Size
 from hodiff.operators.data.distributed import rank_in, size_of
-from hodiff.operators.linearized.curvature_options import CurvatureOptions
 from hodiff.operators.linearized.gauss_newton import GaussNewtonOperator
 from hodiff.operators.linearized.kept_linearizations import Leaves
 from hodiff.operators.linearized.likelihoods import (
@@ -35,7 +32,6 @@ from hodiff.operators.linearized.likelihoods import (
 from hodiff.operators.linearized.model_loss import ModelLossOperator, OuterProducts, OutputMatrix, pair
 
 
-@explains(CurvatureOptions)
 class FisherOperator(GaussNewtonOperator):
     r"""The Fisher information of a model whose loss is a negative log-likelihood, given by its products.
 
@@ -63,7 +59,18 @@ class FisherOperator(GaussNewtonOperator):
         samples: None for the exact matrix, or the number of targets to draw for each output.
         likelihood: For `samples`, the distribution of a loss that is not listed.
         generator: Source of the drawn targets; None for a generator seeded with 0.
-        **options: Options of all operators at a point.
+        data: Batches to sum over, instead of `args`; `hodiff.HessianOperator` explains this and the further options.
+        reduction: Reduction of the loss over the examples of a batch, "mean" or "sum".
+        batch_size: Function that returns the number of examples in a batch; by default the divisor of torch's loss.
+        compile: Whether to compile the products, with "dynamic" for batches of any size.
+        process_group: Process group of `torch.distributed` over whose ranks the operator is summed.
+        cache: Whether to keep the linearizations of batches: "auto" within `memory_budget`, True or False.
+        memory_budget: Memory for kept linearizations in bytes, 1 GiB by default; see `hodiff.HessianOperator`.
+        chunk_size: Number of columns of a block that are multiplied together: a positive int, None for all, or "auto".
+        check_deterministic: Whether to evaluate the function twice at the first use, and to refuse values that differ.
+        randomness: Treatment of random numbers in the function: "error", or "fixed" for the curvature of one draw.
+        progress: Whether to show a progress bar for each pass over the data.
+        correct: Whether hodiff's rules replace torch's wrong and missing ones.
 
     Raises:
         InputError: If an argument is invalid, or the loss is not a supported likelihood.
@@ -80,7 +87,6 @@ class FisherOperator(GaussNewtonOperator):
     J. Martens, "New insights and perspectives on the natural gradient method", JMLR 21 (2020), section 9.
     """
 
-    @shows(CurvatureOptions)
     def __init__(
         self,
         model: Callable[..., Any],
@@ -90,7 +96,18 @@ class FisherOperator(GaussNewtonOperator):
         samples: int | None = None,
         likelihood: Likelihood | None = None,
         generator: torch.Generator | None = None,
-        **options: Unpack[CurvatureOptions],
+        data: Iterable[PyTree] | None = None,
+        reduction: str = "mean",
+        batch_size: Callable[[PyTree], int] | None = None,
+        compile: bool | str = False,
+        process_group: Any = None,
+        cache: bool | str = "auto",
+        memory_budget: int = 2**30,
+        chunk_size: int | str | None = "auto",
+        check_deterministic: bool = True,
+        randomness: str = "error",
+        progress: bool = False,
+        correct: bool = True,
     ):
         require_int("FisherOperator", "samples", samples, 1, optional=True, remedy="None is exact")
         if likelihood is not None and samples is None:
@@ -104,7 +121,24 @@ class FisherOperator(GaussNewtonOperator):
         # Re-linearized batches must draw the same targets, so all passes share one seed.
         generator = generator or torch.Generator().manual_seed(0)
         self._seed = int(torch.randint(2**31, (), generator=generator, device=generator.device))
-        super().__init__(model, loss, x, *args, **options)
+        super().__init__(
+            model,
+            loss,
+            x,
+            *args,
+            data=data,
+            reduction=reduction,
+            batch_size=batch_size,
+            compile=compile,
+            process_group=process_group,
+            cache=cache,
+            memory_budget=memory_budget,
+            chunk_size=chunk_size,
+            check_deterministic=check_deterministic,
+            randomness=randomness,
+            progress=progress,
+            correct=correct,
+        )
 
     def _prepare(self, args: tuple[Any, ...], index: int) -> tuple[Any, ...]:
         if self.samples is None:
@@ -144,7 +178,6 @@ class FisherOperator(GaussNewtonOperator):
         return super()._scalar_loss(outputs, targets)
 
 
-@explains(CurvatureOptions)
 class EmpiricalFisherOperator(ModelLossOperator):
     r"""The second moment of the examples' gradients, given by its products.
 
@@ -168,7 +201,18 @@ class EmpiricalFisherOperator(ModelLossOperator):
         loss: Function `loss(outputs, targets)` that returns a tensor of shape (), the mean or sum over examples.
         x: The point.
         *args: As in `hodiff.GaussNewtonOperator`.
-        **options: Options of all operators at a point.
+        data: Batches to sum over, instead of `args`; `hodiff.HessianOperator` explains this and the further options.
+        reduction: Reduction of the loss over the examples of a batch, "mean" or "sum".
+        batch_size: Function that returns the number of examples in a batch; by default the divisor of torch's loss.
+        compile: Whether to compile the products, with "dynamic" for batches of any size.
+        process_group: Process group of `torch.distributed` over whose ranks the operator is summed.
+        cache: Whether to keep the linearizations of batches: "auto" within `memory_budget`, True or False.
+        memory_budget: Memory for kept linearizations in bytes, 1 GiB by default; see `hodiff.HessianOperator`.
+        chunk_size: Number of columns of a block that are multiplied together: a positive int, None for all, or "auto".
+        check_deterministic: Whether to evaluate the function twice at the first use, and to refuse values that differ.
+        randomness: Treatment of random numbers in the function: "error", or "fixed" for the curvature of one draw.
+        progress: Whether to show a progress bar for each pass over the data.
+        correct: Whether hodiff's rules replace torch's wrong and missing ones.
 
     Raises:
         InputError: If an argument is invalid.

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from hodiff.common.keyword_options import explains
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.operators.linearized.curvature_options import CurvatureOptions
 from hodiff.operators.linearized.kept_linearizations import Leaves
 from hodiff.operators.linearized.model_loss import ModelLossOperator, OutputMatrix
 
 
-@explains(CurvatureOptions)
 class GaussNewtonOperator(ModelLossOperator):
     r"""The generalized Gauss-Newton matrix of a loss on a model's outputs, given by its products.
 
@@ -29,7 +26,18 @@ class GaussNewtonOperator(ModelLossOperator):
         loss: Function `loss(outputs, targets)` that returns a tensor of shape (), convex in the outputs.
         x: The point: a tensor or a pytree of tensors, n numbers in all.
         *args: `inputs, targets`; or one batch of another form, such as a dict, which is passed to both functions.
-        **options: Options of all operators at a point.
+        data: Batches to sum over, instead of `args`; `hodiff.HessianOperator` explains this and the further options.
+        reduction: Reduction of the loss over the examples of a batch, "mean" or "sum".
+        batch_size: Function that returns the number of examples in a batch; by default the divisor of torch's loss.
+        compile: Whether to compile the products, with "dynamic" for batches of any size.
+        process_group: Process group of `torch.distributed` over whose ranks the operator is summed.
+        cache: Whether to keep the linearizations of batches: "auto" within `memory_budget`, True or False.
+        memory_budget: Memory for kept linearizations in bytes, 1 GiB by default; see `hodiff.HessianOperator`.
+        chunk_size: Number of columns of a block that are multiplied together: a positive int, None for all, or "auto".
+        check_deterministic: Whether to evaluate the function twice at the first use, and to refuse values that differ.
+        randomness: Treatment of random numbers in the function: "error", or "fixed" for the curvature of one draw.
+        progress: Whether to show a progress bar for each pass over the data.
+        correct: Whether hodiff's rules replace torch's wrong and missing ones.
 
     Raises:
         InputError: If an argument is invalid; on first use, as for `hodiff.HessianOperator`.

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
-from typing_extensions import Unpack
 
-from hodiff.common.keyword_options import explains, shows
 from hodiff.common.module_state import untouched
 from hodiff.common.randomness import RandomState
 from hodiff.common.trees import PyTree
@@ -21,7 +19,7 @@ from hodiff.derivatives.hessian_blocks import symmetric_blocks
 from hodiff.derivatives.hessian_rows import LinearizedHessian
 from hodiff.derivatives.products_by_route import PRODUCTS
 from hodiff.derivatives.recorded_gradient import RecordedGradient
-from hodiff.derivatives.route_choice import follow, validate_route
+from hodiff.derivatives.route_choice import follow, require_route
 from hodiff.derivatives.steady import steady
 from hodiff.operators.linear.restriction import restrict
 from hodiff.operators.linearized.curvature import CurvatureOperator
@@ -31,7 +29,6 @@ from hodiff.operators.linearized.recorded_model import lacks_derivatives
 from hodiff.routes import ROUTES
 
 
-@explains(CurvatureOptions)
 class HessianOperator(CurvatureOperator):
     r"""The Hessian of a scalar function at a point, given by its products.
 
@@ -48,7 +45,38 @@ class HessianOperator(CurvatureOperator):
         x: The point: a tensor or a pytree of tensors, n numbers in all. Leaves that `f` ignores have rows of zeros.
         *args: Further arguments of `f`, taken as constants.
         route: As in `hodiff.hvp`. Routes other than "reverse-over-reverse" share nothing between products.
-        **options: Options of all operators at a point.
+        data: Batches to sum over: a list, a DataLoader or any iterable that yields the same batches in each pass. A
+            batch (tensor, tuple or dict) is passed to the function unchanged, after `args`; with a model and a loss it
+            replaces `args`, as a pair of inputs and targets or as a whole.
+        reduction: Reduction of the function or loss over the examples of a batch. "mean": batches are weighted by their
+            number of examples, so that a smaller last batch counts less; "sum": batches are added.
+        batch_size: Function that returns the number of examples in a batch. By default, the divisor of the mean in
+            torch's loss, which excludes ignored labels, if the operator has such a loss; else the length of the batch's
+            first tensor.
+        compile: Whether to capture the linearized product as one graph and compile it with `torch.compile`. The first
+            product takes seconds and is compared with the eager product; if they disagree, or the function cannot be
+            captured, hodiff warns and products run eagerly. `at` reuses the graph, with the tensors that the function
+            then closes over; other numbers or modes compile another graph, with the exceptions that
+            `hodiff.compile_gradient` lists. "dynamic" leaves the batch size open, which is the first dimension of the
+            arguments after the point: another size reuses the graph if the function allows it, and its first product is
+            compared with the eager product, too.
+        process_group: Process group of `torch.distributed` over whose ranks the operator is summed. Each rank has its
+            own `data`, which may be empty, and the same `x` and `v`.
+        cache: Whether to keep the linearizations of batches for the next product: "auto" keeps as many as
+            `memory_budget` allows, True all, False none. Without data the single linearization is always kept.
+        memory_budget: Memory for kept linearizations in bytes, 1 GiB by default; a linearization counts with the size
+            of its intermediate results.
+        chunk_size: Number of columns of a block that are multiplied together: a positive int, None for all, or "auto"
+            for as many as keep intermediate results within 64 MiB on a CPU and 1 GiB on a GPU.
+        check_deterministic: Whether to evaluate the function twice on a batch at the first use, and to refuse a
+            function whose values differ; the error names dropout, batch norm or other state as the cause. Batches that
+            are not kept are compared from pass to pass.
+        randomness: Treatment of random numbers in the function: "error", or "fixed" for the curvature of one draw, such
+            as of the dropout masks in training mode. Each batch has its own draw, which is the same in all products and
+            at all points. The operator draws a seed when it is constructed, and otherwise leaves torch's generators
+            unchanged.
+        progress: Whether to show a progress bar for each pass over the data.
+        correct: Whether hodiff's rules replace torch's wrong and missing ones, as in `hodiff.hvp`.
 
     Raises:
         InputError: If an argument is invalid; on first use, if `f` does not return one real number, does not depend on
@@ -67,19 +95,44 @@ class HessianOperator(CurvatureOperator):
     Source: B. A. Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 6 (1994), eq. 2.4.
     """
 
-    @shows(CurvatureOptions)
     def __init__(
         self,
         f: Callable[..., Any],
         x: PyTree,
         *args: Any,
         route: str = "auto",
-        **options: Unpack[CurvatureOptions],
+        data: Iterable[PyTree] | None = None,
+        reduction: str = "mean",
+        batch_size: Callable[[PyTree], int] | None = None,
+        compile: bool | str = False,
+        process_group: Any = None,
+        cache: bool | str = "auto",
+        memory_budget: int = 2**30,
+        chunk_size: int | str | None = "auto",
+        check_deterministic: bool = True,
+        randomness: str = "error",
+        progress: bool = False,
+        correct: bool = True,
     ):
-        validate_route(route, "HessianOperator")
+        require_route("HessianOperator", route)
         self.f = f
         self.route = route
-        super().__init__((f,), x, args, **options)
+        options = CurvatureOptions(
+            type(self).__name__,
+            data=data,
+            reduction=reduction,
+            batch_size=batch_size,
+            compile=compile,
+            process_group=process_group,
+            cache=cache,
+            memory_budget=memory_budget,
+            chunk_size=chunk_size,
+            check_deterministic=check_deterministic,
+            randomness=randomness,
+            progress=progress,
+            correct=correct,
+        )
+        super().__init__((f,), x, args, options)
 
     def block(self, names: str | Sequence[str]) -> HessianOperator:
         """Restrict the operator as in `LinearOperator.block`; products are cheaper, as other leaves are constants."""

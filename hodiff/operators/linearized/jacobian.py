@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from hodiff.common.chunks import require_chunk_size, resolve_chunk_size, spans
+from hodiff.common.chunks import resolve_chunk_size, spans
 from hodiff.common.module_state import untouched
+from hodiff.common.options import require_chunk_size
 from hodiff.common.trees import PyTree, as_point, flatten_primals
 from hodiff.derivatives.bound_function import bind, leave_inference_mode
 from hodiff.derivatives.route_choice import refused

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -12,9 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
-from typing_extensions import Unpack
 
-from hodiff.common.keyword_options import shows, with_defaults
 from hodiff.common.trees import PyTree
 from hodiff.derivatives.bound_function import BoundFunction, bind
 from hodiff.derivatives.route_choice import refused
@@ -48,7 +46,7 @@ class ModelLossOperator(CurvatureOperator):
         loss: Function `loss(outputs, targets)`.
         x: The point.
         *args: `inputs, targets`, or one batch that is passed to both functions; empty with `data`.
-        **options: Options of `CurvatureOptions`.
+        data: Batches to sum over, instead of `args`; `hodiff.HessianOperator` explains the other options, too.
 
     Raises:
         InputError: If the arguments do not fit.
@@ -56,31 +54,55 @@ class ModelLossOperator(CurvatureOperator):
 
     functions = ("model", "loss")
 
-    @shows(CurvatureOptions)
     def __init__(
         self,
         model: Callable[..., Any],
         loss: Callable[..., Tensor],
         x: PyTree,
         *args: Any,
-        **options: Unpack[CurvatureOptions],
+        data: Iterable[PyTree] | None = None,
+        reduction: str = "mean",
+        batch_size: Callable[[PyTree], int] | None = None,
+        compile: bool | str = False,
+        process_group: Any = None,
+        cache: bool | str = "auto",
+        memory_budget: int = 2**30,
+        chunk_size: int | str | None = "auto",
+        check_deterministic: bool = True,
+        randomness: str = "error",
+        progress: bool = False,
+        correct: bool = True,
     ):
-        caller = type(self).__name__
-        given = with_defaults(type(self), CurvatureOptions, options)
-        batched = given["data"] is not None
+        options = CurvatureOptions(
+            type(self).__name__,
+            data=data,
+            reduction=reduction,
+            batch_size=batch_size,
+            compile=compile,
+            process_group=process_group,
+            cache=cache,
+            memory_budget=memory_budget,
+            chunk_size=chunk_size,
+            check_deterministic=check_deterministic,
+            randomness=randomness,
+            progress=progress,
+            correct=correct,
+        )
+        caller = options.caller
+        batched = data is not None
         if batched == bool(args) or len(args) > 2:
             raise InputError(
                 f"{caller}: expected either data=, or the arguments (inputs, targets) or one batch after x, got "
                 f"{len(args)} of them{' and data=' if batched else ''}; pass {caller}(model, loss, x, inputs, targets)."
             )
-        require_declared_reduction(caller, loss, given["reduction"])
+        require_declared_reduction(caller, loss, reduction)
         if isinstance(model, nn.Module):
             require_parameters(caller, model, x)
         self.model = module_call(model) if isinstance(model, nn.Module) else model
         self.loss = loss
         # Without data the arguments are the only batch.
         batch = (args if len(args) == 2 else args[0],) if args else ()
-        super().__init__((model, loss), x, batch, **given)
+        super().__init__((model, loss), x, batch, options)
         self.batches.known_size = partial(known_size, loss)
 
     def block(self, names: str | Sequence[str]) -> ModelLossOperator:

@@ -229,7 +229,7 @@ def test_rejects_bad_arguments():
     x = torch.ones(2)
     with pytest.raises(InputError, match=r"numpy_function: f: expected a callable, got int"):
         numpy_function(3)
-    with pytest.raises(InputError, match=r"numpy_function: rules: expected 'numpy' or 'torch', got 'jax'"):
+    with pytest.raises(InputError, match=r"numpy_function: rules: expected one of 'numpy', 'torch', got 'jax'"):
         numpy_function(np.sin, vjp=np.sin, rules="jax")
     with pytest.raises(InputError, match=r"derivatives: expected elementwise=True"):
         numpy_function(np.sin, derivatives=[np.cos])

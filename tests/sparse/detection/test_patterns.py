@@ -218,9 +218,9 @@ def test_numbers_that_leave_torch_are_rejected(leave):
 
 def test_rejects_bad_arguments():
     x = torch.ones(3, dtype=D)
-    with pytest.raises(InputError, match="hessian_pattern: the function must return one real number"):
+    with pytest.raises(InputError, match="hessian_pattern: expected a function that returns one real number"):
         hessian_pattern(torch.sin, x)
-    with pytest.raises(InputError, match="jacobian_pattern: f must be callable"):
+    with pytest.raises(InputError, match="jacobian_pattern: f: expected a callable"):
         jacobian_pattern(x, x)
     with pytest.raises(InputError, match=r"hessian_pattern: x: expected a tensor outside of torch.func transforms"):
         torch.func.vmap(lambda x: hessian_pattern(torch.sum, x))(torch.ones(2, 3))

@@ -126,7 +126,7 @@ def test_rejects_bad_options():
         hessian(rosenbrock, compile=True, route="forward-over-reverse")
     with pytest.raises(InputError, match=r"sparse.hessian: compile"):
         hessian(rosenbrock, compile="yes")
-    with pytest.raises(TypeError, match=r"hessian\(\) got an unexpected keyword argument 'compiled'; .*'compile'"):
+    with pytest.raises(TypeError, match=r"hessian\(\) got an unexpected keyword argument 'compiled'"):
         hessian(rosenbrock, compiled=True)
 
 
