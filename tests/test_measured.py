@@ -97,7 +97,7 @@ def speed_products() -> Iterator[tuple[str, float]]:
 
 
 def speed_operators() -> Iterator[tuple[str, float]]:
-    for row, network in zip(table_after("docs/benchmarks/speed.md", "blocks\nare counted"), NETWORKS, strict=True):
+    for row, network in zip(table_after("docs/benchmarks/speed.md", "Times of a block are per vector"), NETWORKS, strict=True):
         (block,) = (
             each["problem"]
             for each in on_file("operators")["problems"]
@@ -185,7 +185,7 @@ def footprints_of_inner_loops() -> Iterator[tuple[str, float]]:
     for name, shown in table_after("docs/guides/meta.md", 'So "auto" is'):
         yield shown, parts["Inner loops"][name]
     told = re.findall(
-        r"([\d.]+) MiB as recorded, ([\d.]+) with .*?, ([\d.]+) by the other",
+        r"([\d.]+) MiB without these arguments, ([\d.]+) with .*?, and ([\d.]+) with\s",
         text_of("docs/howto/meta_gradient_memory.md"),
     )
     yield from zip(told[0], parts["Inner loops"].values(), strict=False)
