@@ -175,7 +175,7 @@ def compiled_dense() -> Iterator[tuple[str, float]]:
 def footprints_of_products() -> Iterator[tuple[str, float]]:
     parts = on_file("footprints")["parts"]["Products"]
     for row, network in zip(
-        table_after("docs/guides/operators.md", "Measured, in peaks of a gradient"), NETWORKS, strict=True
+        table_after("docs/guides/operators.md", "peak memory in units of a gradient's peak"), NETWORKS, strict=True
     ):
         yield from zip(numbers(row[1:]), parts[network].values(), strict=True)
 
