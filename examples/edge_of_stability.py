@@ -3,9 +3,9 @@
     python examples/edge_of_stability.py
 
 The sharpness is the largest eigenvalue of the Hessian of the training loss. On a quadratic function gradient descent
-diverges where the sharpness exceeds 2 / rate. When a network is trained on digits, the sharpness rises by itself until
-it reaches this value. From then on the loss does not fall at every step, but still falls in the long run, and the
-sharpness stays just above 2 / rate, for any rate. Reported by J. Cohen et al., "Gradient descent on neural networks
+diverges where the sharpness exceeds 2 / rate. During training on digits, the sharpness of a network rises until it
+reaches this value. From then on the loss does not fall at every step, but still falls in the long run, and the
+sharpness stays just above 2 / rate, for any rate. Source: J. Cohen et al., "Gradient descent on neural networks
 typically occurs at the edge of stability", ICLR 2021, figure 1.
 
 The script measures the sharpness during training, starting from the last eigenvector each time. It plots the sharpness,
@@ -200,15 +200,15 @@ def draw(courses: Sequence[Course], path: Path) -> None:
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="The sharpness of a network rises to 2 / rate, and stays there.")
-    parser.add_argument("--quick", action="store_true", help="800 steps with two rates")
+    parser.add_argument("--quick", action="store_true", help="take 800 steps with two rates")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 0.7, 1.0], help="learning rates")
-    parser.add_argument("--steps", type=int, default=4000, help="steps of training")
-    parser.add_argument("--every", type=int, default=20, help="steps from one measurement to the next")
-    parser.add_argument("--images", type=int, default=300, help="images to train on")
+    parser.add_argument("--steps", type=int, default=4000, help="number of training steps")
+    parser.add_argument("--every", type=int, default=20, help="steps between measurements")
+    parser.add_argument("--images", type=int, default=300, help="number of training images")
     parser.add_argument("--hidden", type=int, default=32, help="width of the hidden layer")
-    parser.add_argument("--output", type=Path, default=Path("figures/edge_of_stability.png"), help="the figure's path")
-    parser.add_argument("--seed", type=int, default=0, help="of the initial weights")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--output", type=Path, default=Path("figures/edge_of_stability.png"), help="path of the figure")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights")
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     options = parser.parse_args(arguments)
     if options.quick:
         options.rates, options.steps = [0.8, 1.0], 800

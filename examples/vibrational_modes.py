@@ -3,12 +3,12 @@
     python examples/vibrational_modes.py
     python examples/vibrational_modes.py --quick
 
-Atoms attract each other by the potential of Lennard and Jones, which ends smoothly at a cutoff. So the Hessian of the
-energy in all positions has entries for nearby atoms only. The cluster, a ball cut out of a crystal, is relaxed by
-L-BFGS and then by Newton steps with the Hessian itself; pairs within reach are updated between the two. At the minimum
-the eigenvalues of the Hessian are squares of frequencies (masses are 1). Six are zero, as the cluster is free: three
-translations and three rotations. `scipy.sparse.linalg.eigsh` finds the next lowest eigenvalues by inverting the sparse
-matrix. First, a smaller cluster's Hessian is compared with the dense Hessian.
+Atoms attract each other by the potential of Lennard and Jones, which ends smoothly at a cutoff. The Hessian of the
+energy therefore has entries for nearby atoms only. The cluster, a ball cut out of a crystal, is relaxed by L-BFGS and
+then by Newton steps with the Hessian itself; pairs within reach are updated between the two. At the minimum the
+eigenvalues of the Hessian are squares of frequencies (masses are 1). Six eigenvalues are zero, for three translations
+and three rotations of the free cluster. `scipy.sparse.linalg.eigsh` finds the next lowest eigenvalues by inverting the
+sparse matrix. First, the script compares a smaller cluster's Hessian with the dense Hessian.
 
 Source: M. Born & K. Huang, Dynamical Theory of Crystal Lattices (1954), for vibrations; S. Stoddard & J. Ford, Physical
 Review A 8 (1973) for potentials that end smoothly.
@@ -151,10 +151,10 @@ def draw(H: csr_array, values: np.ndarray, path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Relax, differentiate, and find the modes."""
     parser = argparse.ArgumentParser(description="Vibrations of a cluster from its sparse Hessian.")
-    parser.add_argument("--atoms", type=int, default=500, help="in the cluster")
-    parser.add_argument("--modes", type=int, default=40, help="how many to find")
-    parser.add_argument("--quick", action="store_true", help="60 atoms and 20 modes")
-    parser.add_argument("--output", type=Path, default=Path("figures/vibrational_modes.png"), help="the figure")
+    parser.add_argument("--atoms", type=int, default=500, help="number of atoms in the cluster")
+    parser.add_argument("--modes", type=int, default=40, help="number of modes to find")
+    parser.add_argument("--quick", action="store_true", help="use 60 atoms and 20 modes")
+    parser.add_argument("--output", type=Path, default=Path("figures/vibrational_modes.png"), help="path of the figure")
     options = parser.parse_args(arguments)
     if options.quick:
         options.atoms, options.modes = 60, 20

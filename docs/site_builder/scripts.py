@@ -30,7 +30,7 @@ def write_script(source: str, tree: Tree) -> None:
     if picture := picture_of(source):
         tree.wanted[picture] = None
         parts.insert(
-            2, f"![The picture that the script makes]({posixpath.relpath(picture, PurePosixPath(source).parent)})"
+            2, f"![Picture drawn by the script]({posixpath.relpath(picture, PurePosixPath(source).parent)})"
         )
     body = "\n\n".join(parts)
     tree.write(page, relinked(f"{body}\n", source, page, tree))

@@ -1,4 +1,4 @@
-r"""Lesson 30: a checkpoint that knows its parameters.
+r"""Lesson 30: a checkpoint, with gradients of its parameters.
 
 $$ y = f(x, θ), \qquad (\bar x, \bar θ) = \Big(\frac{\partial f}{\partial (x, θ)}\Big)^{\!T} \bar y, \qquad
    \dot y = \frac{\partial f}{\partial x} \dot x + \frac{\partial f}{\partial θ} \dot θ $$
@@ -7,10 +7,10 @@ where f is run again when a derivative is needed. Only the arguments of f are ke
 
 `torch.func.vjp` of f computes the derivative. It consists of operators of the arguments, so backward can be
 differentiated in turn, and each further order runs f once more. `jvp` is the pullback of the pullback, since
-`torch.func.jvp` cannot run inside of torch's plain forward mode. The trap is θ: a Function has gradients for its
-*arguments* alone. Weights that f merely closes over are constants to it, and get no gradient, without a warning. So
-parameters are passed in like x. `hodiff.functions.checkpoint` finds closed-over tensors by itself, and repeats the
-random numbers of f.
+`torch.func.jvp` cannot run inside of torch's plain forward mode. A Function has gradients only for its *arguments*.
+Weights that f closes over are constants to it, and get no gradient, without a warning. Parameters are therefore
+arguments, like x. `hodiff.functions.checkpoint` finds closed-over tensors by itself, and repeats the random numbers of
+f.
 
     python examples/functions/30_checkpoint.py
 
