@@ -1,4 +1,4 @@
-"""Full Gauss-Newton steps on a small language model: iterations that they save, and steps of one layer alone.
+"""Full and layerwise Gauss-Newton steps on a small language model: iterations compared with SOAP and Adam.
 
 python papers/abreu-2025/reproduce.py
 """

@@ -1,4 +1,4 @@
-"""Star and acyclic colorings by two-colored subgraphs: time by paths of length two, and colors of an older way.
+"""Star and acyclic colorings by two-colored subgraphs: time, and number of colors compared with an older algorithm.
 
 python papers/gebremedhin-2007/reproduce.py
 """

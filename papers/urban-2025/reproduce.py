@@ -1,4 +1,4 @@
-"""Physics-informed networks by self-scaled quasi-Newton methods: the error that they reach.
+"""Errors of physics-informed networks trained by self-scaled quasi-Newton methods.
 
 python papers/urban-2025/reproduce.py
 """
