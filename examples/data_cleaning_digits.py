@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     course = learn(problem, wrong, options.steps, progress)
     report(problem, wrong, test, course)
     draw(course, wrong, options.out)
-    print(f"\nThe way there, and the weights: {options.out}")
+    print(f"\nFigure: {options.out}")
 
 
 if __name__ == "__main__":

@@ -197,7 +197,7 @@ def main() -> None:
 
     print_table(columns)
     plot_curvature(H, parameters, spectra, options.output)
-    print(f"\nHessian and spectra: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

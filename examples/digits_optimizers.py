@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _, steps, loss = courses[name][-1]
         print(f"{name:12} {steps:6,} steps, loss {loss:.1e}, {100 * right:.1f} % of test images")
     draw(courses, options.output)
-    print(f"\nLoss by steps and by seconds: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

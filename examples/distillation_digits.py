@@ -220,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     row("the ten mean images", [(mean, CLASSES)], None)
     row("all 1,000 images", [training], None)
     draw({"distilled": distilled, "real": real[0], "mean": mean}, options.out)
-    print(f"\nThe images: {options.out}")
+    print(f"\nFigure: {options.out}")
 
 
 if __name__ == "__main__":

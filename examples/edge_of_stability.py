@@ -162,14 +162,14 @@ def report(course: Course, cold: Sharpness, distance: float) -> None:
     late = [course.ratio(step) for step in steps if step >= 3 * last / 4]
     print(f"mean over the last quarter: {sum(late) / len(late):.3f} of 2 / rate")
     if course.edge is None:
-        print("the edge was not reached: take more --steps or a larger rate")
+        print("the edge was not reached: use more --steps or a larger rate")
     else:
         before, after = course.rises(0, course.edge), course.rises(course.edge, last)
         print(
             f"the loss rose in {before} of {course.edge} steps before the edge, {after} of {last - course.edge} after"
         )
     print(
-        f"the last sharpness took {course.sharpness[last].products} products from the eigenvector before, "
+        f"the last sharpness took {course.sharpness[last].products} products from the last eigenvector, "
         f"{cold.products} from a random start, and is {distance:.1e} (relative) away from differences of gradients"
     )
 
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     size = sum(parameter.numel() for parameter in make_network(options.hidden).parameters())
     print(f"{len(images):,} images of digits, network 64-{options.hidden}-10, {size:,} parameters, float64\n")
     draw([train(images, targets, rate, options, progress) for rate in options.rates], options.output)
-    print(f"Loss, sharpness and spectra: {options.output}")
+    print(f"Figure: {options.output}")
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     other = nearest_mean(test)
     row("nearest mean image", [other])
     draw(curves, other, options.out)
-    print(f"\nAccuracy by steps: {options.out}")
+    print(f"\nFigure: {options.out}")
 
 
 if __name__ == "__main__":

@@ -231,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         costs["hodiff"][context], costs["math path"][context] = ours, theirs
         print(f"{context:8}{ours:14.0f}{theirs:16.0f}{our_seconds:12.3f}{their_seconds:14.3f}", flush=True)
     draw(losses, spectra, costs, options.output)
-    print(f"Losses, eigenvalues and memory: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -229,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"  {way:12}" + "".join(f"{value:{form}}" for value in values[way]))
         print()
     draw(options.steps, errors, memory, options.out)
-    print(f"Error and memory: {options.out}")
+    print(f"Figure: {options.out}")
 
 
 if __name__ == "__main__":

@@ -207,7 +207,7 @@ def draw(predicted: dict[str, Tensor], actual: Tensor, weights: Tensor, path: Pa
         axes.plot(((weights - 1) @ influence).flatten(), actual.flatten(), ".", markersize=2)
         axes.axline((0, 0), slope=1, color="gray", linewidth=0.8)
         axes.set(title=name, xlabel="predicted change")
-    panels[0].set_ylabel("trained again")
+    panels[0].set_ylabel("retrained")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=88)
     plt.close(figure)
@@ -254,13 +254,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one = torch.randperm(options.images, generator=generator)[: options.trainings]
     kinds = {"one": 1 - torch.eye(options.images, dtype=torch.float64)[one]} | kinds
     actual = {kind: train_again(training, weights) for kind, weights in kinds.items()}
-    print(f"\nscore where so many are left out, {options.trainings} trainings each")
+    print(f"\nscore by images left out, {options.trainings} trainings each")
     print(f"{'':18}" + "".join(f"{kind:>8}" for kind in kinds) + f"{'seconds':>10}")
     for name, influence in predicted.items():
         scores = [score((weights - 1) @ influence, actual[kind]) for kind, weights in kinds.items()]
         print(f"{name:18}" + "".join(f"{each:>8.3f}" for each in scores) + f"{seconds[name]:>10.2f}")
     draw(predicted, actual["10%"], kinds["10%"], options.output)
-    print(f"\nPredicted and actual changes: {options.output}")
+    print(f"\nFigure: {options.output}")
     found = score((kinds["2%"] - 1) @ predicted["through training"], actual["2%"])
     if not found >= LEAST_SCORE:
         raise hodiff.CheckError(f"a score of {found:.3f} through training, with 2 % left out")

@@ -194,7 +194,7 @@ def draw(training: Data, test: Data, predicted: Tensor, chosen: Tensor, actual: 
     axes = figure.add_subplot(grid[:, SHOWN + 1 :])
     axes.plot(predicted[chosen], actual, ".")
     axes.axline((0, 0), slope=1, color="gray", linewidth=0.8)
-    axes.set(xlabel="predicted by influence", ylabel="trained again", title="change of the test image's loss")
+    axes.set(xlabel="predicted by influence", ylabel="retrained", title="change of the test image's loss")
     axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -245,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = (f"{training.labels[i]} (image {i}, {predicted[i, 0]:+.4f})" for i in indices.tolist())
         print(f"  {title} " + ", ".join(found))
 
-    print("\nleft out and trained again")
+    print("\nretrained without one image")
     generator = torch.Generator().manual_seed(options.seed)
     strongest = predicted[:, 0].abs().topk(options.left_out).indices
     drawn = torch.randperm(len(training), generator=generator)[: options.left_out]
@@ -254,14 +254,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         actual[title] = leave_out(w, training, tests, chosen, options.penalty, progress)
         compare(predicted[chosen], actual[title], f"  {len(chosen)} {title}")
 
-    print("\nwrong labels found, of a tenth of the training images, by the share that is looked at")
+    print("\nwrong labels found (a tenth of the labels are wrong), by the fraction of images inspected")
     print(f"  {'':32}" + "".join(f"{share:>8.0%}" for share in INSPECTED))
     for name, shares in find_mislabelled(training, options.penalty, options.seed).items():
         print(f"  {name:32}" + "".join(f"{share:>8.0%}" for share in shares))
 
     both = torch.cat([strongest, drawn])
     draw(training, tests, predicted[:, 0], both, torch.cat([*actual.values()])[:, 0], guess, options.output)
-    print(f"\nImages and changes: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

@@ -221,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{entropy(shown):>9.3f}{entropy(others):>13.3f}"
         )
     draw(chosen, curves, options.output)
-    print(f"\nPrecision and reliability: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

@@ -213,12 +213,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     noted = list(errors["forces"])
     for step in sorted({*noted[:: max(len(noted) // ROWS, 1)], noted[-1]}):
         print(f"{step:36}{errors['energies'][step]:14.4f}{errors['forces'][step]:14.4f}")
-    print(f"{'ms a step':36}" + "".join(f"{1e3 * each:14.1f}" for each in seconds.values()))
+    print(f"{'ms per step':36}" + "".join(f"{1e3 * each:14.1f}" for each in seconds.values()))
     ends = [relax(each, held_out[0][:1]).x.reshape(1, ATOMS, 3) for each in models.values()]
     above = [(lennard_jones(torch.from_numpy(each)) - lennard_jones(minimum)).item() for each in ends]
-    print(f"{'true energy above at their minimum':36}" + "".join(f"{each:14.6f}" for each in above))
+    print(f"{'excess of true energy at minimum':36}" + "".join(f"{each:14.6f}" for each in above))
     draw(errors, models, held_out, options.output)
-    print(f"Errors and forces: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

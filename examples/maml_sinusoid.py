@@ -221,7 +221,7 @@ def main() -> None:
     print(f"MAML's meta-gradient is {distance:.1e} (relative) away from finite differences")
     print(f"{check_second_order(options.shots[0], seed=0)}\n")
     print(f"mean squared error on {TEST_TASKS} new waves, with 95% confidence, after {options.steps:,} meta-steps")
-    print(f"{'':24}{'no step':>18}{'one step':>18}{f'{TEST_STEPS} steps':>18}{'ms a meta-step':>18}")
+    print(f"{'':24}{'no step':>18}{'one step':>18}{f'{TEST_STEPS} steps':>18}{'ms per meta-step':>18}")
     curves = {}
     for shots in options.shots:
         for name in options.learners:
@@ -240,7 +240,7 @@ def main() -> None:
             if len(runs) > 1:
                 print(f"{name}, K={shots}: {summary(runs)}\n", flush=True)
     plot(curves, options.output)
-    print(f"\nErrors by steps: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

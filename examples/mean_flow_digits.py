@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     images, _ = load_images()
     wanted, losses, samples = torch.arange(1000) % 10, {}, {}
     print(f"{sum(each.numel() for each in MeanVelocity(options.width).parameters()):,} parameters, float32")
-    print(f"{'':28}{'loss':>8}{'distance':>10}{'ms a step of training':>23}")
+    print(f"{'':28}{'loss':>8}{'distance':>10}{'ms per training step':>23}")
     for name, mean, counts in (("mean flow", True, (1,)), ("flow matching", False, (1, 32))):
         torch.manual_seed(options.seed)
         generator, model = torch.Generator().manual_seed(options.seed), MeanVelocity(options.width)
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     half = torch.randperm(len(images), generator=torch.Generator().manual_seed(options.seed))
     print(f"{'half of the images':28}{'':8}{frechet(images[half[::2]], images[half[1::2]]):10.2f}")
     draw(samples, losses, options.output)
-    print(f"Samples and losses: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     small = Film(8)
     heights = torch.zeros(64, dtype=torch.float64)
     draw(film, x, hodiff.sparse.color(hodiff.sparse.hessian_pattern(small.area, heights)), options.output)
-    print(f"Film and pattern: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.output, dpi=72)
     plt.close(figure)
-    print(f"Contours, iterates and trust regions: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(*check(), sep="\n")
 

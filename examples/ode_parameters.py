@@ -147,12 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     C = covariance(found.fun, found.jac)
     others = (hodiff.optim.least_squares(residuals, found.x, count()) for _ in range(options.repeats))
     repeats = torch.stack([torch.stack([*other.x.values()]) for other in others])
-    print(f"\n{'':10}{'truth':>9}{'estimate':>11}{'standard error':>16}{'spread':>9}{'off by, errors':>16}")
+    print(f"\n{'':10}{'truth':>9}{'estimate':>11}{'standard error':>16}{'spread':>9}{'error / s.e.':>16}")
     rows = zip(TRUTH.items(), found.x.values(), C.diagonal().sqrt(), repeats.std(dim=0), strict=True)
     for (name, truth), rate, error, spread in rows:
         print(f"{name:10}{truth:>9.3f}{rate:>11.4f}{error:>16.4f}{spread:>9.4f}{(rate - truth) / error:>16.2f}")
     draw(counted, integrate(found.x), repeats, C, options.output)
-    print(f"\nCounts, curves and estimates: {options.output}")
+    print(f"\nFigure: {options.output}")
     print(check(counted))
 
 

@@ -260,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"{theirs:.2f} s one after another by SciPy"
     )
     draw(counts, fixed, adapted, found[0], options.output)
-    print(f"Errors by steps and by evaluations: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -16,7 +16,7 @@ A run with the defaults, in processor seconds, one core of an AMD EPYC:
 
     relative error 7e-4 after 4,000 steps of Adam, 32 s
 
-    milliseconds a loss with gradient, 256 points, two layers of 128
+    milliseconds per loss with gradient, 256 points, two layers of 128
     dimensions  hodiff.laplacian  gradients of gradients
              2               8.8                     6.4
              8              15.1                    21.4
@@ -192,12 +192,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps, errors = train(model, min(options.steps, 200) if options.quick else options.steps, options.points, generator)
     print(f"relative error {errors[-1]:.1e} after {steps[-1]:,} steps, {time.process_time() - begun:.1f} s")
 
-    print(f"{'dimensions':>10}{'hodiff.laplacian':>18}{'gradients of gradients':>24}   (ms a loss with gradient)")
+    print(f"{'dimensions':>10}{'hodiff.laplacian':>18}{'gradients of gradients':>24}   (ms per loss with gradient)")
     for dimensions in (2, 8) if options.quick else (2, 8, 32):
         ours, usual = costs(dimensions, options.points, 2 if options.quick else 20)
         print(f"{dimensions:>10}{ours:>18.1f}{usual:>24.1f}")
     draw(steps, errors, model, options.output)
-    print(f"Error by steps, solution and error: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = f"`python examples/{Path(__file__).name}`, one core, torch {torch.__version__}"
         options.save.write_text(f"# A network for Poisson's equation\n\n{command}\n\n{text}\n", encoding="utf-8")
     draw(courses, options.output)
-    print(f"\nErrors by seconds and by iterations: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

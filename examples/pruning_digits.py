@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, row in zip(("foreseen", "actual"), rises.T.tolist(), strict=True):
         print(f"{name:58}" + "".join(f"{rise:>8.4f}" for rise in row))
     draw(experiments, options.retrain, options.output)
-    print(f"\nAccuracies: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

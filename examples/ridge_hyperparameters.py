@@ -162,7 +162,7 @@ def main() -> None:
     losses = make_losses(training, validation)
     shown = [step for step in REPORTED if step < options.steps]
     print("\nvalidation loss after outer steps, float32")
-    print(f"  {'':12}" + "".join(f"{step:>12}" for step in shown) + f"{'ms a step':>14}")
+    print(f"  {'':12}" + "".join(f"{step:>12}" for step in shown) + f"{'ms per step':>14}")
     for way in options.ways:
         start = time.perf_counter()
         history, _ = learn(losses[way], options.steps, progress)

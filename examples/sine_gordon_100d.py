@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     some = cost_of(lambda: two_draws(u, x, source, samples, generator), rounds)
     print(f"\nloss and gradient: {whole:.0f} ms with exact Laplacians, {some:.0f} ms by two draws of directions")
     draw(courses, options.output)
-    print(f"Errors by steps: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

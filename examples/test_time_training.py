@@ -19,7 +19,7 @@ signal's variance, also at frequencies above the training range. The networks di
 Source: Y. Sun et al., "Learning to (learn at test time): RNNs with expressive hidden states", 2024, sections 2.1 and
 2.2. A run with the defaults, one core of an AMD EPYC:
 
-    inner steps    error  at higher frequencies  ms a step of training
+    inner steps    error  at higher frequencies   ms per training step
               0   0.1784                 0.5348                    7.7
               1   0.1023                 0.2249                   25.6
               3   0.0897                 0.1304                   62.1
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.steps, options.inner, options.length, options.width = 100, [0, 2], 96, 16
     torch.set_num_threads(1)  # the network is small
     losses, readers = {}, {}
-    print(f"{'inner steps':>11}{'error':>9}{'at higher frequencies':>23}{'ms a step of training':>23}")
+    print(f"{'inner steps':>11}{'error':>9}{'at higher frequencies':>23}{'ms per training step':>23}")
     for steps in options.inner:
         torch.manual_seed(options.seed)
         reader, name = Reader(options.width, options.window, steps), f"{steps} inner step" + "s" * (steps != 1)
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         errors = [error(reader, options.length, each) for each in (TRAINED, ABOVE)]
         print(f"{steps:11}{errors[0]:9.4f}{errors[1]:23.4f}{1e3 * seconds:23.1f}", flush=True)
     draw(losses, readers, options.length, options.output)
-    print(f"Losses and predictions: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -264,7 +264,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     problem = SwingUp(80 if options.quick else options.knots)
     off, seconds = compare(min(problem.knots, 150))
     times = ", ".join(f"{name} {1e3 * each:.1f} ms" for name, each in seconds.items())
-    print(f"{min(problem.knots, 150)} times: sparse derivatives are {off:.0e} off dense ones; {times}")
+    print(f"{min(problem.knots, 150)} times: sparse and dense derivatives differ by {off:.0e}; {times}")
     begun, ways = time.process_time(), sparse(problem)
     z, seen = newton(problem, ways)
     print(f"{problem.knots} times, {len(z):,} unknowns: {time.process_time() - begun:.2f} s\n")
@@ -272,11 +272,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for i, each in enumerate(seen):
         print(f"{i:9}{each.effort:16.10f}{each.broken:10.1e}{each.slope:10.1e}{each.step:8.3g}{each.shift:8.3g}")
     angle, rate = simulated(problem, z)
-    print(f"\nsimulated with that torque: {angle - math.pi:+.1e} off standing, rate {rate:+.1e}")
+    print(f"\nsimulated with this torque: {angle - math.pi:+.1e} from upright, rate {rate:+.1e}")
     zero = {name: torch.zeros_like(each) for name, each in problem.constraints(z).items()}
     J = ways.jacobian(z)
     draw(problem, z, block_array([[ways.hessian(z, zero), J.T], [J, None]]), options.output)
-    print(f"Trajectory: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -324,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     below = HARTREE_FOCK - courses["helium", "natural"].energy
     print(f"\nHelium is {1000 * below:.1f} millihartree below Hartree-Fock, {HARTREE_FOCK:.6f}.")
     draw(courses, options.output)
-    print(f"Energies by step: {options.output}")
+    print(f"Figure: {options.output}")
 
 
 if __name__ == "__main__":

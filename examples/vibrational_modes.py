@@ -160,7 +160,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.atoms, options.modes = 60, 20
     torch.set_num_threads(1)
     small = min(options.atoms, 55)
-    print(f"{small} atoms: off the dense Hessian by {compare(small):.1e} of the largest entry")
+    print(f"{small} atoms: sparse and dense Hessian differ by {compare(small):.1e} of the largest entry")
     x, force = relaxed(cluster(options.atoms))
     pairs = pairs_within(x, CUTOFF)
     print(f"{options.atoms} atoms: energy {energy(x, *pairs).item():.6f}, {len(pairs[0]):,} pairs, force {force:.0e}\n")
@@ -178,10 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     H = hodiff.sparse.hessian(energy, coloring=colorings[0], format="scipy")(x, *pairs)
     values, vectors = low_modes(H, options.modes)
     apart = np.linalg.norm(vectors[:, :6] - rigid_motions(x) @ (rigid_motions(x).T @ vectors[:, :6]))
-    print(f"six zero modes          {abs(values[:6]).max():.1e} at most, {apart:.1e} off shifts and turns")
+    print(f"six zero modes          {abs(values[:6]).max():.1e} at most, {apart:.1e} from translations and rotations")
     print(f"slowest vibrations      {' '.join(f'{each:.4f}' for each in np.sqrt(values[6:12]))}")
     draw(H, values, options.output)
-    print(f"Pattern and modes: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 
