@@ -107,7 +107,7 @@ def main() -> hodiff.Report:
     """Check Sine by every route to third order."""
     if not USES_TRITON:
         reason = "not installed" if triton is None else "without a GPU (TRITON_INTERPRET=1 runs it on the CPU)"
-        print(f"Triton is {reason}: a torch operator takes the kernel's place.")
+        print(f"Triton is {reason}: a torch operator replaces the kernel.")
     report = hodiff.check(Sine, INPUTS, order=3)
     print(report)
     return report

@@ -111,7 +111,7 @@ def draw(figure: Any) -> None:
 def main() -> hodiff.Report:
     """Print the memory kept, and the gradient of a closed-over weight; check the network behind a checkpoint."""
     for name, size in bytes_kept().items():
-        print(f"{name}: {size:,.0f} kB kept, beside input and weight")
+        print(f"{name}: {size:,.0f} kB saved, in addition to input and weight")
     x, weight = (each.clone().requires_grad_() for each in INPUTS)
     for name, y in {
         "closed over": Checkpoint.apply(lambda x: layers(x, weight), x),
