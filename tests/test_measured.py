@@ -97,7 +97,9 @@ def speed_products() -> Iterator[tuple[str, float]]:
 
 
 def speed_operators() -> Iterator[tuple[str, float]]:
-    for row, network in zip(table_after("docs/benchmarks/speed.md", "Times of a block are per vector"), NETWORKS, strict=True):
+    for row, network in zip(
+        table_after("docs/benchmarks/speed.md", "of a block are per vector"), NETWORKS, strict=True
+    ):
         (block,) = (
             each["problem"]
             for each in on_file("operators")["problems"]
