@@ -1,22 +1,22 @@
-"""Derivatives of solutions of regularised and constrained problems in a hyperparameter, against closed forms.
+"""Derivatives of constrained minimisers with respect to a hyperparameter, compared with closed forms.
 
     python examples/constrained.py
 
-Each problem has one hyperparameter and a solution x(t), which a solver finds. Derivatives are in the logarithm t of the
-hyperparameter:
+Each problem has one hyperparameter and a solution x(t), which a solver finds. Derivatives are with respect to the
+logarithm t of the hyperparameter:
 
-- ridge regression on the diabetes data, in its penalty: `argmin`;
-- the lasso on the same data, in its penalty: `proximal_argmin`;
-- the dual of a linear support vector machine, in the size of its box: `projected_argmin` with `project_box_plane`. The
-  dual is a quadratic program in a box, cut by the hyperplane on which the labels' weights cancel. The last entry of x
-  is the machine's bias, computed from its margin vectors;
-- a portfolio with short selling, in the risk aversion: `equality_argmin`. It is a quadratic program whose weights sum
+- ridge regression on the diabetes data, with its penalty: `argmin`;
+- the lasso on the same data, with its penalty: `proximal_argmin`;
+- the dual of a linear support vector machine, with the size of its box: `projected_argmin` with `project_box_plane`.
+  The dual is a quadratic program in a box, cut by a hyperplane. The last entry of x is the bias, computed from its
+  margin vectors;
+- a portfolio with short selling, with the risk aversion: `equality_argmin`. It is a quadratic program whose weights sum
   to one;
 - a portfolio without short selling, the same program in the simplex: `projected_argmin` with `project_simplex`.
 
 The implicit function theorem gives dx/dt, and the first and second derivative of a loss on held-out data, from the
-conditions at the solution. The solvers' steps are not differentiated. The closed form needs the coordinates that lie on
-a bound or at a kink, with their signs. The other coordinates then solve one linear system in x and lambda = exp(t),
+conditions at the solution. The solvers' steps are not differentiated. For the closed form, the coordinates that lie on
+a bound or at a kink are fixed. The other coordinates then solve one linear system in x and lambda = exp(t),
 
     (A0 + lambda A1) x = b0 + lambda b1,
 
@@ -308,11 +308,11 @@ def check(rows: Sequence[Row]) -> None:
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Derivatives of constrained minimisers against closed forms.")
-    parser.add_argument("--quick", action="store_true", help="40 points and periods")
+    parser.add_argument("--quick", action="store_true", help="use 40 points and periods")
     parser.add_argument(
-        "--count", type=int, default=150, help="points of the vector machine, periods of the portfolios"
+        "--count", type=int, default=150, help="number of points (vector machine) and periods (portfolios)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the split and of the returns")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split and the returns")
     options = parser.parse_args(arguments)
     if options.quick:
         options.count = 40

@@ -1,4 +1,4 @@
-"""The lightest truss and the cheapest welded beam that hold their loads, and the price of every limit.
+"""Constrained design: the lightest truss, the cheapest welded beam, and the multiplier of each limit.
 
     python examples/constrained_design.py
 

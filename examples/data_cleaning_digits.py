@@ -1,15 +1,15 @@
-"""Find the wrong labels of a training set: one weight per example, learned by the gradient of the validation loss.
+"""Find wrong labels in a training set: learn one weight per example by the gradient of the validation loss.
 
     python examples/data_cleaning_digits.py --quick
     python examples/data_cleaning_digits.py
 
 Half of the labels of 1,000 images of digits are replaced by random wrong ones; 200 more images with right labels are
 for validation. A softmax regression is trained on the 1,000 images, each with a weight in (0, 1). The result of
-training depends on the weights. The derivative of the validation loss in them, the hypergradient, takes one linear
-system with the Hessian of the training loss, for any length of training. Gradient descent on the weights lowers the
-weights of wrong labels. The script prints how well low weights find wrong labels, and accuracies on the remaining
-images. It compares regressions trained on all labels, on the kept labels, and on the right labels. Each is trained with
-and without the validation images, which must not be the only reason for the gain.
+training depends on the weights. The hypergradient, the derivative of the validation loss with respect to the weights,
+takes one linear system with the Hessian of the training loss, for any length of training. Gradient descent on the
+weights lowers the weights of wrong labels. The script prints how well low weights find wrong labels, and accuracies on
+the remaining images. It compares regressions trained on all labels, on the kept labels, and on the right labels. Each
+is trained with and without the validation images.
 
 The problem is from L. Franceschi, M. Donini, P. Frasconi, M. Pontil, "Forward and reverse gradient-based hyperparameter
 optimization", ICML 2017, section 5.1; the implicit hypergradient with warm starts is from F. Pedregosa, "Hyperparameter
@@ -239,14 +239,16 @@ def draw(course: Course, wrong: Tensor, path: Path) -> None:
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Find wrong labels by hypergradients.")
-    parser.add_argument("--quick", action="store_true", help="400 images, 100 for validation, 30 outer steps")
-    parser.add_argument("--images", type=int, default=1000, help="images to train on")
-    parser.add_argument("--validation", type=int, default=200, help="images with right labels to validate on")
-    parser.add_argument("--wrong", type=float, default=0.5, help="which part of the labels is wrong")
-    parser.add_argument("--steps", type=int, default=200, help="outer steps")
-    parser.add_argument("--seed", type=int, default=0, help="of the split and the wrong labels")
-    parser.add_argument("--out", "--output", type=Path, default=Path("figures/data_cleaning_digits.png"), help="figure")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    parser.add_argument("--quick", action="store_true", help="use 400 images, 100 validation images and 30 outer steps")
+    parser.add_argument("--images", type=int, default=1000, help="number of training images")
+    parser.add_argument("--validation", type=int, default=200, help="number of validation images, with right labels")
+    parser.add_argument("--wrong", type=float, default=0.5, help="fraction of wrong labels")
+    parser.add_argument("--steps", type=int, default=200, help="number of outer steps")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split and the wrong labels")
+    parser.add_argument(
+        "--out", "--output", type=Path, default=Path("figures/data_cleaning_digits.png"), help="path of the figure"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="hide the progress bar")
     options = parser.parse_args(arguments)
     if options.quick:
         options.images, options.validation, options.steps = 400, 100, 30
@@ -266,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     course = learn(problem, wrong, options.steps, progress)
     report(problem, wrong, test, course)
     draw(course, wrong, options.out)
-    print(f"\nThe way there, and the weights: {options.out}")
+    print(f"\nFigure: {options.out}")
 
 
 if __name__ == "__main__":

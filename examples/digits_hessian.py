@@ -2,12 +2,11 @@
 
     python examples/digits_hessian.py
 
-The figure of the README is this script's with `--hidden 8`.
+With `--hidden 8`, the script draws the figure of the README.
 
-A wrong second derivative looks like a right one, so this script compares independent ways to compute it: the whole
-Hessian H, products with a vector by four different routes through automatic differentiation, and a block of H by
-SciPy's finite differences. The latter do not use automatic differentiation. If any of them disagree, it prints an error
-and ends with exit status 1.
+A wrong second derivative looks like a right one, so this script computes it in independent ways: the whole Hessian H,
+Hessian-vector products by four routes, and a block of H by SciPy's finite differences, which do not use automatic
+differentiation. If any results disagree, it prints an error and ends with exit status 1.
 """
 
 import argparse
@@ -163,10 +162,10 @@ def parse_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="The curvature of a small network, before and after training.")
     parser.add_argument("--hidden", type=int, default=24, help="width of the hidden layer")
-    parser.add_argument("--steps", type=int, default=300, help="steps of training")
-    parser.add_argument("--output", type=Path, default=Path("figures/digits_hessian.png"), help="the figure's path")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the initial weights and the vectors")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--steps", type=int, default=300, help="number of training steps")
+    parser.add_argument("--output", type=Path, default=Path("figures/digits_hessian.png"), help="path of the figure")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split, the initial weights and the vectors")
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     return parser.parse_args()
 
 
@@ -198,7 +197,7 @@ def main() -> None:
 
     print_table(columns)
     plot_curvature(H, parameters, spectra, options.output)
-    print(f"\nHessian and spectra: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

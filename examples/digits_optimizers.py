@@ -2,10 +2,10 @@
 
     python examples/digits_optimizers.py
 
-The optimizers of `hodiff.optim` replace Adam in a loop. Only HessianFree needs another line. It computes the loss
-itself, as often as its search for a step needs, from a closure that separates the model from the loss. It uses all
-training images in every step, the other optimizers use batches of 128. The printed loss is on all training images and
-is computed with the clock stopped. Seconds are processor seconds.
+The optimizers of `hodiff.optim` replace Adam in a training loop. Only HessianFree changes another line: it evaluates
+the loss several times per step, by a closure that returns outputs and loss. It uses all training images in every step,
+the other optimizers use batches of 128. The printed loss is on all training images, and its computation does not count
+as time. Seconds are processor seconds.
 
 Learning rates were chosen by `python -m benchmarks --only training`, which tunes all of `hodiff.optim` on four tasks
 and reports losses by steps and by seconds (benchmarks/results/training.md).
@@ -121,8 +121,8 @@ def draw(courses: dict[str, Course], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train with every optimizer, and print and plot the results."""
     parser = argparse.ArgumentParser(description="Optimizers of first and second order on digits.")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each training")
-    parser.add_argument("--output", type=Path, default=Path("figures/digits_optimizers.png"), help="the figure's path")
+    parser.add_argument("--seconds", type=float, default=2.0, help="processor seconds of each training")
+    parser.add_argument("--output", type=Path, default=Path("figures/digits_optimizers.png"), help="path of the figure")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # Processor seconds are then seconds of one core.
     print(f"{check()}\n")
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _, steps, loss = courses[name][-1]
         print(f"{name:12} {steps:6,} steps, loss {loss:.1e}, {100 * right:.1f} % of test images")
     draw(courses, options.output)
-    print(f"\nLoss by steps and by seconds: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

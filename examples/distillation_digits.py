@@ -1,15 +1,14 @@
-"""Distil a data set into ten images, one per class, that train a network better than ten real images do.
+"""Dataset distillation: ten images, one per class, that train a network better than ten real images.
 
     python examples/distillation_digits.py --quick
     python examples/distillation_digits.py
 
-A network with fresh random weights takes ten steps of gradient descent on ten images, and sees no others. Which images
-give the best classifier of digits? The loss on 1,000 real images is differentiated through the ten steps. Its gradients
-are with respect to the pixels of the ten images and the learning rate, for new random weights at every outer step. The
-script prints the accuracy of networks trained on the distilled images, from unused weights, on the 797 other images.
-For comparison, it trains with as many steps on ten real images, one per class, drawn at random, and on the ten mean
-images. Their learning rate is the best of a grid on the 1,000 images. It draws the learned images. First it checks the
-derivatives of the loss in the images and the rate.
+A network with random weights takes ten steps of gradient descent on ten images. Which images give the best classifier
+of digits? The loss on 1,000 real images is differentiated through the ten steps, with respect to the pixels of the ten
+images and the learning rate. Every outer step uses new random weights. The script prints the accuracy on the 797 other
+images of networks trained on the distilled images, from unused weights. For comparison, it trains with the same number
+of steps on ten random real images, one per class, and on the ten mean images. Their learning rate is the best of a grid
+on the 1,000 images. The script draws the learned images, and checks the derivatives of the loss.
 
 Source: T. Wang, J.-Y. Zhu, A. Torralba, A. A. Efros, "Dataset distillation", 2018, algorithm 1.
 """
@@ -178,14 +177,16 @@ def draw(rows: dict[str, Tensor], path: Path) -> None:
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Distil a data set into ten images.")
-    parser.add_argument("--quick", action="store_true", help="150 outer steps of 4 networks")
-    parser.add_argument("--steps", type=int, default=800, help="outer steps")
-    parser.add_argument("--networks", type=int, default=8, help="new networks an outer step")
-    parser.add_argument("--inner-steps", type=int, default=10, help="steps that a network takes on the ten images")
-    parser.add_argument("--rate", type=float, default=0.03, help="outer learning rate of the images, at the start")
-    parser.add_argument("--seed", type=int, default=0, help="of everything but the split of the data")
-    parser.add_argument("--out", "--output", type=Path, default=Path("figures/distillation_digits.png"), help="figure")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    parser.add_argument("--quick", action="store_true", help="take 150 outer steps with 4 networks")
+    parser.add_argument("--steps", type=int, default=800, help="number of outer steps")
+    parser.add_argument("--networks", type=int, default=8, help="new networks per outer step")
+    parser.add_argument("--inner-steps", type=int, default=10, help="inner steps on the ten images")
+    parser.add_argument("--rate", type=float, default=0.03, help="initial learning rate of the images")
+    parser.add_argument("--seed", type=int, default=0, help="seed of all random numbers except the split of the data")
+    parser.add_argument(
+        "--out", "--output", type=Path, default=Path("figures/distillation_digits.png"), help="path of the figure"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="hide the progress bar")
     options = parser.parse_args(arguments)
     if options.quick:
         options.steps, options.networks = 150, 4
@@ -219,7 +220,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     row("the ten mean images", [(mean, CLASSES)], None)
     row("all 1,000 images", [training], None)
     draw({"distilled": distilled, "real": real[0], "mean": mean}, options.out)
-    print(f"\nThe images: {options.out}")
+    print(f"\nFigure: {options.out}")
 
 
 if __name__ == "__main__":

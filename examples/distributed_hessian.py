@@ -3,8 +3,8 @@
     python examples/distributed_hessian.py                                  one process, all images
     torchrun --nproc-per-node 2 examples/distributed_hessian.py             two, with half of the images each
 
-Both print the same numbers: each rank multiplies with the Hessian of its own images, and all-reduce adds the products,
-weighted by the number of images. On GPUs, pass `--backend nccl` and a device to every tensor.
+Both commands print the same numbers. Each rank multiplies with the Hessian of its own images, and all-reduce adds the
+products, weighted by the number of images. On GPUs, pass `--backend nccl`, and create every tensor on a device.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def images_of(rank: int, ranks: int, count: int) -> TensorDataset:
 def parse_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Top eigenvalues of a Hessian over data that ranks share.")
-    parser.add_argument("--images", type=int, default=501, help="images in all")
-    parser.add_argument("--batch", type=int, default=100, help="images in a batch")
+    parser.add_argument("--images", type=int, default=501, help="total number of images")
+    parser.add_argument("--batch", type=int, default=100, help="images per batch")
     parser.add_argument("--hidden", type=int, default=24, help="width of the hidden layer")
-    parser.add_argument("--eigenvalues", type=int, default=3, help="how many")
-    parser.add_argument("--backend", default="gloo", help="of torch.distributed")
+    parser.add_argument("--eigenvalues", type=int, default=3, help="number of eigenvalues")
+    parser.add_argument("--backend", default="gloo", help="backend of torch.distributed")
     return parser.parse_args()
 
 

@@ -3,9 +3,9 @@
     python examples/edge_of_stability.py
 
 The sharpness is the largest eigenvalue of the Hessian of the training loss. On a quadratic function gradient descent
-diverges where the sharpness exceeds 2 / rate. When a network is trained on digits, the sharpness rises by itself until
-it reaches this value. From then on the loss does not fall at every step, but still falls in the long run, and the
-sharpness stays just above 2 / rate, for any rate. Reported by J. Cohen et al., "Gradient descent on neural networks
+diverges where the sharpness exceeds 2 / rate. During training on digits, the sharpness of a network rises until it
+reaches this value. From then on the loss does not fall at every step, but still falls in the long run, and the
+sharpness stays just above 2 / rate, for any rate. Source: J. Cohen et al., "Gradient descent on neural networks
 typically occurs at the edge of stability", ICLR 2021, figure 1.
 
 The script measures the sharpness during training, starting from the last eigenvector each time. It plots the sharpness,
@@ -162,14 +162,14 @@ def report(course: Course, cold: Sharpness, distance: float) -> None:
     late = [course.ratio(step) for step in steps if step >= 3 * last / 4]
     print(f"mean over the last quarter: {sum(late) / len(late):.3f} of 2 / rate")
     if course.edge is None:
-        print("the edge was not reached: take more --steps or a larger rate")
+        print("the edge was not reached: use more --steps or a larger rate")
     else:
         before, after = course.rises(0, course.edge), course.rises(course.edge, last)
         print(
             f"the loss rose in {before} of {course.edge} steps before the edge, {after} of {last - course.edge} after"
         )
     print(
-        f"the last sharpness took {course.sharpness[last].products} products from the eigenvector before, "
+        f"the last sharpness took {course.sharpness[last].products} products from the last eigenvector, "
         f"{cold.products} from a random start, and is {distance:.1e} (relative) away from differences of gradients"
     )
 
@@ -200,15 +200,15 @@ def draw(courses: Sequence[Course], path: Path) -> None:
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="The sharpness of a network rises to 2 / rate, and stays there.")
-    parser.add_argument("--quick", action="store_true", help="800 steps with two rates")
+    parser.add_argument("--quick", action="store_true", help="take 800 steps with two rates")
     parser.add_argument("--rates", type=float, nargs="+", default=[0.5, 0.7, 1.0], help="learning rates")
-    parser.add_argument("--steps", type=int, default=4000, help="steps of training")
-    parser.add_argument("--every", type=int, default=20, help="steps from one measurement to the next")
-    parser.add_argument("--images", type=int, default=300, help="images to train on")
+    parser.add_argument("--steps", type=int, default=4000, help="number of training steps")
+    parser.add_argument("--every", type=int, default=20, help="steps between measurements")
+    parser.add_argument("--images", type=int, default=300, help="number of training images")
     parser.add_argument("--hidden", type=int, default=32, help="width of the hidden layer")
-    parser.add_argument("--output", type=Path, default=Path("figures/edge_of_stability.png"), help="the figure's path")
-    parser.add_argument("--seed", type=int, default=0, help="of the initial weights")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--output", type=Path, default=Path("figures/edge_of_stability.png"), help="path of the figure")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the initial weights")
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     options = parser.parse_args(arguments)
     if options.quick:
         options.rates, options.steps = [0.8, 1.0], 800
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     size = sum(parameter.numel() for parameter in make_network(options.hidden).parameters())
     print(f"{len(images):,} images of digits, network 64-{options.hidden}-10, {size:,} parameters, float64\n")
     draw([train(images, targets, rate, options, progress) for rate in options.rates], options.output)
-    print(f"Loss, sharpness and spectra: {options.output}")
+    print(f"Figure: {options.output}")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""Distinguish five new shapes after one image of each: MAML and ANIL on digits that they have never seen.
+"""Few-shot classification: MAML and ANIL distinguish five new shapes after one image of each.
 
     python examples/few_shot_digits.py --quick
     python examples/few_shot_digits.py --shots 5 --held-out 2 4 7
 
 A shape is a digit, turned by a multiple of 90 degrees. A task shows K images of each of five shapes, and asks for the
-shape of five further images of each. The five shapes come in random order, so that only the shown images determine
-which answer means which shape. Training tasks use seven digits, test tasks the three others. MAML learns the weights of
-a convolutional network from which a few gradient steps on the shown images solve new tasks. ANIL lets these steps
-change the last layer only. The script checks the derivatives of the meta-loss, and prints the accuracy on test tasks
-before and after the steps, with 95% confidence over tasks. Two baselines show what meta-learning adds. The first takes
-the same steps from untrained weights. The second chooses the shape whose mean image is nearest, pixel by pixel, and is
-hard to beat on such small images. The script plots accuracy by steps.
+shape of five further images of each. The five shapes have random labels, which only the shown images reveal. Training
+tasks use seven digits, test tasks the three others. MAML learns the weights of a convolutional network from which a few
+gradient steps on the shown images solve new tasks. ANIL lets these steps change the last layer only. The script checks
+the derivatives of the meta-loss, and prints the accuracy on test tasks before and after the steps, with 95% confidence
+over tasks. Two baselines show what meta-learning adds. The first takes the same steps from untrained weights. The
+second chooses the shape whose mean image is nearest, pixel by pixel, and is hard to beat on such small images. The
+script plots accuracy by steps.
 
 Sources: C. Finn, P. Abbeel, S. Levine, "Model-agnostic meta-learning for fast adaptation of deep networks", ICML 2017,
 section 5.2, for the protocol (of Omniglot, where turned characters are new classes); A. Raghu, M. Raghu, S. Bengio, O.
@@ -178,14 +178,16 @@ def draw(curves: dict[str, list[Tensor]], other: Tensor, path: Path) -> None:
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="MAML and ANIL on digits that they have never seen.")
-    parser.add_argument("--quick", action="store_true", help="60 meta-steps, 100 test tasks")
-    parser.add_argument("--steps", type=int, default=100, help="meta-steps; many more overfit the 14 shapes")
-    parser.add_argument("--tasks", type=int, default=300, help="test tasks")
-    parser.add_argument("--shots", type=int, default=1, help="images shown of each shape")
-    parser.add_argument("--held-out", type=int, nargs="+", default=[3, 4, 7], help="digits that are for test only")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the tasks")
-    parser.add_argument("--out", "--output", type=Path, default=Path("figures/few_shot_digits.png"), help="the figure")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--quick", action="store_true", help="take 60 meta-steps, with 100 test tasks")
+    parser.add_argument("--steps", type=int, default=100, help="number of meta-steps; many more overfit the 14 shapes")
+    parser.add_argument("--tasks", type=int, default=300, help="number of test tasks")
+    parser.add_argument("--shots", type=int, default=1, help="number of images shown of each shape")
+    parser.add_argument("--held-out", type=int, nargs="+", default=[3, 4, 7], help="digits for test tasks only")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the tasks")
+    parser.add_argument(
+        "--out", "--output", type=Path, default=Path("figures/few_shot_digits.png"), help="path of the figure"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     options = parser.parse_args(arguments)
     options.held_out = sorted(set(options.held_out))
     if not (set(options.held_out) <= set(range(10)) and 3 <= len(options.held_out) <= 7):
@@ -225,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     other = nearest_mean(test)
     row("nearest mean image", [other])
     draw(curves, other, options.out)
-    print(f"\nAccuracy by steps: {options.out}")
+    print(f"\nFigure: {options.out}")
 
 
 if __name__ == "__main__":

@@ -1,15 +1,15 @@
-"""The sharpest directions of a character GPT at a context of 1,024, before and after training, on a CPU.
+"""Largest Hessian eigenvalues of a character GPT with a context of 1,024, before and after training, on a CPU.
 
     python examples/gpt_hessian.py --quick
     python examples/gpt_hessian.py
 
-The model is plain `torch.nn` with `F.scaled_dot_product_attention`, and reads the manual that Python's `help` shows.
-torch's fused attention has no second derivative. Its math path has one, but keeps the weights of all pairs of
-characters. Inside hodiff's operators the same call keeps only queries, keys and values, at every order. So the memory
-of a product with the Hessian grows linearly with the context, not with its square. The script prints the three largest
-eigenvalues and the smallest. It also compares the cost of products with the math path, each in its own process: time,
-and the peak of resident memory that linearization and one product add. A run with the defaults, one core of an AMD
-EPYC, in processor seconds:
+The model is plain `torch.nn` with `F.scaled_dot_product_attention`, and reads the manual of Python's `help`. Torch's
+fused attention has no second derivative. Its math path has one, but saves the weights of all pairs of characters.
+Inside hodiff's operators, the same call saves only queries, keys and values, at every order. The memory of a
+Hessian-vector product therefore grows linearly with the context, not with its square. The script prints the three
+largest eigenvalues and the smallest. It also compares the cost of products with the math path, each in its own process:
+time, and the peak of resident memory that linearization and one product add. A run with the defaults, one core of an
+AMD EPYC, in processor seconds:
 
     context 1,024, 182,144 parameters, float32
                         loss    smallest             the three largest  products  seconds each
@@ -189,12 +189,14 @@ def draw(losses: Sequence[float], spectra: dict[str, Tensor], costs: dict[str, d
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure curvature, train, measure again, and compare costs by context."""
     parser = argparse.ArgumentParser(description="Eigenvalues of a character GPT's Hessian.")
-    parser.add_argument("--context", type=int, default=1024, help="characters that are read at once")
-    parser.add_argument("--width", type=int, default=64, help="of the model, which has four heads")
-    parser.add_argument("--steps", type=int, default=200, help="of Adam")
-    parser.add_argument("--quick", action="store_true", help="context 256, width 16, ten steps, and no check")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and excerpts")
-    parser.add_argument("--output", type=Path, default=Path("figures/gpt_hessian.png"), help="the figure's path")
+    parser.add_argument("--context", type=int, default=1024, help="length of the context, in characters")
+    parser.add_argument("--width", type=int, default=64, help="width of the model, which has four heads")
+    parser.add_argument("--steps", type=int, default=200, help="number of steps of Adam")
+    parser.add_argument(
+        "--quick", action="store_true", help="use context 256, width 16 and ten steps, without the check"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and excerpts")
+    parser.add_argument("--output", type=Path, default=Path("figures/gpt_hessian.png"), help="path of the figure")
     options = parser.parse_args(arguments)
     if options.quick:
         options.context, options.width, options.steps = 256, 16, 10
@@ -229,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         costs["hodiff"][context], costs["math path"][context] = ours, theirs
         print(f"{context:8}{ours:14.0f}{theirs:16.0f}{our_seconds:12.3f}{their_seconds:14.3f}", flush=True)
     draw(losses, spectra, costs, options.output)
-    print(f"Losses, eigenvalues and memory: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -1,4 +1,4 @@
-"""The implicit meta-gradient is as good as the unrolled one, and its memory does not grow with the inner steps.
+"""Implicit MAML: a meta-gradient as accurate as by unrolling, whose memory does not grow with the inner steps.
 
     python examples/imaml_memory.py --quick
     python examples/imaml_memory.py
@@ -7,9 +7,9 @@ The inner loop fits a network to 50 images of digits by gradient descent, with a
 starting weights. The meta-gradient is the gradient of the loss on 200 other images with respect to the starting
 weights. The script computes it in three ways:
 
-- unrolled: backward through all inner steps, which are all kept;
-- checkpointed: the same, but only every sqrt(T)-th step is kept, and the steps between are recomputed;
-- implicit: conjugate gradients at the end of the inner loop, without keeping any step.
+- unrolled: backward through all inner steps, which are all stored;
+- checkpointed: the same, but only every sqrt(T)-th step is stored, and the steps between are recomputed;
+- implicit: conjugate gradients at the end of the inner loop, without storing any step.
 
 As the number of steps T grows, all three converge to the same limit. The script prints and plots their distance from
 it, and the memory of each: how much one meta-gradient raises the peak of resident memory in a fresh process, above the
@@ -189,12 +189,16 @@ def draw(steps: Sequence[int], errors: dict[str, list[float]], memory: dict[str,
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Error and memory of implicit and unrolled meta-gradients.")
-    parser.add_argument("--quick", action="store_true", help="two numbers of steps, a smaller network")
-    parser.add_argument("--steps", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256], help="inner steps")
+    parser.add_argument("--quick", action="store_true", help="use two numbers of steps and a smaller network")
+    parser.add_argument(
+        "--steps", type=int, nargs="+", default=[4, 8, 16, 32, 64, 128, 256], help="numbers of inner steps"
+    )
     parser.add_argument("--hidden", type=int, default=256, help="width of the hidden layer")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and the images")
-    parser.add_argument("--out", "--output", type=Path, default=Path("figures/imaml_memory.png"), help="the figure")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bar")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights and the images")
+    parser.add_argument(
+        "--out", "--output", type=Path, default=Path("figures/imaml_memory.png"), help="path of the figure"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="hide the progress bar")
     options = parser.parse_args(arguments)
     if options.quick:
         options.steps, options.hidden = [16, 128], 128
@@ -225,7 +229,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"  {way:12}" + "".join(f"{value:{form}}" for value in values[way]))
         print()
     draw(options.steps, errors, memory, options.out)
-    print(f"Error and memory: {options.out}")
+    print(f"Figure: {options.out}")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Influence of training images on a network's losses: four predictions, compared with training again.
+"""Influence of training images on a network's losses: four predictions, compared with retraining.
 
     python examples/influence_compared.py
 
 A network learns digits by some hundred steps of gradient descent with momentum, in float64, with a fixed start and
-fixed batches. So it is a function of the weights w of the training images, all 1. How do the losses L of held-out
-images change when some weights become 0? Three kinds of methods approximate the derivative dL/dw:
+fixed batches. The trained network is therefore a function of the weights w of the training images, which are all 1. How
+do the losses L of held-out images change when some weights become 0? Three kinds of methods approximate the derivative
+dL/dw:
 
 - curvature: at a minimum it is -gradient(held out)' H^-1 gradient(image) / n, the influence function. Training ends
   before the minimum, so the matrix, exact Hessian or Gauss-Newton, is damped by one over the length of training, steps
@@ -12,8 +13,8 @@ images change when some weights become 0? Three kinds of methods approximate the
 - EK-FAC: the same with the Kronecker-factored Fisher matrix, whose inverse has a closed form;
 - through training (MAGIC): differentiate L through all steps, backward.
 
-Then the network is trained again, with one image left out at a time, and with random parts of the images left out. The
-linear datamodelling score is the rank correlation (Spearman) of predicted and actual changes of a held-out loss,
+The script then retrains the network, with one image left out at a time, and with random parts of the images left out.
+The linear datamodelling score is the rank correlation (Spearman) of predicted and actual changes of a held-out loss,
 averaged over held-out images. If the score of the derivative through training falls below 0.95 with 2 % of the images
 left out, the script ends with exit status 1. `influence_digits.py` introduces influence functions, at the minimum of a
 convex model and with wrong labels to find.
@@ -26,7 +27,7 @@ The scores of a run with the defaults, which takes 40 seconds of one core:
     EK-FAC                     0.307     0.586     0.686     0.715
     through training           0.991     0.975     0.967     0.931
 
-Another damping is no better for Gauss-Newton, and improves EK-FAC to 0.77 at best where 10 % are left out.
+Other values of the damping do not improve Gauss-Newton, and improve EK-FAC to 0.77 at best for 10 % left out.
 
 Source: A. Ilyas & L. Engstrom, "MAGIC: near-optimal data attribution for deep learning", arXiv:2504.16430 (2025); R.
 Grosse et al., "Studying large language model generalization with influence functions", arXiv:2308.03296 (2023), for
@@ -206,7 +207,7 @@ def draw(predicted: dict[str, Tensor], actual: Tensor, weights: Tensor, path: Pa
         axes.plot(((weights - 1) @ influence).flatten(), actual.flatten(), ".", markersize=2)
         axes.axline((0, 0), slope=1, color="gray", linewidth=0.8)
         axes.set(title=name, xlabel="predicted change")
-    panels[0].set_ylabel("trained again")
+    panels[0].set_ylabel("retrained")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=88)
     plt.close(figure)
@@ -215,16 +216,20 @@ def draw(predicted: dict[str, Tensor], actual: Tensor, weights: Tensor, path: Pa
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Predicted and actual changes of losses when images are left out.")
-    parser.add_argument("--quick", action="store_true", help="100 images, 4 hidden units, 20 trainings")
-    parser.add_argument("--images", type=int, default=500, help="training images")
-    parser.add_argument("--held-out", type=int, default=30, help="images whose losses are asked about")
+    parser.add_argument("--quick", action="store_true", help="use 100 images, 4 hidden units and 20 retrainings")
+    parser.add_argument("--images", type=int, default=500, help="number of training images")
+    parser.add_argument("--held-out", type=int, default=30, help="number of held-out images whose losses are predicted")
     parser.add_argument("--hidden", type=int, default=24, help="width of the hidden layer")
-    parser.add_argument("--epochs", type=int, default=40, help="passes over the images")
-    parser.add_argument("--batch", type=int, default=100, help="images a step")
+    parser.add_argument("--epochs", type=int, default=40, help="number of passes over the images")
+    parser.add_argument("--batch", type=int, default=100, help="images per step")
     parser.add_argument("--rate", type=float, default=0.05, help="learning rate")
-    parser.add_argument("--trainings", type=int, default=100, help="trainings again, of each kind")
-    parser.add_argument("--output", type=Path, default=Path("figures/influence_compared.png"), help="the figure's path")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the start, the batches and what is left out")
+    parser.add_argument("--trainings", type=int, default=100, help="number of retrainings of each kind")
+    parser.add_argument(
+        "--output", type=Path, default=Path("figures/influence_compared.png"), help="path of the figure"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the split, the start, the batches and the images left out"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         options.images, options.hidden, options.trainings, options.held_out = 100, 4, 20, 5
@@ -249,13 +254,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     one = torch.randperm(options.images, generator=generator)[: options.trainings]
     kinds = {"one": 1 - torch.eye(options.images, dtype=torch.float64)[one]} | kinds
     actual = {kind: train_again(training, weights) for kind, weights in kinds.items()}
-    print(f"\nscore where so many are left out, {options.trainings} trainings each")
+    print(f"\nscore by images left out, {options.trainings} trainings each")
     print(f"{'':18}" + "".join(f"{kind:>8}" for kind in kinds) + f"{'seconds':>10}")
     for name, influence in predicted.items():
         scores = [score((weights - 1) @ influence, actual[kind]) for kind, weights in kinds.items()]
         print(f"{name:18}" + "".join(f"{each:>8.3f}" for each in scores) + f"{seconds[name]:>10.2f}")
     draw(predicted, actual["10%"], kinds["10%"], options.output)
-    print(f"\nPredicted and actual changes: {options.output}")
+    print(f"\nFigure: {options.output}")
     found = score((kinds["2%"] - 1) @ predicted["through training"], actual["2%"])
     if not found >= LEAST_SCORE:
         raise hodiff.CheckError(f"a score of {found:.3f} through training, with 2 % left out")

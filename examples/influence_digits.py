@@ -1,4 +1,4 @@
-"""Influential training images for a model's mistakes, and training images with wrong labels.
+"""Influence functions: training images that cause a model's mistakes, and images with wrong labels.
 
     python examples/influence_digits.py
 
@@ -8,13 +8,13 @@ one training image? Influence functions answer this without training again. With
     loss without image i - loss  ~  gradient(test)^T H^-1 gradient(i) / n,
 
 which takes one linear system for each test image, solved by products with H, and one product with the Jacobian of all
-training losses. The script predicts this for the test images with the largest losses. It compares the prediction with
-training again without the image, by SciPy's L-BFGS, which needs no second derivative. If the correlation is below 0.9,
-it ends with exit status 1.
+training losses. The script predicts this difference for the test images with the largest losses. It compares the
+prediction with retraining without the image, by SciPy's L-BFGS, which needs no second derivative. If the correlation is
+below 0.9, it ends with exit status 1.
 
-Then the script gives a tenth of the training images a wrong label, and looks for them among the images with the most
-influence on their own loss. The loss alone finds them as fast, at no cost. For a network, whose training ends before a
-minimum, `influence_compared.py` compares such predictions by several methods with training again.
+Then the script gives a tenth of the training images a wrong label, and searches them among the images with the largest
+influence on their own loss. The loss alone finds them equally fast, at no cost. `influence_compared.py` compares
+several methods for a network, whose training ends before a minimum.
 
 Source: P. W. Koh, P. Liang, "Understanding black-box predictions via influence functions", ICML 2017, equation 2,
 figure 2 and section 5.4.
@@ -194,7 +194,7 @@ def draw(training: Data, test: Data, predicted: Tensor, chosen: Tensor, actual: 
     axes = figure.add_subplot(grid[:, SHOWN + 1 :])
     axes.plot(predicted[chosen], actual, ".")
     axes.axline((0, 0), slope=1, color="gray", linewidth=0.8)
-    axes.set(xlabel="predicted by influence", ylabel="trained again", title="change of the test image's loss")
+    axes.set(xlabel="predicted by influence", ylabel="retrained", title="change of the test image's loss")
     axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -204,14 +204,16 @@ def draw(training: Data, test: Data, predicted: Tensor, chosen: Tensor, actual: 
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Influence of training images on the loss of test images.")
-    parser.add_argument("--quick", action="store_true", help="300 images, 10 left out of each kind")
-    parser.add_argument("--images", type=int, default=1000, help="training images")
-    parser.add_argument("--tests", type=int, default=5, help="test images to explain")
-    parser.add_argument("--left-out", type=int, default=40, help="images of each kind to leave out and train again")
+    parser.add_argument("--quick", action="store_true", help="use 300 images, and leave out 10 of each kind")
+    parser.add_argument("--images", type=int, default=1000, help="number of training images")
+    parser.add_argument("--tests", type=int, default=5, help="number of test images to explain")
+    parser.add_argument("--left-out", type=int, default=40, help="number of images of each kind to leave out")
     parser.add_argument("--penalty", type=float, default=0.01, help="ridge penalty")
-    parser.add_argument("--output", type=Path, default=Path("figures/influence_digits.png"), help="the figure's path")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the images left out, the wrong labels")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--output", type=Path, default=Path("figures/influence_digits.png"), help="path of the figure")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the split, the images left out and the wrong labels"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     options = parser.parse_args(arguments)
     if options.quick:
         options.images, options.left_out = 300, 10
@@ -243,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         found = (f"{training.labels[i]} (image {i}, {predicted[i, 0]:+.4f})" for i in indices.tolist())
         print(f"  {title} " + ", ".join(found))
 
-    print("\nleft out and trained again")
+    print("\nretrained without one image")
     generator = torch.Generator().manual_seed(options.seed)
     strongest = predicted[:, 0].abs().topk(options.left_out).indices
     drawn = torch.randperm(len(training), generator=generator)[: options.left_out]
@@ -252,14 +254,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         actual[title] = leave_out(w, training, tests, chosen, options.penalty, progress)
         compare(predicted[chosen], actual[title], f"  {len(chosen)} {title}")
 
-    print("\nwrong labels found, of a tenth of the training images, by the share that is looked at")
+    print("\nwrong labels found (a tenth of the labels are wrong), by the fraction of images inspected")
     print(f"  {'':32}" + "".join(f"{share:>8.0%}" for share in INSPECTED))
     for name, shares in find_mislabelled(training, options.penalty, options.seed).items():
         print(f"  {name:32}" + "".join(f"{share:>8.0%}" for share in shares))
 
     both = torch.cat([strongest, drawn])
     draw(training, tests, predicted[:, 0], both, torch.cat([*actual.values()])[:, 0], guess, options.output)
-    print(f"\nImages and changes: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

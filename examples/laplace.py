@@ -17,9 +17,10 @@ The prior precision p can be chosen by the evidence, the likelihood of the data 
     log evidence = log likelihood + 1/2 (n log p - p |w|^2 - log det(N F + p I)).
 
 It can also be chosen by the likelihood of validation images. The results differ: the evidence assumes a network that
-was trained with this prior. With its p, predictions are likelier than the network's own, but underconfident. The table
-has accuracy, log likelihood, expected calibration error, and the entropy of predictions, also on the digits 8 and 9,
-which were never shown. The calibration error is the mean distance of confidence from accuracy, over ten bins.
+was trained with this prior. With the evidence's p, predictions have a higher likelihood than those of the network, but
+are underconfident. The table has accuracy, log likelihood, expected calibration error, and the entropy of predictions,
+also on the digits 8 and 9, which were never shown. The calibration error is the mean distance of confidence from
+accuracy, over ten bins.
 
 A run with the defaults:
 
@@ -178,11 +179,11 @@ def draw(chosen: dict[str, dict[float, float]], curves: dict[str, tuple[float, T
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, choose the precision in both ways, and compare predictions."""
     parser = argparse.ArgumentParser(description="A Laplace approximation by K-FAC: evidence and calibration.")
-    parser.add_argument("--images", type=int, default=300, help="images to train on, and to validate on")
+    parser.add_argument("--images", type=int, default=300, help="number of training images, and of validation images")
     parser.add_argument("--hidden", type=int, default=32, help="width of the hidden layer")
-    parser.add_argument("--precision", type=float, default=0.01, help="of the prior, in training")
-    parser.add_argument("--output", type=Path, default=Path("figures/laplace.png"), help="the figure's path")
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the labels and the initial weights")
+    parser.add_argument("--precision", type=float, default=0.01, help="precision of the prior in training")
+    parser.add_argument("--output", type=Path, default=Path("figures/laplace.png"), help="path of the figure")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split, the labels and the initial weights")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the matrices are small: more threads would only wait for each other
     torch.manual_seed(options.seed)
@@ -220,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             f"{entropy(shown):>9.3f}{entropy(others):>13.3f}"
         )
     draw(chosen, curves, options.output)
-    print(f"\nPrecision and reliability: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Forces of a cluster of seven atoms, learned by a potential of attention over the atoms.
+"""Learn the forces of a cluster of seven atoms by a potential with attention over the atoms.
 
     python examples/lennard_jones_forces.py --quick
     python examples/lennard_jones_forces.py
 
-A potential gives an energy, and its forces are minus the gradient in the atoms' positions. To fit forces, this gradient
-is differentiated in the weights. The model is a transformer of plain `torch.nn` whose tokens are atoms. Its features
-are distances, so the energy is invariant under rotations, translations and exchanges of atoms. A mask adds distances to
-the attention scores, and is differentiated twice as queries, keys and values are. torch's fused attention has no second
-derivative; within `hodiff.corrected()` it has one.
+A potential gives an energy, and its forces are minus the gradient with respect to the positions. Fitting forces
+differentiates this gradient with respect to the weights. The model is a transformer of plain `torch.nn` whose tokens
+are atoms. Its features are distances, so the energy is invariant under rotations, translations and exchanges of atoms.
+A mask adds distances to the attention scores, and is differentiated twice, like queries, keys and values. Torch's fused
+attention has no second derivative; within `hodiff.corrected()` it has one.
 
 The truth is the potential of Lennard and Jones, the sum over pairs of 4 (d^-12 - d^-6), at configurations around its
 minimum, which SciPy finds. The script prints the error of held-out forces during training, compared with the same model
@@ -188,12 +188,14 @@ def draw(errors: dict[str, dict[int, float]], models: dict[str, Potential], held
 def main(arguments: Sequence[str] | None = None) -> None:
     """Find the minimum, train in both ways, and compare."""
     parser = argparse.ArgumentParser(description="Forces of a Lennard-Jones cluster by an attention potential.")
-    parser.add_argument("--steps", type=int, default=1500, help="of Adam")
-    parser.add_argument("--count", type=int, default=500, help="configurations to train with")
-    parser.add_argument("--width", type=int, default=32, help="of the potential")
-    parser.add_argument("--quick", action="store_true", help="150 steps of width 16, and no check")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and configurations")
-    parser.add_argument("--output", type=Path, default=Path("figures/lennard_jones_forces.png"), help="the figure")
+    parser.add_argument("--steps", type=int, default=1500, help="number of steps of Adam")
+    parser.add_argument("--count", type=int, default=500, help="number of training configurations")
+    parser.add_argument("--width", type=int, default=32, help="width of the potential")
+    parser.add_argument("--quick", action="store_true", help="take 150 steps with width 16, without the check")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and configurations")
+    parser.add_argument(
+        "--output", type=Path, default=Path("figures/lennard_jones_forces.png"), help="path of the figure"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         options.steps, options.width = 150, 16
@@ -211,12 +213,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     noted = list(errors["forces"])
     for step in sorted({*noted[:: max(len(noted) // ROWS, 1)], noted[-1]}):
         print(f"{step:36}{errors['energies'][step]:14.4f}{errors['forces'][step]:14.4f}")
-    print(f"{'ms a step':36}" + "".join(f"{1e3 * each:14.1f}" for each in seconds.values()))
+    print(f"{'ms per step':36}" + "".join(f"{1e3 * each:14.1f}" for each in seconds.values()))
     ends = [relax(each, held_out[0][:1]).x.reshape(1, ATOMS, 3) for each in models.values()]
     above = [(lennard_jones(torch.from_numpy(each)) - lennard_jones(minimum)).item() for each in ends]
-    print(f"{'true energy above at their minimum':36}" + "".join(f"{each:14.6f}" for each in above))
+    print(f"{'excess of true energy at minimum':36}" + "".join(f"{each:14.6f}" for each in above))
     draw(errors, models, held_out, options.output)
-    print(f"Errors and forces: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -1,4 +1,4 @@
-"""Learning to learn sine waves: MAML and its family on the regression problem of Finn et al., 2017, section 5.1.
+"""MAML and its family on sine waves, the regression problem of Finn et al., 2017, section 5.1.
 
     python examples/maml_sinusoid.py --quick
     python examples/maml_sinusoid.py --shots 5 10 --seeds 2 --learners maml,fomaml,anil,meta-sgd,reptile
@@ -196,13 +196,13 @@ def plot(curves: dict[str, Tensor], path: Path) -> None:
 def parse_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="MAML and its family on sine waves.")
-    parser.add_argument("--steps", type=int, default=70_000, help="meta-steps")
-    parser.add_argument("--quick", action="store_true", help="1,000 meta-steps")
-    parser.add_argument("--shots", type=int, nargs="+", default=[5], help="points seen of each wave")
-    parser.add_argument("--seeds", type=int, default=1, help="how many networks to train of each kind")
-    parser.add_argument("--learners", default="maml", help=f"some of {','.join(LEARNERS)}")
-    parser.add_argument("--output", type=Path, default=Path("figures/maml_sinusoid.png"), help="the figure's path")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--steps", type=int, default=70_000, help="number of meta-steps")
+    parser.add_argument("--quick", action="store_true", help="take 1,000 meta-steps")
+    parser.add_argument("--shots", type=int, nargs="+", default=[5], help="number of points of each wave (K)")
+    parser.add_argument("--seeds", type=int, default=1, help="number of networks for each learner")
+    parser.add_argument("--learners", default="maml", help=f"comma-separated names, from {','.join(LEARNERS)}")
+    parser.add_argument("--output", type=Path, default=Path("figures/maml_sinusoid.png"), help="path of the figure")
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     options = parser.parse_args()
     options.learners = options.learners.split(",")
     unknown = set(options.learners) - set(LEARNERS)
@@ -221,7 +221,7 @@ def main() -> None:
     print(f"MAML's meta-gradient is {distance:.1e} (relative) away from finite differences")
     print(f"{check_second_order(options.shots[0], seed=0)}\n")
     print(f"mean squared error on {TEST_TASKS} new waves, with 95% confidence, after {options.steps:,} meta-steps")
-    print(f"{'':24}{'no step':>18}{'one step':>18}{f'{TEST_STEPS} steps':>18}{'ms a meta-step':>18}")
+    print(f"{'':24}{'no step':>18}{'one step':>18}{f'{TEST_STEPS} steps':>18}{'ms per meta-step':>18}")
     curves = {}
     for shots in options.shots:
         for name in options.learners:
@@ -240,7 +240,7 @@ def main() -> None:
             if len(runs) > 1:
                 print(f"{name}, K={shots}: {summary(runs)}\n", flush=True)
     plot(curves, options.output)
-    print(f"\nErrors by steps: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Digits drawn in one step: a mean flow, whose target is a derivative of the network along its own path.
+"""Mean flow: generate digits in one step, with a training target that is a forward derivative of the network.
 
     python examples/mean_flow_digits.py --quick
     python examples/mean_flow_digits.py
@@ -10,7 +10,7 @@ loss is
     |u - target|^2,   target = v - (t - r) du/dt,   du/dt = v · du/dz + du/dt at fixed z, r,
 
 where du/dt is one `torch.func.jvp` along (v, 0, 1), and the target is a constant to `backward`. The network is a
-transformer over patches in plain `torch.nn`. torch's fused attention has no forward mode; within `hodiff.corrected()`
+transformer over patches in plain `torch.nn`. Torch's fused attention has no forward mode; within `hodiff.corrected()`
 it has one. `--through` also differentiates the target, which takes backward through jvp.
 
 The same network with r = t is flow matching, which takes many steps. The script prints the Frechet distance between
@@ -196,13 +196,13 @@ def draw(samples: dict[str, Tensor], losses: dict[str, list[float]], path: Path)
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train both, draw samples, and compare them with the images."""
     parser = argparse.ArgumentParser(description="One-step digits by a mean flow.")
-    parser.add_argument("--steps", type=int, default=400, help="of Adam")
-    parser.add_argument("--size", type=int, default=128, help="images a step")
-    parser.add_argument("--width", type=int, default=64, help="of the transformer")
-    parser.add_argument("--through", action="store_true", help="differentiate the target as well")
-    parser.add_argument("--quick", action="store_true", help="40 steps of width 16, and no check")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, batches and samples")
-    parser.add_argument("--output", type=Path, default=Path("figures/mean_flow_digits.png"), help="the figure's path")
+    parser.add_argument("--steps", type=int, default=400, help="number of steps of Adam")
+    parser.add_argument("--size", type=int, default=128, help="images per step")
+    parser.add_argument("--width", type=int, default=64, help="width of the transformer")
+    parser.add_argument("--through", action="store_true", help="also differentiate the target")
+    parser.add_argument("--quick", action="store_true", help="take 40 steps with width 16, without the check")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights, batches and samples")
+    parser.add_argument("--output", type=Path, default=Path("figures/mean_flow_digits.png"), help="path of the figure")
     options = parser.parse_args(arguments)
     if options.quick:
         options.steps, options.width = 40, 16
@@ -210,7 +210,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     images, _ = load_images()
     wanted, losses, samples = torch.arange(1000) % 10, {}, {}
     print(f"{sum(each.numel() for each in MeanVelocity(options.width).parameters()):,} parameters, float32")
-    print(f"{'':28}{'loss':>8}{'distance':>10}{'ms a step of training':>23}")
+    print(f"{'':28}{'loss':>8}{'distance':>10}{'ms per training step':>23}")
     for name, mean, counts in (("mean flow", True, (1,)), ("flow matching", False, (1, 32))):
         torch.manual_seed(options.seed)
         generator, model = torch.Generator().manual_seed(options.seed), MeanVelocity(options.width)
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     half = torch.randperm(len(images), generator=torch.Generator().manual_seed(options.seed))
     print(f"{'half of the images':28}{'':8}{frechet(images[half[::2]], images[half[1::2]]):10.2f}")
     draw(samples, losses, options.output)
-    print(f"Samples and losses: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -1,4 +1,4 @@
-"""The soap film in a bent frame, by Newton's method with sparse Hessians.
+"""A minimal surface (the soap film in a bent frame), by Newton's method with sparse Hessians.
 
     python examples/minimal_surface.py
     python examples/minimal_surface.py --frame waves --side 300
@@ -7,7 +7,7 @@ A film takes the shape of least area. The unknowns are heights on a grid, each c
 sum of their areas is minimised. A height shares triangles with six others, so a row of the Hessian has at most seven
 entries. `hodiff.sparse.hessian` takes as many products for 90,000 unknowns as for 900. Newton's method solves with the
 matrix by SciPy's `splu`, and halves steps that do not lower the area. It starts from the surface of least Dirichlet
-energy, a quadratic function, whose minimum is one Newton step from anywhere.
+energy, a quadratic function that takes one Newton step.
 
 The frame "scherk" belongs to Scherk's surface, log(cos x / cos y). The script prints the largest distance to it, which
 falls as the square of the mesh size. The residual is the largest derivative of the area in one height, over the area of
@@ -179,10 +179,10 @@ def draw(film: Film, x: Tensor, coloring: hodiff.sparse.Coloring, path: Path) ->
 def main(arguments: Sequence[str] | None = None) -> None:
     """Find the film, and print the iterations."""
     parser = argparse.ArgumentParser(description="The soap film in a bent frame, by sparse Newton steps.")
-    parser.add_argument("--frame", choices=FRAMES, default="scherk", help="the curve that holds the film")
-    parser.add_argument("--side", type=int, default=150, help="heights along a side of the grid")
-    parser.add_argument("--quick", action="store_true", help="a grid of 20 x 20")
-    parser.add_argument("--output", type=Path, default=Path("figures/minimal_surface.png"), help="the figure")
+    parser.add_argument("--frame", choices=FRAMES, default="scherk", help="frame that holds the film")
+    parser.add_argument("--side", type=int, default=150, help="number of heights along a side of the grid")
+    parser.add_argument("--quick", action="store_true", help="use a grid of 20 x 20")
+    parser.add_argument("--output", type=Path, default=Path("figures/minimal_surface.png"), help="path of the figure")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     film = Film(20 if options.quick else options.side, FRAMES[options.frame])
@@ -200,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     small = Film(8)
     heights = torch.zeros(64, dtype=torch.float64)
     draw(film, x, hodiff.sparse.color(hodiff.sparse.hessian_pattern(small.area, heights)), options.output)
-    print(f"Film and pattern: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

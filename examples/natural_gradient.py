@@ -1,4 +1,4 @@
-"""A natural-gradient step in a few lines, against gradient descent on a network that classifies digits.
+"""A natural-gradient step in a few lines, compared with gradient descent on a network that classifies digits.
 
     python examples/natural_gradient.py
 
@@ -6,12 +6,12 @@ The gradient is the steepest direction in the parameters. The natural gradient F
 predictions, whose distance the Fisher matrix F measures. The step is `natural_gradient` below: products with F, and one
 damped linear system, solved by conjugate gradients.
 
-Both descents use the same batches. Gradient descent runs with several learning rates, of which the best counts. After
-the same number of steps, the loss of the natural gradient is lower by an order of magnitude. Its steps cost much more,
-because of the products with F. So the table also shows gradient descent after the same time, which gets further on so
-small a network. With `--natural-rate 1` the descent is even faster, or diverges, depending on the seed. Source: S.
-Amari, "Natural gradient works efficiently in learning", Neural Computation 10 (1998), theorem 1; J. Martens, "New
-insights and perspectives on the natural gradient method", JMLR 21 (2020), section 6 for the damping.
+Both descents use the same batches. Gradient descent uses the best of several learning rates. After the same number of
+steps, the loss of the natural gradient is lower by an order of magnitude. Its steps cost much more, because of the
+products with F. The table therefore also shows gradient descent after the same time, which reaches a lower loss on such
+a small network. With `--natural-rate 1` the natural gradient is even faster, or diverges, depending on the seed.
+Source: S. Amari, "Natural gradient works efficiently in learning", Neural Computation 10 (1998), theorem 1; J. Martens,
+"New insights and perspectives on the natural gradient method", JMLR 21 (2020), section 6 for the damping.
 """
 
 from __future__ import annotations
@@ -155,17 +155,21 @@ def report(outcome: Outcome) -> None:
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="The natural gradient against gradient descent.")
-    parser.add_argument("--quick", action="store_true", help="25 steps")
-    parser.add_argument("--steps", type=int, default=100, help="steps of each descent")
-    parser.add_argument("--batch", type=int, default=256, help="images a step")
+    parser.add_argument("--quick", action="store_true", help="take 25 steps")
+    parser.add_argument("--steps", type=int, default=100, help="number of steps of each descent")
+    parser.add_argument("--batch", type=int, default=256, help="images per step")
     parser.add_argument("--hidden", type=int, default=32, help="width of the hidden layer")
-    parser.add_argument("--damping", type=float, default=0.01, help="of the natural gradient")
+    parser.add_argument("--damping", type=float, default=0.01, help="damping of the natural gradient")
     parser.add_argument("--natural-rate", type=float, default=0.5, help="learning rate of the natural gradient")
     parser.add_argument(
-        "--rates", type=float, nargs="+", default=[0.1, 0.3, 0.6, 1.0, 1.5, 2.0], help="of gradient descent"
+        "--rates",
+        type=float,
+        nargs="+",
+        default=[0.1, 0.3, 0.6, 1.0, 1.5, 2.0],
+        help="learning rates of gradient descent",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of the split, the initial weights and the batches")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split, the initial weights and the batches")
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     options = parser.parse_args(arguments)
     if options.quick:
         options.steps = 25

@@ -1,8 +1,8 @@
-"""Four descents in two dimensions: the use of curvature, and why Newton's method needs a trust region.
+"""Gradient descent, Newton's method, a trust region and BFGS in two dimensions, step by step.
 
     python examples/newton_in_two_dimensions.py
 
-The figure of docs/guides/optimizers.md is made by this script.
+This script draws the figure of docs/guides/optimizers.md.
 
 Rosenbrock's function has a narrow curved valley. Himmelblau's function has four minima with saddles between them.
 Gradient descent follows the steepest direction, and is still in the valley after 5,000 steps. Newton's method goes to
@@ -147,8 +147,10 @@ def check() -> list[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Descend, print the table and draw the figure."""
     parser = argparse.ArgumentParser(description="Gradient descent, Newton, a trust region and BFGS in the plane.")
-    parser.add_argument("--quick", action="store_true", help="100 steps of gradient descent, and no check")
-    parser.add_argument("--output", type=Path, default=Path("figures/newton_in_two_dimensions.png"), help="the figure")
+    parser.add_argument("--quick", action="store_true", help="take 100 steps of gradient descent, without the check")
+    parser.add_argument(
+        "--output", type=Path, default=Path("figures/newton_in_two_dimensions.png"), help="path of the figure"
+    )
     options = parser.parse_args(arguments)
     figure, panels = plt.subplots(1, 2, figsize=(11, 5), layout="constrained")
     print(f"{'':14}{'':18}{'steps':>6}{'':>14}{'ends at':>20}{'value':>11}")
@@ -170,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.output.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(options.output, dpi=72)
     plt.close(figure)
-    print(f"Contours, iterates and trust regions: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(*check(), sep="\n")
 

@@ -1,4 +1,4 @@
-"""Rates of a predator-prey equation for hares and lynxes from counts, with standard errors.
+"""Fit the rates of a predator-prey equation to counts of hares and lynxes, with standard errors.
 
     python examples/ode_parameters.py
 
@@ -126,10 +126,10 @@ def draw(counted: Tensor, fitted: Tensor, repeats: Tensor, C: Tensor, path: Path
 def main(arguments: Sequence[str] | None = None) -> None:
     """Fit by both methods, print estimates with errors, and repeat with new counts."""
     parser = argparse.ArgumentParser(description="Rates of the Lotka-Volterra equations, with standard errors.")
-    parser.add_argument("--noise", type=float, default=0.05, help="standard deviation of the logarithms of counts")
-    parser.add_argument("--repeats", type=int, default=20, help="how often to count again")
-    parser.add_argument("--output", type=Path, default=Path("figures/ode_parameters.png"), help="the figure's path")
-    parser.add_argument("--seed", type=int, default=0, help="of the noise")
+    parser.add_argument("--noise", type=float, default=0.05, help="standard deviation of the logarithms of the counts")
+    parser.add_argument("--repeats", type=int, default=20, help="number of simulated data sets")
+    parser.add_argument("--output", type=Path, default=Path("figures/ode_parameters.png"), help="path of the figure")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the noise")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the vectors are small: more threads would only wait for each other
     generator = torch.Generator().manual_seed(options.seed)
@@ -147,12 +147,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     C = covariance(found.fun, found.jac)
     others = (hodiff.optimize.least_squares(residuals, found.x, count()) for _ in range(options.repeats))
     repeats = torch.stack([torch.stack([*other.x.values()]) for other in others])
-    print(f"\n{'':10}{'truth':>9}{'estimate':>11}{'standard error':>16}{'spread':>9}{'off by, errors':>16}")
+    print(f"\n{'':10}{'truth':>9}{'estimate':>11}{'standard error':>16}{'spread':>9}{'error / s.e.':>16}")
     rows = zip(TRUTH.items(), found.x.values(), C.diagonal().sqrt(), repeats.std(dim=0), strict=True)
     for (name, truth), rate, error, spread in rows:
         print(f"{name:10}{truth:>9.3f}{rate:>11.4f}{error:>16.4f}{spread:>9.4f}{(rate - truth) / error:>16.2f}")
     draw(counted, integrate(found.x), repeats, C, options.output)
-    print(f"\nCounts, curves and estimates: {options.output}")
+    print(f"\nFigure: {options.output}")
     print(check(counted))
 
 

@@ -1,4 +1,4 @@
-"""A physics-informed network in the usual style, with its Laplacian in one line.
+"""A physics-informed network for Poisson's equation, with the Laplacian in one line.
 
     python examples/pinn_poisson.py
 
@@ -6,17 +6,17 @@ The network is a `torch.nn.Module` that maps points (N, 2) to u (N,), and the re
 
     Laplacian u = g on the unit square,   u = 0 on its edge,   with the solution u = exp(x) sin(pi x) sin(2 pi y),
 
-is `hodiff.laplacian(model, batched=True)(points) - g`, which `backward` differentiates in the weights. Value, slopes
-and Laplacian go forward through the network together. The usual way takes a gradient, and a gradient of each of its
-components, which are all recorded for `backward`. The script times both. In two dimensions there is little to gain, as
-a small network is dominated by the overhead of torch's calls; in more dimensions the gain is larger. The right-hand
-side is the Laplacian of the solution, which `hodiff.laplacian` computes as well.
+is `hodiff.laplacian(model, batched=True)(points) - g`, which `backward` differentiates with respect to the weights. One
+forward pass computes value, slopes and Laplacian together. The usual method computes a gradient, and a gradient of each
+of its components, and records all of them for `backward`. The script times both methods. In two dimensions the overhead
+of torch's calls dominates; in more dimensions `hodiff.laplacian` is faster. It also computes the right-hand side, the
+Laplacian of the solution.
 
 A run with the defaults, in processor seconds, one core of an AMD EPYC:
 
     relative error 7e-4 after 4,000 steps of Adam, 32 s
 
-    milliseconds a loss with gradient, 256 points, two layers of 128
+    milliseconds per loss with gradient, 256 points, two layers of 128
     dimensions  hodiff.laplacian  gradients of gradients
              2               8.8                     6.4
              8              15.1                    21.4
@@ -179,11 +179,11 @@ def draw(steps: Sequence[int], errors: Sequence[float], model: nn.Module, path: 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, compare with the solution, and time both ways."""
     parser = argparse.ArgumentParser(description="Poisson's equation by a physics-informed network.")
-    parser.add_argument("--steps", type=int, default=4000, help="of Adam")
-    parser.add_argument("--points", type=int, default=256, help="random points a step")
-    parser.add_argument("--quick", action="store_true", help="200 steps, and no check")
-    parser.add_argument("--output", type=Path, default=Path("figures/pinn_poisson.png"), help="the figure's path")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and points")
+    parser.add_argument("--steps", type=int, default=4000, help="number of steps of Adam")
+    parser.add_argument("--points", type=int, default=256, help="random points per step")
+    parser.add_argument("--quick", action="store_true", help="take 200 steps, without the check")
+    parser.add_argument("--output", type=Path, default=Path("figures/pinn_poisson.png"), help="path of the figure")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and points")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # the network is small
     generator = torch.Generator().manual_seed(options.seed)
@@ -192,12 +192,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     steps, errors = train(model, min(options.steps, 200) if options.quick else options.steps, options.points, generator)
     print(f"relative error {errors[-1]:.1e} after {steps[-1]:,} steps, {time.process_time() - begun:.1f} s")
 
-    print(f"{'dimensions':>10}{'hodiff.laplacian':>18}{'gradients of gradients':>24}   (ms a loss with gradient)")
+    print(f"{'dimensions':>10}{'hodiff.laplacian':>18}{'gradients of gradients':>24}   (ms per loss with gradient)")
     for dimensions in (2, 8) if options.quick else (2, 8, 32):
         ours, usual = costs(dimensions, options.points, 2 if options.quick else 20)
         print(f"{dimensions:>10}{ours:>18.1f}{usual:>24.1f}")
     draw(steps, errors, model, options.output)
-    print(f"Error by steps, solution and error: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -1,4 +1,4 @@
-"""A network that solves Poisson's equation to nearly six digits: self-scaled Broyden against L-BFGS.
+"""Solve Poisson's equation by a network to nearly six digits: self-scaled Broyden compared with L-BFGS.
 
     python examples/poisson_network.py
 
@@ -7,11 +7,11 @@ A physics-informed network is small, its loss is badly conditioned, and many dig
     u_xx + u_yy = f on the unit square,   u = 0 on its edge,   with the solution u = sin(pi x) sin(2 pi y),
 
 with u = x (1 - x) y (1 - y) N(x, y) for a network N with two layers of tanh, so that the edge is exact. The loss is the
-mean square of the equation's residual at a grid of points, in float64. Its Laplacian goes forward through the network
-together with the values. `hodiff.optimize.minimize(method="ssbroyden")` updates the inverse Hessian as a matrix in
-place; `torch.optim.LBFGS` keeps the last hundred gradients. Both start from the same weights, and stop when they make
-no progress, or after some thousand iterations. Seconds are processor seconds. The error is the error of u on a finer
-grid, relative to u, and is computed with the clock stopped.
+mean square of the equation's residual at a grid of points, in float64. One forward pass computes its Laplacian and its
+values. `hodiff.optimize.minimize(method="ssbroyden")` updates the inverse Hessian as a matrix in place;
+`torch.optim.LBFGS` keeps the last hundred gradients. Both start from the same weights, and stop when they make no
+progress, or after some thousand iterations. Seconds are processor seconds, without the computation of the error. The
+error is the error of u on a finer grid, relative to u.
 
 A run with the defaults, on one shared core of an AMD EPYC, medians of three starts:
 
@@ -244,11 +244,11 @@ def draw(courses: dict[str, list[Course]], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Solve from some starts by both methods, and print the table."""
     parser = argparse.ArgumentParser(description="A network solves Poisson's equation, by two quasi-Newton methods.")
-    parser.add_argument("--iterations", type=int, default=3000, help="the most of each")
-    parser.add_argument("--seeds", type=int, default=3, help="starts")
-    parser.add_argument("--quick", action="store_true", help="one start, fewer iterations and points")
-    parser.add_argument("--output", type=Path, default=Path("figures/poisson_network.png"), help="the figure's path")
-    parser.add_argument("--save", type=Path, help="where to put the table")
+    parser.add_argument("--iterations", type=int, default=3000, help="maximum number of iterations of each method")
+    parser.add_argument("--seeds", type=int, default=3, help="number of starts")
+    parser.add_argument("--quick", action="store_true", help="use one start, and fewer iterations and points")
+    parser.add_argument("--output", type=Path, default=Path("figures/poisson_network.png"), help="path of the figure")
+    parser.add_argument("--save", type=Path, help="path of the table")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # Processor seconds are then seconds of one core.
     print(check())
@@ -268,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = f"`python examples/{Path(__file__).name}`, one core, torch {torch.__version__}"
         options.save.write_text(f"# A network for Poisson's equation\n\n{command}\n\n{text}\n", encoding="utf-8")
     draw(courses, options.output)
-    print(f"\nErrors by seconds and by iterations: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

@@ -9,15 +9,16 @@ the loss is flat. The script trains a network on digits, and removes more and mo
 - their saliency, from the exact diagonal, which takes one Hessian-vector product for each parameter;
 - their saliency, from a diagonal that is estimated by 100 products;
 - their magnitude;
-- chance,
+- chance.
 
-and prints test accuracies, once without further training, and once in rounds, with some training after each. Saliency
-keeps more accuracy than magnitude, as long as there is much to keep. It predicts an increase of the loss that is
-several times too small once a third of the parameters are removed. The reasons are that training stops before a
-minimum, and that other entries of the Hessian contribute. With `--weight-decay 0.001 --steps 400` training ends at a
-minimum. Then the predicted increase is about right until half of the parameters are removed, and magnitude is about as
-good a criterion, as weight decay has shrunk the weights that matter little. Source: Y. LeCun, J. S. Denker, S. A.
-Solla, "Optimal brain damage", NIPS 1989, equation 5.
+It prints test accuracies, once without further training, and once in rounds with some training after each round. While
+accuracy is high, saliency keeps more of it than magnitude. After a third of the parameters are removed, the predicted
+increase of the loss is several times too small, because training stops before a minimum, and other entries of the
+Hessian contribute. With `--weight-decay 0.001 --steps 400`, training ends at a minimum. The predicted increase is then
+about right until half of the parameters are removed. Magnitude is then about as good, because weight decay has shrunk
+the weights that matter little.
+
+Source: Y. LeCun, J. S. Denker, S. A. Solla, "Optimal brain damage", NIPS 1989, equation 5.
 """
 
 from __future__ import annotations
@@ -211,14 +212,18 @@ def draw(experiments: dict[str, dict[str, Tensor]], retrain: int, path: Path) ->
 def parse_options(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Pruning by the diagonal of the Hessian.")
-    parser.add_argument("--quick", action="store_true", help="one seed, a hidden layer of 16, 50 steps a round")
+    parser.add_argument(
+        "--quick", action="store_true", help="use one seed, a hidden layer of 16 and 50 steps per round"
+    )
     parser.add_argument("--hidden", type=int, default=32, help="width of the hidden layer")
-    parser.add_argument("--steps", type=int, default=150, help="steps of training")
-    parser.add_argument("--retrain", type=int, default=100, help="steps of training after each round of removals")
+    parser.add_argument("--steps", type=int, default=150, help="number of training steps")
+    parser.add_argument(
+        "--retrain", type=int, default=100, help="number of training steps after each round of removals"
+    )
     parser.add_argument("--weight-decay", type=float, default=0.0, help="ridge penalty")
-    parser.add_argument("--seeds", type=int, default=3, help="networks and splits to average over")
-    parser.add_argument("--output", type=Path, default=Path("figures/pruning_digits.png"), help="the figure's path")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--seeds", type=int, default=3, help="number of networks and splits to average over")
+    parser.add_argument("--output", type=Path, default=Path("figures/pruning_digits.png"), help="path of the figure")
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     options = parser.parse_args(arguments)
     if options.quick:
         options.seeds, options.hidden, options.retrain = 1, 16, 50
@@ -248,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, row in zip(("foreseen", "actual"), rises.T.tolist(), strict=True):
         print(f"{name:58}" + "".join(f"{rise:>8.4f}" for rise in row))
     draw(experiments, options.retrain, options.output)
-    print(f"\nAccuracies: {options.output}")
+    print(f"\nFigure: {options.output}")
 
 
 if __name__ == "__main__":

@@ -75,11 +75,11 @@ def accuracy_of(network: nn.Module, images: Tensor, labels: Tensor) -> float:
 def parse_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="A quantized network against one of full precision.")
-    parser.add_argument("--bits", type=int, default=4, help="bits of every weight and activation")
+    parser.add_argument("--bits", type=int, default=4, help="bits per weight and activation")
     parser.add_argument("--hidden", type=int, default=64, help="width of the hidden layers")
-    parser.add_argument("--steps", type=int, default=1000, help="steps of training")
-    parser.add_argument("--seed", type=int, default=0, help="of the split and the initial weights")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--steps", type=int, default=1000, help="number of training steps")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the split and the initial weights")
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     return parser.parse_args()
 
 

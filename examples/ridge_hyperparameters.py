@@ -1,14 +1,14 @@
-"""Learn one ridge penalty for each of 20 features, by the gradient of the validation loss through the training.
+"""Learn one ridge penalty for each of 20 features by the gradient of the validation loss.
 
-A logistic regression is trained by 100 steps of gradient descent, from zero. The result depends on the penalties. The
-derivative of the validation loss in them, the hypergradient, is the gradient for descent on the penalties. It is
-computed in four ways:
+A logistic regression is trained by 100 steps of gradient descent, from zero. The result depends on the
+penalties. The hypergradient, the derivative of the validation loss with respect to the penalties, is used for gradient
+descent on them. The script computes it in four ways:
 
-- implicit: the result of training is a fixed point of the training step, and the implicit function theorem needs one
-  linear system at it. None of the 100 steps is kept;
+- implicit: the result of training is a fixed point of the training step, and the implicit function theorem takes one
+  linear system at this point. None of the 100 steps is stored;
 - series: the same, with the first K terms of a Neumann series instead of the system's solution;
 - last: backward through the last K steps only;
-- unrolled: backward through all steps, the exact derivative of the computation, at the cost of keeping all steps.
+- unrolled: backward through all steps, which are all stored. This is the exact derivative of the computation.
 
 The data, the settings and the outer optimizer are those of a public benchmark, the notebook
 examples/logistic_regression of the library hypertorch (R. Grazzi et al., "On the iteration complexity of hypergradient
@@ -135,10 +135,10 @@ def learn(loss: Loss, steps: int, progress: bool) -> tuple[list[float], Tensor]:
 def parse_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Ridge penalties by the gradient of the validation loss.")
-    parser.add_argument("--steps", type=int, default=1000, help="outer steps")
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="which to run")
-    parser.add_argument("--seed", type=int, default=1, help="of the data; the benchmark's is 1")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--steps", type=int, default=1000, help="number of outer steps")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="methods to run")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the data; the benchmark uses 1")
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     return parser.parse_args()
 
 
@@ -162,7 +162,7 @@ def main() -> None:
     losses = make_losses(training, validation)
     shown = [step for step in REPORTED if step < options.steps]
     print("\nvalidation loss after outer steps, float32")
-    print(f"  {'':12}" + "".join(f"{step:>12}" for step in shown) + f"{'ms a step':>14}")
+    print(f"  {'':12}" + "".join(f"{step:>12}" for step in shown) + f"{'ms per step':>14}")
     for way in options.ways:
         start = time.perf_counter()
         history, _ = learn(losses[way], options.steps, progress)

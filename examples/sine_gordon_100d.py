@@ -1,4 +1,4 @@
-"""A differential equation in a hundred dimensions: Laplacians of a network by sixteen random directions.
+"""Solve a differential equation in 100 dimensions by a network, with Laplacians from 16 random directions.
 
     python examples/sine_gordon_100d.py
 
@@ -10,11 +10,10 @@ On the unit ball in 100 dimensions u solves the Sine-Gordon equation
 whose Laplacian `hodiff.laplacian` computes exactly. A network N learns it as u(x) = (1 - |x|^2) N(x), so that the
 sphere needs no loss, from the residual at 100 random points per step.
 
-An exact Laplacian sends 100 directions through the network. With `randomised="rademacher"` it is the mean over some
-random directions, whose expectation is exact. The square of a residual with such a Laplacian is biased: its expectation
-is the square plus the variance of the estimate, which the network then also minimizes. So the loss here is a product of
-two residuals with independent draws, whose gradient is unbiased; it may be negative. The script trains with both
-losses, and measures the bias.
+An exact Laplacian takes 100 directions. With `randomised="rademacher"` it is the mean over some random directions,
+whose expectation is exact. The square of a residual with such a Laplacian is biased: its expectation is the square plus
+the variance of the estimate, which the network then also minimizes. An unbiased loss is the product of two residuals
+with independent draws, which may be negative. The script trains with both losses, and measures the bias.
 
 A run with the defaults, in processor seconds, one core of an AMD EPYC:
 
@@ -25,8 +24,8 @@ A run with the defaults, in processor seconds, one core of an AMD EPYC:
     mean square of the residual: 141.5; by two draws 141.3 +- 1.0, by one draw 159.8 +- 1.4
     loss and gradient: 67 ms with exact Laplacians, 36 ms by two draws of directions
 
-With 16 directions the bias is a seventh of the loss, and training with the cheaper loss is still as good. The bias
-matters where the residual is smaller than the variance, as with fewer directions or nearer to the solution.
+With 16 directions the bias is a seventh of the loss, and training with the cheaper loss is equally good. The bias
+matters if the residual is smaller than the variance, as with fewer directions or nearer to the solution.
 
 Points have uniform directions and uniform radii: nearly all points of a uniform distribution in the ball would be near
 the sphere. The error is relative, in the L2 norm of 2,000 such points.
@@ -233,12 +232,14 @@ def draw(courses: dict[str, Course], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train with both losses, and measure bias and cost."""
     parser = argparse.ArgumentParser(description="The Sine-Gordon equation in many dimensions, by random directions.")
-    parser.add_argument("--dimensions", type=int, default=DIMENSIONS, help="of the ball")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help="random directions of a Laplacian")
-    parser.add_argument("--steps", type=int, default=800, help="of Adam")
-    parser.add_argument("--quick", action="store_true", help="10 dimensions, 60 steps, a smaller network, no check")
-    parser.add_argument("--output", type=Path, default=Path("figures/sine_gordon_100d.png"), help="the figure's path")
-    parser.add_argument("--seed", type=int, default=0, help="of coefficients, weights, points and directions")
+    parser.add_argument("--dimensions", type=int, default=DIMENSIONS, help="dimensions of the ball")
+    parser.add_argument("--samples", type=int, default=SAMPLES, help="random directions per Laplacian")
+    parser.add_argument("--steps", type=int, default=800, help="number of steps of Adam")
+    parser.add_argument(
+        "--quick", action="store_true", help="use 10 dimensions, 60 steps and a smaller network, without the check"
+    )
+    parser.add_argument("--output", type=Path, default=Path("figures/sine_gordon_100d.png"), help="path of the figure")
+    parser.add_argument("--seed", type=int, default=0, help="seed of coefficients, weights, points and directions")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # Processor seconds are then seconds of one core.
     dimensions, steps, samples, width = options.dimensions, options.steps, options.samples, WIDTH
@@ -267,7 +268,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     some = cost_of(lambda: two_draws(u, x, source, samples, generator), rounds)
     print(f"\nloss and gradient: {whole:.0f} ms with exact Laplacians, {some:.0f} ms by two draws of directions")
     draw(courses, options.output)
-    print(f"Errors by steps: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -1,25 +1,25 @@
-"""Test-time training: a network that takes gradient steps while it reads a signal, and learns to learn by them.
+"""Test-time training: a network that takes gradient steps while it reads a signal.
 
     python examples/test_time_training.py --quick
     python examples/test_time_training.py
 
 Signals are two sines of unknown frequencies with noise, and the task is to predict the next value from the previous
-ones. A layer of attention sees a window of values, too few to determine the frequencies. So two maps of the network,
-one before attention and one after it, are fast weights. Each signal starts from the same fast weights, and takes steps
-down the gradient of its own error on the first part of the signal, through the window's attention,
+ones. A layer of attention sees a window of values, too few to determine the frequencies. Two maps of the network, one
+before and one after attention, are fast weights. Each signal starts from the same fast weights, and takes gradient
+steps on the error of the first part of the signal, through the window's attention,
 
     W_(i+1) = W_i - rate · d/dW |prediction(W_i) - next value|^2 on the first part,
 
-after which it predicts the rest. Training differentiates the error there in all weights and rates, through the inner
-gradients. This is a gradient of a gradient of `hodiff.functions.attention(..., window=...)`, whose cost depends on the
-window, not on the square of the length. The script prints errors on the rest as fractions of the signal's variance,
-also at frequencies above the training range. The networks differ only in the number of inner steps; 0 is the usual
-network.
+and then predicts the rest. Training differentiates the error of the rest with respect to all weights and rates, through
+the inner gradients. This is a gradient of a gradient of `hodiff.functions.attention(..., window=...)`, whose cost
+depends on the window, not on the square of the length. The script prints errors of the rest as fractions of the
+signal's variance, also at frequencies above the training range. The networks differ only in the number of inner steps;
+0 is the usual network.
 
 Source: Y. Sun et al., "Learning to (learn at test time): RNNs with expressive hidden states", 2024, sections 2.1 and
 2.2. A run with the defaults, one core of an AMD EPYC:
 
-    inner steps    error  at higher frequencies  ms a step of training
+    inner steps    error  at higher frequencies   ms per training step
               0   0.1784                 0.5348                    7.7
               1   0.1023                 0.2249                   25.6
               3   0.0897                 0.1304                   62.1
@@ -164,20 +164,24 @@ def draw(losses: dict[str, list[float]], readers: dict[str, Reader], length: int
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train with and without inner steps, and compare."""
     parser = argparse.ArgumentParser(description="Gradient steps at test time, through attention in a window.")
-    parser.add_argument("--steps", type=int, default=500, help="of Adam")
+    parser.add_argument("--steps", type=int, default=500, help="number of steps of Adam")
     parser.add_argument("--inner", type=int, nargs="+", default=[0, 1, 3], help="numbers of inner steps")
-    parser.add_argument("--length", type=int, default=256, help="of a signal")
-    parser.add_argument("--window", type=int, default=8, help="places that attention sees")
-    parser.add_argument("--width", type=int, default=24, help="of the network")
-    parser.add_argument("--quick", action="store_true", help="100 steps of 0 and 2 inner ones, and no check")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and signals")
-    parser.add_argument("--output", type=Path, default=Path("figures/test_time_training.png"), help="the figure's path")
+    parser.add_argument("--length", type=int, default=256, help="length of a signal")
+    parser.add_argument("--window", type=int, default=8, help="number of positions that attention sees")
+    parser.add_argument("--width", type=int, default=24, help="width of the network")
+    parser.add_argument(
+        "--quick", action="store_true", help="take 100 steps, with 0 and 2 inner steps, without the check"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and signals")
+    parser.add_argument(
+        "--output", type=Path, default=Path("figures/test_time_training.png"), help="path of the figure"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         options.steps, options.inner, options.length, options.width = 100, [0, 2], 96, 16
     torch.set_num_threads(1)  # the network is small
     losses, readers = {}, {}
-    print(f"{'inner steps':>11}{'error':>9}{'at higher frequencies':>23}{'ms a step of training':>23}")
+    print(f"{'inner steps':>11}{'error':>9}{'at higher frequencies':>23}{'ms per training step':>23}")
     for steps in options.inner:
         torch.manual_seed(options.seed)
         reader, name = Reader(options.width, options.window, steps), f"{steps} inner step" + "s" * (steps != 1)
@@ -186,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         errors = [error(reader, options.length, each) for each in (TRAINED, ABOVE)]
         print(f"{steps:11}{errors[0]:9.4f}{errors[1]:23.4f}{1e3 * seconds:23.1f}", flush=True)
     draw(losses, readers, options.length, options.output)
-    print(f"Losses and predictions: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

@@ -1,13 +1,13 @@
-"""The swing-up of a pendulum with the least effort: optimal control by direct collocation, with sparse derivatives.
+"""Optimal control: swing up a pendulum with the least effort, by direct collocation with sparse derivatives.
 
     python examples/trajectory.py
     python examples/trajectory.py --knots 2000
 
 The unknowns are angle, rate and torque at equally spaced times. The effort, the integral of the squared torque, is
 minimised. Between neighbouring times the trapezoidal rule imposes the equation of motion, angle'' = torque - sin(angle)
-- 0.1 angle'. At the ends, the pendulum hangs at first and stands at last. Each constraint has at most six unknowns, so
-the Jacobian of the constraints and the Hessian of the Lagrangian are banded. `hodiff.sparse.jacobian` and
-`hodiff.sparse.lagrangian_hessian` take a few products each, for any number of times.
+- 0.1 angle'. The pendulum hangs at the first time and stands at the last. Each constraint has at most six unknowns, so
+  the Jacobian of the constraints and the Hessian of the Lagrangian are banded. `hodiff.sparse.jacobian` and
+  `hodiff.sparse.lagrangian_hessian` take a few products each, for any number of times.
 
 Newton's method on the Karush-Kuhn-Tucker conditions solves
 
@@ -15,10 +15,11 @@ Newton's method on the Karush-Kuhn-Tucker conditions solves
     [ J            0 ] [ multipliers ] = - [ constraints            ]
 
 by SciPy's `splu`. Steps are halved until a merit function falls: effort plus a multiple of the violated constraints.
-The shift grows where the step has no positive curvature. In eight seconds it pays to swing back first, by 52 degrees.
+The shift grows if the step has no positive curvature. The optimal trajectory of eight seconds first swings back by 52
+degrees.
 
-A smaller problem is compared with dense derivatives. The torque is also put into SciPy's `solve_ivp`, which is
-independent of collocation: the pendulum should stand.
+The script compares a smaller problem with dense derivatives. It also simulates the pendulum with the torque by SciPy's
+`solve_ivp`, which is independent of collocation: the pendulum should stand at the end.
 
 Source: M. Kelly, An introduction to trajectory optimization, SIAM Review 59 (2017), section 3; J. Nocedal & S. Wright,
 Numerical Optimization, 2nd ed. (2006), algorithm 18.3.
@@ -255,15 +256,15 @@ def draw(problem: SwingUp, z: Tensor, kkt: csr_array, path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Swing up, and compare with a simulation."""
     parser = argparse.ArgumentParser(description="A pendulum's swing-up by sparse Newton steps.")
-    parser.add_argument("--knots", type=int, default=600, help="times at which the unknowns are")
-    parser.add_argument("--quick", action="store_true", help="80 times")
-    parser.add_argument("--output", type=Path, default=Path("figures/trajectory.png"), help="the figure")
+    parser.add_argument("--knots", type=int, default=600, help="number of times")
+    parser.add_argument("--quick", action="store_true", help="use 80 times")
+    parser.add_argument("--output", type=Path, default=Path("figures/trajectory.png"), help="path of the figure")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     problem = SwingUp(80 if options.quick else options.knots)
     off, seconds = compare(min(problem.knots, 150))
     times = ", ".join(f"{name} {1e3 * each:.1f} ms" for name, each in seconds.items())
-    print(f"{min(problem.knots, 150)} times: sparse derivatives are {off:.0e} off dense ones; {times}")
+    print(f"{min(problem.knots, 150)} times: sparse and dense derivatives differ by {off:.0e}; {times}")
     begun, ways = time.process_time(), sparse(problem)
     z, seen = newton(problem, ways)
     print(f"{problem.knots} times, {len(z):,} unknowns: {time.process_time() - begun:.2f} s\n")
@@ -271,11 +272,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for i, each in enumerate(seen):
         print(f"{i:9}{each.effort:16.10f}{each.broken:10.1e}{each.slope:10.1e}{each.step:8.3g}{each.shift:8.3g}")
     angle, rate = simulated(problem, z)
-    print(f"\nsimulated with that torque: {angle - math.pi:+.1e} off standing, rate {rate:+.1e}")
+    print(f"\nsimulated with this torque: {angle - math.pi:+.1e} from upright, rate {rate:+.1e}")
     zero = {name: torch.zeros_like(each) for name, each in problem.constraints(z).items()}
     J = ways.jacobian(z)
     draw(problem, z, block_array([[ways.hessian(z, zero), J.T], [J, None]]), options.output)
-    print(f"Trajectory: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

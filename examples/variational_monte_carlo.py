@@ -1,4 +1,4 @@
-"""Ground states of hydrogen, of an oscillator and of helium by variational Monte Carlo with a network.
+"""Variational Monte Carlo: ground states of hydrogen, an oscillator and helium, with a network.
 
     python examples/variational_monte_carlo.py
 
@@ -295,13 +295,17 @@ def draw(courses: dict[tuple[str, str], Course], path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Solve all three systems, helium by two optimizers, and print the table."""
     parser = argparse.ArgumentParser(description="Ground states by variational Monte Carlo.")
-    parser.add_argument("--walkers", type=int, default=512, help="points drawn at once")
-    parser.add_argument("--steps", type=int, default=300, help="of the optimizer")
-    parser.add_argument("--measurements", type=int, default=200, help="of the energy of all walkers, at the end")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and walkers")
-    parser.add_argument("--quick", action="store_true", help="few walkers and steps, some seconds")
-    parser.add_argument("--output", type=Path, default=Path("figures/variational_monte_carlo.png"), help="the figure")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--walkers", type=int, default=512, help="number of walkers")
+    parser.add_argument("--steps", type=int, default=300, help="number of optimizer steps")
+    parser.add_argument(
+        "--measurements", type=int, default=200, help="number of energy measurements of all walkers, at the end"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and walkers")
+    parser.add_argument("--quick", action="store_true", help="use few walkers and steps, for some seconds")
+    parser.add_argument(
+        "--output", type=Path, default=Path("figures/variational_monte_carlo.png"), help="path of the figure"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     options = parser.parse_args(arguments)
     if options.quick:
         options.walkers, options.steps, options.measurements = 128, 30, 20
@@ -320,7 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     below = HARTREE_FOCK - courses["helium", "natural"].energy
     print(f"\nHelium is {1000 * below:.1f} millihartree below Hartree-Fock, {HARTREE_FOCK:.6f}.")
     draw(courses, options.output)
-    print(f"Energies by step: {options.output}")
+    print(f"Figure: {options.output}")
 
 
 if __name__ == "__main__":

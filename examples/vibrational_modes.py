@@ -3,12 +3,12 @@
     python examples/vibrational_modes.py
     python examples/vibrational_modes.py --quick
 
-Atoms attract each other by the potential of Lennard and Jones, which ends smoothly at a cutoff. So the Hessian of the
-energy in all positions has entries for nearby atoms only. The cluster, a ball cut out of a crystal, is relaxed by
-L-BFGS and then by Newton steps with the Hessian itself; pairs within reach are updated between the two. At the minimum
-the eigenvalues of the Hessian are squares of frequencies (masses are 1). Six are zero, as the cluster is free: three
-translations and three rotations. `scipy.sparse.linalg.eigsh` finds the next lowest eigenvalues by inverting the sparse
-matrix. First, a smaller cluster's Hessian is compared with the dense Hessian.
+Atoms attract each other by the potential of Lennard and Jones, which ends smoothly at a cutoff. The Hessian of the
+energy therefore has entries for nearby atoms only. The cluster, a ball cut out of a crystal, is relaxed by L-BFGS and
+then by Newton steps with the Hessian itself; pairs within reach are updated between the two. At the minimum the
+eigenvalues of the Hessian are squares of frequencies (masses are 1). Six eigenvalues are zero, for three translations
+and three rotations of the free cluster. `scipy.sparse.linalg.eigsh` finds the next lowest eigenvalues by inverting the
+sparse matrix. First, the script compares a smaller cluster's Hessian with the dense Hessian.
 
 Source: M. Born & K. Huang, Dynamical Theory of Crystal Lattices (1954), for vibrations; S. Stoddard & J. Ford, Physical
 Review A 8 (1973) for potentials that end smoothly.
@@ -151,16 +151,16 @@ def draw(H: csr_array, values: np.ndarray, path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Relax, differentiate, and find the modes."""
     parser = argparse.ArgumentParser(description="Vibrations of a cluster from its sparse Hessian.")
-    parser.add_argument("--atoms", type=int, default=500, help="in the cluster")
-    parser.add_argument("--modes", type=int, default=40, help="how many to find")
-    parser.add_argument("--quick", action="store_true", help="60 atoms and 20 modes")
-    parser.add_argument("--output", type=Path, default=Path("figures/vibrational_modes.png"), help="the figure")
+    parser.add_argument("--atoms", type=int, default=500, help="number of atoms in the cluster")
+    parser.add_argument("--modes", type=int, default=40, help="number of modes to find")
+    parser.add_argument("--quick", action="store_true", help="use 60 atoms and 20 modes")
+    parser.add_argument("--output", type=Path, default=Path("figures/vibrational_modes.png"), help="path of the figure")
     options = parser.parse_args(arguments)
     if options.quick:
         options.atoms, options.modes = 60, 20
     torch.set_num_threads(1)
     small = min(options.atoms, 55)
-    print(f"{small} atoms: off the dense Hessian by {compare(small):.1e} of the largest entry")
+    print(f"{small} atoms: sparse and dense Hessian differ by {compare(small):.1e} of the largest entry")
     x, force = relaxed(cluster(options.atoms))
     pairs = pairs_within(x, CUTOFF)
     print(f"{options.atoms} atoms: energy {energy(x, *pairs).item():.6f}, {len(pairs[0]):,} pairs, force {force:.0e}\n")
@@ -178,10 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     H = hodiff.sparse.hessian(energy, coloring=colorings[0], format="scipy")(x, *pairs)
     values, vectors = low_modes(H, options.modes)
     apart = np.linalg.norm(vectors[:, :6] - rigid_motions(x) @ (rigid_motions(x).T @ vectors[:, :6]))
-    print(f"six zero modes          {abs(values[:6]).max():.1e} at most, {apart:.1e} off shifts and turns")
+    print(f"six zero modes          {abs(values[:6]).max():.1e} at most, {apart:.1e} from translations and rotations")
     print(f"slowest vibrations      {' '.join(f'{each:.4f}' for each in np.sqrt(values[6:12]))}")
     draw(H, values, options.output)
-    print(f"Pattern and modes: {options.output}")
+    print(f"Figure: {options.output}")
     if not options.quick:
         print(check())
 

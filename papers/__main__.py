@@ -18,10 +18,10 @@ def main() -> int:
     """Run the scripts one after another, quick runs several at a time; return 1 if a script failed."""
     names = sorted(path.parent.name for path in PAPERS.glob("*/reproduce.py"))
     parser = argparse.ArgumentParser(prog="python -m papers", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="smaller problems, some seconds each")
+    parser.add_argument("--quick", action="store_true", help="solve smaller problems, in some seconds each")
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="PAPER")
-    parser.add_argument("--out", type=Path, help="with --quick, the folder for theirs; without, they are not saved")
-    parser.add_argument("--jobs", type=int, default=1, help="with --quick, how many run at a time")
+    parser.add_argument("--out", type=Path, help="folder for the results of --quick; by default, they are not saved")
+    parser.add_argument("--jobs", type=int, default=1, help="number of quick runs at a time")
     options = parser.parse_args()
     if not options.quick and (options.out or options.jobs != 1):
         parser.error("--out and --jobs are for --quick: full runs are saved in their folders, and timed alone")

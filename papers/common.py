@@ -73,9 +73,11 @@ def run(script: str, description: str, reproduce: Reproduce) -> None:
     """
     folder = Path(script).resolve().parent
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smaller problem, in less than half a minute")
-    parser.add_argument("--out", type=Path, help="where results.json and figure.png go; beside the script if not quick")
-    parser.add_argument("--no-progress", action="store_true", help="show no progress bars")
+    parser.add_argument("--quick", action="store_true", help="solve a smaller problem, in less than half a minute")
+    parser.add_argument(
+        "--out", type=Path, help="folder for results.json and figure.png; full runs default to the script's folder"
+    )
+    parser.add_argument("--no-progress", action="store_true", help="hide progress bars")
     options = parser.parse_args()
     start = time.perf_counter()
     found = reproduce(options.quick, sys.stderr.isatty() and not options.no_progress)

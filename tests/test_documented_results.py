@@ -97,7 +97,9 @@ def speed_products() -> Iterator[tuple[str, float]]:
 
 
 def speed_operators() -> Iterator[tuple[str, float]]:
-    for row, network in zip(table_after("docs/benchmarks/speed.md", "blocks\nare counted"), NETWORKS, strict=True):
+    for row, network in zip(
+        table_after("docs/benchmarks/speed.md", "of a block are per vector"), NETWORKS, strict=True
+    ):
         (block,) = (
             each["problem"]
             for each in on_file("operators")["problems"]
@@ -143,7 +145,7 @@ def zoo_counts() -> Iterator[tuple[str, float]]:
 
 def corrections_in_gradients() -> Iterator[tuple[str, float]]:
     (found,) = re.findall(
-        r"a gradient inside took ([\d.]+) \(MLP\), ([\d.]+)\s+\(CNN\) and ([\d.]+) \(transformer",
+        r"gradient inside\s+took ([\d.]+)\s+\(MLP\), ([\d.]+)\s+\(CNN\)\s+and\s+([\d.]+)\s+\(transformer",
         text_of("docs/guides/corrections.md"),
     )
     problems = {each["title"]: each for each in on_file("corrections")["problems"]}
@@ -175,23 +177,23 @@ def compiled_dense() -> Iterator[tuple[str, float]]:
 def footprints_of_products() -> Iterator[tuple[str, float]]:
     parts = on_file("footprints")["parts"]["Products"]
     for row, network in zip(
-        table_after("docs/guides/operators.md", "Measured, in peaks of a gradient"), NETWORKS, strict=True
+        table_after("docs/guides/operators.md", "peak memory in units of a gradient's peak"), NETWORKS, strict=True
     ):
         yield from zip(numbers(row[1:]), parts[network].values(), strict=True)
 
 
 def footprints_of_inner_loops() -> Iterator[tuple[str, float]]:
     parts = on_file("footprints")["parts"]
-    for name, shown in table_after("docs/guides/meta.md", 'So "auto" is'):
+    for name, shown in table_after("docs/guides/meta.md", "The peak memory for 200 steps"):
         yield shown, parts["Inner loops"][name]
     told = re.findall(
-        r"([\d.]+) MiB as recorded, ([\d.]+) with .*?, ([\d.]+) by the other",
+        r"([\d.]+) MiB without these arguments, ([\d.]+) with .*?, and ([\d.]+) with\s",
         text_of("docs/howto/meta_gradient_memory.md"),
     )
     yield from zip(told[0], parts["Inner loops"].values(), strict=False)
     pattern = (
         r"mixed route takes ([\d.]+) times.*?, ([\d.]+) for a CNN.*?, ([\d.]+) for an MLP 784-512-512-10 "
-        r"and a transformer, ([\d.]+) for"
+        r"and a transformer, ([\d.]+)\s+for"
     )
     shown = re.findall(pattern, text_of("docs/guides/meta.md"), re.DOTALL)[0]
     sines, digits, mlp, transformer, cnn = parts["Routes"].values()
@@ -214,7 +216,7 @@ def attention_errors() -> Iterator[tuple[str, float]]:
 def training_losses() -> Iterator[tuple[str, float]]:
     """Medians of the last losses; the cell is empty if an optimizer is not trained on a task."""
     parts = list(on_file("training")["parts"].values())
-    for name, *cells in table_after("docs/guides/optimizers.md", "### How they fare in training"):
+    for name, *cells in table_after("docs/guides/optimizers.md", "### Training losses"):
         full = f"{name} 0.9" if name.endswith("momentum") else name
         for shown, part in zip(cells, parts, strict=True):
             if shown:
@@ -225,7 +227,7 @@ def standard_problems() -> Iterator[tuple[str, float]]:
     """Rows of the guide's table, against the summary of the results."""
     page = (RESULTS / "standard_problems.md").read_text(encoding="utf-8").split("\n## ")[1]
     summary = dict(re.findall(r"^\| ([\w-]+) +\| +(\d+ of 41 .*)\|$", page, re.MULTILINE))
-    for name, *cells in table_after("docs/guides/optimizers.md", "## How they fare on standard problems"):
+    for name, *cells in table_after("docs/guides/optimizers.md", "## Results on standard problems"):
         methods = re.findall(r'"([\w-]+)"', name)
         for number, method in enumerate(methods):
             expected = [each.strip() for each in summary[method].split("|")]

@@ -101,7 +101,7 @@ def test_missing_paths_names_and_links_are_detected():
 
 def test_architecture_names_existing_files_and_functions():
     """The walks through the code use short file names, and names in backquotes that the code defines."""
-    walks = "".join(text_of(ROOT / "docs" / "project" / "architecture.md").split("\n## The way of one ")[1:])
+    walks = "".join(text_of(ROOT / "docs" / "project" / "architecture.md").split("\n## The path of one ")[1:])
     files = {path: path.read_text(encoding="utf-8") for path in (ROOT / "hodiff").rglob("*.py")}
     code = "".join(files.values())
     for name in re.findall(r"`([\w/]+\.py)`", walks):

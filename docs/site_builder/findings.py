@@ -10,7 +10,7 @@ from site_builder.links import finding_page, relinked
 
 SOURCE = "docs/reference/findings.md"
 ERRORS = "docs/reference/errors.md"
-_RULE = "A page of each shows a short function that has the defect, and one without it."
+_RULE = "Each page shows a short function with the defect, and one without it."
 _CODE = re.compile(r"HD\d{3}")
 
 
@@ -71,14 +71,14 @@ def _page(section: Section, introduction: str, said: list[str], page: str) -> st
     common = re.search(r"^```python\n.*?^```$", introduction, re.MULTILINE | re.DOTALL)
     parts = [f"# {section.code}: {section.title}", section.body]
     if said:
-        parts += ["## What torch says of it", "\n".join(f"- [{each}](errors.md#{anchor(each)})" for each in said)]
-    parts += ["## What the examples begin with", common[0] if common else ""]
-    parts.append("`hodiff.check` finds it; [checking derivatives](../guides/checking.md) says how a report is read.")
+        parts += ["## Error messages of torch", "\n".join(f"- [{each}](errors.md#{anchor(each)})" for each in said)]
+    parts += ["## Common code of the examples", common[0] if common else ""]
+    parts.append("[Checking derivatives](../guides/checking.md) explains the reports of `hodiff.check`.")
     return "\n\n".join(parts) + "\n"
 
 
 def _list(found: list[Section], said: dict[str, list[str]]) -> str:
-    rows = ["| code | finding | | torch's words |", "|---|---|---|---|"]
+    rows = ["| code | finding | | error messages of torch |", "|---|---|---|---|"]
     for each in found:
         link = relative(finding_page(each.code), FINDINGS)
         words = "; ".join(word.replace("|", "\\|") for word in said.get(each.code, []))

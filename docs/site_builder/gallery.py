@@ -18,8 +18,8 @@ LESSONS = "examples/functions/"
 _INTRODUCTION = """\
 # Notebooks, lessons and examples
 
-Everything here runs: `python examples/digits_hessian.py`, or `jupyter lab examples/notebooks`. Papers that were
-reproduced have [pages of their own](../papers/index.md).
+Run an example by `python examples/digits_hessian.py`, and the notebooks by `jupyter lab examples/notebooks`. See also
+the [reproductions of papers](../papers/index.md).
 """
 
 

@@ -2,8 +2,8 @@ r"""Lesson 2: the cube, whose backward is differentiated twice.
 
 $$ y = x^3, \qquad y' = 3x^2, \qquad y'' = 6x, \qquad y''' = 6 $$
 
-No code contains y'' or y''': torch differentiates `3 * x * x * cotangent` in x and in the cotangent. So a rule is right
-to every order if its formula is right and every operator in it is differentiable.
+No code contains y'' or y''': torch differentiates `3 * x * x * cotangent` with respect to x and the cotangent. A rule
+is right to every order if its formula is right and every operator in it is differentiable.
 
 All rules here are torch operators, so `generate_vmap_rule` can derive the batching rule that lesson 1 wrote by hand.
 

@@ -2,11 +2,11 @@ r"""Lesson 3: the exponential, which saves its output.
 
 $$ y = e^x, \qquad y' = y, \qquad y'' = y, \qquad y''' = y $$
 
-The next layer usually keeps the output anyway, so saving it costs nothing, and $\bar x = y \, \bar y$ needs no second
+The next layer usually saves the output anyway, so saving it costs nothing, and $\bar x = y \, \bar y$ needs no second
 exp. In backward, a saved output is connected to x, so the second derivative is right.
 
-In forward mode it is not: while `jvp` runs, y does not yet have a tangent of an enclosing forward pass. So `jvp` saves
-the input and calls the Function again.
+In forward mode, a saved output is not connected to x: while `jvp` runs, y does not yet have a tangent of an enclosing
+forward pass. Therefore `jvp` uses the saved input, and calls the Function again.
 
     python examples/functions/03_exp.py
 

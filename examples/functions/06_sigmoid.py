@@ -3,8 +3,9 @@ r"""Lesson 6: the sigmoid, whose backward calls the Function itself.
 $$ σ(x) = \frac{1}{1 + e^{-x}}, \qquad σ' = σ(x)\,σ(-x), \qquad σ'' = σ' \, (σ(-x) - σ(x)) $$
 
 Textbooks have $σ' = σ (1 - σ)$. For x = 40 in float64, σ rounds to 1 and $1 - σ$ to 0, so every derivative is lost;
-$σ(-x)$ keeps all its digits. A formula that is differentiated again has to be stable itself. The simplest way is to
-call a Function that is right to every order. The price is that it saves the input, and computes two sigmoids.
+$σ(-x)$ keeps all its digits. A formula that is differentiated again has to be stable itself. The simplest solution is
+to call a Function that is right to every order. The price is that this Function saves the input, and computes two
+sigmoids.
 
     python examples/functions/06_sigmoid.py
 

@@ -1,4 +1,4 @@
-r"""Lesson 7: the hyperbolic tangent, and memory against digits.
+r"""Lesson 7: the hyperbolic tangent, and a choice between memory and accuracy.
 
 $$ y = \tanh x, \qquad y' = (1 - y)(1 + y), \qquad y'' = -2 y y', \qquad y''' = (4 y^2 - 2 y') \, y' $$
 

@@ -1,4 +1,4 @@
-r"""Lesson 9: the product of matrices, and a batch that has to be moved.
+r"""Lesson 9: the product of matrices, with a batching rule by hand.
 
 $$ Y = A B, \qquad \bar A = \bar Y B^T, \quad \bar B = A^T \bar Y, \qquad \dot Y = \dot A B + A \dot B $$
 

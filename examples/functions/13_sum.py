@@ -2,8 +2,8 @@ r"""Lesson 13: a sum, whose gradient is a repetition.
 
 $$ y = \sum_i x_i, \qquad \bar x_i = \bar y, \qquad \dot y = \sum_i \dot x_i $$
 
-This is lesson 10 in reverse: the backward of a sum is a repetition. The rule needs only the shape of x, which is no
-tensor, so it may stay on `ctx` as an attribute. `expand` repeats without a copy.
+This is lesson 10 in reverse: the backward of a sum is a repetition. The rule needs only the shape of x. The shape is
+not a tensor, so it may be an attribute of `ctx`. `expand` repeats without a copy.
 
     python examples/functions/13_sum.py
 

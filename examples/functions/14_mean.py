@@ -7,8 +7,7 @@ from the end, so a batch dimension at the front does not interfere.
 
     python examples/functions/14_mean.py
 
-Exercise: write `Variance`, $\frac{1}{n} \sum_i (x_i - \bar x)^2$ over the last dimension, with $\bar x$ the mean; the
-second derivative is no constant of the position any more.
+Exercise: write `Variance`, $\frac{1}{n} \sum_i (x_i - \bar x)^2$ over the last dimension, with $\bar x$ the mean.
 """
 
 from __future__ import annotations

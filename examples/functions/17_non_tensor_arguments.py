@@ -1,10 +1,10 @@
-r"""Lesson 17: an integer power, with an argument that is no tensor.
+r"""Lesson 17: an integer power, with an argument that is not a tensor.
 
 $$ y = x^n, \qquad y' = n x^{n-1}, \qquad y'' = n (n - 1) x^{n-2} $$
 
-n is a Python int: it stays on `ctx` as an attribute, its gradient is None, and so is its tangent. `backward` and `jvp`
-call the Function with n - 1, and stop at n = 0. The formula `n * x**n / x` would be NaN at 0; this way every derivative
-is right there, too.
+n is a Python int: it is an attribute of `ctx`, and its gradient and its tangent are None. `backward` and `jvp` call the
+Function with n - 1, and stop at n = 0. The formula `n * x**n / x` would be NaN at 0; with n - 1, every derivative is
+right at 0, too.
 
     python examples/functions/17_non_tensor_arguments.py
 

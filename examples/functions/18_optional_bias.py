@@ -3,8 +3,8 @@ r"""Lesson 18: an argument that may be missing.
 $$ y = w x + b \quad \text{or} \quad y = w x, \qquad \bar x = w \bar y, \quad \bar w = x \bar y, \quad \bar b = \bar y,
    \qquad \dot y = w \dot x + x \dot w + \dot b $$
 
-The only second derivative is $y_{wx} = 1$. A missing bias is None. `backward` still returns three gradients, and the
-last is None, as `needs_input_grad` is False for a missing bias. A missing bias has no tangent either.
+The only second derivative is $y_{wx} = 1$. A missing bias is None. `backward` still returns three gradients; the last
+is None, because `needs_input_grad` is False for a missing bias. A missing bias has no tangent either.
 
     python examples/functions/18_optional_bias.py
 

@@ -1,4 +1,4 @@
-r"""Lesson 19: attention, from the parts of the lessons before.
+r"""Lesson 19: attention, from the parts of earlier lessons.
 
 $$ S = \tfrac{1}{\sqrt d} Q K^T, \qquad P = \operatorname{softmax}(S), \qquad Y = P V $$
 
@@ -7,9 +7,9 @@ $$ \bar V = P^T \bar Y, \quad \bar S = J(\bar Y V^T), \quad \bar Q = \tfrac{1}{\
    \dot Y = J(\dot S) \, V + P \dot V, \quad \dot S = \tfrac{1}{\sqrt d} (\dot Q K^T + Q \dot K^T) $$
 
 The derivative of softmax is $J(Z) = P \circ (Z - \sum_j (P \circ Z)_j)$ row by row, which is symmetric and so works in
-both directions. P is as large as the square of the sequence length. So it is not saved but recomputed from the inputs,
-which also makes the second derivative right (lesson 4 shows the other way). Torch's fused attention has no second
-derivative; `hodiff.functions` has an attention that never stores P, with masks and dropout.
+both directions. P is as large as the square of the sequence length. It is therefore not saved, but recomputed from the
+inputs, which also makes the second derivative right (lesson 4 shows another solution). Torch's fused attention has no
+second derivative; `hodiff.functions` has an attention that never stores P, with masks and dropout.
 
     python examples/functions/19_attention.py
 

@@ -3,9 +3,9 @@ r"""Lesson 20: a Triton kernel, at every order.
 $$ y = \sin x, \qquad y' = \sin(x + \tfrac{π}{2}), \qquad y'' = \sin(x + \tfrac{2π}{2}), \qquad \dots $$
 
 Torch cannot differentiate a kernel. If backward called a kernel for the cosine, the second derivative would lose that
-term without a warning. So backward calls only Functions, here the same one with a phase shift of a quarter turn: one
-kernel serves every order. A kernel also does not accept the batched tensors of vmap, so the batching rule is written by
-hand.
+term without a warning. Therefore backward calls only Functions, here the same Function with a phase shift of a quarter
+turn: one kernel is enough for every order. A kernel also does not accept the batched tensors of vmap, so the batching
+rule is written by hand.
 
 Triton runs on a GPU, and on a CPU with its interpreter:
 
@@ -13,7 +13,7 @@ Triton runs on a GPU, and on a CPU with its interpreter:
 
 Elsewhere a torch operator replaces the kernel, and the output says so.
 
-Exercise: write `Decay.apply(x)`, $e^{-x}$, by a kernel of your own, right at every order; where Triton cannot run, by a
+Exercise: write `Decay.apply(x)`, $e^{-x}$, by your own kernel, right at every order; where Triton cannot run, by a
 torch operator.
 """
 
@@ -107,7 +107,7 @@ def main() -> hodiff.Report:
     """Check Sine by every route to third order."""
     if not USES_TRITON:
         reason = "not installed" if triton is None else "without a GPU (TRITON_INTERPRET=1 runs it on the CPU)"
-        print(f"Triton is {reason}: a torch operator takes the kernel's place.")
+        print(f"Triton is {reason}: a torch operator replaces the kernel.")
     report = hodiff.check(Sine, INPUTS, order=3)
     print(report)
     return report

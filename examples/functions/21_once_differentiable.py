@@ -1,17 +1,17 @@
-r"""Lesson 21: a Function that may be differentiated once, and how hodiff reports it.
+r"""Lesson 21, a defect: a Function that may be differentiated only once.
 
 $$ y = \sin x, \qquad y' = \cos x, \qquad y'' = -\sin x $$
 
 `@once_differentiable` runs backward without a graph. Differentiating the gradient raises an error only if the incoming
 cotangent requires a gradient. In a gradient penalty it does not: torch then treats the second derivative as zero,
-without a warning. hodiff's transforms raise a `RouteError` instead. The check below is of torch alone
-(`correct=False`), and names the decorator. The fix is to remove it, as the formula below is differentiable. Where
-backward calls a kernel that is not, use lesson 20.
+without a warning. hodiff's transforms raise a `RouteError` instead. The check below tests torch alone
+(`correct=False`), and names the decorator. The fix is to remove the decorator, because the formula is differentiable.
+If backward calls a kernel, see lesson 20.
 
     python examples/functions/21_once_differentiable.py
 
-Exercise: where a second derivative cannot be had, it should be refused. Write `LoudSine`, whose backward gives the
-gradient by a Function of its own that raises a `RuntimeError` when it is differentiated, in a gradient penalty as well.
+Exercise: a missing second derivative should raise. Write `LoudSine`, whose backward computes the gradient by a second
+Function that raises a `RuntimeError` when it is differentiated, also in a gradient penalty.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@ r"""Lesson 22, a defect: a slope that is computed in setup_context.
 
 $$ y = x^2, \qquad y' = 2x, \qquad y'' = 2 $$
 
-This is the square of lesson 1, but it saves 2x instead of x, to save a product in backward. `setup_context` runs
+This is the square of lesson 1, but it saves 2x instead of x, to avoid a product in backward. `setup_context` runs
 outside of the graph, so 2x is not connected to x. The gradient is right, and `torch.autograd.gradcheck` passes, but
 torch's second derivative is zero by every route, without a warning. `hodiff.hvp` raises a `RouteError` that names
 `Square.backward`. The fix is lesson 1 (save the input) or lesson 4 (make it an output).

@@ -8,8 +8,8 @@ finds that the routes through `jvp` are wrong.
 
     python examples/functions/23_doubled_tangent.py
 
-Exercise: write a test that finds it with no differences and no formula: `transposed(function, x)`, True if `jvp` and
-`backward` are transposes, $\langle u, J v \rangle = \langle J^T u, v \rangle$ for random u and v.
+Exercise: write a test that finds the defect without differences and without a formula: `transposed(function, x)`, True
+if `jvp` and `backward` are transposes, $\langle u, J v \rangle = \langle J^T u, v \rangle$ for random u and v.
 """
 
 from __future__ import annotations

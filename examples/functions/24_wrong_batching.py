@@ -1,4 +1,4 @@
-r"""Lesson 24, a defect: a batching rule that ignores where the batch is.
+r"""Lesson 24, a defect: a batching rule that ignores the position of the batch dimension.
 
 $$ y = \frac{1}{n} \sum_i x_i, \qquad \bar x_i = \frac{\bar y}{n} $$
 
@@ -7,8 +7,8 @@ tests, everything is right. With the batch last, the mean runs over the samples 
 
     python examples/functions/24_wrong_batching.py
 
-Exercise: fix it for a batch at any place: write `Mean` with a batching rule that does not move the batch, but takes the
-mean over the last of the *other* dimensions.
+Exercise: fix it for any position of the batch dimension: write `Mean` with a batching rule that does not move the
+batch, but takes the mean over the last of the *other* dimensions.
 """
 
 from __future__ import annotations

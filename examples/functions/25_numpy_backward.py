@@ -4,8 +4,8 @@ $$ y = \sin x, \qquad y' = \cos x, \qquad y'' = -\sin x $$
 
 `backward` computes the cosine by NumPy, which torch does not trace: the slope is a constant to the second derivative.
 In plain autograd its term is lost without a warning, as `main` shows with $\sin^2 x$. A Triton or C++ kernel in
-backward does the same. Inside `torch.func`, which the routes of the check use, NumPy finds no numbers and raises. The
-fix is lesson 20: make the slope a Function.
+backward does the same. Inside `torch.func`, which the routes of the check use, NumPy raises. The fix is lesson 20: make
+the slope a Function.
 
     python examples/functions/25_numpy_backward.py
 

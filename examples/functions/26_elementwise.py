@@ -1,11 +1,11 @@
-r"""Lesson 26: the same with less.
+r"""Lesson 26: `ElementwiseFunction`, a Function from a formula and its slope.
 
 $$ y = x^2, \qquad y' = 2x, \qquad y'' = 2 $$
 
 This is the square of lesson 1 once more. Every elementwise Function has the same backward, jvp and batching rule around
 its slope, with broadcasting as in lesson 11. `ElementwiseFunction` provides them, so only the formula and its slope
-remain. The slope is differentiated in turn. Where torch operators would be unstable it calls another such Function, as
-the sigmoid of lesson 6 does. Most Functions of `hodiff.functions` are written like this.
+remain. The slope is differentiated in turn. If torch operators would be unstable, the slope calls another such
+Function, as the sigmoid of lesson 6 does. Most Functions of `hodiff.functions` are written like this.
 
     python examples/functions/26_elementwise.py
 

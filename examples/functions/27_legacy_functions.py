@@ -5,16 +5,16 @@ $$ y = \sqrt{1 + x^2}, \qquad y' = \frac{x}{y}, \qquad y'' = \frac{1}{y^3}, \qqu
 Functions in older programs save while they compute, in one `forward(ctx, x)`. Such a Function can be differentiated any
 number of times by `backward`, but `torch.func`, forward mode and `vmap` raise errors. Four steps convert it:
 
-1. `forward` loses `ctx`, and returns values only.
-2. What it did with `ctx` moves to `setup_context`, which gets inputs and outputs, and nothing in between. Something
-   saved from in between becomes an output (lesson 4), or `backward` computes it again. Here y is the output already,
-   and `backward` stays as it is.
-3. `jvp` is written, from the saved input (lesson 3).
-4. `generate_vmap_rule` is set, if all rules are torch operators (lesson 2), or `vmap` is written (lesson 9).
+1. Remove `ctx` from `forward`, which returns values only.
+2. Code that uses `ctx` moves to `setup_context`, which receives only inputs and outputs. A saved intermediate result
+   becomes an output (lesson 4), or `backward` computes it again. Here y is the output already, and `backward` does not
+   change.
+3. Write `jvp`, from the saved input (lesson 3).
+4. Set `generate_vmap_rule` if all rules are torch operators (lesson 2), or write `vmap` (lesson 9).
 
     python examples/functions/27_legacy_functions.py
 
-Exercise: convert this Function by the same steps; mind that it saves something that is neither input nor output.
+Exercise: convert this Function by the same steps. Note that it saves a tensor that is neither input nor output.
 
     class LogOfOnePlusSquare(Function):
         @staticmethod

@@ -5,13 +5,13 @@ $$ y = \operatorname{sign} x, \qquad \text{with the derivatives of } s(x) = \ope
 
 The slope of the sign is zero wherever it exists, so no gradient reaches the rounded numbers. A straight-through
 estimator keeps the values and takes the derivatives of a *surrogate* s. With $s(x) = x$ all gradients pass, and latent
-weights drift away from zero as long as they are pushed, though beyond 1 nothing depends on them any more. The clipped
-surrogate stops them. `main` trains eight weights of ±1 with each estimator.
+weights may drift far beyond 1, although the value does not depend on their size. The clipped surrogate stops them.
+`main` trains eight weights of ±1 with each estimator.
 
 The rule does not agree with any derivative of the values, on purpose. `check(..., approximate=True)` compares the
 routes with each other, and reports the difference between the claimed derivative and the values' derivative. All orders
-have to come from one surrogate: `backward` and `jvp` both use s', and must be differentiable where the surrogate is
-curved. `hodiff.functions.straight_through(forward, surrogate)` makes such Functions.
+have to use the same surrogate: `backward` and `jvp` both use s', and must be differentiable if the surrogate is curved.
+`hodiff.functions.straight_through(forward, surrogate)` makes such Functions.
 
     python examples/functions/28_straight_through.py
 

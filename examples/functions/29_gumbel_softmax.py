@@ -1,4 +1,4 @@
-r"""Lesson 29: Gumbel-softmax, and where its noise belongs.
+r"""Lesson 29: Gumbel-softmax, with noise as an argument.
 
 $$ y = p\Big(\frac{x + g}{τ}\Big), \quad p = \operatorname{softmax}, \qquad
    \bar x = \frac{1}{τ} J \bar y, \quad \dot y = \frac{1}{τ} J (\dot x + \dot g), \qquad
@@ -6,11 +6,12 @@ $$ y = p\Big(\frac{x + g}{τ}\Big), \quad p = \operatorname{softmax}, \qquad
 
 The output is a sample of a class, softened by a temperature τ so that it has a derivative in the logits x; g is Gumbel
 noise, $g = -\log(-\log u)$ for uniform u. The noise is an *argument* of the Function, drawn once, outside. If `forward`
-draws it, each call is another function. What a second derivative, a checkpoint or differences recompute then uses other
-noise than the value, and `vmap` refuses to draw. `main` shows both. With the noise outside, one draw serves every
-derivative, and can be repeated.
+draws it, each call is another function: a second derivative, a checkpoint or differences would recompute it with other
+noise than the value, and `vmap` raises. `main` shows both. With the noise as an argument, all derivatives use the same
+draw, which can be repeated.
 
-The gradient is the soft sample's. Passing $\bar y$ through unchanged, as for rounding, is not its derivative.
+The gradient is the gradient of the soft sample. Passing $\bar y$ through unchanged, as for rounding, is not its
+derivative.
 
     python examples/functions/29_gumbel_softmax.py
 

@@ -1,4 +1,4 @@
-r"""Lesson 30: a checkpoint that knows its parameters.
+r"""Lesson 30: a checkpoint, with gradients of its parameters.
 
 $$ y = f(x, θ), \qquad (\bar x, \bar θ) = \Big(\frac{\partial f}{\partial (x, θ)}\Big)^{\!T} \bar y, \qquad
    \dot y = \frac{\partial f}{\partial x} \dot x + \frac{\partial f}{\partial θ} \dot θ $$
@@ -7,10 +7,10 @@ where f is run again when a derivative is needed. Only the arguments of f are ke
 
 `torch.func.vjp` of f computes the derivative. It consists of operators of the arguments, so backward can be
 differentiated in turn, and each further order runs f once more. `jvp` is the pullback of the pullback, since
-`torch.func.jvp` cannot run inside of torch's plain forward mode. The trap is θ: a Function has gradients for its
-*arguments* alone. Weights that f merely closes over are constants to it, and get no gradient, without a warning. So
-parameters are passed in like x. `hodiff.functions.checkpoint` finds closed-over tensors by itself, and repeats the
-random numbers of f.
+`torch.func.jvp` cannot run inside of torch's plain forward mode. A Function has gradients only for its *arguments*.
+Weights that f closes over are constants to it, and get no gradient, without a warning. Parameters are therefore
+arguments, like x. `hodiff.functions.checkpoint` finds closed-over tensors by itself, and repeats the random numbers of
+f.
 
     python examples/functions/30_checkpoint.py
 
@@ -111,7 +111,7 @@ def draw(figure: Any) -> None:
 def main() -> hodiff.Report:
     """Print the memory kept, and the gradient of a closed-over weight; check the network behind a checkpoint."""
     for name, size in bytes_kept().items():
-        print(f"{name}: {size:,.0f} kB kept, beside input and weight")
+        print(f"{name}: {size:,.0f} kB saved, in addition to input and weight")
     x, weight = (each.clone().requires_grad_() for each in INPUTS)
     for name, y in {
         "closed over": Checkpoint.apply(lambda x: layers(x, weight), x),

@@ -1,16 +1,16 @@
-r"""Lesson 31: masks, and what they cost: bytes, not bits.
+r"""Lesson 31: the memory of masks: bytes, not bits.
 
 $$ y = \begin{cases} x & x > 0 \\ a x & \text{else} \end{cases}, \qquad
    \bar x = m \, \bar y, \quad \dot y = m \, \dot x, \qquad
    m = \begin{cases} 1 & x > 0 \\ a & \text{else} \end{cases} $$
 
 The slope m has two values, so one bit per number is all that backward needs. A `torch.bool` takes a *byte*, a quarter
-of a float32; an eighth of a byte would be possible (the exercise). Torch's own `leaky_relu` keeps x. Saved memory
-counts only if nothing else holds it: where the next layer saves y anyway, keeping y is free, and better than any mask.
+of a float32; an eighth of a byte would be possible (the exercise). Torch's own `leaky_relu` keeps x. If the next layer
+saves y anyway, saving y is free, and better than any mask.
 
 The mask is computed in `forward`, and it is not an input. Lesson 22 calls this a defect, for x. Here it is right, as
-the mask does not change with x except at the kink. To compute nothing in `setup_context`, the mask is an output that is
-marked as not differentiable, like the index of lesson 15, and a plain function hides it.
+the mask does not change with x except at the kink. `setup_context` should compute nothing. The mask is therefore an
+output that is marked as not differentiable, like the index of lesson 15, and a plain function hides it.
 
     python examples/functions/31_masks_and_memory.py
 

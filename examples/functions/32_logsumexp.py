@@ -5,9 +5,9 @@ $$ y = \log \sum_i e^{x_i} = m + \log \sum_i e^{x_i - m}, \qquad m = \max_i x_i 
 $$ \bar x_i = p_i \, \bar y, \quad \dot y = \sum_i p_i \, \dot x_i, \qquad p_i = e^{x_i - y}, \qquad
    y_{ij} = p_i [i = j] - p_i p_j $$
 
-Unshifted, $e^{1000}$ overflows, and the sum for three numbers of -1000 is 0. Shifted by the largest number both are
-right, and the shift changes no derivative. Masks produce rows that are all -∞. There the largest number is -∞ itself,
-and -∞ - (-∞) is NaN, so the shift has to be a finite number, 0 for such a row. The same holds for y in backward. A row
+Without the shift, $e^{1000}$ overflows, and the sum for three numbers of -1000 is 0. With a shift by the largest number
+both are right, and the shift changes no derivative. Masks produce rows that are all -∞. Their largest number is -∞, and
+-∞ - (-∞) is NaN, so the shift has to be a finite number, 0 for such a row. The same holds for y in backward. A row
 without any term has y = -∞, and gradient 0 by convention, at every order.
 
 A `torch.where` around the result would not help, as `main` shows: the NaN of the branch that is not taken becomes 0 ·

@@ -6,10 +6,10 @@ $$ y = x \, σ(βx), \qquad y_x = σ + βx \, σ (1 - σ), \quad y_β = x^2 σ (
 β is a parameter of the layer or of each channel: it broadcasts, and its gradient is summed to its shape (lesson 11).
 Both slopes call torch's sigmoid, whose derivatives are right; at large arguments lesson 6 would keep more digits.
 
-Exp and tanh save their output (lessons 3 and 7), which the next layer holds anyway. This needs an invertible function,
-so that each y has one slope. Silu, which is swish with β = 1, falls until x = -1.278 and then rises. So it takes every
-value between its minimum -0.278 and 0 twice, with slopes of opposite sign: `main` shows two points with one output. No
-formula in y can distinguish them, and the input has to be saved.
+Exp and tanh save their output (lessons 3 and 7), which the next layer saves anyway. This requires an invertible
+function, so that each y has one slope. Silu, which is swish with β = 1, falls until x = -1.278 and then rises. It
+therefore takes every value between its minimum -0.278 and 0 twice, with slopes of opposite sign: `main` shows two
+points with one output. A formula in y cannot distinguish them, so the input has to be saved.
 
     python examples/functions/33_swish.py
 

@@ -9,10 +9,9 @@ error of $h^2$, a small step a rounding error of $ε / h$; no step gives more th
 SciPy's `derivative` shrinks the step, extrapolates, and estimates its error. `main` prints both, and the true slope by
 elliptic integrals.
 
-backward calls a Function again, for the next order: `Period.apply(x, order)` is the derivative of that order, by
-differences of the order below. Each order loses digits, as the estimates show. With a formula for the derivative it
-would be exact at every order (the exercise). `hodiff.functions.numpy_function` does all of this for functions of any
-shape.
+backward calls the Function for the next order: `Period.apply(x, order)` is the derivative of that order, by differences
+of the order below. Each order loses digits, as the estimates show. A formula for the derivative would be exact at every
+order (the exercise). `hodiff.functions.numpy_function` does all of this for functions of any shape.
 
     python examples/functions/35_external_code.py
 

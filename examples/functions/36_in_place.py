@@ -5,15 +5,15 @@ $$ x \leftarrow \begin{cases} x & x > 0 \\ a x & \text{else} \end{cases}, \qquad
    m = \begin{cases} 1 & y > 0 \\ a & \text{else} \end{cases} $$
 
 A Function that writes into its input must declare it by `ctx.mark_dirty`, and return the input. From then on, the graph
-of x goes through the Function, and a tensor that saved x before raises an error instead of using changed numbers.
-`main` also runs a Function without the mark: gradients bypass it, with slope 1, without a warning.
+of x goes through the Function, and a node that saved x before raises instead of using changed numbers. `main` also runs
+a Function without the mark: gradients bypass it, with slope 1, without a warning.
 
 The old x is overwritten, so backward has to use y, whose sign is that of x for a > 0. No extra memory is needed. `jvp`
 writes into the tangent as `forward` did into the input, and returns it. In forward mode, y cannot give a slope that
 depends on x (lesson 3), so this works for piecewise linear functions.
 
-A leaf that requires a gradient cannot be written to, and a tensor that a caller still needs should not be. So the plain
-wrapper copies. The in-place Function is useful directly after a copy.
+A leaf that requires a gradient cannot be overwritten, and a tensor that a caller still needs should not be. The plain
+wrapper therefore copies x. Use the in-place Function directly after a copy.
 
     python examples/functions/36_in_place.py
 

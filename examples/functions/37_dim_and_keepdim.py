@@ -8,7 +8,7 @@ end; `keepdim` keeps them with size 1. A plain wrapper handles these options, so
 dimensions are a sorted tuple, counted from the *end*, which a batch in front does not shift (lesson 14), and it keeps
 them. Then the rules broadcast directly, and torch removes the dimensions of size 1, with the right derivative.
 
-So options need no rule. With `keepdim` inside, every line of backward would have to undo it.
+The options therefore need no rule.
 
     python examples/functions/37_dim_and_keepdim.py
 

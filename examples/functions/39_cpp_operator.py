@@ -4,14 +4,14 @@ $$ y = J_n(x), \qquad J_n' = \tfrac{1}{2} (J_{n-1} - J_{n+1}), \qquad
    J_n'' = \tfrac{1}{4} (J_{n-2} - 2 J_n + J_{n+2}) $$
 
 This is Bessel's function of any integer order, from the C++ standard library; `bessel.cpp` has the loop. Its derivative
-consists of the same function, so that one kernel serves every order, as in lesson 20.
+consists of the same function, so one kernel is enough for every order, as in lesson 20.
 
 `torch.utils.cpp_extension.load` compiles the file, once, and the file registers the operator `lessons::bessel`. All
 other parts of a torch operator are registered in Python: `register_fake` gives shapes for `torch.compile` and
 `torch.export`, `register_vmap` the batching rule, and `register_autograd` the backward. There is no registration for
-forward mode, and no warning: the tangent of such an operator is *zero*. So users call a Function around the operator,
-with a `jvp`. `main` prints the tangents of both, and the result of `torch.library.opcheck`, which does not test
-tangents.
+forward mode: without a warning, the tangent of such an operator is *zero*. Therefore users call a Function around the
+operator, which has a `jvp`. `main` prints the tangents of both, and the result of `torch.library.opcheck`, which does
+not test tangents.
 
 A C++ compiler and ninja are required (`pip install "hodiff[examples]"` installs ninja).
 

@@ -4,10 +4,10 @@ $$ \hat w = s \, \operatorname{clamp}\big(\operatorname{round}(w / s), -q, q\big
    \bar w = m \, \bar{\hat w}, \quad \dot{\hat w} = m \, \dot w, \qquad m = [\,|w| \le (q + \tfrac{1}{2}) \, s\,] $$
 
 An int8 layer stores integers from -q to q = 127, and one step s. During training, its weights are rounded to that grid
-and back to floating point, and gradients pass straight through (lesson 28), except for clipped weights. So the network
-learns with the errors that it will have. Afterwards the integers are stored: `main` converts to torch's own int8
-layers, and prints size, accuracy and speed. The same with 2 bits, q = 1, shows why training matters: a network whose
-weights are only rounded to three values loses its accuracy, and training recovers nearly all of it.
+and back to floating point, and gradients pass straight through (lesson 28), except for clipped weights. The network
+thus learns with its rounding errors. After training, `main` converts it to torch's own int8 layers, and prints size,
+accuracy and speed. The same with 2 bits, q = 1, shows why training matters: a network whose weights are only rounded to
+three values loses its accuracy, and training recovers nearly all of it.
 
 `hodiff.nn.quantization.FakeQuantize` also learns the step sizes (examples/quantized_digits.py). Torch warns that its
 quantized tensors are deprecated, and `compare` silences the warning.

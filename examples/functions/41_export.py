@@ -1,16 +1,16 @@
-r"""Lesson 41: what becomes of a Function that is exported.
+r"""Lesson 41: export with `torch.export`, ONNX and TorchScript, which loses the backward rule.
 
 $$ y = \operatorname{round}(x W^T + b), \qquad \text{with the derivatives of } x W^T + b $$
 
 A model is exported from Python as a graph. `torch.export` records the operators of `forward`, with a symbol for the
-size of the batch. ONNX uses that graph and runs anywhere. The value is the same. The *rule* is not exported: `backward`
-of a Function is no operator, and differentiating the exported program differentiates `round`, whose slope is 0. So
-train models before exporting them.
+size of the batch. ONNX uses that graph and runs anywhere. The value is the same. The `backward` of a Function is not
+exported: differentiating the exported program differentiates `round`, whose slope is 0. Therefore train models before
+exporting them.
 
-TorchScript, which torch calls deprecated, keeps the Function as a Python call, whether a model is traced or scripted.
-Values and derivatives are right in this process, but the model cannot be stored. `main` tests each: whether it accepts
-the model, whether other batch sizes are right, the gradient of a sum in x (by the rule it is the sum of the columns of
-W), and whether it can be stored.
+TorchScript, which is deprecated, keeps the Function as a Python call, whether a model is traced or scripted. Values and
+derivatives are right in this process, but the model cannot be stored. `main` tests each: whether it accepts the model,
+whether other batch sizes are right, the gradient of a sum in x (by the rule it is the sum of the columns of W), and
+whether it can be stored.
 
     python examples/functions/41_export.py
 

@@ -32,8 +32,8 @@ def save_picture(lesson: ModuleType, path: Path) -> None:
 def main() -> None:
     """Parse the lesson numbers, and draw their pictures."""
     parser = argparse.ArgumentParser(description="Remake the pictures of the lessons.")
-    parser.add_argument("numbers", nargs="*", type=int, help="of lessons; all by default")
-    parser.add_argument("--folder", type=Path, default=PICTURES, help="where to write them")
+    parser.add_argument("numbers", nargs="*", type=int, help="numbers of lessons; all by default")
+    parser.add_argument("--folder", type=Path, default=PICTURES, help="folder for the pictures")
     options = parser.parse_args()
     torch.set_num_threads(1)
     for stem, path in LESSONS.items():

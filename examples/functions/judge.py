@@ -229,7 +229,7 @@ def complaint(stem: str, path: Path) -> str | None:
 def main() -> int:
     """Parse the command line and judge."""
     parser = argparse.ArgumentParser(description="Judge an answer to an exercise of the lessons.")
-    parser.add_argument("number", type=int, help="of the lesson")
+    parser.add_argument("number", type=int, help="number of the lesson")
     parser.add_argument("answer", nargs="?", type=Path, help="a Python file; the solution by default")
     options = parser.parse_args()
     stem = next((stem for stem in LESSONS if int(stem[:2]) == options.number), None)

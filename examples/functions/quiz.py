@@ -63,7 +63,7 @@ def penalty() -> str:
     except RuntimeError:
         return "An error."
     right = torch.autograd.grad(slope_of((w * x).sin(), x) ** 2, w)[0]
-    return "The right number." if torch.isclose(got, right) else "A wrong number, and nothing is said."
+    return "The right number." if torch.isclose(got, right) else "A wrong number, without a warning."
 
 
 def doubled_tangent() -> str:
@@ -118,7 +118,7 @@ def closed_over_weight() -> str:
     x, weight = (each.clone().requires_grad_() for each in module.INPUTS)
     y = module.Checkpoint.apply(lambda x: module.layers(x, weight), x).sum()
     (gradient,) = torch.autograd.grad(y, weight, allow_unused=True)
-    return "None: to autograd the output does not depend on it." if gradient is None else "Its gradient."
+    return "None: for autograd, the output does not depend on it." if gradient is None else "The right gradient."
 
 
 def unmarked() -> str:
@@ -148,74 +148,74 @@ QUESTIONS = (
         "A Function for x² computes 2x in setup_context and saves it. What is its second derivative?",
         ("2.", "0.", "An error."),
         constant_slope,
-        "What setup_context computes is in no graph. Save inputs or outputs. Lesson 22.",
+        "setup_context runs outside of the graph. Save inputs or outputs. Lesson 22.",
     ),
     Question(
-        "backward is marked @once_differentiable, and a gradient penalty differentiates the gradient. What comes out?",
-        ("The right number.", "A wrong number, and nothing is said.", "An error."),
+        "backward is marked @once_differentiable, and a gradient penalty differentiates it. What is the result?",
+        ("The right number.", "A wrong number, without a warning.", "An error."),
         penalty,
-        "The mark raises only if the incoming gradient requires one; in a penalty it does not. Lesson 21.",
+        "torch raises only if the incoming gradient requires a gradient; in a penalty it does not. Lesson 21.",
     ),
     Question(
-        "jvp is wrong by a factor of 2, backward is right. What does torch.autograd.gradcheck say by default?",
+        "jvp is wrong by a factor of 2, backward is right. What is the result of torch.autograd.gradcheck by default?",
         ("It passes.", "It fails."),
         doubled_tangent,
-        "Forward mode is off unless asked for; hodiff.check compares all routes. Lesson 23.",
+        "By default it does not check forward mode; hodiff.check compares all routes. Lesson 23.",
     ),
     Question(
         "An operator of torch.library computes x³ and has a registered backward. What is its tangent at 2 under jvp?",
         ("12.", "0.", "An error."),
         registered_operator,
-        "There is no registration for forward mode, and none is missed. Put a Function around it. Lesson 39.",
+        "There is no registration for forward mode, and no warning. Call the operator in a Function. Lesson 39.",
     ),
     Question(
         "How much memory does the mask of a thousand numbers take, as a tensor of torch.bool?",
         ("125 bytes.", "1000 bytes.", "4000 bytes."),
         size_of_a_mask,
-        "A byte each, a quarter of float32; bits have to be packed by hand. Lesson 31.",
+        "torch.bool takes one byte per number, a quarter of float32; bits have to be packed by hand. Lesson 31.",
     ),
     Question(
-        "Which one cannot save its output in place of its input?",
+        "Which function cannot save its output instead of its input?",
         ("exp.", "tanh.", "silu."),
         cannot_save_its_output,
-        "It takes some values twice, with different slopes. Lesson 33.",
+        "silu takes some values twice, with different slopes. Lesson 33.",
     ),
     Question(
-        "Y = X + b with X of shape (3, 2) and b of shape (2,). What does backward make of the gradients of Y, for b?",
-        ("The first row of them.", "Their mean over the rows.", "Their sum over the rows."),
+        "Y = X + b with X of shape (3, 2) and b of shape (2,). What is the gradient of b, given the gradients of Y?",
+        ("The first row of the gradients.", "Their mean over the rows.", "Their sum over the rows."),
         gradient_of_a_bias,
-        "What is repeated going forward is summed going back. Lesson 10.",
+        "The backward of a repetition is a sum. Lesson 10.",
     ),
     Question(
-        "What is the slope of log(sigmoid(x)) at -800 by torch, where it should be 1?",
+        "What slope of log(sigmoid(x)) does torch compute at -800? The true slope is 1.",
         ("1.", "0.", "nan."),
         logarithm_of_a_sigmoid,
-        "sigmoid(-800) is 0 in float64, and 0 · ∞ is no number. A stable formula is needed at every order. Lesson 6.",
+        "sigmoid(-800) is 0 in float64, and 0 · ∞ is NaN. Every order needs a stable formula. Lesson 6.",
     ),
     Question(
-        "A checkpoint is a Function of x; what it runs uses a weight that it closes over. What does the weight get?",
-        ("Its gradient.", "None: to autograd the output does not depend on it.", "An error."),
+        "A checkpoint, a Function of x, runs a function that closes over a weight. What is the weight's gradient?",
+        ("The right gradient.", "None: for autograd, the output does not depend on it.", "An error."),
         closed_over_weight,
-        "A Function has gradients for its arguments alone. Lesson 30.",
+        "A Function has gradients only for its arguments. Lesson 30.",
     ),
     Question(
-        "A Function multiplies its input by 0.1 in place, and forgets ctx.mark_dirty. The input is read afterwards; "
-        "what is the gradient of that by what it was before?",
+        "A Function multiplies its input by 0.1 in place, without ctx.mark_dirty. What is the gradient of the new "
+        "value of the input with respect to its old value?",
         ("0.1.", "1.", "An error."),
         unmarked,
         "The graph of the input does not go through the Function. Lesson 36.",
     ),
     Question(
-        "A hook halves the gradient of a tensor. What becomes of a tangent of 1 in forward mode?",
+        "A hook halves the gradient of a tensor. What is the tangent after the hook, for a tangent of 1?",
         ("0.5.", "1.", "An error."),
         hooked_tangent,
-        "Hooks are seen by reverse mode alone; routes then disagree. Lesson 34.",
+        "Only reverse mode runs hooks; routes then disagree. Lesson 34.",
     ),
     Question(
         "A rounding with straight-through gradients is exported by torch.export. What is the gradient of the program?",
         ("1.", "0.", "An error."),
         exported_rule,
-        "Exported are the operators of forward; the rule stays behind. Lesson 41.",
+        "The export contains the operators of forward, but not the backward rule. Lesson 41.",
     ),
 )
 
@@ -243,7 +243,7 @@ def main() -> None:
             hit = ask(question)
             right += hit
             print("Right." if hit else "No.", end=" ")
-        print(f"Run, it gives: {question.run()} {question.why}")
+        print(f"The code returns: {question.run()} {question.why}")
     if not shown:
         print(f"\n{right} of {len(QUESTIONS)} right.")
 

@@ -37,9 +37,9 @@ by_hand = torch.tensor([[1200 * 1.44 - 400 + 2, 480.0], [480.0, 200.0]], dtype=t
 torch.testing.assert_close(H, by_hand)
 H
 
-# %% [markdown]
-# The whole matrix is often too large, and a product $\nabla^2 f\, v$ is enough. A product costs about as much as two
-# gradients, for any size of the matrix:
+# %% [markdown] The whole matrix is often too large, and a Hessian-vector product $\nabla^2 f\, v$ is enough.
+# `hodiff.hvp` is called at once, like `torch.func.jvp`. A product costs two to three gradients, for any size of the
+# matrix:
 
 # %%
 v = torch.tensor([1.0, 1.0], dtype=torch.float64)
@@ -87,9 +87,9 @@ A
 figure, ax = plt.subplots(figsize=(5.5, 4.5), layout="constrained")
 ax = plot.hessian(A, ax=ax, scale="root")
 
-# %% [markdown]
-# The squares along the diagonal are hidden units with 64 weights each: the weights of one unit interact most. Is the
-# matrix right? Compare a product with central differences of the gradient, which need no second derivatives:
+# %% [markdown] The squares along the diagonal are hidden units with 64 weights each: the weights of one unit interact
+# most. To check the matrix, compare a product with central differences of the gradient, which need no second
+# derivatives:
 
 # %%
 direction = torch.randn(610, dtype=torch.float64)

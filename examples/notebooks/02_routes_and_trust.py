@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Routes and trust
+# # Routes and trust: second derivatives that PyTorch gets wrong
 #
 # A second derivative takes two passes, each in reverse or forward mode: four *routes* to the same numbers. In PyTorch
 # the four results are not always equal. This notebook finds an error of torch in an ordinary layer, shows how far it
@@ -37,9 +37,8 @@ gradient_of_tangent = grad(lambda x: jvp(first, (x,), (v,))[1])(x)
 print("forward-over-reverse", [round(each, 4) for each in tangent_of_gradient.tolist()])
 print("reverse-over-forward", [round(each, 4) for each in gradient_of_tangent.tolist()])
 
-# %% [markdown]
-# The results differ, without a warning. Which is right? SciPy's finite differences use function values only, so they
-# are an independent reference:
+# %% [markdown] The results differ, without a warning. SciPy's finite differences use function values only, so they are
+# an independent reference:
 
 # %%
 truth = scipy_hessian(first, x).matrix @ v
@@ -67,7 +66,7 @@ for route in hodiff.ROUTES:
     print(f"{route:22} right to 1e-6: {distance < 1e-6}")
 
 # %% [markdown]
-# ## How far it reaches
+# ## The effect in a transformer
 #
 # The next cell takes an encoder layer of an ordinary transformer in float64. It computes one product with the Hessian
 # of a loss by torch's own reverse-over-forward.
@@ -102,11 +101,9 @@ assert (mended - exact).norm() < 1e-12 * exact.norm()
 print(f"by torch alone off by {off:.1%}, in float64")
 print("the same code within hodiff.corrected(): equal to 1e-12")
 
-# %% [markdown]
-# An optimizer or an eigenvalue solver with the first product would compute wrong results. No test of the loss or of
-# the gradient would show it.
-#
-# ## Before you start: preflight
+# %% [markdown] An optimizer or an eigenvalue solver with the first product would compute wrong results. No test of the
+# loss or the gradient would detect this.
+# ## Preflight: check a model first
 #
 # `preflight` runs a model once, and looks up the operators that it calls in hodiff's audit of torch and in the table of
 # corrections. With torch alone:
@@ -123,7 +120,7 @@ assert report.ok
 report
 
 # %% [markdown]
-# ## Trust, but compare
+# ## Check your own code
 #
 # No audit covers your own code. `hodiff.check` computes all routes to all orders, and compares them with differences,
 # with SciPy's Hessian and with each other. For our function it finds no error, and warns about torch alone:

@@ -135,8 +135,7 @@ report
 # %%
 panels = plot.routes(CompleteSwish.apply, -6, 6, order=3)
 
-# %% [markdown]
-# The next picture shows what the report meant by *constant*: this Function saves the sigmoid. From the second
+# %% [markdown] The next picture shows the first version, which saves the sigmoid as a *constant*. From the second
 # derivative on, the curves differ from the dots.
 
 
@@ -163,7 +162,7 @@ class KeepsTheSigmoid(CompleteSwish):
 panels = plot.routes(KeepsTheSigmoid.apply, -6, 6, order=2)
 
 # %% [markdown]
-# ## Or say it once
+# ## One rule is enough
 #
 # All three rules follow from the slope. `hodiff.elementwise` derives them:
 

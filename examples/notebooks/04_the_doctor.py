@@ -1,5 +1,5 @@
 # %% [markdown]
-# # The doctor
+# # The doctor: find the defects of Functions
 #
 # This notebook examines three Functions. All of them train, and all pass `torch.autograd.gradcheck`. Each has a defect
 # in the second derivative or in another route. We read every report, then fix the Function.
@@ -26,7 +26,7 @@ def passes(function, *inputs):
 
 
 # %% [markdown]
-# ## First patient: hides from the second derivative
+# ## First patient: `once_differentiable`
 #
 # The function is $\log\cosh x$. Its author marked `backward` as `once_differentiable`, which promises that nobody
 # differentiates it again.

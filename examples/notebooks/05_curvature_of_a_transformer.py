@@ -2,8 +2,8 @@
 # # Curvature of a transformer
 #
 # This notebook studies the Hessian of a language model from Hugging Face's `transformers`. The model is built from a
-# configuration, and nothing is downloaded. Can it be differentiated twice? How large are the top eigenvalues, where are
-# all others, and how do they change during training?
+# configuration, and nothing is downloaded. The notebook checks its second derivatives, and computes the largest
+# eigenvalues, the density of all eigenvalues, and their change during training.
 
 # %%
 import matplotlib.pyplot as plt
@@ -45,9 +45,8 @@ report = hodiff.preflight(model, input_ids=tokens, labels=tokens)
 assert report.ok
 report
 
-# %% [markdown]
-# torch's attention kernel has no second derivative, and its layer norm has a wrong one by two routes. With hodiff's
-# transforms and operators all four routes are right.
+# %% [markdown] Torch's attention kernel has no second derivative, and the second derivative of its layer norm is wrong
+# by two routes. With hodiff's transforms and operators all four routes are right.
 #
 # ## The top of the spectrum
 
@@ -83,7 +82,7 @@ assert abs(difference / top.eigenvalues[-1].item() - 1) < 1e-3
 print("agrees to a thousandth")
 
 # %% [markdown]
-# ## All the others
+# ## The density of all eigenvalues
 #
 # The matrix would have some 700 million entries. Its density takes a hundred products. The point is the start of
 # training, not a minimum: some negative eigenvalues are larger in magnitude than all positive ones.

@@ -128,10 +128,8 @@ ax.semilogy([each - best for each in history], color="C0", label="Adam")
 ax.set(xlabel="step", ylabel="value above the minimum", xlim=(-1, 60), ylim=(1e-13, 10))
 legend = ax.legend()
 
-# %% [markdown]
-# A Newton step costs a few dozen products, a step of Adam one gradient. Newton's method reaches many more digits.
-#
-# ## What is ready-made
+# %% [markdown] A Newton step costs a few dozen products, and a step of Adam one gradient. Newton's method reaches many
+# more digits. ## Ready-made optimizers
 #
 # `hodiff.optimize.minimize` has SciPy's interface for tensors and pytrees, with exact derivatives. Its "trust-ncg" is
 # the method above with a trust region instead of halved steps.

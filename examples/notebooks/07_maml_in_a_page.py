@@ -39,11 +39,8 @@ def waves(count, shots=5, queries=10):
 network = nn.Sequential(nn.Linear(1, 40), nn.ReLU(), nn.Linear(40, 40), nn.ReLU(), nn.Linear(40, 1))
 mse = nn.functional.mse_loss
 
-# %% [markdown]
-# ## The meta-gradient by hand
-#
-# `adapt` takes inner steps as a differentiable function of the initial weights. MAML is the outer loss of the adapted
-# weights, and its gradient in the initial weights:
+# %% [markdown] ## The meta-gradient by hand `adapt` takes inner steps as a differentiable function of the initial
+# weights. MAML minimizes the outer loss of the adapted weights, by its gradient with respect to the initial weights:
 
 
 # %%

@@ -1,8 +1,6 @@
-# %% [markdown]
-# # Hyperparameters by implicit differentiation
-#
-# How much should each feature be penalised? The validation loss after training depends on the penalties. Its gradient
-# in them needs no unrolled training: at a minimum, the implicit function theorem gives it from one linear system.
+# %% [markdown] # Hyperparameters by implicit differentiation This notebook tunes one penalty per feature. The
+# validation loss after training depends on the penalties. Its gradient with respect to them needs no unrolled training:
+# at a minimum, the implicit function theorem takes one linear system.
 
 # %%
 from functools import partial
@@ -68,7 +66,7 @@ log_penalties = torch.full((20,), -3.0, dtype=torch.float64)
 gradient = torch.func.grad(outer)(log_penalties)
 
 # %% [markdown]
-# ## Is it right?
+# ## Check the hypergradient
 #
 # To check three entries, change one penalty at a time and train again:
 
@@ -80,8 +78,8 @@ for i in (0, 4, 11):
     assert abs(gradient[i].item() - difference) < 1e-5
     print(f"penalty {i:2}: implicit {gradient[i].item():+.5f}, trained again {difference:+.5f}")
 
-# %% [markdown]
-# Second derivatives exist, too: the curvature of the validation loss in the penalties, by any route.
+# %% [markdown] Second derivatives exist, too: the Hessian of the validation loss with respect to the penalties, by any
+# route.
 
 # %%
 H = torch.func.hessian(outer)(log_penalties)
@@ -89,7 +87,7 @@ torch.testing.assert_close(H, H.T, rtol=1e-6, atol=1e-9)
 print("the Hessian of the outer loss is symmetric:", tuple(H.shape))
 
 # %% [markdown]
-# ## Down the hypergradient
+# ## Gradient descent on the penalties
 #
 # We run gradient descent on the 20 penalties. Each step trains once; the linear system is the only extra cost.
 
@@ -118,7 +116,7 @@ print(f"loss on the test set: {first[1]:.3f} with equal penalties, {last[1]:.3f}
 print("every feature that matters is penalised less than the others on average:", matter < noise)
 
 # %% [markdown]
-# ## Too many for a dense solve
+# ## Products instead of a dense solve
 #
 # `hypergradient` takes a known minimum and needs only products. It solves by conjugate gradients, by a Neumann series,
 # or by random columns, and estimates its own error.

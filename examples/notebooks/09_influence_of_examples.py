@@ -1,9 +1,6 @@
-# %% [markdown]
-# # Influence of examples
-#
-# How would the model change without a training example? At a minimum of the training loss, one solve with the Hessian
-# answers this to first order for all examples at once. We compare the prediction with training again, and use it to
-# find wrong labels.
+# %% [markdown] # Influence of examples How would the model change without a training example? At a minimum of the
+# training loss, one solve with the Hessian answers this to first order for all examples at once. We compare the
+# prediction with retraining, and use it to find wrong labels.
 
 # %%
 import matplotlib.pyplot as plt
@@ -73,7 +70,7 @@ gradients = hodiff.JacobianOperator(lambda x: losses(x, train_x, train_y), x)
 predicted = (gradients @ solution.value) / 200
 
 # %% [markdown]
-# ## Trained again
+# ## Retraining
 #
 # Each of 60 examples is left out in turn, and the model is trained again from zero.
 
@@ -99,9 +96,8 @@ ax.axline((0, 0), slope=1, color="gray", linewidth=0.8)
 ax.set(xlabel="predicted change of the test loss", ylabel="trained again")
 legend = ax.legend()
 
-# %% [markdown]
-# Leaving out a flipped label lowers the test loss, so these examples are at the lower left. The predicted order agrees
-# with training again. Large effects are underestimated, as the prediction is of first order.
+# %% [markdown] Leaving out a flipped label lowers the test loss, so these examples are at the lower left. The predicted
+# order agrees with retraining. Large effects are underestimated, because the prediction is of first order.
 #
 # ## Finding wrong labels
 #

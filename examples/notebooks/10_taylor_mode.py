@@ -73,7 +73,7 @@ ax.set(ylim=(-2, 2), xlabel="t")
 legend = ax.legend(fontsize="small", ncols=2)
 
 # %% [markdown]
-# ## What order K costs
+# ## The cost of order K
 #
 # Every level of nested differentiation doubles the work, so order K costs about $2^K$ evaluations. A series costs at
 # most $K^2$. We measure both along a line through a network:
@@ -156,7 +156,7 @@ with torch.no_grad():
 # ## A network for Poisson's equation, in ten lines
 #
 # The equation is $-\Delta u = f$ on the unit square, with $u = 0$ on its edge and the solution
-# $\sin \pi x \, \sin \pi y$. Gradients in the parameters go through the Laplacian.
+# $\sin \pi x \, \sin \pi y$. Gradients with respect to the parameters go through the Laplacian.
 
 # %%
 body = nn.Sequential(nn.Linear(2, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 1))
@@ -196,9 +196,8 @@ for ax, values, title in zip(axes, (u(grid).detach(), off), ("u of the network",
     ax.set_title(title)
     figure.colorbar(shown, ax=ax)
 
-# %% [markdown]
-# The same solution satisfies the plate equation $\Delta^2 u = 4 \pi^4 u$. The network was trained on second
-# derivatives, but it also has fourth derivatives. They are less accurate, as derivatives of an approximation are:
+# %% [markdown] The same solution satisfies the plate equation $\Delta^2 u = 4 \pi^4 u$. The network was trained on
+# second derivatives, but it also has fourth derivatives. They are less accurate:
 
 # %%
 plate = hodiff.bilaplacian(u, batched=True)(inside).detach()
@@ -289,10 +288,10 @@ ax.set_aspect("equal")
 legend = ax.legend(fontsize="small")
 
 # %% [markdown]
-# ## What has a rule
+# ## Operators with a rule
 #
 # Most of torch's operators have a Taylor rule. Any other operator falls back to nested forward mode, for this operator
-# alone. `explain` lists them.
+# only. `explain` lists such operators.
 
 # %%
 print(explain(wide, points))

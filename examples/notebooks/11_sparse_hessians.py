@@ -2,7 +2,7 @@
 # # Sparse Hessians
 #
 # A dense Hessian takes n products, and most of its entries may be zero. We recover a sparse Hessian from three products
-# by hand, and let hodiff choose the products. Then we measure when this pays, and solve an equation with the result.
+# by hand, and let hodiff choose the products. Then we measure when this is faster, and solve an equation with it.
 
 # %%
 import time
@@ -53,7 +53,7 @@ for ax, each, title in zip(
     ax.set(title=title, xticks=[], yticks=[])
 
 # %% [markdown]
-# ## What hodiff does
+# ## Pattern, coloring, entries
 #
 # hodiff traces which unknowns each number depends on, through `f` and its gradient. This gives the *pattern*, which is
 # valid for all x. Then it *colors* the columns, multiplies, and reads the entries. One more product with a random
@@ -76,7 +76,7 @@ except hodiff.InputError as error:
     print(str(error).partition(", as a product")[0])
 
 # %% [markdown]
-# ## When it pays
+# ## When it is faster
 #
 # We time Hessians of the chain by n. The first call also finds the pattern.
 
@@ -113,10 +113,9 @@ for name, row in rows.items():
 ax.set(xlabel="n", ylabel="ms")
 legend = ax.legend()
 
-# %% [markdown]
-# The cost depends on the number of colors. In a random pattern each unknown interacts with a few others anywhere; the
-# gain shrinks as their number grows. *Star* colorings read an entry from one product. *Acyclic* colorings subtract
-# entries that are known already, and need fewer colors.
+# %% [markdown] The cost depends on the number of colors. In a random pattern each unknown interacts with a few others
+# anywhere; the gain shrinks as their number grows. *Star* colorings read an entry from one product. *Acyclic* colorings
+# subtract entries that are already known, and need fewer colors.
 
 # %%
 n, random = 400, np.random.default_rng(0)
@@ -146,7 +145,7 @@ arrow[0], arrow[:, 0] = True, True
 print({method: hodiff.sparse.color(arrow, method).num_colors for method in ("star", "columns")})
 
 # %% [markdown]
-# ## What a pattern promises
+# ## When a pattern is valid
 #
 # A pattern is valid for all x and for all values of floating-point constants. If the control flow of a function depends
 # on x, hodiff raises an error, or finds the pattern for this x alone with `at_point=True`.

@@ -107,9 +107,9 @@ def complaints(notebook: nbformat.NotebookNode) -> list[str]:
 def main() -> None:
     """Run the chosen notebooks, and print how long they took."""
     parser = argparse.ArgumentParser(description="Run the notebooks.")
-    parser.add_argument("prefixes", nargs="*", help="how the names of some begin")
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--words", action="store_true", help="keep the outputs")
+    parser.add_argument("prefixes", nargs="*", help="beginnings of the names of notebooks; all by default")
+    parser.add_argument("--check", action="store_true", help="run the notebooks, but write nothing")
+    parser.add_argument("--words", action="store_true", help="update the text, and keep the outputs")
     options = parser.parse_args()
     # One core; kernels inherit both variables.
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")

@@ -1,4 +1,4 @@
-"""Full Gauss-Newton steps on a small language model: iterations that they save, and steps of one layer alone.
+"""Full and layerwise Gauss-Newton steps on a small language model: iterations compared with SOAP and Adam.
 
 python papers/abreu-2025/reproduce.py
 """
@@ -132,20 +132,20 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(fewer > 4, fewer > 1.5),
         ),
         Claim(
-            "Steps of each layer alone nearly match it",
+            "Layerwise Gauss-Newton steps nearly match full steps",
             "nearly matches",
             f"{layerwise} against {full} iterations to a loss of {layerwise_goal:.3f}: {share:.1f} times as many",
             verdict(share < 1.6, share < 3),
         ),
         Claim(
-            "A gap is left between layerwise steps and today's approximations",
+            "A gap remains between layerwise steps and today's approximations",
             "significant",
             f"to the same loss the best of SOAP and Adam takes {slower} iterations, {slower / layerwise:.1f} "
             "times as many",
             verdict(slower / layerwise > 2, slower / layerwise > 1.2),
         ),
         Claim(
-            "What these iterations cost",
+            "Products per iteration",
             "not a claim of the paper, which asks for iterations only",
             f"up to {iterations} products each, about two gradients a product; layerwise, as many for each layer",
             OURS,

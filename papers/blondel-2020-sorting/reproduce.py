@@ -256,13 +256,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(exact["SciPy"] < 1e-5 and exact["differences"] < 1e-6, exact["SciPy"] < 1e-3),
         ),
         Claim(
-            "They become the ranks at a small temperature, and their mean at a large one",
+            "Soft ranks tend to the ranks at a small temperature, and to their mean at a large temperature",
             "in theory",
             f"{exact['ranks']:.0e} and {exact['means']:.0e} apart",
             verdict(exact["ranks"] < 1e-9 and exact["means"] < 1e-6, exact["ranks"] < 1e-3),
         ),
         Claim(
-            "They take time n log n, and are an order of magnitude faster than other soft ranks",
+            "Soft ranks take time n log n, and are an order of magnitude faster than other soft ranks",
             "an order of magnitude (abstract)",
             f"time grows as n to the {powers[OURS]:.2f}, all pairs as {powers[PAIRS]:.2f}; "
             + ", ".join(f"{faster[name]:.0f} times as fast as {name} at n = {n}" for name, n in longest.items()),
@@ -270,13 +270,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(powers[OURS] < 1.3 and min(faster.values()) > 10, powers[OURS] < 1.3 and max(faster.values()) > 3),
         ),
         Claim(
-            "A layer of soft ranks makes label ranking better on most data sets",
+            "A layer of soft ranks improves label ranking on most data sets",
             "qualitative",
             f"Spearman's correlation is better on {better} of {len(scores)} data sets, worse on {worse}",
             verdict(better > len(scores) / 2 and better > 2 * worse, better > worse),
         ),
         Claim(
-            "Soft trimmed least squares withstands bad targets, which least squares does not",
+            "Soft trimmed least squares is robust to outliers, and least squares is not",
             "qualitative",
             f"R² with 0 and 40 % bad targets: {clean['soft trimmed']:.2f}, {bad['soft trimmed']:.2f}; least squares "
             f"{clean['least squares']:.2f}, {bad['least squares']:.2f}; Huber {clean['Huber']:.2f}, {bad['Huber']:.2f}",

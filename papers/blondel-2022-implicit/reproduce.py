@@ -175,7 +175,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     faster = [each[UNROLLED] / each[IMPLICIT] for each in times]
     claims = [
         Claim(
-            "The error of the implicit Jacobian stays below a bound linear in that of the solver, and follows it",
+            "The error of the implicit Jacobian follows a bound that is linear in the solver's error",
             "qualitative (theorem 1 and its figure)",
             f"{span(bound, 2)} times the bound, as power {slope:.2f} of the solver's error",
             verdict(max(bound) <= 1.001 and min(bound) > 0.1 and abs(slope - 1) < 0.05, max(bound) <= 1.001),
@@ -187,13 +187,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(min(worse) > 3, min(worse) > 1),
         ),
         Claim(
-            "The hypergradient of a multiclass support vector machine is faster than by unrolling",
+            "The implicit hypergradient of a multiclass support vector machine is faster than unrolling",
             "qualitative, on CPU",
             f"{span(faster)} times as fast, {inner} inner steps, {sizes[0]} to {sizes[-1]} features",
             verdict(min(faster) > 1.2, max(faster) > 1.2),
         ),
         Claim(
-            "Both hypergradients are the same",
+            "Both hypergradients agree",
             "not in the paper",
             f"at most {max(each['apart'] for each in times):.0e} apart, relative",
             OURS,

@@ -130,7 +130,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(all(0.98 <= value < 1.1 for value in hover), all(0.9 < value < 1.3 for value in hover)),
         ),
         Claim(
-            "Before, it rises (progressive sharpening)",
+            "Before, the sharpness rises (progressive sharpening)",
             "qualitative",
             f"from {span(start, 2)} times 2 / rate; {sum(reached)} of {len(runs)} runs reach 1",
             verdict(all(reached) and max(start) < 0.9, any(reached)),
@@ -146,7 +146,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             ),
         ),
         Claim(
-            "What following the sharpness costs, from the last eigenvector",
+            "Products per sharpness, starting from the last eigenvector",
             "not in the paper",
             f"{sum(later) / len(later):.0f} products a call on average; {first} for the first",
             OURS,

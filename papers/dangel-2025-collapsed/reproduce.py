@@ -207,15 +207,15 @@ def claims_of(found: Slopes) -> list[Claim]:
 
     of, nest = "of standard Taylor mode", "of nested differentiation"
     return [
-        claim("The Laplacian takes half the time: 52 vectors go forward, not 101", [
+        claim("The Laplacian takes half the time: 52 vectors are propagated, not 101", [
             (0.52, ratio(LAPLACIAN, TIME, STANDARD), of),
             (0.48, ratio(LAPLACIAN, TIME, NESTED), nest),
         ]),
-        claim("Its memory is half, where it can be differentiated", [
+        claim("The Laplacian takes half the memory, if it can be differentiated", [
             (0.45, ratio(LAPLACIAN, RECORDED, STANDARD), of),
             (0.47, ratio(LAPLACIAN, RECORDED, NESTED), nest),
         ]),
-        claim("It is less, where it cannot", [
+        claim("The Laplacian takes less memory, if it cannot be differentiated", [
             (0.75, ratio(LAPLACIAN, UNRECORDED, STANDARD), of),
             (0.41, ratio(LAPLACIAN, UNRECORDED, NESTED), nest),
         ]),
@@ -223,23 +223,23 @@ def claims_of(found: Slopes) -> list[Claim]:
             (0.76, ratio(BIHARMONIC, TIME, STANDARD), of),
             (0.55, ratio(BIHARMONIC, TIME, NESTED), nest),
         ]),
-        claim("Its memory is less, where it can be differentiated", [
+        claim("The biharmonic operator takes less memory, if it can be differentiated", [
             (0.63, ratio(BIHARMONIC, RECORDED, STANDARD), of),
             (0.61, ratio(BIHARMONIC, RECORDED, NESTED), nest),
         ]),
-        claim("And where it cannot", [
+        claim("The biharmonic operator takes less memory, if it cannot be differentiated", [
             (0.92, ratio(BIHARMONIC, UNRECORDED, STANDARD), of),
             (0.33, ratio(BIHARMONIC, UNRECORDED, NESTED), nest),
         ]),
-        claim("Best of all is the collapsed Laplacian of the collapsed Laplacian", [
+        claim("The collapsed Laplacian of the collapsed Laplacian is best", [
             (0.33, ratio(BIHARMONIC, TIME, NESTED, TWICE), f"of the time {nest} (JAX)"),
             (0.29, ratio(BIHARMONIC, RECORDED, NESTED, TWICE), "of its memory"),
         ]),
-        claim("A random direction more takes half the time, for the Laplacian", [
+        claim("A further random direction of the Laplacian takes half the time", [
             (0.51, ratio(SAMPLED[LAPLACIAN], TIME, STANDARD), of),
             (0.49, ratio(SAMPLED[LAPLACIAN], TIME, NESTED), nest),
         ]),
-        claim("And three quarters for the biharmonic operator, a ninth of nested differentiation", [
+        claim("The same for the biharmonic operator: three quarters, a ninth of nested differentiation", [
             (0.74, ratio(SAMPLED[BIHARMONIC], TIME, STANDARD), of),
             (0.11, ratio(SAMPLED[BIHARMONIC], TIME, NESTED), nest),
         ]),

@@ -117,13 +117,13 @@ def claims_of(products: list[int], errors: dict[str, Any]) -> list[Claim]:
             verdict(everywhere and min(total["exp"], gains["exp"]) > 100, everywhere),
         ),
         Claim(
-            "Where the spectrum is flat there is nothing to gain: all errors are of one order",
+            "For a flat spectrum, all errors are of the same order",
             "qualitative",
             f"{m} products: Hutch++ {ratios[1]:.1f}, XTrace {ratios[2]:.1f} times the error of Hutchinson",
             verdict(max(ratios) < 3, max(ratios) < 10),
         ),
         Claim(
-            "The same on the Hessian of a network",
+            "XTrace's error on the Hessian of a network",
             "not in the paper",
             f"{m} products: {total[HESSIAN]:.0f} times less than Hutchinson, {gains[HESSIAN]:.1f} than Hutch++",
             OURS,

@@ -104,21 +104,21 @@ def reproduce(quick: bool, progress: bool, steps: int | None = None) -> Reproduc
             ),
         ),
         Claim(
-            "Trained for one step, it goes on improving with more",
+            "A network trained for one step improves further with more steps",
             "qualitative",
             f"{after[MAML_ROW][0]:.2f}, {after[MAML_ROW][1]:.2f}, {after[MAML_ROW][-1]:.2f} after 0, 1, "
             f"{TEST_STEPS} steps",
             verdict(bool(improves), bool(after[MAML_ROW][1] < after[MAML_ROW][0])),
         ),
         Claim(
-            "A network pretrained on all waves does not adapt so",
+            "A network pretrained on all waves does not adapt as well",
             "qualitative",
             ", ".join(shown(errors[1]) for errors in pretrained)
             + f" after one step, {after[PRETRAINED_ROW][-1]:.2f} after {TEST_STEPS}: {gap:.1f} times MAML's error",
             verdict(gap > 2, gap > 1),
         ),
         Claim(
-            "The meta-gradient against central differences",
+            "The meta-gradient compared with central differences",
             "not in the paper",
             f"{distance:.0e} apart, relative, in float64",
             OURS,

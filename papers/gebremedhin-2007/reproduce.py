@@ -1,4 +1,4 @@
-"""Star and acyclic colorings by two-colored subgraphs: time by paths of length two, and colors of an older way.
+"""Star and acyclic colorings by two-colored subgraphs: time, and number of colors compared with an older algorithm.
 
 python papers/gebremedhin-2007/reproduce.py
 """
@@ -118,7 +118,7 @@ def claims_of(timed: dict[str, Any], colors: dict[str, Any], older: dict[str, An
             verdict(max(growth.values()) < 1.15, max(growth.values()) < 1.4),
         ),
         Claim(
-            "An acyclic coloring takes a factor more, of the inverse of Ackermann's function, nearly a constant",
+            "An acyclic coloring takes nearly a constant factor more (the inverse of Ackermann's function)",
             "proved (abstract)",
             f"{span(slower)} times the seconds of a star coloring",
             verdict(max(slower) < 5, max(slower) < 10),
@@ -130,7 +130,7 @@ def claims_of(timed: dict[str, Any], colors: dict[str, Any], older: dict[str, An
             verdict(min(fewer) >= 1 and max(fewer) > 1.02, max(fewer) > 1),
         ),
         Claim(
-            "It is considerably faster",
+            "The star coloring is considerably faster than the older algorithm",
             "considerably (abstract)",
             f"paths of at most three edges are {span(steps)} times as many as those of two",
             verdict(min(steps) > 1.5),

@@ -136,20 +136,20 @@ def claims_of(counts: dict[str, Any], steps: dict[str, Any]) -> list[Claim]:
             verdict(right),
         ),
         Claim(
-            "Coloring saves enormously, and makes Hessians of very large size feasible",
+            "Coloring saves enormously, and makes very large Hessians feasible",
             "enormous savings in runtime (abstract)",
             f"{span(savings, 0)} times fewer products than columns",
             verdict(min(savings) > 20),
         ),
         Claim(
-            "A Hessian by substitution is often faster than a direct one",
+            "A Hessian by substitution is often faster than by direct recovery",
             "often (abstract)",
             f"on {sum(ratio > 1 for ratio in ratios)} of {len(ratios)} patterns; direct takes {span(ratios)} times as "
             f"long; {span(fewer)} times as many products",
             verdict(sum(ratio > 1 for ratio in ratios) > len(ratios) / 2, max(ratios) > 1),
         ),
         Claim(
-            "Without compromising numerical accuracy",
+            "Substitution does not compromise numerical accuracy",
             "qualitative (abstract)",
             f"relative error {errors['star']:.0e} direct, {errors['acyclic']:.0e} by substitution, at most "
             f"{apart:.0f} times",

@@ -190,13 +190,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     ratios, concentration = in_words(looks)
     claims = [
         Claim(
-            "Without batch norm large isolated eigenvalues appear during training; with it they are almost absent",
+            "Without batch norm, large isolated eigenvalues appear in training; with it, they are almost absent",
             "qualitative",
             ratios,
             verdict(plain > 10 and normed < 5, plain > 2 * normed),
         ),
         Claim(
-            "Without batch norm the gradient concentrates in their eigenspace; with it it hardly does",
+            "Without batch norm, the gradient concentrates in their eigenspace; with batch norm, it hardly does",
             "qualitative",
             concentration,
             verdict(min(without) > 0.5 > max(within), min(without) > max(within)),

@@ -172,7 +172,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(far <= PRINTED_AGREES_TO, far <= 1e-4),
         ),
         Claim(
-            "Both kinds converge linearly where the inner step is a contraction",
+            "Iterative and implicit differentiation converge linearly if the inner step is a contraction",
             f"in theory {contraction:.3f} a step here, times at most a polynomial",
             ", ".join(f"{name}: {value:.3f} a step" for name, value in rates.items())
             + f"; after {steps[-1]} steps at most {max(curve[-1] for curve in errors.values()):.0e}",
@@ -185,7 +185,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(best == 1, best > 0.5),
         ),
         Claim(
-            "Iterative against implicit by fixed-point iteration, as many steps",
+            "Iterative differentiation compared with implicit by fixed-point iteration, with equal numbers of steps",
             "not quoted here",
             f"the iterative error is {span(worse, 2)} times the other",
             OURS,

@@ -275,13 +275,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(as_many and determined),
         ),
         Claim(
-            "They are combinations of them with exact rational factors",
+            "Derivatives are combinations of the series' coefficients with exact rational factors",
             "explicit formulas (abstract)",
             f"relative error {max(errors.values()):.0e} at most, in float64",
             verdict(max(errors.values()) < 1e-12, max(errors.values()) < 1e-9),
         ),
         Claim(
-            "A product takes similar or fewer operations than one of multivariate series",
+            "A product takes similar or fewer operations than a product of multivariate series",
             "similar or lower computational counts (abstract)",
             f"{span([*products[2].values()], 2)}, {span([*products[3].values()], 2)} and "
             f"{span([*products[4].values()], 2)} times as many multiplications, orders 2, 3 and 4, n from 1 to "
@@ -289,7 +289,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(agrees and max(ratios) < 1.3, agrees and max(ratios) < 2),
         ),
         Claim(
-            "A tensor takes no more than by recursive forward mode",
+            "A tensor takes no more operations than by recursive forward mode",
             "similar or lower computational counts (abstract)",
             f"nested forward mode takes {by_order} times as long; {span(forward)} over all n",
             verdict(min(forward) > 0.8, sum(each > 1 for each in forward) > len(forward) / 2),
@@ -302,7 +302,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(independent),
         ),
         Claim(
-            "Beside forward mode over a gradient, of one output",
+            "Comparison with forward mode over a gradient, for one output",
             "",
             f"that takes {span(reverse)} times as long as series",
             OURS,

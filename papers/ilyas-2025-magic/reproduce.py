@@ -109,19 +109,19 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     ahead = min(scores[MAGIC][i] - scores[name][i] for i in few for name in WAYS if name != MAGIC)
     claims = [
         Claim(
-            "The predictions are nearly perfect where few images are left out",
+            "The predictions are nearly perfect if few images are left out",
             "qualitative (score near 1 for small parts)",
             f"score {low:.3f} and more with up to 5 % left out; changes are {slope:.2f} times the predicted ones",
             verdict(low > 0.95 and abs(slope - 1) < 0.1, low > 0.8),
         ),
         Claim(
-            "They get worse with the part that is left out",
+            "The predictions get worse with the fraction that is left out",
             "qualitative",
             ", ".join(f"{value:.3f} at {part:.0%}" for part, value in zip(parts, scores[MAGIC], strict=True)),
             verdict(scores[MAGIC][-1] < scores[MAGIC][0] - 0.005, scores[MAGIC][-1] < scores[MAGIC][0]),
         ),
         Claim(
-            "EK-FAC correlates only weakly with what happens",
+            "EK-FAC correlates only weakly with the actual changes",
             "qualitative",
             f"score {weak:.2f} on average with up to 5 % left out, {best[EKFAC]:.2f} at best",
             verdict(best[EKFAC] < 0.5, weak < low - 0.2),

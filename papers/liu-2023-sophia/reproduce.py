@@ -117,13 +117,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             ),
         ),
         Claim(
-            "Both estimators have a lower loss than AdamW after as many steps",
+            "Both estimators have a lower loss than AdamW after the same number of steps",
             "qualitative",
             f"lower by {gains[0]:.3f} (G) and {gains[1]:.3f} (H)",
             verdict(min(gains) > alike, max(gains) > alike),
         ),
         Claim(
-            f"Curvature of part of a batch every {EVERY} steps is a small part of the time",
+            f"Curvature of a part of a batch every {EVERY} steps takes a small part of the time",
             "less than 5 % of the time on average (abstract: negligible)",
             f"{100 * share[SOPHIA_G]:.1f} % (G), {100 * share[SOPHIA_H]:.1f} % (H)",
             verdict(max(share.values()) < 0.06, min(share.values()) < 0.1),

@@ -237,7 +237,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(min(reached) == 1 and min(gap) > 0.03, min(reached) > 0.95 and max(losses) < 0.8),
         ),
         Claim(
-            "More terms of the series come nearer to the exact hypergradient",
+            "More terms of the series approach the exact hypergradient",
             "qualitative",
             "; ".join(
                 f"{name}: cosine {found['cosine'][0]:.3f} with {found['terms'][0]} term, "
@@ -250,7 +250,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             ),
         ),
         Claim(
-            "Memory does not grow with the terms, that of unrolling does with its steps",
+            "Memory does not grow with the terms; memory of unrolling grows with its steps",
             "qualitative",
             f"{paid['steps'][0]} to {paid['steps'][-1]}: {grown['series']:.2f} times, unrolled {grown['unrolled']:.1f}",
             verdict(grown["series"] < 1.2 and grown["unrolled"] > 0.5 * paid["steps"][-1] / paid["steps"][0]),

@@ -249,7 +249,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     ahead = sum(ends[GAUSS_NEWTON][damping] < end for damping, end in ends[HESSIAN].items())
     claims = [
         Claim(
-            "From random weights it reaches a much lower error than gradient methods do",
+            "From random weights, it reaches a much lower error than gradient methods",
             "qualitative (lower than theirs after pre-training, abstract)",
             f"squared error {best[HF]:.2f}; {alike} {best[MOMENTUM]:.2f} by {MOMENTUM}, {best[CG]:.2f} by {CG}",
             verdict(best[HF] < 0.5 * others, best[HF] < others),
@@ -261,7 +261,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(best[MOMENTUM] > 0.5 * mean, best[MOMENTUM] > 2 * best[HF]),
         ),
         Claim(
-            "The preconditioner makes conjugate gradients get further with as many products",
+            "With the preconditioner, conjugate gradients reach a lower loss after the same number of products",
             "qualitative",
             f"cross-entropy {at[PRECONDITIONED]:.2f} with, {at[HF]:.2f} without, by {budget:,} products",
             verdict(at[PRECONDITIONED] < 0.98 * at[HF], at[PRECONDITIONED] < 1.02 * at[HF]),

@@ -111,14 +111,14 @@ def claims_of(products: list[int], errors: dict[str, Any], rates: dict[str, dict
     grows = all(a < b for a, b in itertools.pairwise(gains))
     return [
         Claim(
-            "The error falls as 1/m in the number m of products, or faster; that of Hutchinson's estimator as 1/√m",
+            "The error falls as 1/m in the number m of products, or faster; Hutchinson's error falls as 1/√m",
             "O(1/ε) products against O(1/ε²)",
             f"as m to the {span(new, 2)}, for c of 1 and more; {span(old, 2)} for Hutchinson",
             # The exponents of medians over sixty trials are known to about 0.1.
             verdict(max(new) < -0.85 and all(abs(each + 0.5) < 0.15 for each in old), max(new) < max(old) - 0.2),
         ),
         Claim(
-            "The faster eigenvalues decay, the more it gains",
+            "Hutch++ gains more if eigenvalues decay faster",
             "qualitative",
             f"{products[-1]} products: "
             + ", ".join(f"{each:.2g}" for each in gains)
@@ -126,13 +126,13 @@ def claims_of(products: list[int], errors: dict[str, Any], rates: dict[str, dict
             verdict(grows and gains[-1] > 10, gains[-1] > 3),
         ),
         Claim(
-            "It gains on matrices that are not definite, too: triangles of a graph",
+            "Hutch++ also gains on matrices that are not definite: triangles of a graph",
             "qualitative",
             f"{gain(TRIANGLES):.1f} times less error with {products[-1]} products",
             verdict(gain(TRIANGLES) > 2, gain(TRIANGLES) > 1),
         ),
         Claim(
-            "And on a graph's exponential, whose eigenvalues decay fast",
+            "Hutch++ gains on a graph's exponential, whose eigenvalues decay fast",
             "qualitative",
             f"{gain(ESTRADA):.0e} times less error with {products[-1]} products",
             verdict(gain(ESTRADA) > 10, gain(ESTRADA) > 1),

@@ -146,13 +146,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(exact),
         ),
         Claim(
-            "It is numerically stable; differences of gradients are not",
+            "The product is numerically stable; differences of gradients are not",
             "qualitative",
             f"best of {len(steps)} steps: {best['float64']:.0e} in float64, {best['float32']:.0e} in float32",
             verdict(all(best[dtype] > 30 * worst[dtype] for dtype in DTYPES)),
         ),
         Claim(
-            "It takes about as much computation as a gradient",
+            "The product takes about as much computation as a gradient",
             '"about as much"',
             f"{span(again)} gradients of arithmetic and {span(times_again)} of time where the gradient is recorded "
             f"already; {span(fresh)} and {span(times_fresh)} (fastest route) with that gradient",

@@ -97,7 +97,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     terminal = {count: curve[last] for count, curve in zip(FEW, few.values(), strict=True)}
     claims = [
         Claim(
-            "Memory does not grow with the inner steps, that of unrolling grows linearly",
+            "Memory does not grow with the inner steps; memory of unrolling grows linearly",
             "qualitative",
             f"{steps[last]} steps: implicit {memory['implicit'][last]:.0f} MiB, unrolled "
             f"{memory['unrolled'][last]:.0f} MiB, {growth:.1f} times that of {steps[middle]}",
@@ -113,13 +113,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(max(unrolled[last], implicit[last]) < 1e-5, max(unrolled[last], implicit[last]) < 1e-2),
         ),
         Claim(
-            "After finitely many steps the implicit one is nearer",
+            "After finitely many steps, the implicit meta-gradient is nearer to the limit",
             "qualitative",
             f"nearer by {span(early)} times",
             verdict(min(early) > 1, max(early) > 1),
         ),
         Claim(
-            f"{FEW[0]} steps of conjugate gradients leave an error, with {FEW[1]} it vanishes",
+            f"{FEW[0]} steps of conjugate gradients leave an error, which vanishes with {FEW[1]} steps",
             "qualitative",
             ", ".join(f"{error:.1e} with {count}" for count, error in terminal.items())
             + f" after {steps[last]} inner steps",

@@ -245,32 +245,32 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     end = {way: (curve["error"][-1], curve["seconds"][-1]) for way, curve in runs.items()}
     claims = [
         Claim(
-            "Without bias, the error falls as one over the root of the number of directions",
+            "The estimate is unbiased, and its error falls as one over the root of the number of directions",
             "in theory",
             f"as power {span(rates, 2)} ({', '.join(KINDS)}); {effort.draws} draws are off by {off:.2f} of their error",
             verdict(all(-0.6 < rate < -0.42 for rate in rates) and 0.7 < off < 1.4),
         ),
         Claim(
-            "It is faster than random coordinates by first-order differentiation",
+            "Taylor mode is faster than random coordinates by first-order differentiation",
             "over 1,000 times (abstract; JAX on an A100)",
             f"{span(faster)} times a step, {effort.dimensions[0]} to {top:,} dimensions",
             verdict(max(faster) > 1000, min(faster) > 1.1),
         ),
         Claim(
-            "It takes less memory than that",
+            "Taylor mode takes less memory than first-order differentiation",
             "over 30 times less (abstract)",
             f"{span(lighter)} times less",
             verdict(max(lighter) > 30, min(lighter) > 1.1),
         ),
         Claim(
-            "A step's time does not grow with the dimension as that of the full operator",
+            "The time of a step grows more slowly with the dimension than that of the full operator",
             "qualitative",
             f"as power {growth:.2f} from {effort.dimensions[0]} to {effort.largest:,}, in full {full_growth:.2f}; "
             f"{stde['seconds'][at]:.2f} s against {full['seconds'][-1]:.2f} s at the largest",
             verdict(growth < full_growth - 0.5, growth < full_growth),
         ),
         Claim(
-            "Very many dimensions are within reach of one device",
+            "Very many dimensions are feasible on one device",
             "a million, trained within 8 minutes (A100)",
             f"{top:,}: {stde['seconds'][-1]:.1f} s and {stde['bytes'][-1] / 2**20:,.0f} MiB a step of "
             f"{effort.points} points on one core; in full {full['bytes'][-1] / 2**20:,.0f} MiB at {effort.largest:,}",
@@ -278,14 +278,14 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(False, top >= 100_000),
         ),
         Claim(
-            "Training by the estimate gets as near to the solution as by the full Laplacian",
+            "Training with the estimate is as accurate as with the full Laplacian",
             "qualitative",
             f"{effort.trained} dimensions, {effort.steps:,} steps: relative error {end[STDE][0]:.3f} in "
             f"{end[STDE][1]:.0f} s, in full {end[FULL][0]:.3f} in {end[FULL][1]:.0f} s",
             verdict(end[STDE][0] < 1.25 * end[FULL][0] < 0.5, end[STDE][0] < 0.9 * runs[STDE]["error"][0]),
         ),
         Claim(
-            "How hard that is: what multiples of one minus the squared radius reach by themselves",
+            "Error of multiples of one minus the squared radius, without training",
             "",
             f"relative error {constant:.3f} times a constant, {linear:.3f} times a linear function",
             OURS,

@@ -1,4 +1,4 @@
-"""Physics-informed networks by self-scaled quasi-Newton methods: the error that they reach.
+"""Errors of physics-informed networks trained by self-scaled quasi-Newton methods.
 
 python papers/urban-2025/reproduce.py
 """
@@ -249,7 +249,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(min(from_bfgs) > 2, max(from_bfgs) > 2),
         ),
         Claim(
-            "It is also better than self-scaled BFGS",
+            "Self-scaled Broyden's method is better than self-scaled BFGS",
             "qualitative",
             f"its loss is {span(ss_bfgs)} times smaller than that of ssbfgs",
             verdict(min(ss_bfgs) > 1.1, max(ss_bfgs) > 1.1),

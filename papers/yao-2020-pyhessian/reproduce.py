@@ -151,13 +151,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(max(norm[shallow]) < 1.2, min(norm[shallow]) < 1.2),
         ),
         Claim(
-            "It makes that of deep networks smoother",
+            "Batch norm makes the loss of deep networks smoother",
             "qualitative",
             f"without it, {shown({deep: norm[deep]})}",
             verdict(min(norm[deep]) > 1.2, max(norm[deep]) > 1.2),
         ),
         Claim(
-            "Estimates against the dense Hessian of a small network",
+            "Estimates compared with the dense Hessian of a small network",
             "not in the paper",
             f"trace off by {dense['trace']:.1f} standard errors, largest eigenvalue by {dense['largest']:.0e}",
             OURS,

@@ -104,13 +104,13 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
     gain = 100 * (best[ADAHESSIAN] - best[ADAM])
     claims = [
         Claim(
-            "A residual network has a higher test accuracy than with Adam",
+            "With AdaHessian, a residual network has a higher test accuracy than with Adam",
             "by 1.80 and 1.45 points (ResNet20 and 32 on CIFAR-10)",
             f"{100 * best[ADAHESSIAN]:.1f} % against {100 * best[ADAM]:.1f} %, with the best rates: {gain:+.1f} points",
             verdict(gain > 0.5, gain > -0.5),
         ),
         Claim(
-            "It withstands learning rates several times too large, better than Adam",
+            "AdaHessian tolerates learning rates several times too large, better than Adam",
             "qualitative (abstract: robust towards its hyperparameters)",
             f"{100 * WITHIN:.0f} points are lost beyond {above[ADAHESSIAN]:.0f} times the best rate, Adam's "
             f"{above[ADAM]:.0f} times; rates as good span a factor of {wide[ADAHESSIAN]:.0f}, Adam's {wide[ADAM]:.0f}",
@@ -123,7 +123,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             verdict(1.5 < cost < 2.5, cost < 4),
         ),
         Claim(
-            "With the curvature of every fifth step it costs hardly more, and does as well",
+            "With curvature on every fifth step, it costs hardly more, and is as accurate",
             "qualitative (delayed updates)",
             f"{lazy_cost:.1f} times Adam's, {100 * lazy_accuracy:.1f} % against {100 * best[ADAHESSIAN]:.1f} %",
             verdict(
@@ -131,7 +131,7 @@ def reproduce(quick: bool, progress: bool) -> Reproduction:
             ),
         ),
         Claim(
-            "The least training loss",
+            "Lowest training loss",
             "not quoted here",
             ", ".join(
                 f"{name} {min(sum(e['loss'] for e in found) / len(found) for found in curve.values()):.1e}"

@@ -286,14 +286,14 @@ def test_judge_command_prints_verdict_and_exit_status(tmp_path, monkeypatch, cap
 
 ANSWERS = {
     quiz.constant_slope: "0.",
-    quiz.penalty: "A wrong number, and nothing is said.",
+    quiz.penalty: "A wrong number, without a warning.",
     quiz.doubled_tangent: "It passes.",
     quiz.registered_operator: "0.",
     quiz.size_of_a_mask: "1000 bytes.",
     quiz.cannot_save_its_output: "silu.",
     quiz.gradient_of_a_bias: "Their sum over the rows.",
     quiz.logarithm_of_a_sigmoid: "nan.",
-    quiz.closed_over_weight: "None: to autograd the output does not depend on it.",
+    quiz.closed_over_weight: "None: for autograd, the output does not depend on it.",
     quiz.unmarked: "1.",
     quiz.hooked_tangent: "1.",
     quiz.exported_rule: "0.",
@@ -314,8 +314,8 @@ def test_quiz_prints_its_answers(capsys, monkeypatch):
     monkeypatch.setattr(quiz, "QUESTIONS", quiz.QUESTIONS[4:6])
     quiz.main()
     out = capsys.readouterr().out
-    assert "2. Which one cannot save its output" in out
-    assert "Run, it gives: silu." in out
+    assert "2. Which function cannot save its output" in out
+    assert "The code returns: silu." in out
 
 
 def test_quiz_repeats_invalid_replies(monkeypatch):

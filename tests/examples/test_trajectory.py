@@ -86,5 +86,5 @@ def test_quick_run_prints_and_saves_results(tmp_path: Path, capsys: pytest.Captu
     EXAMPLE["main"](["--quick", "--output", str(figure)])
     text = capsys.readouterr().out
     assert figure.read_bytes().startswith(b"\x89PNG")
-    off = re.findall(r"with that torque: (\S+) off standing, rate (\S+)$", text, re.MULTILINE)[0]
+    off = re.findall(r"with this torque: (\S+) from upright, rate (\S+)$", text, re.MULTILINE)[0]
     assert max(abs(float(each)) for each in off) < 1e-2

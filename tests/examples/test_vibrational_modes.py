@@ -71,6 +71,6 @@ def test_quick_run_prints_and_saves_results(tmp_path: Path, capsys: pytest.Captu
     assert figure.read_bytes().startswith(b"\x89PNG")
     products = {name: int(count) for name, count in re.findall(r"^(star|acyclic|dense) +(\d+) ", text, re.MULTILINE)}
     assert products["acyclic"] <= products["star"] < products["dense"] == 180
-    zero, apart = re.findall(r"six zero modes +(\S+) at most, (\S+) off", text)[0]
+    zero, apart = re.findall(r"six zero modes +(\S+) at most, (\S+) from", text)[0]
     assert float(zero) < 1e-8
     assert float(apart) < 1e-6
