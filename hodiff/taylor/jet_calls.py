@@ -16,7 +16,7 @@ from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet, is_plain_tensor, new_jet, tensor_of
 from hodiff.taylor.jets_in_arguments import call, value_of
-from hodiff.taylor.registry import RULES, Entry, entry_of, functions_named, name_of
+from hodiff.taylor.registry import RULES, Entry, entry_of, name_of
 from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, is_running, must_not_be_met, switch
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
@@ -30,6 +30,7 @@ from hodiff.torch_internals.interception import (
     in_function_modes,
     without_function_modes,
 )
+from hodiff.torch_operators.table import functions_named
 
 # In-place functions that change the shape of a tensor; its views would keep the old shape.
 _OTHER_SHAPES = frozenset({

@@ -13,6 +13,8 @@ from hodiff.taylor.jets_in_arguments import call
 from hodiff.taylor.running import frames
 from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_operators.operator import View
+from hodiff.torch_operators.table import OPERATORS
 
 
 def watched(name: str, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -61,16 +63,8 @@ def shows_memory(name: str, part: Jet, base: Jet, args: Sequence[Any]) -> bool:
     return value.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
-# Functions that move elements and always show the memory of their argument, and all that do.
-MOVING_VIEWS = """
-    view expand permute transpose t adjoint movedim swapaxes squeeze unsqueeze unflatten narrow select diagonal unfold
-    split chunk unbind tensor_split hsplit vsplit dsplit split_with_sizes broadcast_to
-"""
-_VIEWS = frozenset([
-    *MOVING_VIEWS.split(),
-    *("view_as", "expand_as", "real", "imag", "view_as_real", "view_as_complex", "conj"),
-])
-_MAY_COPY = frozenset({"reshape", "reshape_as", "flatten", "ravel"})
+_VIEWS = {each.name for each in OPERATORS if each.view is View.ALWAYS}
+_MAY_COPY = {each.name for each in OPERATORS if each.view is View.IF_CONTIGUOUS}
 # Views of complex numbers whose elements differ from the numbers in memory.
 _TURNING = frozenset({"conj", "real", "imag", "view_as_real", "view_as_complex", "adjoint", "resolve_conj", "alias"})
 
