@@ -30,6 +30,7 @@ from hodiff.torch_internals.interception import (
     in_function_modes,
     without_function_modes,
 )
+from hodiff.torch_operators.operator import IN_PLACE_OPERATORS
 from hodiff.torch_operators.table import functions_named
 
 # In-place functions that change the shape of a tensor; its views would keep the old shape.
@@ -129,7 +130,7 @@ def _writes(name: str) -> bool:
     return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
 
 
-_WRITERS = frozenset({"__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"})
+_WRITERS = IN_PLACE_OPERATORS | {"__setitem__", "__set__"}
 
 
 def _of_an_ended_pass(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

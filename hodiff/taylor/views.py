@@ -13,7 +13,6 @@ from hodiff.taylor.jets_in_arguments import call
 from hodiff.taylor.running import frames
 from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
-from hodiff.torch_operators.operator import View
 from hodiff.torch_operators.table import OPERATORS
 
 
@@ -63,8 +62,8 @@ def shows_memory(name: str, part: Jet, base: Jet, args: Sequence[Any]) -> bool:
     return value.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
-_VIEWS = {each.name for each in OPERATORS if each.view is View.ALWAYS}
-_MAY_COPY = {each.name for each in OPERATORS if each.view is View.IF_CONTIGUOUS}
+_VIEWS = {each.name for each in OPERATORS if each.view}
+_MAY_COPY = frozenset({"reshape", "reshape_as", "flatten", "ravel"})
 # Views of complex numbers whose elements differ from the numbers in memory.
 _TURNING = frozenset({"conj", "real", "imag", "view_as_real", "view_as_complex", "adjoint", "resolve_conj", "alias"})
 

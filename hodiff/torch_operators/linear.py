@@ -1,6 +1,6 @@
 """Operators that are linear, with the parameters in which they are."""
 
-from hodiff.torch_operators.operator import Kind, View, operators
+from hodiff.torch_operators.operator import Kind, operators
 
 _VIEWS = "real imag view_as_real view_as_complex conj"
 _OTHERS = """
@@ -16,6 +16,6 @@ _OTHERS = """
 """
 
 LINEAR = (
-    *operators(Kind.LINEAR, _VIEWS, linear=True, view=View.ALWAYS),
+    *operators(Kind.LINEAR, _VIEWS, linear=True, view=True),
     *operators(Kind.LINEAR, _OTHERS, linear=True),
 )

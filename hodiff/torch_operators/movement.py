@@ -1,15 +1,14 @@
 """Operators that move elements, with parameters in which they are linear."""
 
-from hodiff.torch_operators.operator import Kind, View, operators
+from hodiff.torch_operators.operator import Kind, operators
 
 _VIEWS = """
     view view_as expand expand_as permute transpose t adjoint movedim=moveaxis swapaxes=swapdims
     squeeze unsqueeze unflatten narrow select diagonal unfold split chunk unbind tensor_split hsplit vsplit dsplit
-    split_with_sizes broadcast_to
+    split_with_sizes unsafe_split unsafe_chunk unsafe_split_with_sizes broadcast_to linalg.diagonal alias
 """
-_MAY_COPY = "reshape reshape_as flatten ravel"
 _OTHERS = """
-    getitem=__getitem__ linalg.diagonal alias unsafe_split unsafe_chunk unsafe_split_with_sizes
+    reshape reshape_as flatten ravel getitem=__getitem__
     expand_copy alias_copy view_copy narrow_copy permute_copy transpose_copy t_copy squeeze_copy unsqueeze_copy
     diagonal_copy unfold_copy unbind_copy split_copy split_with_sizes_copy slice_copy select_copy
     flip fliplr flipud roll rot90 diag diag_embed diagflat tril triu atleast_1d(*tensors!) atleast_2d atleast_3d
@@ -30,8 +29,7 @@ _OPERATORS = """
 """
 
 MOVEMENT = (
-    *operators(Kind.MOVES, _VIEWS, linear=True, view=View.ALWAYS),
-    *operators(Kind.MOVES, _MAY_COPY, linear=True, view=View.IF_CONTIGUOUS),
+    *operators(Kind.MOVES, _VIEWS, linear=True, view=True),
     *operators(Kind.MOVES, _OTHERS, linear=True),
     *operators(Kind.MOVES, _OPERATORS),
 )

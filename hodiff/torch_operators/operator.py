@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import Enum, auto
+from functools import cache
 from typing import NamedTuple
 
 
@@ -18,13 +19,6 @@ class Kind(Enum):
     MATRIX = auto()  # on all elements of the matrices in the same place of the batch
     STEP = auto()  # constant between jumps
     OTHER = auto()
-
-
-class View(Enum):
-    """When a result shares the memory of an argument."""
-
-    ALWAYS = auto()
-    IF_CONTIGUOUS = auto()
 
 
 # Aliases that write to their first argument.
@@ -42,7 +36,7 @@ class Operator(NamedTuple):
         parameters: Names of the parameters of a function that is linear in some arguments; a last name with `*` takes
             all further arguments.
         linear_in: Parameters in which it is jointly linear.
-        view: When a result shares the memory of an argument, or None.
+        view: Whether its results always share the memory of an argument.
         smooth: Whether it is a function of one tensor, and numbers, that is smooth or has a kink at 0 or at a bound.
     """
 
@@ -51,7 +45,7 @@ class Operator(NamedTuple):
     kind: Kind = Kind.OTHER
     parameters: tuple[str, ...] = ()
     linear_in: frozenset[str] = frozenset()
-    view: View | None = None
+    view: bool = False
     smooth: bool = False
 
     @property
@@ -65,16 +59,21 @@ class Operator(NamedTuple):
 _ENTRY = re.compile(r"([^\s()]+)(?:\(([^)]*)\))?")
 
 
+@cache
+def _parameters(signature: str) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Read the parameters of a signature, and those in which the operator is linear."""
+    given = signature.replace(",", " ").split()
+    return tuple(each.rstrip("!") for each in given), frozenset(each.strip("*!") for each in given if "!" in each)
+
+
 def operators(
-    kind: Kind, table: str, *, linear: bool = False, view: View | None = None, smooth: bool = False
+    kind: Kind, table: str, *, linear: bool = False, view: bool = False, smooth: bool = False
 ) -> tuple[Operator, ...]:
     """Read a table of operators, `name=alias(parameter!, parameter)`; `!` marks parameters that enter linearly."""
     # Without parameters, a linear operator is linear in its first argument.
+    default = "input!" if linear else ""
     found = []
     for names, signature in _ENTRY.findall(table):
         name, *aliases = names.split("=")
-        given = (signature or ("input!" if linear else "")).replace(",", " ").split()
-        linear_in = frozenset(each.strip("*!") for each in given if each.endswith("!"))
-        parameters = tuple(each.rstrip("!") for each in given)
-        found.append(Operator(name, tuple(aliases), kind, parameters, linear_in, view, smooth))
+        found.append(Operator(name, tuple(aliases), kind, *_parameters(signature or default), view, smooth))
     return tuple(found)

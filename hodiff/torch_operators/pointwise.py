@@ -14,7 +14,7 @@ _SMOOTH = """
     abs=absolute=__abs__ relu clamp=clip clamp_min clamp_max
 """
 _OF_ONE = """
-    frac special.entr polygamma=special.polygamma native_dropout dropout nn.dropout frexp
+    frac special.entr polygamma=special.polygamma mvlgamma=special.multigammaln native_dropout dropout nn.dropout frexp
     selu nn.selu celu nn.celu nn.softsign nn.relu nn.relu6 nn.leaky_relu nn.hardtanh nn.hardsigmoid nn.hardswish
     hardshrink nn.hardshrink nn.softshrink threshold nn.threshold
 """

@@ -7,7 +7,7 @@ STEPS = operators(
     """
     eq ne lt le gt ge isnan isinf isfinite isposinf isneginf isreal isclose allclose equal logical_and logical_or
     logical_not logical_xor argmax argmin argsort nonzero count_nonzero searchsorted bucketize all any signbit isin
-    round floor ceil trunc fix sign floor_divide heaviside histc multinomial bernoulli lexsort
+    round floor ceil trunc fix sign floor_divide heaviside histc multinomial bernoulli
     __floordiv__ __rfloordiv__ __invert__ one_hot nn.one_hot int long short bool byte char detach
     zeros_like ones_like empty_like full_like rand_like randn_like randint_like
     new_zeros new_ones new_empty new_empty_strided new_full zero

@@ -11,15 +11,13 @@ from torch.nn import functional
 
 from hodiff.torch_internals.operators import OpOverloadPacket, built_in_functions
 from hodiff.torch_operators.linear import LINEAR
-from hodiff.torch_operators.matrices import MATRICES
 from hodiff.torch_operators.movement import MOVEMENT
 from hodiff.torch_operators.operator import Kind, Operator
 from hodiff.torch_operators.others import OTHERS
 from hodiff.torch_operators.pointwise import POINTWISE
-from hodiff.torch_operators.reductions import REDUCTIONS
 from hodiff.torch_operators.steps import STEPS
 
-OPERATORS = (*POINTWISE, *MOVEMENT, *LINEAR, *REDUCTIONS, *MATRICES, *STEPS, *OTHERS)
+OPERATORS = (*POINTWISE, *MOVEMENT, *LINEAR, *STEPS, *OTHERS)
 _BY_NAME = {each.name: each for each in OPERATORS}
 # Other names of each operator.
 ALIASES = {each.name: each.aliases for each in OPERATORS if each.aliases}
@@ -40,7 +38,7 @@ def functions_of_kind(kind: Kind) -> Iterator[Operator]:
 
 def short_names(kind: Kind, *, views: bool = True) -> set[str]:
     """Names of the functions and of the operators in `torch.ops.aten` of a kind, perhaps without views."""
-    found = (each for each in OPERATORS if each.kind is kind and (views or each.view is None))
+    found = (each for each in OPERATORS if each.kind is kind and (views or not each.view))
     return {name for each in found for name in each.short_names}
 
 

@@ -65,6 +65,14 @@ FORMS["attention without weights"] = lambda x, layer=FORMS["attention without we
 )[0]
 
 
+@pytest.mark.parametrize("name", ["ravel", "expand_as", "unsafe_chunk", "a diagonal"])
+def test_writes_through_views_inside_vmap(name):
+    """There memory cannot be inspected, and the table of operators tells which results are views."""
+    f = FORMS[f"write through {name}"]
+    inside = torch.func.vmap(lambda x: jet(f, (x,), ([V, 0 * V],)))(Q[None])
+    torch.testing.assert_close([each[0] for each in (inside[0], *inside[1])], [f(Q), *jet(f, (Q,), ([V, 0 * V],))[1]])
+
+
 @pytest.mark.parametrize("name", FORMS)
 def test_form(name):
     f = FORMS[name]
