@@ -21,7 +21,7 @@ _OTHERS = """
     select_scatter(input!, src!) slice_scatter(input!, src!) diagonal_scatter(input!, src!)
 """
 _OPERATORS = """
-    aten.index aten._unsafe_index aten.embedding aten.im2col aten.as_strided_copy aten.as_strided_scatter
+    aten.index aten.unsafe_index aten.embedding aten.im2col aten.as_strided_copy aten.as_strided_scatter
     aten.slice_backward aten.select_backward aten.diagonal_backward
     aten.reflection_pad1d aten.reflection_pad2d aten.reflection_pad3d
     aten.replication_pad1d aten.replication_pad2d aten.replication_pad3d

@@ -30,7 +30,7 @@ class Operator(NamedTuple):
 
     Attributes:
         name: Name such as "relu", "nn.relu" or "linalg.inv". A plain name stands for the functions of torch and of
-            torch.nn.functional, and the method; "aten." precedes operators without a function.
+            torch.nn.functional, and the method. Operators without a function are "aten." and their plain name.
         aliases: Other names of the same function.
         kind: Its kind.
         parameters: Names of the parameters of a function that is linear in some arguments; a last name with `*` takes
@@ -52,8 +52,7 @@ class Operator(NamedTuple):
     def short_names(self) -> Iterator[str]:
         """Yield the names of its functions in Python, which its operators in `torch.ops.aten` have, too."""
         for each in {self.name, *self.aliases} - IN_PLACE_OPERATORS:
-            plain = each.removeprefix("nn.").removeprefix("aten.").replace(".", "_")
-            yield plain if plain.startswith("__") else plain.strip("_")
+            yield each.removeprefix("nn.").removeprefix("aten.").replace(".", "_")
 
 
 _ENTRY = re.compile(r"([^\s()]+)(?:\(([^)]*)\))?")

@@ -30,7 +30,7 @@ _LINEAR = """
 """
 # Parts of functions and of gradients, without torch's tag.
 _OPERATORS = """
-    aten._to_copy aten.lift_fresh_copy aten.conj_physical aten._prelu_kernel aten._prelu_kernel_backward
+    aten.to_copy aten.lift_fresh_copy aten.conj_physical aten.prelu_kernel aten.prelu_kernel_backward
     aten.log_sigmoid_forward aten.log_sigmoid_backward aten.logit_backward aten.softplus_backward aten.elu_backward
     aten.mish_backward aten.hardswish_backward aten.rrelu_with_noise
 """

@@ -14,6 +14,6 @@ STEPS = operators(
     size dim numel nelement ndimension stride storage_offset element_size data_ptr get_device result_type can_cast
     promote_types is_floating_point is_complex is_contiguous is_same_size is_nonzero is_signed is_inference is_conj
     is_neg is_tensor is_storage has_names
-    aten._is_all_true aten._is_any_true
+    aten.is_all_true aten.is_any_true
     """,
 )

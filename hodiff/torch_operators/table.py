@@ -27,7 +27,6 @@ _SPACES: dict[str, Any] = {
     "fft": torch.fft,
     "special": torch.special,
     "nn": functional,
-    "aten": torch.ops.aten,
 }
 
 
