@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from enum import Enum, auto
 from functools import cache
@@ -55,13 +54,10 @@ class Operator(NamedTuple):
             yield each.removeprefix("nn.").removeprefix("aten.").replace(".", "_")
 
 
-_ENTRY = re.compile(r"([^\s()]+)(?:\(([^)]*)\))?")
-
-
 @cache
 def _parameters(signature: str) -> tuple[tuple[str, ...], frozenset[str]]:
     """Read the parameters of a signature, and those in which the operator is linear."""
-    given = signature.replace(",", " ").split()
+    given = signature.split(",") if signature else []
     return tuple(each.rstrip("!") for each in given), frozenset(each.strip("*!") for each in given if "!" in each)
 
 
@@ -72,7 +68,8 @@ def operators(
     # Without parameters, a linear operator is linear in its first argument.
     default = "input!" if linear else ""
     found = []
-    for names, signature in _ENTRY.findall(table):
+    for word in table.replace(", ", ",").split():
+        names, _, signature = word.rstrip(")").partition("(")
         name, *aliases = names.split("=")
         found.append(Operator(name, tuple(aliases), kind, *_parameters(signature or default), view, smooth))
     return tuple(found)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hodiff.torch_internals.operators import OpOverloadPacket, built_in_functions
+from hodiff.torch_internals.operators import built_in_functions
 from hodiff.torch_operators.linear import LINEAR
 from hodiff.torch_operators.movement import MOVEMENT
 from hodiff.torch_operators.operator import Kind, Operator
@@ -46,11 +46,11 @@ def with_aliases(names: str) -> set[str]:
     return {short for each in names.split() for short in _BY_NAME.get(each, Operator(each)).short_names}
 
 
-def functions_named(name: str) -> Iterator[Any]:
-    """Yield torch's functions, methods and operators of a given name."""
+def functions_named(name: str, *, operators: bool = True) -> Iterator[Any]:
+    """Yield torch's functions and methods of a given name, and operators in `torch.ops.aten`."""
     room, _, short = name.rpartition(".")
     spaces = (_SPACES[room],) if room else (torch, built_in_functions, Tensor, functional, torch.ops.aten)
-    for space in spaces:
+    for space in spaces if operators or room else spaces[:-1]:
         found = getattr(space, short, None)
         if callable(found):
             yield found
@@ -60,5 +60,4 @@ def forms_of(name: str) -> list[Any]:
     """Functions and methods of an operator under all of its names, or of its in-place variant, torch's own last."""
     ending = "_" if name.endswith("_") else ""
     names = (name, *(each + ending for each in ALIASES.get(name.removesuffix("_"), ()) if not each.startswith("__")))
-    found = dict.fromkeys(function for each in names for function in functions_named(each))
-    return [function for function in reversed(found) if not isinstance(function, OpOverloadPacket)]
+    return [*reversed(dict.fromkeys(found for each in names for found in functions_named(each, operators=False)))]
