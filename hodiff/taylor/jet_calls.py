@@ -19,7 +19,7 @@ from hodiff.errors import HodiffWarning, InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet, TensorJet, is_plain_tensor, new_jet, tensor_of
 from hodiff.taylor.jets_in_arguments import call, value_of
-from hodiff.taylor.registry import RULES, Entry, entry_of, functions_named, name_of
+from hodiff.taylor.registry import RULES, Entry, entry_of, name_of
 from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, is_running, must_not_be_met, switch
 from hodiff.taylor.series import Frame, filled
 from hodiff.taylor.sparsity import by_slots
@@ -33,6 +33,8 @@ from hodiff.torch_internals.interception import (
     in_function_modes,
     without_function_modes,
 )
+from hodiff.torch_operators.operator import IN_PLACE_OPERATORS
+from hodiff.torch_operators.table import functions_named
 
 # In-place functions that change the shape of a tensor; its views would keep the old shape.
 _OTHER_SHAPES = frozenset({
@@ -131,7 +133,7 @@ def _writes(name: str) -> bool:
     return name in _WRITERS or (name.endswith("_") and not name.endswith("__"))
 
 
-_WRITERS = frozenset({"__setitem__", "__set__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"})
+_WRITERS = IN_PLACE_OPERATORS | {"__setitem__", "__set__"}
 
 
 def _of_an_ended_pass(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hodiff.errors import InputError
 from hodiff.taylor.running import frames
-from hodiff.torch_internals.operators import built_in_functions
+from hodiff.torch_operators.operator import IN_PLACE_OPERATORS
+from hodiff.torch_operators.table import ALIASES, functions_named
 
 # A rule takes the frame, the torch function that was called, and its arguments. Some arguments are jets or contain
 # jets.
@@ -52,77 +52,14 @@ class Entry:
 # Looked up at every call.
 RULES: dict[Any, Entry] = {}
 
-_SPACES: dict[str, Any] = {
-    "linalg": torch.linalg,
-    "fft": torch.fft,
-    "special": torch.special,
-    "nn": functional,
-}
-# Other names of a function; names with double underscores are operators.
-ALIASES = {
-    "abs": "absolute __abs__",
-    "acos": "arccos",
-    "acosh": "arccosh",
-    "add": "__add__ __radd__ __iadd__",
-    "asin": "arcsin",
-    "asinh": "arcsinh",
-    "atan": "arctan",
-    "atan2": "arctan2",
-    "atanh": "arctanh",
-    "cat": "concat concatenate",
-    "clamp": "clip",
-    "digamma": "special.digamma special.psi",
-    "div": "divide true_divide __truediv__ __itruediv__",
-    "rdiv": "__rtruediv__ __rdiv__",
-    "erf": "special.erf",
-    "erfc": "special.erfc",
-    "erfinv": "special.erfinv",
-    "exp2": "special.exp2",
-    "expm1": "special.expm1",
-    "getitem": "__getitem__",
-    "setitem": "__setitem__",
-    "lgamma": "special.gammaln",
-    "log1p": "special.log1p",
-    "logit": "special.logit",
-    "logsumexp": "special.logsumexp",
-    "log_softmax": "special.log_softmax",
-    "matmul": "__matmul__ linalg.matmul",
-    "rmatmul": "__rmatmul__",
-    "maximum": "",
-    "movedim": "moveaxis",
-    "mul": "multiply __mul__ __rmul__ __imul__",
-    "neg": "negative __neg__",
-    "outer": "ger",
-    "polygamma": "special.polygamma",
-    "pos": "positive __pos__",
-    "pow": "__pow__ __ipow__",
-    "rpow": "__rpow__",
-    "rsub": "__rsub__",
-    "sigmoid": "special.expit",
-    "sinc": "special.sinc",
-    "softmax": "special.softmax",
-    "sub": "subtract __sub__ __isub__",
-    "swapaxes": "swapdims",
-    "trapezoid": "trapz",
-    "vstack": "row_stack",
-    "xlogy": "special.xlogy",
-}
-_IN_PLACE_OPERATORS = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ipow__"}
 
-# Names of the rules of elementwise functions, and of functions that move elements.
-POINTWISE: set[str] = set()
-MOVING: set[str] = set()
-
-
-def enter(name: str, rule: Rule, *, analytic: bool = False, among: set[str] | None = None) -> None:
-    """Enter a rule for a torch function, its methods, aliases and in-place variants, among the names of its kind."""
-    if among is not None:
-        among.add(name)
+def enter(name: str, rule: Rule, *, analytic: bool = False) -> None:
+    """Enter a rule for a torch function, its methods, aliases and in-place variants."""
     parameters = _parameters(rule)
-    for each in (name, *ALIASES.get(name, "").split()):
+    for each in (name, *ALIASES.get(name, ())):
         out_of_place = list(functions_named(each))
         for function in out_of_place:
-            plain = functions_named(name) if each in _IN_PLACE_OPERATORS else iter(())
+            plain = functions_named(name) if each in IN_PLACE_OPERATORS else iter(())
             RULES[function] = Entry(name, rule, next(plain, None), _place_of_switch(function), analytic, parameters)
         if not each.endswith("_"):
             for function in functions_named(each + "_"):
@@ -144,19 +81,18 @@ def _place_of_switch(function: Any) -> int | None:
     return names.index("inplace") if "inplace" in names else None
 
 
-def rule(*names: str, analytic: bool = False, among: set[str] | None = None) -> Callable[[Rule], Rule]:
+def rule(*names: str, analytic: bool = False) -> Callable[[Rule], Rule]:
     """Decorator that enters a rule under names, such as "sin", "linalg.inv" or "nn.softplus"."""
 
     def entered(function: Rule) -> Rule:
         for name in names:
-            enter(name, function, analytic=analytic, among=among)
+            enter(name, function, analytic=analytic)
         return function
 
     return entered
 
 
 analytic_rule = partial(rule, analytic=True)
-pointwise_rule = partial(rule, among=POINTWISE)
 
 
 def register(*functions: Callable[..., Any]) -> Callable[[Rule], Rule]:
@@ -219,13 +155,3 @@ def entry_of(function: Any) -> Entry | None:
 def keep_methods() -> None:
     """Index the entries of methods by name, once all rules are entered."""
     _OF_METHODS.update((name, RULES[method]) for name, method in _METHODS if method in RULES)
-
-
-def functions_named(name: str) -> Iterator[Any]:
-    """Yield torch's functions, methods and operators of a given name."""
-    room, _, short = name.rpartition(".")
-    spaces = (_SPACES[room],) if room else (torch, built_in_functions, Tensor, functional, torch.ops.aten)
-    for space in spaces:
-        found = getattr(space, short, None)
-        if callable(found):
-            yield found

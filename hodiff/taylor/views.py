@@ -14,6 +14,7 @@ from hodiff.taylor.running import frames
 from hodiff.taylor.series import Coefficient, Frame, filled
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
 from hodiff.torch_internals.tensors import share_storage
+from hodiff.torch_operators.table import OPERATORS
 
 
 def watched(name: str, result: Any, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,15 +63,7 @@ def shows_memory(name: str, part: Jet, base: Jet, args: Sequence[Any]) -> bool:
     return share_storage(value, whole)
 
 
-# Functions that move elements and always show the memory of their argument, and all that do.
-MOVING_VIEWS = """
-    view expand permute transpose t adjoint movedim swapaxes squeeze unsqueeze unflatten narrow select diagonal unfold
-    split chunk unbind tensor_split hsplit vsplit dsplit split_with_sizes broadcast_to
-"""
-_VIEWS = frozenset([
-    *MOVING_VIEWS.split(),
-    *("view_as", "expand_as", "real", "imag", "view_as_real", "view_as_complex", "conj"),
-])
+_VIEWS = {each.name for each in OPERATORS if each.view}
 _MAY_COPY = frozenset({"reshape", "reshape_as", "flatten", "ravel"})
 # Views of complex numbers whose elements differ from the numbers in memory.
 _TURNING = frozenset({"conj", "real", "imag", "view_as_real", "view_as_complex", "adjoint", "resolve_conj", "alias"})

@@ -11,6 +11,8 @@ from torch.nn import functional
 from hodiff import directional_derivatives
 from hodiff.taylor import jet
 from hodiff.taylor.rules.elementary import ELEMENTARY
+from hodiff.torch_operators.operator import Kind
+from hodiff.torch_operators.table import functions_of_kind
 
 FUNCTIONS = {
     "exp": (torch.exp, mp.exp, (-3.0, 0.4)),
@@ -82,6 +84,7 @@ FUNCTIONS = {
 
 def test_every_elementary_function_is_tested():
     assert set(ELEMENTARY) <= set(FUNCTIONS)
+    assert set(ELEMENTARY) <= {each.name for each in functions_of_kind(Kind.POINTWISE)}
 
 
 def assert_series_are_mpmaths(name, order):

@@ -113,6 +113,8 @@ PROGRAMS = {
     "stack": (lambda x: torch.stack([x[..., 0, :], x[..., 1, :] * x[..., 2, :]], -2).exp(), 2),
     "cat with a constant": (lambda x: torch.cat([x, torch.ones_like(x).detach()], -1).exp(), 1),
     "padded": (lambda x: F.pad(x, (1, 0), value=2.0) ** 3, 1),
+    "copies": (lambda x: torch.transpose_copy(torch.constant_pad_nd(x, (1, 0)), -1, -2).exp(), 1),
+    "zeta": (lambda x: torch.special.zeta(3.0, 1 + x * x), 1),
     "scores": (lambda x: torch.exp(features(x) @ features(x).mT / 3), 6),
     "scores twice": (lambda x: (features(x) @ features(x).mT) @ (features(x) @ features(x).mT), None),
     "softmax": (lambda x: torch.softmax(features(x) @ features(x).mT, -1), None),
@@ -205,6 +207,7 @@ PROGRAMS = {
 ALONE = ("convolution", "three axes", "in place", "nothing")
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_sparse_and_dense_passes_agree(name):

@@ -111,6 +111,7 @@ CASES |= {
         lambda x, y: torch.index_add(x, 0, torch.tensor([1, 1, 0]), y, alpha=2),
         (positive(2, 3), positive(3, 3)),
     ),
+    "bincount": (lambda x, y: torch.bincount(torch.tensor([2, 0, 2]), x * y), (positive(3), positive(3))),
     "scatter": (lambda x, y: torch.scatter(x, 1, torch.tensor([[1], [2]]), y), (positive(2, 3), positive(2, 1))),
     "cat": (lambda a, b: torch.cat((a, b), 1), (positive(2, 1), positive(2, 3))),
 }
@@ -121,6 +122,7 @@ def subsets(count):
     return [tuple(range(count)), *((i,) for i in range(count))]
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.one_in(24)
 @pytest.mark.parametrize(
     ("name", "moving"),

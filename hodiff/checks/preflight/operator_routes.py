@@ -19,7 +19,6 @@ from hodiff.corrections import Corrections, Declined
 from hodiff.corrections.registry import Correction
 from hodiff.graphs import is_once_differentiable, nodes_of
 from hodiff.routes import ROUTES
-from hodiff.taylor.registry import ALIASES
 from hodiff.torch_internals.autograd.graph_nodes import function_of, operator_of
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.custom_operators import (
@@ -30,9 +29,10 @@ from hodiff.torch_internals.custom_operators import (
 )
 from hodiff.torch_internals.interception import without_function_modes
 from hodiff.torch_internals.operators import function_of_operator
+from hodiff.torch_operators.table import ALIASES
 
 # Names of functions in the database that differ from their common names.
-_NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases.split()} | {
+_NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases} | {
     "__rtruediv__": "__rdiv__",
     "__floordiv__": "div.floor_rounding",
     "adjoint": "mH",
@@ -40,9 +40,6 @@ _NAMES = {alias: name for name, aliases in ALIASES.items() for alias in aliases.
     "cpu": "to",
     "cuda": "to",
     "fix": "trunc",
-    "inverse": "linalg.inv",
-    "orgqr": "linalg.householder_product",
-    "special.multigammaln": "mvlgamma",
     "swapaxes": "transpose",
     "swapdims": "transpose",
     "type": "to",

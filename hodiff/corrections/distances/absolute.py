@@ -15,6 +15,7 @@ from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_operators.table import forms_of
 
 _loses_squares = partial(
     register,
@@ -24,7 +25,7 @@ _loses_squares = partial(
 )
 
 
-@_loses_squares(torch.abs, torch.absolute, Tensor.abs, Tensor.absolute, Tensor.__abs__, name="torch.abs")
+@_loses_squares(*forms_of("abs"))
 def _abs(input: Tensor) -> Any:
     if not _is_remembered(input):
         return UNNEEDED
@@ -67,7 +68,7 @@ def _l1_loss(
     return remembered(length.reshape(()), lambda: _square(difference).reshape(()), (difference,), kind="absolute")
 
 
-@_loses_squares(torch.sqrt, Tensor.sqrt, name="torch.sqrt")
+@_loses_squares(*forms_of("sqrt"))
 def _sqrt(input: Tensor) -> Any:
     if not _is_remembered(input):
         return UNNEEDED
@@ -132,7 +133,7 @@ _hypot_loses_digits = partial(
 )
 
 
-@_hypot_loses_digits(torch.hypot, Tensor.hypot, name="torch.hypot")
+@_hypot_loses_digits(*forms_of("hypot"))
 def _hypot(input: Tensor, other: Tensor) -> Any:
     if torch.compiler.is_compiling() or not may_be_differentiated((input, other)):
         return UNNEEDED

@@ -10,47 +10,32 @@ import torch
 from torch import Tensor
 
 from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.torch_operators.operator import Kind
+from hodiff.torch_operators.table import OPERATORS, functions_of_kind, with_aliases
 
-# Functions of one tensor, and numbers, that are smooth wherever they are finite.
-_UNARY = """
-    exp exp2 expm1 log log1p log2 log10 sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh sigmoid erf erfc
-    sqrt rsqrt reciprocal square pow __pow__ float_power sinc softplus silu gelu elu mish logsigmoid tanhshrink lgamma
-    digamma i0 i0e i1 i1e deg2rad rad2deg
-    special_expm1 special_exp2 special_erf special_erfc special_erfcx special_log1p special_sinc special_expit
-    special_i0 special_i0e special_i1 special_i1e special_bessel_j0 special_bessel_j1 special_ndtr
-"""
 # Piecewise linear functions of one tensor, and numbers.
-_STEPS = """
-    relu relu6 leaky_relu hardtanh threshold _threshold hardshrink softshrink hardsigmoid clamp clip clamp_min clamp_max
-    abs __abs__ absolute
-"""
-STEPS = frozenset(_STEPS.split())
-UNARY = frozenset(_UNARY.split()) | STEPS
-# Functions that move elements.
-_STRUCTURAL = """
-    __getitem__ __get__ reshape view flatten unflatten squeeze unsqueeze select narrow clone contiguous expand expand_as
-    broadcast_to transpose permute movedim moveaxis swapaxes swapdims t diagonal diag diag_embed stack cat concat
-    concatenate hstack vstack where gather index_select take flip roll repeat tile masked_select triu tril
-    to float double half bfloat16 type type_as view_as reshape_as ravel unfold rot90 take_along_dim repeat_interleave
-    atleast_1d atleast_2d atleast_3d split chunk unbind tensor_split cpu cuda
-"""
-STRUCTURAL = frozenset(_STRUCTURAL.split())
+STEPS = with_aliases("""
+    relu nn.relu6 nn.leaky_relu nn.hardtanh threshold _threshold hardshrink nn.softshrink nn.hardsigmoid abs
+    clamp clamp_min clamp_max
+""")
+# Functions of one tensor, and numbers, that are smooth wherever they are finite, but for STEPS.
+UNARY = {name for each in OPERATORS if each.smooth for name in each.short_names} | STEPS
+# Functions that move or convert elements, and do not fill with a given value.
+STRUCTURAL = with_aliases("__get__ where clone contiguous to float double half bfloat16 type type_as cpu cuda") | {
+    name for each in functions_of_kind(Kind.MOVES) if "value" not in each.parameters for name in each.short_names
+}
 # Functions that are linear, or select elements; nonlinear functions of a sum of lengths have no derivative at 0.
-_LINEAR = """
-    sum mean nansum nanmean cumsum trace add sub rsub __radd__ __rsub__ __add__ __sub__ subtract
-    mul multiply __mul__ __rmul__ div divide true_divide __truediv__ neg negative __neg__ conj resolve_conj real
-    max min amax amin sort topk median kthvalue quantile nanquantile mode alias positive
-    index_add scatter_add index_put index_copy scatter
-"""
-LINEAR = frozenset(_LINEAR.split())
+LINEAR = with_aliases("""
+    sum mean nansum nanmean cumsum trace add sub rsub mul div neg pos conj resolve_conj real
+    max min amax amin sort topk median kthvalue quantile nanquantile mode index_add scatter_add index_put scatter
+""")
 # Functions in LINEAR that select elements by their size.
-SELECTING = frozenset(("max", "min", "amax", "amin", "sort", "topk", "median", "kthvalue", "quantile", "nanquantile"))
+SELECTING = with_aliases("max min amax amin sort topk median kthvalue quantile nanquantile")
 # Functions that are linear in each of their tensors.
-_MULTILINEAR = """
-    matmul mm bmm mv addmm addmv addbmm baddbmm linear bilinear einsum tensordot inner outer ger dot vdot kron
-    __matmul__ __rmatmul__ conv1d conv2d conv3d chain_matmul linalg_multi_dot
-"""
-MULTILINEAR = frozenset(_MULTILINEAR.split())
+MULTILINEAR = with_aliases("""
+    matmul rmatmul mm bmm mv addmm addmv addbmm baddbmm linear bilinear einsum tensordot inner outer dot vdot kron
+    conv1d conv2d conv3d chain_matmul linalg.multi_dot
+""")
 # Order at which the series of an elementwise function is cut off. Derivatives from two orders above it are NaN.
 _ORDER = 4
 

@@ -18,6 +18,7 @@ from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.autograd.transforms import in_func_vmap
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
+from hodiff.torch_operators.table import forms_of
 
 _not_finite_at_equal_numbers = partial(
     register,
@@ -27,7 +28,7 @@ _not_finite_at_equal_numbers = partial(
 )
 
 
-@_not_finite_at_equal_numbers(torch.std, Tensor.std, name="torch.std")
+@_not_finite_at_equal_numbers(*forms_of("std"))
 def _std(input: Tensor, *arguments: Any, **options: Any) -> Any:
     if not input.is_floating_point() or not may_be_differentiated((input,)):
         return UNNEEDED
@@ -161,7 +162,7 @@ def _matrix_norm(
     return _vector_norm(A, 2, dim, keepdim, dtype=dtype)
 
 
-@_not_finite(torch.dist, Tensor.dist, name="torch.dist")
+@_not_finite(*forms_of("dist"))
 def _dist(input: Tensor, other: Tensor, p: float = 2.0) -> Any:
     return _vector_norm(input - other, p)
 
@@ -192,7 +193,7 @@ def _normalize(input: Tensor, p: float = 2.0, dim: Any = 1, eps: float = 1e-12, 
     return input / length.clamp_min(eps) if isinstance(length, Tensor) else length
 
 
-@_not_finite(torch.renorm, Tensor.renorm, name="torch.renorm")
+@_not_finite(*forms_of("renorm"))
 def _renorm(input: Tensor, p: float | str, dim: int, maxnorm: float) -> Any:
     if input.dim() < 2 or not isinstance(p, (int, float)) or maxnorm < 0:
         return INVALID

@@ -19,6 +19,7 @@ from hodiff.corrections.distances.length_calls import NOTICE, Call, noticed, ref
 from hodiff.corrections.distances.linear import linear
 from hodiff.corrections.distances.squares import Root, even_power, find, remember, root
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms, is_wrapped
+from hodiff.torch_operators.table import with_aliases
 
 
 def of_lengths(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mode: Any) -> Any:
@@ -353,20 +354,21 @@ _WRITES: dict[str, Callable[..., Any]] = {
     },
 }
 _SUM, _DIFFERENCE, _REVERSED = arithmetic.sum_of(1, 1), arithmetic.sum_of(1, -1), arithmetic.sum_of(-1, 1)
-_RULES: dict[str, Callable[[Call], Any]] = {
-    **dict.fromkeys(("square", "pow", "__pow__"), arithmetic.power),
-    **dict.fromkeys(("mul", "multiply", "__mul__", "__rmul__"), arithmetic.product),
-    **dict.fromkeys(("div", "divide", "true_divide", "__truediv__"), arithmetic.quotient),
-    **dict.fromkeys(("__rtruediv__", "__rdiv__"), arithmetic.reversed_quotient),
-    **dict.fromkeys(("add", "__add__", "__radd__"), _SUM),
-    **dict.fromkeys(("sub", "subtract", "__sub__"), _DIFFERENCE),
-    **dict.fromkeys(("rsub", "__rsub__"), _REVERSED),
-    **dict.fromkeys(("neg", "negative", "__neg__"), arithmetic.negative),
+_RULES_BY_OPERATOR: dict[str, Callable[[Call], Any]] = {
+    "square": arithmetic.power,
+    "pow": arithmetic.power,
+    "mul": arithmetic.product,
+    "div": arithmetic.quotient,
+    "rdiv": arithmetic.reversed_quotient,
+    "add": _SUM,
+    "sub": _DIFFERENCE,
+    "rsub": _REVERSED,
+    "neg": arithmetic.negative,
     **dict.fromkeys(("sum", "mean"), _reduced),
-    **dict.fromkeys(("dot", "vdot", "inner", "matmul", "__matmul__"), _inner),
+    **dict.fromkeys(("dot", "vdot", "inner", "matmul"), _inner),
     "linalg_vecdot": _vecdot,
     "einsum": _einsum,
-    "__rpow__": _reversed_power,
+    "rpow": _reversed_power,
     "addcmul": _written_out(lambda a, b, c, value=1: a + value * (b * c)),
     "hypot": _written_out(lambda a, b: torch.sqrt(a * a + b * b)),
     "masked_fill": _masked_fill,
@@ -375,6 +377,7 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "mse_loss": _loss(torch.square),
     "l1_loss": _loss(torch.abs),
 }
+_RULES = {name: rule for operator, rule in _RULES_BY_OPERATOR.items() for name in with_aliases(operator)}
 _IN_PLACE: dict[str, Callable[..., Any]] = {
     **{f"{name}_": getattr(Tensor, name) for name in ("mul", "div", "add", "sub", "neg")},
     **{f"__i{name[2:]}": getattr(Tensor, name) for name in ("__mul__", "__truediv__", "__add__", "__sub__", "__pow__")},

@@ -15,6 +15,7 @@ from hodiff.corrections.registry import register
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.operators import glu, hardsigmoid
+from hodiff.torch_operators.table import forms_of
 
 
 @register(
@@ -45,7 +46,7 @@ _shrinks_nothing = partial(
 
 
 @_shrinks_nothing(F.softshrink)
-@_shrinks_nothing(torch.hardshrink, Tensor.hardshrink, name="torch.nn.functional.hardshrink")
+@_shrinks_nothing(*forms_of("hardshrink"))
 def _shrink(input: Tensor, lambd: float = 0.5) -> Tensor:
     del lambd
     return input.clone()
@@ -119,9 +120,7 @@ def _glu(input: Tensor, dim: int = -1) -> Any:
 
 
 @register(
-    torch.prelu,
-    Tensor.prelu,
-    F.prelu,
+    *forms_of("prelu"),
     routes=ROUTES[1:],
     reason="forward mode has another slope at 0 than reverse mode",
     reference="He et al. (2015), eq. 1",

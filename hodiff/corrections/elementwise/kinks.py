@@ -11,6 +11,7 @@ from torch import Tensor
 from hodiff.corrections.declining import INVALID, UNNEEDED, in_place
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
+from hodiff.torch_operators.table import forms_of
 
 _clamped = partial(
     register,
@@ -21,7 +22,7 @@ _clamped = partial(
 )
 
 
-@_clamped(torch.clamp, torch.clip, Tensor.clamp, Tensor.clip, name="torch.clamp")
+@_clamped(*forms_of("clamp"))
 def _clamp(input: Tensor, min: Any = None, max: Any = None) -> Any:
     bounds = [each for each in (min, max) if each is not None]
     if not any(isinstance(each, Tensor) for each in bounds):
@@ -34,25 +35,23 @@ def _clamp(input: Tensor, min: Any = None, max: Any = None) -> Any:
     return input if max is None else torch.where((input > max) | (max != max), max, input)
 
 
-@_clamped(torch.clamp_min, Tensor.clamp_min, name="torch.clamp_min")
+@_clamped(*forms_of("clamp_min"))
 def _clamp_min(input: Tensor, min: Any) -> Any:
     return _clamp(input, min=min)
 
 
-@_clamped(torch.clamp_max, Tensor.clamp_max, name="torch.clamp_max")
+@_clamped(*forms_of("clamp_max"))
 def _clamp_max(input: Tensor, max: Any) -> Any:
     return _clamp(input, max=max)
 
 
-_clamped(torch.clamp_, torch.clip_, Tensor.clamp_, Tensor.clip_, name="torch.Tensor.clamp_")(in_place(_clamp))
+_clamped(*forms_of("clamp_"), name="torch.Tensor.clamp_")(in_place(_clamp))
 _clamped(torch.clamp_min_, Tensor.clamp_min_)(in_place(_clamp_min))
 _clamped(torch.clamp_max_, Tensor.clamp_max_)(in_place(_clamp_max))
 
 
 @register(
-    torch.fmax,
-    Tensor.fmax,
-    name="torch.fmax",
+    *forms_of("fmax"),
     routes=ROUTES[1:],
     reason="at a tie the first counts in reverse mode, and the second in forward mode",
     reference="at a tie it is the first that counts",
@@ -70,7 +69,7 @@ _copysign_is_wrong = partial(
 )
 
 
-@_copysign_is_wrong(torch.copysign, Tensor.copysign, name="torch.copysign")
+@_copysign_is_wrong(*forms_of("copysign"))
 def _copysign(input: Tensor, other: Any) -> Any:
     if not input.is_floating_point():
         return UNNEEDED

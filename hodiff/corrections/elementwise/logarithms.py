@@ -14,6 +14,7 @@ from hodiff.corrections.values import with_value
 from hodiff.functions.logistic import Logistic
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
+from hodiff.torch_operators.table import forms_of
 
 
 class LogAddExp(ElementwiseFunction):
@@ -69,9 +70,7 @@ def _has_kernel(*inputs: Tensor) -> bool:
 
 
 @register(
-    torch.logaddexp,
-    torch.Tensor.logaddexp,
-    name="torch.logaddexp",
+    *forms_of("logaddexp"),
     routes=("reverse-over-reverse", "reverse-over-forward"),
     reason="not finite where the difference of the terms overflows or both are infinite",
     reference="derivatives by the logistic function",
@@ -84,9 +83,7 @@ def _logaddexp(input: Tensor, other: Tensor) -> Any:
 
 
 @register(
-    torch.logaddexp2,
-    torch.Tensor.logaddexp2,
-    name="torch.logaddexp2",
+    *forms_of("logaddexp2"),
     routes=ROUTES,
     reason="not a number where the smaller term is less than the smallest number, such as 2^-150 in float32",
     reference="derivatives by the logistic function",
@@ -98,9 +95,7 @@ def _logaddexp2(input: Tensor, other: Tensor) -> Any:
 
 
 @register(
-    torch.logcumsumexp,
-    torch.Tensor.logcumsumexp,
-    name="torch.logcumsumexp",
+    *forms_of("logcumsumexp"),
     routes=ROUTES[1:],
     reason="half of the digits are lost, and the third derivative is not finite",
     reference="a scan of logaddexp, W. D. Hillis & G. L. Steele (1986)",

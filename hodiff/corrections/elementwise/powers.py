@@ -27,6 +27,7 @@ from hodiff.rules.any_order import outside_graphs
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.autograd.transforms import in_transform
+from hodiff.torch_operators.table import forms_of
 
 _REASON = "ends that are tensors are constants to reverse mode, and raise in forward mode"
 
@@ -95,7 +96,7 @@ _ldexp_is_wrong = partial(
 )
 
 
-@_ldexp_is_wrong(torch.ldexp, Tensor.ldexp, name="torch.ldexp")
+@_ldexp_is_wrong(*forms_of("ldexp"))
 def _ldexp(input: Tensor, other: Tensor) -> Any:
     if other.is_floating_point() or other.is_complex():
         return UNNEEDED
@@ -170,7 +171,7 @@ _with_tensors = partial(
 
 
 # The mode also uses these rules for the operators ** and **=.
-@_with_tensors(torch.pow, Tensor.pow, name="torch.pow")
+@_with_tensors(*forms_of("pow"))
 def _pow(input: Any, exponent: Any) -> Any:
     if mixes_complex_number(input, exponent):
         return torch.pow(*in_complex_dtype(input, exponent))
@@ -188,7 +189,7 @@ def _rpow(self: Tensor, other: Any) -> Any:
     return _pow(other, self)
 
 
-@_with_tensors(torch.float_power, Tensor.float_power, name="torch.float_power")
+@_with_tensors(*forms_of("float_power"))
 def _float_power(input: Any, exponent: Any) -> Any:
     if not isinstance(exponent, Tensor) or not isinstance(input, Tensor):
         return UNNEEDED

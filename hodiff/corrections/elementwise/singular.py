@@ -30,13 +30,11 @@ from hodiff.functions.logarithms import Logit
 from hodiff.routes import ROUTES
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
+from hodiff.torch_operators.table import forms_of
 
 
 @register(
-    torch.logit,
-    Tensor.logit,
-    torch.special.logit,
-    name="torch.logit",
+    *forms_of("logit"),
     routes=ROUTES,
     reason="with eps the second derivative is 0 / 0 at 0 and 1",
     reference="that of the bounded argument",
@@ -72,7 +70,7 @@ _atan2_is_wrong = partial(
 )
 
 
-@_atan2_is_wrong(torch.atan2, Tensor.atan2, torch.arctan2, Tensor.arctan2, name="torch.atan2")
+@_atan2_is_wrong(*forms_of("atan2"))
 def _atan2(input: Tensor, other: Tensor) -> Any:
     if not may_be_differentiated((input, other)):
         return UNNEEDED
@@ -84,7 +82,7 @@ def _atan2(input: Tensor, other: Tensor) -> Any:
     return with_value(torch.atan2(y / size, x / size).to(value.dtype), value)
 
 
-_atan2_is_wrong(Tensor.atan2_, Tensor.arctan2_, name="torch.Tensor.atan2_")(in_place(_atan2))
+_atan2_is_wrong(*forms_of("atan2_"))(in_place(_atan2))
 
 
 class SincDerivative(ElementwiseFunction):
@@ -142,10 +140,7 @@ def _length(radius: float) -> int:
 
 
 @register(
-    torch.sinc,
-    Tensor.sinc,
-    torch.special.sinc,
-    name="torch.sinc",
+    *forms_of("sinc"),
     routes=ROUTES,
     reason="higher derivatives are 0 / 0 at 0, and lose their digits near it",
     reference="power series at 0, recurrence of the derivatives beyond",

@@ -13,6 +13,7 @@ from hodiff.corrections.declining import UNNEEDED
 from hodiff.corrections.elementwise.tails import LIMIT, loses_tails, range_of, seen
 from hodiff.corrections.values import with_value
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
+from hodiff.torch_operators.table import forms_of
 
 # Sum of the other probabilities below which 1 - p of the largest loses more than a few bits.
 _REST = math.exp(-LIMIT)
@@ -94,8 +95,7 @@ def _functional_softmax(
 
 
 @loses_tails(
-    *(torch.logsumexp, Tensor.logsumexp, torch.special.logsumexp),
-    name="torch.logsumexp",
+    *forms_of("logsumexp"),
     reference="the largest and $\\log(1 + s)$ of the sum s of all other terms",
 )
 def _logsumexp(input: Tensor, dim: Any, keepdim: bool = False) -> Any:

@@ -27,6 +27,7 @@ from hodiff.functions.softmax.reductions import Tanh
 from hodiff.rules.elementwise import ElementwiseFunction
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.autograd.transforms import differentiating_count, disables_gradients_outside
+from hodiff.torch_operators.table import forms_of
 
 loses_tails = partial(
     register, reason="derivatives are made of a value that rounds to its limit, and lose their digits in the tails"
@@ -77,18 +78,14 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 @loses_tails(
-    torch.sigmoid,
-    Tensor.sigmoid,
-    torch.special.expit,
-    F.sigmoid,
-    name="torch.sigmoid",
+    *forms_of("sigmoid"),
     reference="$\\sigma(x) \\sigma(-x)$",
 )
 def _sigmoid(input: Tensor) -> Any:
     return Logistic.call(input) if saturates(input) else UNNEEDED
 
 
-@loses_tails(torch.tanh, Tensor.tanh, F.tanh, name="torch.tanh", reference="$1 / \\cosh^2 x$")
+@loses_tails(*forms_of("tanh"), reference="$1 / \\cosh^2 x$")
 def _tanh(input: Tensor) -> Any:
     return Tanh.call(input) if _exceeds_either_way(input, _COMMON_LIMIT) else UNNEEDED
 
@@ -210,27 +207,22 @@ def _square(x: Tensor) -> Tensor:
 
 _OVERFLOWS = "derivatives are zero where the square of the argument overflows"
 
-loses_tails(torch.expm1, Tensor.expm1, torch.special.expm1, name="torch.expm1", reference="$e^x$")(
-    _elementwise(torch.expm1, torch.exp)
-)
+loses_tails(*forms_of("expm1"), reference="$e^x$")(_elementwise(torch.expm1, torch.exp))
 loses_tails(F.softsign, reference="$1 / (1 + |x|)^2$")(
     _elementwise(F.softsign, lambda x: _square((1 + x.abs()).reciprocal()))
 )
 register(
-    *(torch.asinh, Tensor.asinh, torch.arcsinh, Tensor.arcsinh),
-    name="torch.asinh",
+    *forms_of("asinh"),
     reason=_OVERFLOWS,
     reference="$1 / \\operatorname{hypot}(x, 1)$",
 )(_elementwise(torch.asinh, lambda x: InverseRoot.call(x, 1)))
 register(
-    *(torch.acosh, Tensor.acosh, torch.arccosh, Tensor.arccosh),
-    name="torch.acosh",
+    *forms_of("acosh"),
     reason=_OVERFLOWS,
     reference="$1 / (\\sqrt{x - 1} \\sqrt{x + 1})$",
 )(_elementwise(torch.acosh, lambda x: InverseRoot.call(x, -1)))
 register(
-    *(torch.atan, Tensor.atan, torch.arctan, Tensor.arctan),
-    name="torch.atan",
+    *forms_of("atan"),
     reason=_OVERFLOWS,
     reference="$1 / \\operatorname{hypot}(x, 1)^2$",
 )(_elementwise(torch.atan, lambda x: _square(InverseRoot.call(x, 1))))

@@ -23,6 +23,7 @@ from hodiff.torch_internals.autograd.differentiation import carry_derivatives
 from hodiff.torch_internals.autograd.transforms import in_transform
 from hodiff.torch_internals.autograd.wrapped_tensors import is_batched_by_any
 from hodiff.torch_internals.operators import INDEX_PUT_OPERATORS
+from hodiff.torch_operators.table import forms_of
 
 REASON = "a value that is overwritten at a repeated index gets the gradient of the value that stays"
 REFERENCE = "a gather of the values that stay"
@@ -180,10 +181,10 @@ def _from_part(function: Callable[..., Tensor], *, overwrites: bool = False, in_
     return rule
 
 
-_adding(torch.scatter_add, Tensor.scatter_add, name="torch.scatter_add")(_from_part(torch.scatter_add))
+_adding(*forms_of("scatter_add"))(_from_part(torch.scatter_add))
 _adding(Tensor.scatter_add_)(_from_part(Tensor.scatter_add_))
 _overwriting = partial(register, routes=ROUTES[:3], reason=REASON, reference=REFERENCE)
-_overwriting(torch.scatter, Tensor.scatter, name="torch.scatter")(_from_part(torch.scatter, overwrites=True))
+_overwriting(*forms_of("scatter"))(_from_part(torch.scatter, overwrites=True))
 _overwriting(Tensor.scatter_)(_from_part(Tensor.scatter_, overwrites=True, in_place=True))
 
 
@@ -196,7 +197,7 @@ _by_mask = partial(
 )
 
 
-@_by_mask(torch.masked_scatter, Tensor.masked_scatter, name="torch.masked_scatter")
+@_by_mask(*forms_of("masked_scatter"))
 def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Any:
     if mask.dtype != torch.bool or input.dtype != source.dtype:
         return INVALID

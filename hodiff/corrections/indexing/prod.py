@@ -22,6 +22,7 @@ from hodiff.corrections.values import numbers_of, with_value, with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_operators.table import forms_of
 
 
 def scan_of_products(x: Tensor, segments: Tensor | None = None) -> Tensor:
@@ -125,7 +126,7 @@ _cumulative = partial(
 )
 
 
-@_cumulative(torch.cumprod, torch.Tensor.cumprod, name="torch.cumprod")
+@_cumulative(*forms_of("cumprod"))
 def _cumprod(input: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Any:
     x = input if dtype is None else input.to(dtype)
     if x.dim() == 0 or not may_be_differentiated((x,)):
@@ -149,9 +150,7 @@ _write_products = in_place(_cumprod)
 
 
 @register(
-    torch.prod,
-    Tensor.prod,
-    name="torch.prod",
+    *forms_of("prod"),
     routes=ROUTES,
     reason="divided by small factors it overflows, and two or more zeros have no right third derivative",
     reference="products of halves",

@@ -15,6 +15,7 @@ from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.wrapped_tensors import is_wrapped
+from hodiff.torch_operators.table import forms_of
 
 _SOURCE = "Hillis & Steele, Data parallel algorithms (1986)"
 
@@ -33,7 +34,7 @@ _scattered = partial(
 )
 
 
-@_scattered(torch.scatter_reduce, torch.Tensor.scatter_reduce, name="torch.scatter_reduce")
+@_scattered(*forms_of("scatter_reduce"))
 def _scatter_reduce(
     input: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:
@@ -83,7 +84,7 @@ _indexed = partial(
 )
 
 
-@_indexed(torch.index_reduce, torch.Tensor.index_reduce, name="torch.index_reduce")
+@_indexed(*forms_of("index_reduce"))
 def _index_reduce(
     input: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Any:

@@ -12,6 +12,7 @@ from hodiff.corrections.declining import INVALID, unable
 from hodiff.corrections.registry import register
 from hodiff.routes import ROUTES
 from hodiff.torch_internals.autograd.wrapped_tensors import below_derivatives, is_wrapped
+from hodiff.torch_operators.table import forms_of
 
 
 def _is_by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, **__: Any) -> bool:
@@ -19,9 +20,7 @@ def _is_by_tensor(input: Any, tensor_indices_or_sections: Any = None, *_: Any, *
 
 
 @register(
-    torch.tensor_split,
-    torch.Tensor.tensor_split,
-    name="torch.tensor_split",
+    *forms_of("tensor_split"),
     kind="missing",
     routes=ROUTES,
     reason="indices that are a tensor cannot be read inside a transform",
@@ -56,9 +55,7 @@ for _name, _reason in (
 
 
 @register(
-    torch.as_strided_scatter,
-    torch.Tensor.as_strided_scatter,
-    name="torch.as_strided_scatter",
+    *forms_of("as_strided_scatter"),
     routes=ROUTES,
     reason="the gradient, too, is wrong where all of the input is written over",
     reference="torch.scatter at the places that the strides name",

@@ -17,6 +17,7 @@ from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
+from hodiff.torch_operators.table import forms_of
 
 # Largest matrix size to eliminate. By solves, a determinant's k-th derivative loses 1 / distance to the power k - 1:
 # at the distance below, the third derivative is still good.
@@ -181,9 +182,7 @@ class Determinant(AnyOrderFunction):
 
 # torch 2.15 differentiates this correctly only where the matrix is far from singular.
 @_determinant(
-    torch.det,
-    torch.Tensor.det,
-    torch.linalg.det,
+    *forms_of("linalg.det"),
 )
 def _det(A: Tensor) -> Any:
     if not _is_square(A):
@@ -212,12 +211,12 @@ def _linalg_slogdet(A: Tensor) -> Any:
     return named("linalg_slogdet", _sign_and_logarithm(A)) if _is_square(A) else INVALID
 
 
-@_determinant(torch.slogdet, torch.Tensor.slogdet, name="torch.slogdet", mended="2.15")
+@_determinant(*forms_of("slogdet"), mended="2.15")
 def _slogdet(input: Tensor) -> Any:
     return named("slogdet", _sign_and_logarithm(input)) if _is_square(input) else INVALID
 
 
-@_determinant(torch.logdet, torch.Tensor.logdet, name="torch.logdet", mended="2.15")
+@_determinant(*forms_of("logdet"), mended="2.15")
 def _logdet(input: Tensor) -> Any:
     if not _is_square(input):
         return INVALID

@@ -22,6 +22,7 @@ from hodiff.routes import ROUTES
 from hodiff.rules.any_order import AnyOrderFunction
 from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.autograd.batching import is_legacy_batched
+from hodiff.torch_operators.table import forms_of
 
 
 class MatrixExponential(AnyOrderFunction):
@@ -71,9 +72,7 @@ def _along(matrix: Tensor, direction: Tensor) -> Tensor:
 
 
 @register(
-    torch.matrix_exp,
-    torch.Tensor.matrix_exp,
-    torch.linalg.matrix_exp,
+    *forms_of("linalg.matrix_exp"),
     routes=ROUTES,
     reason="derivatives are not linear: they lose their digits with the size of gradients and tangents",
     reference="N. J. Higham, Functions of matrices (2008), equation 3.16, of a direction of size one",

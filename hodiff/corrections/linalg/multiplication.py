@@ -22,6 +22,7 @@ from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.autograd.differentiation import may_be_differentiated, only_reverse_mode
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 from hodiff.torch_internals.operators import grouped_mm
+from hodiff.torch_operators.table import forms_of
 
 
 @register(
@@ -74,10 +75,7 @@ def _compact(input: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @register(
-    torch.linalg.householder_product,
-    torch.orgqr,
-    torch.Tensor.orgqr,
-    name="torch.linalg.householder_product",
+    *forms_of("linalg.householder_product"),
     routes=FORWARD_INSIDE,
     reason="the forward rule changes in place what a second derivative needs",
     reference=_SOURCE,
@@ -95,9 +93,7 @@ def _householder_product(input: Tensor, tau: Tensor) -> Any:
 
 
 @register(
-    torch.ormqr,
-    torch.Tensor.ormqr,
-    name="torch.ormqr",
+    *forms_of("ormqr"),
     kind="missing",
     routes=ROUTES[1:],
     reason="there is no forward rule",

@@ -16,6 +16,7 @@ from hodiff.corrections.registry import register
 from hodiff.corrections.values import with_value, with_value_of
 from hodiff.routes import FORWARD_INSIDE, ROUTES
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives, may_be_differentiated
+from hodiff.torch_operators.table import forms_of
 
 _solves = partial(
     register,
@@ -79,9 +80,7 @@ def _tensorsolve(A: Tensor, B: Tensor, dims: Sequence[int] | None = None) -> Any
 
 
 @register(
-    torch.triangular_solve,
-    torch.Tensor.triangular_solve,
-    name="torch.triangular_solve",
+    *forms_of("triangular_solve"),
     routes=("forward-over-reverse",),
     reason="the forward rule of the backward pass leaves out a term",
     reference="torch.linalg.solve_triangular",
@@ -97,9 +96,7 @@ def _triangular_solve(
 
 
 @register(
-    torch.cholesky_solve,
-    torch.Tensor.cholesky_solve,
-    name="torch.cholesky_solve",
+    *forms_of("cholesky_solve"),
     routes=ROUTES[1:],
     reason="the forward rule has its factors in the wrong order",
     reference="two triangular solves, by torch.linalg.solve_triangular",
@@ -115,9 +112,7 @@ def _cholesky_solve(input: Tensor, input2: Tensor, upper: bool = False) -> Any:
 
 
 @register(
-    torch.cholesky_inverse,
-    torch.Tensor.cholesky_inverse,
-    name="torch.cholesky_inverse",
+    *forms_of("cholesky_inverse"),
     routes=ROUTES[1:],
     reason="the result enters its own derivative as a constant",
     reference="two triangular factors, by torch.linalg.solve_triangular",

@@ -19,14 +19,13 @@ from hodiff.rules.nesting import nestable_jvp
 from hodiff.torch_internals.autograd.batching import is_legacy_batched
 from hodiff.torch_internals.autograd.differentiation import carry_derivatives, may_be_differentiated
 from hodiff.torch_internals.autograd.wrapped_tensors import below_one, is_wrapped
+from hodiff.torch_operators.table import forms_of
 
 # torch 2.14 removed torch.cholesky.
 if torch.__version__ < "2.14":
 
     @register(
-        torch.cholesky,
-        torch.Tensor.cholesky,
-        name="torch.cholesky",
+        *forms_of("cholesky"),
         kind="missing",
         routes=ROUTES[1:],
         reason="there is no forward rule",

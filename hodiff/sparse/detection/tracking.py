@@ -13,7 +13,7 @@ from hodiff.derivatives.capture.refusals import called_by_library, line_now
 from hodiff.errors import HodiffError, InputError
 from hodiff.sparse.detection.call import RULES, Call, Rule
 from hodiff.sparse.detection.memory_supports import Memory
-from hodiff.sparse.detection.rules import elementwise
+from hodiff.sparse.detection.rules import rule_of
 from hodiff.sparse.detection.supports import Supports, TooManyError, most_entries
 from hodiff.torch_internals.interception import EagerDispatchMode, run_operator
 from hodiff.torch_internals.operators import arguments_of, decomposition_of, plain_name
@@ -29,8 +29,8 @@ _READING = {"local_scalar_dense": "the value (.item(), float(), bool() or an if)
 class Tracking(EagerDispatchMode):
     """Mode in which operators run as usual, while `memory` records the inputs that each tensor depends on.
 
-    An operator is handled as a view, which needs no rule; by its rule; as pointwise, if torch tags it so; or by its
-    decomposition into other operators. All others are assumed to be dense, and are listed in `unknown`.
+    An operator is handled as a view, which needs no rule; by its rule, or the rule of its kind; or by its decomposition
+    into other operators. All others are assumed to be dense, and are listed in `unknown`.
     """
 
     def __init__(self, caller: str, inputs: int, *, at_point: bool) -> None:
@@ -52,9 +52,7 @@ class Tracking(EagerDispatchMode):
         name = plain_name(func)
         if not self.at_point and self._steers(name, func, given):
             raise self._refusal(name)
-        rule: Rule | None = RULES.get(name)
-        if rule is None and torch.Tag.pointwise in func.tags:
-            rule = elementwise.elementwise
+        rule = rule_of(name, func)
         if rule is None and torch.Tag.inplace_view not in func.tags:
             decomposed = self._decomposed(func, args, kwargs)
             if decomposed is not NotImplemented:

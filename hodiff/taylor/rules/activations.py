@@ -12,7 +12,7 @@ from hodiff.errors import RouteError
 from hodiff.functions.activations.gated_derivatives import FLAT
 from hodiff.taylor.elementwise import Derivatives, System
 from hodiff.taylor.jets_in_arguments import moves, value_of
-from hodiff.taylor.registry import name_of, pointwise_rule, rule
+from hodiff.taylor.registry import name_of, rule
 from hodiff.taylor.rules.arithmetic import of_one, with_value
 from hodiff.taylor.rules.elementary import LOGSIGMOID, SOFTPLUS, _normal_density, _sech2, hurwitz_zeta, polygamma
 from hodiff.taylor.series import Frame
@@ -43,7 +43,7 @@ def threshold_backward(frame: Frame, func: Any, vector: Any, x: Any, threshold: 
     return torch.where(value_of(frame, x) <= threshold, 0.0, vector)
 
 
-@pointwise_rule("nn.gelu")
+@rule("nn.gelu")
 def gelu(frame: Frame, func: Any, x: Any, approximate: str = "none") -> Any:
     """Compute GELU from the normal distribution, or from its tanh approximation."""
     if approximate == "none":
@@ -52,19 +52,19 @@ def gelu(frame: Frame, func: Any, x: Any, approximate: str = "none") -> Any:
     return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (near + 0.044715 * near * near * near))
 
 
-@pointwise_rule("nn.silu")
+@rule("nn.silu")
 def silu(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     """Product of x and its sigmoid."""
     return of_one(frame, x, _SILU) if frame.order <= 2 and frame.memory is None else x * torch.sigmoid(x)
 
 
-@pointwise_rule("nn.mish")
+@rule("nn.mish")
 def mish(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     """Product of x and tanh(softplus(x))."""
     return x * torch.tanh(of_one(frame, x, SOFTPLUS))
 
 
-@pointwise_rule("nn.softplus")
+@rule("nn.softplus")
 def softplus(frame: Frame, func: Any, x: Any, beta: float = 1.0, threshold: float = 20.0) -> Any:
     """log(1 + exp(beta x)) / beta, or x above the threshold."""
     if not moves(frame, x):
@@ -79,7 +79,7 @@ def softplus(frame: Frame, func: Any, x: Any, beta: float = 1.0, threshold: floa
     return torch.where(u * beta >= threshold, line, soft)
 
 
-@pointwise_rule("nn.softsign")
+@rule("nn.softsign")
 def softsign(frame: Frame, func: Any, x: Any) -> Any:
     """Quotient x / (1 + |x|); away from 0 derivatives of ±(1 - 1 / (1 + |x|)) avoid cancellation."""
 
@@ -93,13 +93,13 @@ def softsign(frame: Frame, func: Any, x: Any) -> Any:
     return of_one(frame, x, Derivatives(coefficient))
 
 
-@pointwise_rule("nn.tanhshrink")
+@rule("nn.tanhshrink")
 def tanhshrink(frame: Frame, func: Any, x: Any) -> Any:
     """Difference of x and tanh(x)."""
     return of_one(frame, x, _TANHSHRINK)
 
 
-@pointwise_rule("nn.logsigmoid")
+@rule("nn.logsigmoid")
 def logsigmoid(frame: Frame, func: Any, x: Any) -> Any:
     """Logarithm of the sigmoid, by the logistic family's equations."""
     return of_one(frame, x, LOGSIGMOID)
@@ -118,19 +118,19 @@ def _exponential_below(frame: Frame, x: Any, alpha: float, scale: float, rate: f
     return of_one(frame, x, Derivatives(coefficient))
 
 
-@pointwise_rule("nn.elu")
+@rule("nn.elu")
 def elu(frame: Frame, func: Any, x: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
     """Identity above 0, and alpha expm1(x) below."""
     return _exponential_below(frame, x, alpha, 1.0, 1.0)
 
 
-@pointwise_rule("selu", "nn.selu")
+@rule("selu", "nn.selu")
 def selu(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     """ELU with fixed constants."""
     return _exponential_below(frame, x, 1.6732632423543772, 1.0507009873554805, 1.0)
 
 
-@pointwise_rule("celu", "nn.celu")
+@rule("celu", "nn.celu")
 def celu(frame: Frame, func: Any, x: Any, alpha: float = 1.0, inplace: bool = False) -> Any:
     """ELU with a continuous slope."""
     return _exponential_below(frame, x, alpha, 1.0, 1 / alpha)
@@ -143,7 +143,7 @@ def glu(frame: Frame, func: Any, x: Any, dim: int = -1) -> Any:
     return a * torch.sigmoid(b)
 
 
-@pointwise_rule("polygamma")
+@rule("polygamma")
 def polygamma_rule(frame: Frame, func: Any, n: Any, x: Any) -> Any:
     """Derivative n of the digamma function; the tensor method takes x first."""
     n, x = (n, x) if isinstance(n, int) else (x, n)
@@ -172,7 +172,7 @@ def zeta_rule(frame: Frame, func: Any, x: Any, q: Any, *, out: None = None) -> A
     return of_one(frame, q, Derivatives(coefficient))
 
 
-@pointwise_rule("xlogy", "special.xlog1py")
+@rule("xlogy", "special.xlog1py")
 def xlogy(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Product a log b, and 0 where a is a constant 0."""
     log = torch.log1p if "1p" in name_of(func) else torch.log
@@ -183,7 +183,7 @@ def xlogy(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     return with_value(frame, func(x, y), found)
 
 
-@pointwise_rule("atan2")
+@rule("atan2")
 def atan2(frame: Frame, func: Any, y: Any, x: Any, *, out: None = None) -> Any:
     """Arctangent of whichever quotient is at most 1 in size, with torch's value."""
     a, b = value_of(frame, y), value_of(frame, x)
@@ -193,7 +193,7 @@ def atan2(frame: Frame, func: Any, y: Any, x: Any, *, out: None = None) -> Any:
     return with_value(frame, torch.atan2(a, b), torch.atan(above / below))
 
 
-@pointwise_rule("hypot")
+@rule("hypot")
 def hypot(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Compute the length in axes along and across the value, so that no derivatives cancel; a norm at 0."""
     x, y = value_of(frame, a), value_of(frame, b)
@@ -210,25 +210,25 @@ def hypot(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     return torch.where(usual, found, torch.linalg.vector_norm(both, dim=0))
 
 
-@pointwise_rule("lerp")
+@rule("lerp")
 def lerp(frame: Frame, func: Any, a: Any, b: Any, weight: Any, *, out: None = None) -> Any:
     """Interpolation a + weight (b - a)."""
     return a + weight * (b - a)
 
 
-@pointwise_rule("addcmul")
+@rule("addcmul")
 def addcmul(frame: Frame, func: Any, x: Any, a: Any, b: Any, *, value: Any = 1, out: None = None) -> Any:
     """Sum x + value a b."""
     return x + value * (a * b)
 
 
-@pointwise_rule("addcdiv")
+@rule("addcdiv")
 def addcdiv(frame: Frame, func: Any, x: Any, a: Any, b: Any, *, value: Any = 1, out: None = None) -> Any:
     """Sum x + value a / b."""
     return x + value * (a / b)
 
 
-@pointwise_rule("ldexp")
+@rule("ldexp")
 def ldexp(frame: Frame, func: Any, x: Any, exponent: Any, *, out: None = None) -> Any:
     """Product of x and a power of 2."""
     return x * 2.0**exponent

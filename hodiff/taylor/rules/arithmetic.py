@@ -5,7 +5,6 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +13,9 @@ import torch
 from hodiff.taylor.elementwise import Derivatives, Power, System
 from hodiff.taylor.jets import new_jet
 from hodiff.taylor.jets_in_arguments import moves, value_of
-from hodiff.taylor.registry import POINTWISE, enter, pointwise_rule
+from hodiff.taylor.registry import analytic_rule, enter
 from hodiff.taylor.rules.elementary import ELEMENTARY, LOGIT, power
 from hodiff.taylor.series import Coefficient, Frame, plus, product, quotient, times
-
-_rule = partial(pointwise_rule, analytic=True)
 
 
 def series_of(frame: Frame, x: Any, rank: int) -> list[Coefficient]:
@@ -65,7 +62,7 @@ def with_value(frame: Frame, value: Any, x: Any) -> Any:
     return widened(frame, [value, *x.coefficients[1:]])
 
 
-@_rule("add")
+@analytic_rule("add")
 def add(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = None) -> Any:
     """Sum, coefficient by coefficient."""
     u, v = aligned(frame, a, b)
@@ -77,26 +74,26 @@ def add(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = 
     return widened(frame, found)
 
 
-@_rule("sub")
+@analytic_rule("sub")
 def sub(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1, out: None = None) -> Any:
     """Difference a - alpha b."""
     return add(frame, func, a, b, alpha=-alpha)
 
 
-@_rule("rsub")
+@analytic_rule("rsub")
 def rsub(frame: Frame, func: Any, a: Any, b: Any, *, alpha: Any = 1) -> Any:
     """Difference b - alpha a."""
     return add(frame, func, b, a, alpha=-alpha)
 
 
-@_rule("mul")
+@analytic_rule("mul")
 def mul(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Cauchy product."""
     u, v = aligned(frame, a, b)
     return widened(frame, product(frame, u, u if a is b else v))
 
 
-@_rule("div")
+@analytic_rule("div")
 def div(frame: Frame, func: Any, a: Any, b: Any, *, rounding_mode: str | None = None, out: None = None) -> Any:
     """Quotient of two series; a rounded quotient is constant between its jumps."""
     if rounding_mode is not None:
@@ -105,13 +102,13 @@ def div(frame: Frame, func: Any, a: Any, b: Any, *, rounding_mode: str | None = 
     return widened(frame, quotient(frame, u, v))
 
 
-@_rule("rdiv")
+@analytic_rule("rdiv")
 def rdiv(frame: Frame, func: Any, a: Any, b: Any) -> Any:
     """Quotient b / a."""
     return div(frame, func, b, a)
 
 
-@_rule("pow")
+@analytic_rule("pow")
 def pow(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Binomial series for a constant exponent; exp(b log a) if it moves or is a complex number."""
     if not hasattr(b, "ndim") or isinstance(b, np.generic):
@@ -141,7 +138,7 @@ def _moving_power(frame: Frame, a: Any, b: Any) -> Any:
     return with_value(frame, value, found)
 
 
-@_rule("float_power")
+@analytic_rule("float_power")
 def float_power(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Power in double precision."""
     return torch.pow(*(each.double() if hasattr(each, "double") else each for each in (a, b)))
@@ -160,7 +157,7 @@ def _falling(x: Any, exponent: Any, m: int) -> Any:
     return factor * torch.where(factor == 0, 1, torch.pow(x, torch.where(factor == 0, 1, exponent - m)))
 
 
-@_rule("rpow")
+@analytic_rule("rpow")
 def rpow(frame: Frame, func: Any, a: Any, b: Any) -> Any:
     """Power b ** a."""
     return pow(frame, func, b, a)
@@ -179,10 +176,10 @@ def _enter(name: str, function: System | Power | Derivatives) -> None:
     def rule(frame: Frame, func: Any, u: Any, *, out: None = None) -> Any:
         return of_one(frame, u, function)
 
-    enter(name, rule, analytic=name in ANALYTIC, among=POINTWISE)
+    enter(name, rule, analytic=name in ANALYTIC)
 
 
-@_rule("logit")
+@analytic_rule("logit")
 def logit(frame: Frame, func: Any, x: Any, eps: float | None = None, *, out: None = None) -> Any:
     """log(x / (1 - x)), with x clamped to [eps, 1 - eps]."""
     return of_one(frame, x if eps is None else torch.clamp(x, eps, 1 - eps), LOGIT)

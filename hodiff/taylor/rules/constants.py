@@ -12,16 +12,8 @@ from hodiff.taylor.jets_in_arguments import call, value_of
 from hodiff.taylor.registry import analytic_rule, enter
 from hodiff.taylor.series import Frame
 from hodiff.taylor.views import assign, picks
-
-PLAIN = """
-    eq ne lt le gt ge isnan isinf isfinite isposinf isneginf isreal isclose allclose equal logical_and logical_or
-    logical_not logical_xor argmax argmin argsort nonzero count_nonzero searchsorted bucketize all any signbit
-    round floor ceil trunc fix floor_divide heaviside size dim numel nelement ndimension stride is_floating_point
-    is_complex is_contiguous element_size is_same_size result_type can_cast promote_types storage_offset
-    rand_like randn_like randint_like ones_like get_device is_nonzero has_names is_signed multinomial bernoulli
-    histc bincount int long short bool byte char is_inference is_conj is_neg detach
-    __floordiv__ __rfloordiv__ __invert__ is_tensor is_storage one_hot nn.one_hot isin lexsort data_ptr
-"""
+from hodiff.torch_operators.operator import Kind
+from hodiff.torch_operators.table import functions_of_kind
 
 
 def plain(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -29,14 +21,14 @@ def plain(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
     return call(func, value_of(frame, args), value_of(frame, kwargs))
 
 
-for _name in PLAIN.split():
-    enter(_name, plain, analytic=True)
+for _step in functions_of_kind(Kind.STEP):
+    enter(_step.name, plain, analytic=True)
 # The sign of a complex number is not constant between jumps.
 for _name in ("sign", "sgn"):
     enter(_name, plain)
 
 
-@analytic_rule("zeros_like", "empty_like", "new_zeros", "new_empty", "new_full", "new_ones")
+@analytic_rule("zeros_like", "empty_like", "new_zeros", "new_empty", "new_empty_strided", "new_full", "new_ones")
 def made_like(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
     """Create a constant as a jet, so that jets can be written to it."""
     return new_jet(frame, [plain(frame, func, *args, **kwargs), *[None] * frame.order])

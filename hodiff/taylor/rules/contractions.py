@@ -18,7 +18,7 @@ from hodiff.taylor.registry import analytic_rule, enter, name_of, rule
 from hodiff.taylor.series import Coefficient, Frame, plus
 
 
-@rule("matrix_power", "linalg.matrix_power", analytic=True)
+@rule("linalg.matrix_power", analytic=True)
 def matrix_power(frame: Frame, func: Any, A: Any, n: int, *, out: None = None) -> Any:
     """Matrix power by repeated squaring."""
     if n == 0:

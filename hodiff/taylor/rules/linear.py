@@ -12,9 +12,10 @@ from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.jets_in_arguments import along_directions, call, moves, part_of, value_of
-from hodiff.taylor.registry import MOVING, POINTWISE, Rule, analytic_rule, enter, rule
+from hodiff.taylor.registry import Rule, analytic_rule, enter, rule
 from hodiff.taylor.series import Frame
-from hodiff.taylor.views import MOVING_VIEWS
+from hodiff.torch_operators.operator import Operator
+from hodiff.torch_operators.table import OPERATORS
 
 
 @rule("as_strided")
@@ -27,76 +28,21 @@ def as_strided(frame: Frame, func: Any, x: Any, size: Any, stride: Any, storage_
     return torch.take(x, places)
 
 
-# Functions and their parameters in order. `!` marks parameters in which a function is jointly linear; without a list,
-# this is `input!`. A last parameter with `*` takes all further arguments. Constants in linear parameters affect only
-# the value.
-_ELEMENTWISE = "pos neg clone contiguous to float double half bfloat16 type type_as"
-_MOVING = f"""
-    {MOVING_VIEWS} reshape flatten getitem ravel
-    unsafe_split unsafe_chunk unsafe_split_with_sizes linalg.diagonal diagonal_copy alias
-    flip fliplr flipud roll rot90 diag diag_embed diagflat tril triu
-    index_select gather take take_along_dim masked_select repeat tile repeat_interleave atleast_1d atleast_2d atleast_3d
-    nn.pixel_shuffle nn.pixel_unshuffle nn.unfold nn.channel_shuffle
-"""
-_LINEAR = """
-    real imag view_as_real view_as_complex conj resolve_conj cpu sum mean cumsum trace
-    cfloat cdouble chalf to_dense sum_to_size
-    fft.fft fft.ifft fft.rfft fft.irfft fft.hfft fft.ihfft fft.fft2 fft.ifft2 fft.rfft2 fft.irfft2 fft.fftn fft.ifftn
-    fft.rfftn fft.irfftn fft.fftshift fft.ifftshift
-    nn.avg_pool1d nn.avg_pool2d nn.avg_pool3d nn.adaptive_avg_pool1d nn.adaptive_avg_pool2d nn.adaptive_avg_pool3d
-    nn.fold nn.interpolate nn.upsample resolve_neg nn.affine_grid gradient
-    expand_copy alias_copy view_copy narrow_copy permute_copy transpose_copy t_copy squeeze_copy unsqueeze_copy
-    unfold_copy unbind_copy split_copy split_with_sizes_copy slice_copy select_copy
-"""
-_JOINTLY_ELEMENTWISE = """
-    where condition input! other!
-    masked_fill input! mask value!
-"""
-_JOINTLY_MOVING = """
-    cat tensors!
-    stack tensors!
-    hstack tensors!
-    vstack tensors!
-    dstack tensors!
-    column_stack tensors!
-    nn.pad input! pad mode value!
-    masked_scatter input! mask source!
-    index_copy input! dim index source!
-    index_fill input! dim index value!
-    select_scatter input! src!
-    slice_scatter input! src!
-    diagonal_scatter input! src!
-    block_diag tensors!*
-    broadcast_tensors tensors!*
-    atleast_1d tensors!*
-    meshgrid tensors!*
-"""
-_JOINTLY_LINEAR = """
-    diff input! n dim prepend! append!
-    constant_pad_nd input! pad value!
-    index_add input! dim index source!
-    index_put input! indices values!
-    scatter input! dim index src!
-    scatter_add input! dim index src!
-"""
-
-
 # torch.func.vmap refuses or exchanges tensors without dimensions in these functions.
 _OF_NUMBERS = (torch.flip, Tensor.flip, torch.roll, Tensor.roll)
 
 
-def linear_rule(parameters: Sequence[str]) -> Rule:
-    """Create the rule of a function from its parameters."""
-    names = [each.rstrip("!*").rstrip("!") for each in parameters]
-    linear = {name for name, each in zip(names, parameters, strict=True) if "!" in each}
+def linear_rule(operator: Operator) -> Rule:
+    """Create the rule of a function that is jointly linear in some parameters, if the others do not move."""
+    # Constants in linear parameters affect only the value.
+    linear, names = operator.linear_in, [each.lstrip("*") for each in operator.parameters]
+    beyond = names[-1] if operator.parameters[-1].startswith("*") else ""
 
     def part(name: str) -> bool:
         return name in linear
 
     def name_of(position: int) -> str:
-        if position < len(names):
-            return names[position]
-        return names[-1] if parameters[-1].endswith("*") else ""
+        return names[position] if position < len(names) else beyond
 
     def rule(frame: Frame, func: Any, *args: Any, **kwargs: Any) -> Any:
         if any(isinstance(a, torch.dtype) for a in args) and getattr(func, "__name__", "") == "view":
@@ -148,16 +94,9 @@ def assembled(frame: Frame, parts: Sequence[Any]) -> Any:
     return new_jet(frame, [each if each is None or each.dtype == dtype else each.to(dtype) for each in parts])
 
 
-for _of_one, _of_several, _kind in (
-    (_ELEMENTWISE, _JOINTLY_ELEMENTWISE, POINTWISE),
-    (_MOVING, _JOINTLY_MOVING, MOVING),
-    (_LINEAR, _JOINTLY_LINEAR, None),
-):
-    for _name in _of_one.split():
-        enter(_name, linear_rule(["input!"]), analytic=True, among=_kind)
-    for _row in _of_several.strip().splitlines():
-        _name, *_parameters = _row.split()
-        enter(_name, linear_rule(_parameters), analytic=True, among=_kind)
+for _operator in OPERATORS:
+    if _operator.linear_in:
+        enter(_operator.name, linear_rule(_operator), analytic=True)
 
 
 @analytic_rule("conj_physical")
@@ -166,19 +105,19 @@ def conj_physical(frame: Frame, func: Any, x: Any, *, out: None = None) -> Any:
     return torch.resolve_conj(torch.conj(x))
 
 
-@rule("expand_as", analytic=True, among=MOVING)
+@rule("expand_as", analytic=True)
 def expand_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
     """Expand to the shape of `other`."""
     return x.expand(other.shape)
 
 
-@rule("view_as", analytic=True, among=MOVING)
+@rule("view_as", analytic=True)
 def view_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
     """View in the shape of `other`."""
     return x.view(other.shape)
 
 
-@rule("reshape_as", analytic=True, among=MOVING)
+@rule("reshape_as", analytic=True)
 def reshape_as(frame: Frame, func: Any, x: Any, other: Any) -> Any:
     """Reshape to the shape of `other`."""
     return x.reshape(other.shape)

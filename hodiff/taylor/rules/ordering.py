@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from hodiff.taylor.jets import new_jet
 from hodiff.taylor.jets_in_arguments import Batched, along_directions, call, value_of
-from hodiff.taylor.registry import name_of, pointwise_rule, rule
+from hodiff.taylor.registry import name_of, rule
 from hodiff.taylor.rules.arithmetic import aligned, widened
 from hodiff.taylor.series import Frame, plus, times
 
@@ -33,14 +33,14 @@ def _extreme(frame: Frame, func: Any, a: Any, b: Any, sign: int) -> Any:
 _FIRST = 0.5 if torch.__version__ >= "2.14" else 1.0
 
 
-@pointwise_rule("fmax")
+@rule("fmax")
 def fmax(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Maximum that ignores NaN; weights at ties depend on torch's version."""
     x, y = value_of(frame, a), value_of(frame, b)
     return _of_numbers(frame, torch.fmax(x, y), x > y, a, b)
 
 
-@pointwise_rule("fmin")
+@rule("fmin")
 def fmin(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Minimum that ignores NaN; weights at ties depend on torch's version."""
     x, y = value_of(frame, a), value_of(frame, b)
@@ -53,13 +53,13 @@ def _of_numbers(frame: Frame, value: Any, is_first: Any, a: Any, b: Any) -> Any:
     return chosen(frame, value, weight, a, b)
 
 
-@pointwise_rule("maximum")
+@rule("maximum")
 def maximum(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Maximum; ties take half of each derivative."""
     return _extreme(frame, func, a, b, 1)
 
 
-@pointwise_rule("minimum")
+@rule("minimum")
 def minimum(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Minimum; ties take half of each derivative."""
     return _extreme(frame, func, a, b, -1)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from hodiff.taylor.elementwise import Derivatives
 from hodiff.taylor.jets import new_jet
 from hodiff.taylor.jets_in_arguments import moves, value_of
-from hodiff.taylor.registry import name_of, pointwise_rule, rule
+from hodiff.taylor.registry import name_of, rule
 from hodiff.taylor.rules.arithmetic import aligned, of_one, series_of, widened
 from hodiff.taylor.series import Frame, times
 
@@ -21,7 +21,7 @@ def _slope(frame: Frame, u: Any, value: Any, slope: Any) -> Any:
     return widened(frame, lines.series(frame, series_of(frame, u, value.ndim)))
 
 
-@pointwise_rule("clamp")
+@rule("clamp")
 def clamp(frame: Frame, func: Any, x: Any, min: Any = None, max: Any = None, *, out: None = None) -> Any:
     """Clamp with slope 1 between the bounds, including them; moving bounds replace x outside."""
     if moves(frame, min) or moves(frame, max):
@@ -34,19 +34,19 @@ def clamp(frame: Frame, func: Any, x: Any, min: Any = None, max: Any = None, *, 
     return _slope(frame, x, torch.clamp(u, min, max), inside.to(u.dtype))
 
 
-@pointwise_rule("clamp_min")
+@rule("clamp_min")
 def clamp_min(frame: Frame, func: Any, x: Any, min: Any, *, out: None = None) -> Any:
     """Clamp to a lower bound."""
     return torch.clamp(x, min=min)
 
 
-@pointwise_rule("clamp_max")
+@rule("clamp_max")
 def clamp_max(frame: Frame, func: Any, x: Any, max: Any, *, out: None = None) -> Any:
     """Clamp to an upper bound."""
     return torch.clamp(x, max=max)
 
 
-@pointwise_rule("nn.hardtanh")
+@rule("nn.hardtanh")
 def hardtanh(
     frame: Frame, func: Any, x: Any, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
 ) -> Any:
@@ -55,19 +55,19 @@ def hardtanh(
     return _slope(frame, x, functional.hardtanh(u, min_val, max_val), ((u > min_val) & (u < max_val)).to(u.dtype))
 
 
-@pointwise_rule("nn.relu6")
+@rule("nn.relu6")
 def relu6(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     """Hardtanh from 0 to 6."""
     return functional.hardtanh(x, 0.0, 6.0)
 
 
-@pointwise_rule("nn.relu")
+@rule("nn.relu")
 def relu(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     """Positive part, by torch.relu."""
     return torch.relu(x)
 
 
-@pointwise_rule("nn.leaky_relu")
+@rule("nn.leaky_relu")
 def leaky_relu(frame: Frame, func: Any, x: Any, negative_slope: float = 0.01, inplace: bool = False) -> Any:
     """Piecewise linear function with two slopes."""
     u = x.value
@@ -84,34 +84,34 @@ def prelu(frame: Frame, func: Any, x: Any, weight: Any) -> Any:
     return torch.where(value_of(frame, x) > 0, x, slope * x)
 
 
-@pointwise_rule("nn.threshold", "threshold")
+@rule("nn.threshold", "threshold")
 def threshold(frame: Frame, func: Any, x: Any, threshold: float, value: float, inplace: bool = False) -> Any:
     """Keep x above the threshold; a constant below."""
     return torch.where(x.value > threshold, x, torch.full((), value, dtype=x.value.dtype, device=x.value.device))
 
 
-@pointwise_rule("nn.hardshrink", "hardshrink")
+@rule("nn.hardshrink", "hardshrink")
 def hardshrink(frame: Frame, func: Any, x: Any, lambd: float = 0.5) -> Any:
     """Keep x outside of [-lambd, lambd]; 0 inside."""
     u = x.value
     return _slope(frame, x, functional.hardshrink(u, lambd), ((u > lambd) | (u < -lambd)).to(u.dtype))
 
 
-@pointwise_rule("nn.softshrink")
+@rule("nn.softshrink")
 def softshrink(frame: Frame, func: Any, x: Any, lambd: float = 0.5) -> Any:
     """Shrink x towards 0 by lambd: slope 1 outside of [-lambd, lambd], and 0 inside."""
     u = x.value
     return _slope(frame, x, functional.softshrink(u, lambd), ((u > lambd) | (u < -lambd)).to(u.dtype))
 
 
-@pointwise_rule("nn.hardsigmoid")
+@rule("nn.hardsigmoid")
 def hardsigmoid(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     """Piecewise linear sigmoid, with slope 1/6 strictly inside of [-3, 3]."""
     u = x.value
     return _slope(frame, x, functional.hardsigmoid(u), ((u > -3) & (u < 3)).to(u.dtype) / 6)
 
 
-@pointwise_rule("nn.hardswish")
+@rule("nn.hardswish")
 def hardswish(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     """Parabola from -3 to 3, 0 below and x above."""
 
@@ -124,7 +124,7 @@ def hardswish(frame: Frame, func: Any, x: Any, inplace: bool = False) -> Any:
     return of_one(frame, x, Derivatives(coefficient))
 
 
-@pointwise_rule("remainder", "fmod")
+@rule("remainder", "fmod")
 def remainder(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Difference of a and a multiple of b, which is constant between jumps."""
     x, y = value_of(frame, a), value_of(frame, b)
@@ -134,7 +134,7 @@ def remainder(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> A
     return new_jet(frame, [func(x, y), *found.coefficients[1:]])
 
 
-@pointwise_rule("copysign")
+@rule("copysign")
 def copysign(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Magnitude of a with the sign of b, which is constant."""
     value = torch.copysign(value_of(frame, a), value_of(frame, b))

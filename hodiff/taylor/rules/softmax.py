@@ -11,7 +11,7 @@ from hodiff.corrections.elementwise.tails import LIMIT
 from hodiff.corrections.values import numbers_of
 from hodiff.taylor.jets import new_jet
 from hodiff.taylor.jets_in_arguments import value_of
-from hodiff.taylor.registry import pointwise_rule, rule
+from hodiff.taylor.registry import rule
 from hodiff.taylor.series import Frame
 
 
@@ -60,7 +60,7 @@ def logsumexp(frame: Frame, func: Any, input: Any, dim: Any, keepdim: bool = Fal
     return found if keepdim else found.squeeze(dim)
 
 
-@pointwise_rule("logaddexp")
+@rule("logaddexp")
 def logaddexp(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Larger argument, plus the softplus of the smaller minus the larger."""
     x, y = value_of(frame, a), value_of(frame, b)
@@ -72,7 +72,7 @@ def logaddexp(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> A
     return torch.where(first, a, b) - functional.logsigmoid(-moved)
 
 
-@pointwise_rule("logaddexp2")
+@rule("logaddexp2")
 def logaddexp2(frame: Frame, func: Any, a: Any, b: Any, *, out: None = None) -> Any:
     """Logarithm of a sum of powers, to the base 2."""
     two = torch.log(torch.full((), 2.0, dtype=value_of(frame, a).dtype, device=value_of(frame, a).device))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from hodiff.taylor.jets import Jet
-from hodiff.taylor.registry import MOVING, POINTWISE, Entry
+from hodiff.taylor.registry import Entry
 from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity.contractions import matmul, slogdet
 from hodiff.taylor.sparsity.moving import moving
@@ -14,6 +14,8 @@ from hodiff.taylor.sparsity.pointwise import added, multiplied, pointwise
 from hodiff.taylor.sparsity.quotients import quotient
 from hodiff.taylor.sparsity.reductions import cumulative, linear, total
 from hodiff.taylor.sparsity.slots import Call
+from hodiff.torch_operators.operator import Kind
+from hodiff.torch_operators.table import functions_of_kind
 
 
 def divided(call: Call) -> Any:
@@ -25,6 +27,8 @@ def divided(call: Call) -> Any:
 # Other rules call functions of jets, which are dispatched here in turn. Rules that read coefficients get all
 # directions.
 HANDLERS: dict[str, Callable[[Call], Any]] = {
+    **{each.name: pointwise for each in functions_of_kind(Kind.POINTWISE)},
+    **{each.name: moving for each in functions_of_kind(Kind.MOVES)},
     "add": added,
     "mul": multiplied,
     "div": divided,
@@ -32,20 +36,16 @@ HANDLERS: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(("matmul", "rmatmul", "mm", "bmm"), matmul),
     "nn.linear": linear,
     "cumsum": cumulative,
-    **dict.fromkeys(("slogdet", "linalg.slogdet"), slogdet),
+    "linalg.slogdet": slogdet,
 }
 
 
 def by_slots(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call a function on jets in slots; NotImplemented if its rule takes the jets as they are."""
-    handler = HANDLERS.get(entry.name) or _handler_of_kind(entry.name)
+    handler = HANDLERS.get(entry.name)
     if handler is None or not (_in_slots(args) or _in_slots(kwargs.values())):
         return NotImplemented
     return handler(Call(frame, entry, func, args, kwargs))
-
-
-def _handler_of_kind(name: str) -> Callable[[Call], Any] | None:
-    return pointwise if name in POINTWISE else moving if name in MOVING else None
 
 
 def _in_slots(tree: Iterable[Any]) -> bool:

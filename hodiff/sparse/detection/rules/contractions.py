@@ -129,37 +129,10 @@ def cdist_backward(call: Call) -> list[Supports | None]:
     return [(united | call.supports(call["x1"]).over((-1,), keepdim=True)).broadcast(call.outputs[0].shape)]
 
 
-# Functions of whole matrices: every element of a result depends on all of the matrices of its batch.
-_OF_MATRICES = (
-    "linalg_det",
-    "linalg_eigh",
-    "linalg_slogdet",
-    "linalg_solve_ex",
-    "linalg_svd",
-    "cholesky",
-    "cholesky_inverse",
-    "cholesky_solve",
-    "geqrf",
-    "linalg_cholesky_ex",
-    "linalg_eig",
-    "linalg_eigvals",
-    "linalg_inv_ex",
-    "linalg_ldl_factor_ex",
-    "linalg_lu",
-    "linalg_lu_factor_ex",
-    "linalg_lu_solve",
-    "linalg_matrix_exp",
-    "linalg_pinv",
-    "linalg_qr",
-    "linalg_solve_triangular",
-    "lu_unpack",
-    "triangular_solve",
-)
 # Linear systems: a column of the solution depends on all of the matrix, and on its own right-hand side.
 _RIGHT_SIDES = {"linalg_solve_triangular": "B", "triangular_solve": "self", "cholesky_solve": "self"}
 
 
-@rule(*_OF_MATRICES)
 def of_matrices(call: Call) -> list[Supports | None]:
     """Union of all elements of the matrices, batch by batch."""
     # A determinant has only the dimensions of the batch; a vector of eigenvalues has one more.

@@ -14,38 +14,6 @@ from hodiff.sparse.detection.call import Call, numbers_of, rule
 from hodiff.sparse.detection.memory_supports import has_derivatives
 from hodiff.sparse.detection.supports import Supports
 
-# Operators that torch does not tag as pointwise, because they draw numbers, return several results or are parts of
-# gradients.
-_UNTAGGED = (
-    "conj_physical",
-    "prelu_kernel",
-    "prelu_kernel_backward",
-    "to_copy",
-    "complex",
-    "copysign",
-    "elu_backward",
-    "frexp",
-    "hardswish_backward",
-    "lift_fresh_copy",
-    "log_sigmoid_backward",
-    "log_sigmoid_forward",
-    "logit_backward",
-    "mish_backward",
-    "native_dropout",
-    "nextafter",
-    "polar",
-    "rrelu_with_noise",
-    "softplus_backward",
-    "special_xlog1py",
-    "special_zeta",
-    # Building blocks of decompositions.
-    "prims::add",
-    "prims::convert_element_type",
-    "prims::div",
-    "prims::mul",
-    "prims::sub",
-)
-
 # Gradients of piecewise linear functions: the argument only selects the piece.
 _OF_PIECES = (
     "hardshrink_backward",
@@ -58,34 +26,6 @@ _OF_PIECES = (
     "threshold_backward",
 )
 
-# Operators that are constant between jumps.
-_STEPS = (
-    "ceil",
-    "empty_like",
-    "floor",
-    "floor_divide",
-    "full_like",
-    "heaviside",
-    "is_all_true",
-    "is_any_true",
-    "new_empty",
-    "new_empty_strided",
-    "new_full",
-    "new_ones",
-    "new_zeros",
-    "ones_like",
-    "rand_like",
-    "randint_like",
-    "randn_like",
-    "round",
-    "searchsorted",
-    "sign",
-    "trunc",
-    "zero",
-    "zeros_like",
-    "bernoulli",
-)
-
 
 def united(call: Call, arguments: Iterable[Any]) -> list[Supports | None]:
     """Union of the arguments at each element, for every output."""
@@ -93,7 +33,8 @@ def united(call: Call, arguments: Iterable[Any]) -> list[Supports | None]:
     return [union.broadcast(each.shape) for each in call.outputs]
 
 
-@rule(*_UNTAGGED)
+# Building blocks of decompositions.
+@rule("prims::add", "prims::convert_element_type", "prims::div", "prims::mul", "prims::sub")
 def elementwise(call: Call) -> list[Supports | None]:
     """Union of all operands."""
     own = [x for name, x in call.arguments.items() if isinstance(x, Tensor) and name not in _NOT_OPERANDS]
@@ -114,7 +55,6 @@ def of_pieces(call: Call) -> list[Supports | None]:
     return found
 
 
-@rule(*_STEPS)
 def steps(call: Call) -> list[Supports | None]:
     """None for each output, which has no derivative."""
     return [None] * len(call.outputs)
@@ -185,7 +125,18 @@ def extremes(call: Call) -> list[Supports | None]:
     return [chosen[0] | chosen[1]]
 
 
-@rule("relu", "clamp", "clamp_min", "clamp_max", "hardtanh", "threshold", "hardshrink", "softshrink", "hardsigmoid")
+@rule(
+    "relu",
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "hardtanh",
+    "threshold",
+    "hardshrink",
+    "softshrink",
+    "hardsigmoid",
+    "hardswish",
+)
 def clamped(call: Call) -> list[Supports | None]:
     """Union of the operands; at a point, elements that are cut off depend on the bound alone."""
     if not call.at_point or call.in_place:
@@ -200,4 +151,6 @@ def clamped(call: Call) -> list[Supports | None]:
 def _moving_pieces(call: Call, supports: Supports, x: Tensor, result: Tensor) -> Supports:
     if call.name in {"hardsigmoid", "softshrink", "hardshrink", "threshold"}:
         return supports
+    if call.name == "hardswish":
+        return supports.only(numbers_of(x > -3))
     return supports.only(numbers_of((x == result).broadcast_to(result.shape)))

@@ -13,61 +13,9 @@ from hodiff.sparse.detection.call import Call, rule
 from hodiff.sparse.detection.memory_supports import has_derivatives
 from hodiff.sparse.detection.supports import Supports, joined
 
-_MOVING = (
-    "unsafe_index",
-    "as_strided_copy",
-    "as_strided_scatter",
-    "block_diag",
-    "cat",
-    "channel_shuffle",
-    "constant_pad_nd",
-    "diag_embed",
-    "diagonal_backward",
-    "diagonal_copy",
-    "diagonal_scatter",
-    "embedding",
-    "expand_copy",
-    "flip",
-    "gather",
-    "im2col",
-    "index",
-    "index_copy",
-    "index_fill",
-    "index_select",
-    "masked_scatter",
-    "masked_select",
-    "permute_copy",
-    "pixel_shuffle",
-    "pixel_unshuffle",
-    "reflection_pad1d",
-    "reflection_pad2d",
-    "reflection_pad3d",
-    "repeat",
-    "replication_pad1d",
-    "replication_pad2d",
-    "replication_pad3d",
-    "roll",
-    "scatter",
-    "select_backward",
-    "select_copy",
-    "select_scatter",
-    "slice_backward",
-    "slice_copy",
-    "slice_scatter",
-    "split_with_sizes_copy",
-    "stack",
-    "take",
-    "tril",
-    "triu",
-    "unfold_copy",
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
-    "view_copy",
-)
 
-
-@rule(*_MOVING)
+# A mask decides on the shape of the first two, and must not move. The last is linear too, with other arguments.
+@rule("index", "masked_select", "scatter")
 def moving(call: Call) -> list[Supports | None]:
     """Move numbers instead of elements: 1, 2, ... over all arguments, and 0 for constants."""
     if not all(call.is_fixed(x) for x in call.tensors if not has_derivatives(x)):

@@ -12,32 +12,6 @@ import numpy as np
 from hodiff.sparse.detection.call import Call, rule
 from hodiff.sparse.detection.supports import Supports, TooManyError, most_entries
 
-_REDUCTIONS = (
-    "amax",
-    "amin",
-    "aminmax",
-    "argmax",
-    "argmin",
-    "kthvalue",
-    "linalg_vector_norm",
-    "logsumexp",
-    "max",
-    "mean",
-    "median",
-    "min",
-    "mode",
-    "nanmean",
-    "nanmedian",
-    "nansum",
-    "norm",
-    "prod",
-    "std",
-    "std_mean",
-    "sum",
-    "var",
-    "var_mean",
-)
-
 # Operators whose result has the shape of the arguments, where each element depends on its whole row: the name of the
 # argument that gives the row's dimensions.
 _ROWS = {
@@ -64,7 +38,6 @@ def dims_of(value: Any, rank: int) -> tuple[int, ...]:
     return tuple({dim % rank for dim in named}) if rank else ()
 
 
-@rule(*_REDUCTIONS)
 def reduced(call: Call) -> list[Supports | None]:
     """Union over the reduced dimensions."""
     x = call.tensors[0]

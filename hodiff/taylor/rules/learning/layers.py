@@ -11,7 +11,7 @@ from torch.nn import functional
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import tensor_of
 from hodiff.taylor.jets_in_arguments import value_of
-from hodiff.taylor.registry import pointwise_rule, rule
+from hodiff.taylor.registry import rule
 from hodiff.taylor.series import Frame
 
 
@@ -69,7 +69,7 @@ def attention(
     return torch.matmul(functional.dropout(weights, dropout_p), value)
 
 
-@pointwise_rule("dropout", "nn.dropout")
+@rule("dropout", "nn.dropout")
 @rule("nn.dropout1d", "nn.dropout2d", "nn.dropout3d")
 def dropout(frame: Frame, func: Any, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
     """Multiply by a random factor, which all coefficients share."""

@@ -79,7 +79,7 @@ def logdet(frame: Frame, func: Any, A: Any) -> Any:
     return new_jet(frame, [torch.logdet(A.value), *found.coefficients[1:]])
 
 
-@rule("slogdet", "linalg.slogdet")
+@rule("linalg.slogdet")
 def slogdet(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
     r"""$k v_k = \mathrm{tr}(B_k)$ with $B_k = (k A_k - \sum_{j=1}^{k-1} B_j A_{k-j}) A_0^{-1}$, the series of A'/A."""
     a = A.coefficients
@@ -107,7 +107,7 @@ def slogdet(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
     return type(found)([found.sign, new_jet(frame, v)])
 
 
-@rule("det", "linalg.det")
+@rule("linalg.det")
 def det(frame: Frame, func: Any, A: Any) -> Any:
     """Determinant by minors, which divide by nothing, or by slogdet for large regular matrices."""
     n = A.value.shape[-1]

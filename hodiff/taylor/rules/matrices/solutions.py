@@ -34,7 +34,7 @@ def mapped(frame: Frame, k: int, function: Callable[[Any], Any], x: Coefficient)
     return None if x is None else along_directions(function, (Batched(x, frame.has_axis(k)),), {})
 
 
-@rule("inverse", "linalg.inv", analytic=True)
+@rule("linalg.inv", analytic=True)
 def inv(frame: Frame, func: Any, A: Any, *, out: None = None) -> Any:
     r"""$V_k = -V_0 \sum_{j=1}^k A_j V_{k-j}$."""
     a = A.coefficients
