@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.func import jvp
 
-from hodiff.checks.audit.samples import database, samples
+from hodiff.audit.samples import database, samples
 from hodiff.torch_internals.operators import operator_named
 from hodiff.torch_operators.operator import Kind
 from hodiff.torch_operators.table import OPERATORS, forms_of, functions_named, short_names

@@ -246,7 +246,9 @@ def _rescaled(x: Tensor, square: Tensor, dims: list[int], keepdim: bool) -> Tens
         return None
     parts = [x.real, x.imag] if x.is_complex() else [x.to(square.dtype)]
     size = torch.stack([part.detach().abs().amax(dims, True) for part in parts]).amax(0)
-    if not any_holds((size > 0) & size.isfinite() & (far if keepdim else far.reshape(size.shape))):
+    inner, far = (each.reshape(size.shape) for each in (inner, far))
+    # Keep torch's values where the sum of squares is not finite or vanishes.
+    if any_holds((size > 0) & ((inner == 0) | inner.isinf())) or not any_holds((size > 0) & far):
         return None
     unit = torch.where((size > 0) & size.isfinite(), torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent), 1)
     total = torch.stack([(part / unit).square() for part in parts]).sum(0).sum(dims, keepdim)
