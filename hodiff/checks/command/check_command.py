@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from hodiff.checks.check import check
-from hodiff.checks.command.expressions import Reader, dtype_named
-from hodiff.checks.command.loss_expressions import read_loss
+from hodiff.checks.command.expressions import dtype_named, read_inputs, read_loss
 from hodiff.checks.command.targets import load_target
 from hodiff.checks.report.report import Report
 from hodiff.errors import InputError
@@ -21,11 +20,10 @@ examples:
   python -m hodiff check my_package.losses:Focal --inputs "randn(4, 3), randint(0, 3, (4,)), 2.0"
   python -m hodiff check my_package.models:model --inputs "randn(5, 3)" --loss "mse_loss(output, randn(5, 1))"
 
---inputs knows rand, randn, zeros, ones, eye, linspace, logspace, tensor, full, arange, randint and randperm as torch
-does, all seeded and float64 unless they name a dtype; numbers, strings, None; tuples, lists and dicts.
-
---loss knows output, the losses of torch.nn.functional, methods of tensors, indices, + - * / ** @, and all that --inputs
-does; or names a function, package.module:Name.
+--inputs and --loss are Python expressions with the names of torch and torch.nn.functional: randn, tensor, mse_loss.
+Their tensors are seeded, and float64 unless they name a dtype. --loss is an expression in output, the module's output.
+Both may also name an object, package.module:Name or path/to/file.py:Name: --inputs a tensor, a tuple, or a function
+without arguments that returns the inputs; --loss a function of the output.
 
 exit status: 0 without errors (warnings are none), 1 with errors, 2 if the check could not be run"""
 
@@ -99,9 +97,9 @@ def run_check(options: argparse.Namespace) -> int:
     function = load_target(options.target)
     if isinstance(function, torch.nn.Module):
         function = function.to(dtype)
-    reader = Reader(dtype, options.seed)
-    inputs = reader.read(options.inputs)
-    report = _check(function, inputs, options, reader.generator)
+    generator = torch.Generator().manual_seed(options.seed)
+    inputs = read_inputs(options.inputs, dtype, generator)
+    report = _check(function, inputs, options, generator)
     if options.json == "-":
         sys.stdout.write(report.to_json(indent=2) + "\n")
     else:
