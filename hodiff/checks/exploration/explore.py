@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 from hodiff.checks.attempts import attempt
 from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.checks.exploration.invented_conditions import invented
-from hodiff.checks.findings.diagnosis import sorted_findings
+from hodiff.checks.findings.make_finding import sorted_findings
 from hodiff.checks.functions.conclusion import Switches
 from hodiff.checks.mutations.regularity import is_differentiable, is_twice_differentiable, narrow, steps_agree
 from hodiff.checks.mutations.sample import Sample, is_buffer

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hodiff.checks.findings.codes import CODES
+from hodiff.checks.findings.make_finding import make_finding, routes_of, sorted_findings, worst_severity
 from hodiff.checks.probes.cause import UNRELIABLE, Cause, about_batches, modes_of
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding
@@ -61,28 +62,6 @@ MESSAGES: tuple[CodePattern, ...] = (
     CodePattern("HD406", detail=pattern_of(Wording.FORWARD_MODE)),
 )
 
-# Cause and remedy of a defect in a plain function instead of a rule.
-_IN_FUNCTION = {
-    "HD101": (
-        "a hook on a tensor changes the gradient that passes it, which is no derivative of the values any more.",
-        "Remove the hook, or say what is meant by a Function of its own: `hodiff.straight_through`.",
-    ),
-    "HD104": (
-        "what is differentiated is taken out of the graph: .data, .detach(), .item(), torch.no_grad(), nn.Parameter, "
-        "or a branch on requires_grad.",
-        "Remove it, or leave what it cuts off out of what is differentiated.",
-    ),
-    "HD303": (
-        "the function changes what is differentiated in place and out of the graph, as an embedding with max_norm "
-        "does, so that values follow the change and derivatives do not.",
-        "Leave it out, and change parameters between steps: an embedding without max_norm, whose rows are rescaled "
-        "under `torch.no_grad()`.",
-    ),
-    "HD106": (
-        "the function calls NumPy, Triton, C++ or another thing that autograd cannot see into.",
-        "Make that call a Function, with backward and jvp, or wrap it by `hodiff.functions.numpy_function`.",
-    ),
-}
 # Codes whose cause says as much as torch's message.
 _SAID_BY_CAUSE = {"HD401", "HD405", "HD412"}
 # Defects that are reported as another defect, whose remedy covers them.
@@ -117,7 +96,6 @@ _STOP_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", 
 # Defects in which backward computes outside of the graph, and the relative error that solvers there may have.
 _CUTS = {"HD104", "HD106"}
 _OF_SOLVERS = 1e-3
-_SEVERITIES = ("error", "warning", "note")
 
 
 def diagnose(
@@ -160,11 +138,6 @@ def diagnose(
         owned.setdefault(_first_of(entry, set(codes.values())) if code == "HD115" else code, []).append(entry)
     findings = [_finding(code, mine, [c for c in causes if c.code == code], location) for code, mine in owned.items()]
     return sorted_findings(findings)
-
-
-def sorted_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Sort findings by severity, the worst first, then by code."""
-    return tuple(sorted(findings, key=lambda finding: (_SEVERITIES.index(finding.severity), finding.code)))
 
 
 def _code(rules: Sequence[CodePattern], entry: Entry, facts: frozenset[str]) -> str:
@@ -255,34 +228,31 @@ def _unnested(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, 
 
 
 def _finding(code: str, entries: list[Entry], causes: list[Cause], location: str) -> Finding:
-    known = CODES[code]
-    told = _IN_FUNCTION.get(code) if causes and all(cause.in_function for cause in causes) else None
-    why, remedy = told or (known.cause, known.remedy)
-    numbers = _measured(entries)
+    defect = CODES[code]
+    why, remedy = defect.cause, defect.remedy
+    if defect.in_function and causes and all(cause.in_function for cause in causes):
+        why, remedy = defect.in_function
     spoken = [] if code in _SAID_BY_CAUSE else entries
     details = tuple(dict.fromkeys(entry.detail for entry in spoken if entry.detail))
-    evidence = tuple(dict.fromkeys((*(text for cause in causes for text in cause.evidence), *details[:3], *numbers)))
-    places = [cause.location for cause in causes if cause.location]
+    observed = (*(text for cause in causes for text in cause.evidence), *details[:3], *_worst_error(entries))
+    evidence = tuple(dict.fromkeys(observed))
     message = evidence[0] if evidence else why
-    return Finding(
-        route=", ".join(dict.fromkeys(entry.route for entry in entries)) or "rules",
-        order=min((entry.order for entry in entries), default=0),
-        kind=entries[0].status if entries else "seen",
-        message=message,
+    # Causes with the same code may differ in severity.
+    severities = [cause.severity or defect.severity for cause in causes]
+    return make_finding(
+        code,
+        entries,
+        f"{why.removesuffix('.')}: {message.removesuffix('.')}." if evidence else why,
+        evidence,
+        next((cause.location for cause in causes if cause.location), location),
         remedy=remedy,
-        code=code,
-        # Causes with the same code may differ in severity; the worst counts.
-        severity=min(
-            (cause.severity or known.severity for cause in causes), key=_SEVERITIES.index, default=known.severity
-        ),
-        title=known.title,
-        cause=f"{why.removesuffix('.')}: {message.removesuffix('.')}." if evidence else why,
-        evidence=evidence,
-        location=places[0] if places else location,
+        message=message,
+        severity=worst_severity(severities) if severities else "",
+        route=routes_of(entries) or "rules",
     )
 
 
-def _measured(entries: list[Entry]) -> tuple[str, ...]:
+def _worst_error(entries: list[Entry]) -> tuple[str, ...]:
     """Return the numbers of the worst comparison."""
     numbers = [(entry.error, entry) for entry in entries if entry.error is not None and entry.tolerance is not None]
     if not numbers:

@@ -25,7 +25,7 @@ from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scipy_differences import against_scipy
 from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
 from hodiff.checks.comparisons.vmapped import compile_checks, vmap_checks
-from hodiff.checks.findings.diagnosis import sorted_findings
+from hodiff.checks.findings.make_finding import sorted_findings
 from hodiff.checks.functions.conclusion import Switches, calls_within, conclude
 from hodiff.checks.oracles.finite_differences import FARTHER
 from hodiff.checks.probes.cause import UNRELIABLE, Cause

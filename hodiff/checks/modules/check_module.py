@@ -16,7 +16,7 @@ from hodiff.checks.attempts import first_line
 from hodiff.checks.comparisons.surrogates import declares_surrogate
 from hodiff.checks.comparisons.vmapped import compile_checks
 from hodiff.checks.findings.diagnosis import diagnose
-from hodiff.checks.findings.measured import statuses
+from hodiff.checks.findings.make_finding import statuses
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.conclusion import Switches, title
 from hodiff.checks.modules.faults import Inquiry, Search, stale_finding, unsteady_finding

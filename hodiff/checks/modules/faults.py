@@ -12,8 +12,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.findings.codes import CODES
-from hodiff.checks.findings.measured import finding_of, in_words, numbers, routes_of, statuses
+from hodiff.checks.findings.make_finding import (
+    describe_failures,
+    errors_by_route,
+    make_finding,
+    routes_of,
+    statuses,
+)
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.conclusion import Switches
 from hodiff.checks.preflight.listeners import ONE_DRAW
@@ -199,10 +204,11 @@ class Inquiry:
             remedy = (
                 "Take derivatives within hodiff.corrected(), or by hodiff's own transforms: `with hodiff.corrected():`."
             )
-        cause = f"in {guilty.call.label}: a derivative of {culprit.name} {in_words(culprit.failed)} "
+        cause = f"in {guilty.call.label}: a derivative of {culprit.name} {describe_failures(culprit.failed)} "
         cause += f"by {routes_of(culprit.failed)}."
-        evidence = (*_evidence(guilty), f"torch function {culprit.name}", *numbers(culprit.failed))
-        return (finding_of(code, culprit.failed, cause, evidence, culprit.location or guilty.call.location, remedy),)
+        evidence = (*_evidence(guilty), f"torch function {culprit.name}", *errors_by_route(culprit.failed))
+        location = culprit.location or guilty.call.location
+        return (make_finding(code, culprit.failed, cause, evidence, location, remedy=remedy),)
 
 
 def unsteady_finding(call: ModuleCall, reason: str) -> Finding:
@@ -211,11 +217,8 @@ def unsteady_finding(call: ModuleCall, reason: str) -> Finding:
     # The remark about drawing with one seed does not apply to checks.
     seen = () if isinstance(seen, Failure) else seen.remarks
     remarks = tuple(each.replace(ONE_DRAW, "") for each in seen)
-    finding = _seen("HD903", call, reason, *remarks)
-    if remarks:
-        return finding
-    remedy = "Call `module.eval()`, or make it without a state: `BatchNorm1d(n, track_running_stats=False)`."
-    return replace(finding, remedy=remedy)
+    known = "Call `module.eval()`, or make it without a state: `BatchNorm1d(n, track_running_stats=False)`."
+    return _seen("HD903", call, reason, *remarks, remedy="" if remarks else known)
 
 
 def stale_finding(call: ModuleCall) -> Finding:
@@ -225,22 +228,10 @@ def stale_finding(call: ModuleCall) -> Finding:
     )
 
 
-def _seen(name: str, call: ModuleCall, reason: str, *remarks: str) -> Finding:
+def _seen(code: str, call: ModuleCall, reason: str, *remarks: str, remedy: str = "") -> Finding:
     """Return a finding that no comparison shows."""
-    code = CODES[name]
-    return Finding(
-        route="f",
-        order=0,
-        kind="seen",
-        message=reason,
-        remedy=code.remedy,
-        code=code.code,
-        severity=code.severity,
-        title=code.title,
-        cause=f"in {call.label}: {reason}.",
-        evidence=(_submodule(call), *remarks),
-        location=call.location,
-    )
+    cause, evidence = f"in {call.label}: {reason}.", (_submodule(call), *remarks)
+    return make_finding(code, (), cause, evidence, call.location, remedy=remedy, message=reason, route="f")
 
 
 def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
@@ -248,9 +239,9 @@ def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
     failed = guilty.failed
     code = next(code for status, code in _BY_STATUS.items() if status in statuses(failed))
     classes = custom_classes(guilty.call) if guilty.loss is None else ()
-    cause = f"in {label}: a derivative {in_words(failed)} by {routes_of(failed)}."
-    evidence = (*_evidence(guilty), *(f"custom Function {each.__name__}" for each in classes), *numbers(failed))
-    return finding_of(code, failed, cause, evidence, location)
+    cause = f"in {label}: a derivative {describe_failures(failed)} by {routes_of(failed)}."
+    evidence = (*_evidence(guilty), *(f"custom Function {each.__name__}" for each in classes), *errors_by_route(failed))
+    return make_finding(code, failed, cause, evidence, location)
 
 
 def _names_custom(guilty: Guilty) -> bool:

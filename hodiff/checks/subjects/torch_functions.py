@@ -19,7 +19,7 @@ from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.comparisons.lost_digits import moved_by_rounding
 from hodiff.checks.comparisons.order_by_order import Level, evaluate_route
 from hodiff.checks.findings.codes import CODES
-from hodiff.checks.findings.measured import finding_of, in_words, numbers, routes_of
+from hodiff.checks.findings.make_finding import describe_failures, errors_by_route, make_finding, routes_of
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding
 from hodiff.checks.subjects.module_calls import ModuleCall
@@ -226,10 +226,10 @@ def _is_sure(comparison: Comparison, route: str, level: Level) -> bool:
 
 
 def _finding(failed: tuple[Entry, ...], guilty: list[Culprit], functions: Sequence[type]) -> Finding:
-    inside = tuple(f"torch function {each.name}: {', '.join(numbers(each.failed))}" for each in guilty) or tuple(
-        f"custom Function {each.__name__}" for each in functions
-    )
+    inside = tuple(
+        f"torch function {each.name}: {', '.join(errors_by_route(each.failed))}" for each in guilty
+    ) or tuple(f"custom Function {each.__name__}" for each in functions)
     known = CODES["HD410"].cause.removesuffix(".")
-    cause = f"{known}: by torch alone it {in_words(failed)} by {routes_of(failed)}."
+    cause = f"{known}: by torch alone it {describe_failures(failed)} by {routes_of(failed)}."
     location = next((each.location for each in guilty if each.location), "")
-    return finding_of("HD410", failed, cause, inside or numbers(failed), location)
+    return make_finding("HD410", failed, cause, inside or errors_by_route(failed), location)
