@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.findings.make_finding import (
     describe_failures,
     errors_by_route,
@@ -20,7 +20,6 @@ from hodiff.checks.findings.make_finding import (
     statuses,
 )
 from hodiff.checks.functions.check_function import check_function
-from hodiff.checks.functions.conclusion import Switches
 from hodiff.checks.preflight.listeners import ONE_DRAW
 from hodiff.checks.preflight.preflight import preflight
 from hodiff.checks.probes.left_graph import changed_inputs
@@ -125,24 +124,15 @@ _CUTS = (torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.Tensor.n
 
 @dataclass(frozen=True)
 class Inquiry:
-    """Options for the diagnosis of a submodule at fault.
+    """Diagnosis of a submodule at fault.
 
     Attributes:
-        mode: Returns the context in which derivatives are taken.
-        correct: Whether that context corrects torch's functions.
-        order: The highest order.
-        seed: The seed.
+        options: The options of the module's check.
         subject_for: Returns a call as a function of the variables to differentiate by.
-        others_left: Advice on differentiating by fewer variables, as the first part of a sentence; empty if the
-            caller does so already.
     """
 
-    mode: Callable[[], AbstractContextManager[Any]]
-    correct: bool
-    order: int
-    seed: int
+    options: CheckOptions
     subject_for: Callable[[ModuleCall], Subject]
-    others_left: str = ""
 
     def findings(self, guilty: Guilty) -> tuple[Finding, ...]:
         """Blame a torch function, else report a check of the submodule alone, else name the routes."""
@@ -179,7 +169,7 @@ class Inquiry:
         """Yield the torch functions that fail in the same way as the whole submodule."""
         ways = set(map(_way, guilty.failed))
         raising = {kind for kind, _ in ways} == {"raises"}
-        for culprit in culprits(guilty.call.again, self.mode, self.order, self.seed, raising=raising):
+        for culprit in culprits(guilty.call.again, self.options, raising=raising):
             if not ways.isdisjoint(map(_way, culprit.failed)):
                 yield culprit
 
@@ -187,11 +177,10 @@ class Inquiry:
         # If all routes raise, no further comparison is needed.
         failed = failed if statuses(failed) == {"raises"} else ()
         # The surrounding mode corrects already, if it should.
-        switches = Switches(
-            order=self.order, vmap=False, scipy=False, brief=True, seed=self.seed, correct=False, failed=failed
-        )
-        with self.mode():
-            return check_function(subject.function, subject.inputs, switches)
+        order, seed = self.options.order, self.options.seed
+        options = CheckOptions(order, vmap=False, scipy=False, brief=True, seed=seed, correct=False, failed=failed)
+        with self.options.mode:
+            return check_function(subject.function, subject.inputs, options)
 
     def _of_culprit(self, guilty: Guilty, culprit: Culprit) -> tuple[Finding, ...]:
         if loses_tangents(culprit.function):
@@ -199,8 +188,12 @@ class Inquiry:
             return self._alone(guilty, culprit.subject, f"{guilty.call.label}, {culprit.name}", culprit.location)
         cut = culprit.function in _CUTS
         code = "HD104" if cut else "HD112" if statuses(culprit.failed) <= {"non-finite"} else "HD406"
-        remedy = f"Remove it. If it is meant, {self.others_left}check the module around it without it." if cut else ""
-        if not self.correct and culprit.function in CORRECTIONS:
+        remedy = (
+            f"Remove it. If it is meant, {_fewer_variables(self.options)}check the module around it without it."
+            if cut
+            else ""
+        )
+        if not self.options.correct and culprit.function in CORRECTIONS:
             remedy = (
                 "Take derivatives within hodiff.corrected(), or by hodiff's own transforms: `with hodiff.corrected():`."
             )
@@ -209,6 +202,14 @@ class Inquiry:
         evidence = (*_evidence(guilty), f"torch function {culprit.name}", *errors_by_route(culprit.failed))
         location = culprit.location or guilty.call.location
         return (make_finding(code, culprit.failed, cause, evidence, location, remedy=remedy),)
+
+
+def _fewer_variables(options: CheckOptions) -> str:
+    """Return advice on differentiating by fewer variables, unless the caller does so already."""
+    if options.wrt == "parameters":
+        return ""
+    first = "" if options.fixed else ", `fixed=(0,)` for the first input"
+    return f'differentiate by what it leaves: `wrt="parameters"`{first}, or '
 
 
 def unsteady_finding(call: ModuleCall, reason: str) -> Finding:

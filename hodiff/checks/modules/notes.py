@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.functions.conclusion import standing
+from hodiff.checks.functions.conclusion import constant_inputs
 from hodiff.checks.modules.faults import count_numbers
 from hodiff.checks.modules.first_call import Called
 from hodiff.checks.report.data import Entry
@@ -38,7 +38,7 @@ def notes_of(
     """Return all notes on the check of a module; `aside` runs only if no input needs a gradient."""
     return (
         what_moves(called.root.module, subject),
-        *standing(comparison.problem),
+        *constant_inputs(comparison.problem),
         *map(_avoided, aside),
         *_of_state(called),
         *_of_gradients_off(called.root),

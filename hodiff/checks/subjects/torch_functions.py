@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -16,6 +15,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.comparisons.lost_digits import moved_by_rounding
 from hodiff.checks.comparisons.order_by_order import Level, evaluate_route
 from hodiff.checks.findings.codes import CODES
@@ -100,9 +100,7 @@ class _Recorder(TorchFunctionMode):
 
 def culprits(
     prepare: Callable[[], Callable[[], Any]],
-    mode: Callable[[], AbstractContextManager[Any]],
-    order: int,
-    seed: int,
+    options: CheckOptions,
     suspects: Callable[[Any], bool] = lambda function: True,
     *,
     raising: bool = False,
@@ -117,8 +115,9 @@ def culprits(
             continue
         checked.add(use.key)
         subject = subject_of_function(use.function, use.args, use.kwargs)
-        with mode():
-            failed = () if raising and not raises(subject, order, seed) else failures(subject, order, seed)
+        with options.mode:
+            skip = raising and not raises(subject, options.order, options.seed)
+            failed = () if skip else failures(subject, options.order, options.seed)
         if failed:
             found.add(use.function)
             name = resolve_name(use.function) or getattr(use.function, "__name__", str(use.function))
@@ -135,16 +134,12 @@ def _custom_classes(call: ModuleCall, inputs: bool) -> tuple[type, ...]:
     args, kwargs = call.setting.copied((call.args, call.kwargs))
     if inputs:
         args, kwargs = tree_map_only(Tensor, lambda x: x.requires_grad_() if is_free(x) else x, (args, kwargs))
-    with torch.enable_grad(), call.setting.entered():
+    with torch.enable_grad():
         # A call may write into its parameters, as embeddings with max_norm do; the check has yet to see that.
         parameters = {name: each.clone() for name, each in call.module.named_parameters()}
-        outputs = tensors_of(torch.func.functional_call(call.module, {**_buffers(call), **parameters}, args, kwargs))
+        outputs = tensors_of(call.run(args, kwargs, parameters))
     classes = [function_of(node) for output in outputs for node in nodes_of(output)]
     return tuple(dict.fromkeys(each for each in classes if each and not each.__module__.startswith("hodiff.")))
-
-
-def _buffers(call: ModuleCall) -> dict[str, Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in call.module.named_buffers()}
 
 
 def _caller(frame: FrameType | None) -> str:
@@ -180,8 +175,7 @@ class _Asking(Corrections):
 def torch_alone(
     prepare: Callable[[], Callable[[], Any]],
     comparison: Comparison,
-    order: int,
-    seed: int,
+    options: CheckOptions,
     functions: Sequence[type] = (),
 ) -> tuple[Finding, ...]:
     """Return a warning if torch alone fails at a call where corrections do not."""
@@ -192,7 +186,8 @@ def torch_alone(
     failed = tuple(_failed(comparison))
     if not failed:
         return ()
-    guilty = list(culprits(prepare, nullcontext, order, seed, lambda function: function in CORRECTIONS))
+    alone = replace(options, correct=False)
+    guilty = list(culprits(prepare, alone, lambda function: function in CORRECTIONS))
     return (_finding(failed, guilty, functions),)
 
 

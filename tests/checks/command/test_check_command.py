@@ -15,9 +15,9 @@ import torch
 import hodiff
 from hodiff.__main__ import main
 from hodiff.checks import Report
+from hodiff.checks.check_options import METHODS
 from hodiff.checks.command import check_command
 from hodiff.checks.command.targets import load_target
-from hodiff.checks.functions.conclusion import METHODS
 
 FILE = """
 import torch
