@@ -173,19 +173,17 @@ def check(
     require_numbers(f, inputs)
     args = inputs if type(inputs) is tuple else (inputs,)
     require_loss(f, loss, reference)
-    as_module = isinstance(f, torch.nn.Module) and (loss is not None or reference is None)
-    if as_module:
-        require_module(f, args, wrt, fixed)
-    else:
-        require_inputs(f, wrt, fixed)
-        reference = require_reference(reference, approximate)
     backend = compile if isinstance(compile, str) else "inductor" * compile
-    options = CheckOptions(order, vmap, backend, scipy, seed, method, correct, approximate, reference, ulps)
-    options = replace(options, loss=loss, wrt=wrt or "both", fixed=fixed)
-    report = check_module(f, args, options) if as_module else check_function(f, args, options)
-    if not explore:
-        return report
-    return explore_module(report, f, args, options) if as_module else explore_function(report, f, args, options)
+    options = CheckOptions(order, vmap, backend, scipy, seed, method, correct, approximate, reference, ulps, loss)
+    if isinstance(f, torch.nn.Module) and (loss is not None or reference is None):
+        require_module(f, args, wrt, fixed)
+        options = replace(options, wrt=wrt or "both", fixed=fixed)
+        report = check_module(f, args, options)
+        return explore_module(report, f, args, options) if explore else report
+    require_inputs(f, wrt, fixed)
+    options = replace(options, reference=require_reference(reference, approximate))
+    report = check_function(f, args, options)
+    return explore_function(report, f, args, options) if explore else report
 
 
 def assert_differentiable(f: Any, inputs: Any, *, order: int = 2, **options: Any) -> Report:

@@ -17,25 +17,22 @@ from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.comparisons.surrogates import declares_surrogate
 from hodiff.checks.comparisons.vmapped import compile_checks
 from hodiff.checks.findings.diagnosis import diagnose
-from hodiff.checks.findings.make_finding import statuses
 from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.functions.conclusion import title
-from hodiff.checks.modules.faults import Inquiry, Search, stale_finding, unsteady_finding
+from hodiff.checks.modules.faults import FaultSearch, stale_finding, unsteady_finding
 from hodiff.checks.modules.first_call import first_call
 from hodiff.checks.modules.notes import notes_of, what_moves
 from hodiff.checks.probes.cause import UNRELIABLE
 from hodiff.checks.progress import told
 from hodiff.checks.report.data import Entry
-from hodiff.checks.report.report import Finding, Report
+from hodiff.checks.report.report import Report
 from hodiff.checks.subjects.module_calls import ModuleCall, is_repeatable
 from hodiff.checks.subjects.setting import Setting, surroundings_put_back
 from hodiff.checks.subjects.subject import (
     Comparison,
     Subject,
     compare_routes,
-    failures,
     problem_of,
-    raises,
     subject_of_call,
     tensors_of,
 )
@@ -71,23 +68,8 @@ def check_module(module: nn.Module, args: tuple[Any, ...], options: CheckOptions
             comparison = compare_routes(subject, options.order, options.seed, curved=options.loss is None)
             entries = (*comparison.entries, *_compiled(root, comparison, options))
 
-        def subject_for(call: ModuleCall) -> Subject:
-            return _subject(root, replace(options, loss=None)) if call is root else subject_of_call(call)
-
-        found: list[Finding] = []
         failed = tuple(entry for entry in comparison.entries if entry.failed)
-        raising = statuses(failed) == {"raises"}
-
-        def failures_of(subject: Subject) -> tuple[Any, ...]:
-            with options.mode:
-                # Testing whether a route raises takes a tenth of the time of comparing all routes.
-                skip = raising and not raises(subject, options.order, options.seed)
-                return () if skip else failures(subject, options.order, options.seed)
-
-        if failed:
-            inquiry = Inquiry(options, subject_for)
-            for guilty in Search(failures_of, subject_for).run(root, failed, options.loss):
-                found += inquiry.findings(guilty)
+        found = list(FaultSearch(root, failed, options).findings()) if failed else []
         found += diagnose(entries[len(comparison.entries) :], ())
         if all(entry.status == "raises" and "forward" in entry.route for entry in failed):
             found = [replace(each, severity="warning") if each.code in _MISSING else each for each in found]

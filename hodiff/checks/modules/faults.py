@@ -26,15 +26,20 @@ from hodiff.checks.probes.left_graph import changed_inputs
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.subjects.module_calls import ModuleCall
-from hodiff.checks.subjects.subject import Subject, subject_of_loss, tensors_of
+from hodiff.checks.subjects.subject import Subject, failures, raises, subject_of_call, subject_of_loss, tensors_of
 from hodiff.checks.subjects.torch_functions import Culprit, culprits, custom_classes
 from hodiff.corrections.registry import CORRECTIONS
 from hodiff.torch_internals.custom_operators import loses_tangents
 from hodiff.torch_internals.wording import Wording, says
 
+# Codes of failed comparisons without another explanation; the first status that occurs decides.
+_BY_STATUS = {"non-smooth": "HD901", "non-finite": "HD112", "raises": "HD408", "zero": "HD115", "wrong": "HD115"}
+# Functions that detach a tensor from the graph.
+_CUTS = (torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.Tensor.numpy, torch.Tensor.item)
+
 
 @dataclass(frozen=True)
-class Guilty:
+class Fault:
     """Call whose routes disagree, though the routes of all calls inside it agree.
 
     Attributes:
@@ -50,108 +55,93 @@ class Guilty:
     loss: Callable[[Any], Tensor] | None = None
 
 
-class Search:
-    """Search that checks calls alone; each call is checked once."""
+class FaultSearch:
+    """Search of a module's calls for those at fault, each checked alone once, with the options of its check."""
 
-    def __init__(self, failures: Callable[[Subject], tuple[Entry, ...]], subject_for: Callable[[ModuleCall], Subject]):
-        self._failures = failures
-        self._subject_for = subject_for
+    def __init__(self, root: ModuleCall, failed: tuple[Entry, ...], options: CheckOptions) -> None:
+        self.root = root
+        self.failed = failed
+        self.options = options
         self._known: dict[ModuleCall, tuple[Entry, ...]] = {}
 
-    def run(
-        self, root: ModuleCall, failed: tuple[Entry, ...], loss: Callable[[Any], Tensor] | None
-    ) -> Iterator[Guilty]:
-        """Yield the smallest calls at fault: first from the outside inwards, then beside that path."""
-        first, path = self._descend(root, root, failed)
-        if first.call is root and loss is not None:
-            if not self.failures(root):
-                yield Guilty(root, failed, loss=loss)
-                return
-            first = replace(first, failed=self.failures(root))
-        yield first
-        yield from self._beside(root, path, {first.call.signature})
+    def findings(self) -> Iterator[Finding]:
+        """Yield the findings of all faults."""
+        for fault in self._faults():
+            yield from self._diagnose(fault)
 
-    def _beside(self, root: ModuleCall, path: Sequence[ModuleCall], seen: set[tuple[str, ...]]) -> Iterator[Guilty]:
+    def _faults(self) -> Iterator[Fault]:
+        """Yield the smallest calls at fault: first from the outside inwards, then beside that path."""
+        first, path = self._descend(self.root, self.failed)
+        if first.call is self.root and self.options.loss is not None:
+            if not self._failures(self.root):
+                yield Fault(self.root, self.failed, loss=self.options.loss)
+                return
+            first = replace(first, failed=self._failures(self.root))
+        yield first
+        yield from self._beside(path, {first.call.signature})
+
+    def _beside(self, path: Sequence[ModuleCall], seen: set[tuple[str, ...]]) -> Iterator[Fault]:
         """Find further faulty calls beside the path to the first one; skip calls that agree as a whole."""
         for call in path:
             for child in _unlike(call.children):
                 if child in path or child.signature in seen:
                     continue
                 seen.add(child.signature)
-                if self.failures(child):
-                    guilty, inner = self._descend(root, child, self.failures(child))
-                    if guilty.call is child or guilty.call.signature not in seen:
-                        seen.add(guilty.call.signature)
-                        yield guilty
-                    yield from self._beside(root, inner, seen)
+                if self._failures(child):
+                    fault, inner = self._descend(child, self._failures(child))
+                    if fault.call is child or fault.call.signature not in seen:
+                        seen.add(fault.call.signature)
+                        yield fault
+                    yield from self._beside(inner, seen)
 
-    def failures(self, call: ModuleCall) -> tuple[Entry, ...]:
-        """Return the failed comparisons of a call checked alone."""
-        if call not in self._known:
-            self._known[call] = self._failures(self._subject_for(call))
-        return self._known[call]
-
-    def _descend(
-        self, root: ModuleCall, call: ModuleCall, failed: tuple[Entry, ...]
-    ) -> tuple[Guilty, tuple[ModuleCall, ...]]:
+    def _descend(self, call: ModuleCall, failed: tuple[Entry, ...]) -> tuple[Fault, tuple[ModuleCall, ...]]:
         """Return the smallest call at fault inside a call at fault, and the path to it."""
         path = [call]
         # A solver calls its field a hundred times, so check one of several equal calls.
-        while guilty := next((child for child in _unlike(call.children) if self.failures(child)), None):
-            call, failed = guilty, self.failures(guilty)
+        while inner := next((child for child in _unlike(call.children) if self._failures(child)), None):
+            call, failed = inner, self._failures(inner)
             path.append(call)
-        return self._with_alike(root, call, failed), tuple(path)
+        names = [each.name for each in self.root.post_order() if each.signature == call.signature]
+        alike = tuple(dict.fromkeys(name for name in names if name != call.name))
+        return Fault(call, failed, alike), tuple(path)
 
-    @staticmethod
-    def _with_alike(root: ModuleCall, call: ModuleCall, failed: tuple[Entry, ...]) -> Guilty:
-        names = [each.name for each in root.post_order() if each.signature == call.signature]
-        return Guilty(call, failed, tuple(dict.fromkeys(name for name in names if name != call.name)))
+    def _failures(self, call: ModuleCall) -> tuple[Entry, ...]:
+        """Return the failed comparisons of a call checked alone."""
+        if call not in self._known:
+            subject, order, seed = self._subject(call), self.options.order, self.options.seed
+            with self.options.mode:
+                # Testing whether a route raises takes a tenth of the time of comparing all routes.
+                agrees = statuses(self.failed) == {"raises"} and not raises(subject, order, seed)
+                self._known[call] = () if agrees else failures(subject, order, seed)
+        return self._known[call]
 
+    def _subject(self, call: ModuleCall) -> Subject:
+        return (
+            subject_of_call(call, None, self.options.wrt, self.options.fixed)
+            if call is self.root
+            else subject_of_call(call)
+        )
 
-def _unlike(calls: Sequence[ModuleCall]) -> list[ModuleCall]:
-    """Return the first call for each combination of module and signature."""
-    firsts: dict[tuple[str, ...], ModuleCall] = {}
-    for call in calls:
-        firsts.setdefault((call.name, *call.signature), call)
-    return list(firsts.values())
-
-
-# Codes of failed comparisons without another explanation; the first status that occurs decides.
-_BY_STATUS = {"non-smooth": "HD901", "non-finite": "HD112", "raises": "HD408", "zero": "HD115", "wrong": "HD115"}
-# Functions that detach a tensor from the graph.
-_CUTS = (torch.Tensor.detach, torch.Tensor.detach_, torch.detach, torch.Tensor.numpy, torch.Tensor.item)
-
-
-@dataclass(frozen=True)
-class Inquiry:
-    """Diagnosis of a submodule at fault.
-
-    Attributes:
-        options: The options of the module's check.
-        subject_for: Returns a call as a function of the variables to differentiate by.
-    """
-
-    options: CheckOptions
-    subject_for: Callable[[ModuleCall], Subject]
-
-    def findings(self, guilty: Guilty) -> tuple[Finding, ...]:
+    def _diagnose(self, fault: Fault) -> tuple[Finding, ...]:
         """Blame a torch function, else report a check of the submodule alone, else name the routes."""
-        if guilty.loss is not None:
-            return self._alone(guilty, subject_of_loss(guilty.loss, guilty.call), "the loss", "")
-        kink = statuses(guilty.failed) == {"non-smooth"}
-        if kink and guilty.call.children:
+        call = fault.call
+        if fault.loss is not None:
+            return self._alone(fault, subject_of_loss(fault.loss, call), "the loss", "")
+        subject = self._subject(call)
+        kink = statuses(fault.failed) == {"non-smooth"}
+        if kink and call.children:
             # The routes of all children agree, and a check of the whole would report the same kink again.
-            return (_by_routes(guilty, guilty.call.label, guilty.call.location),)
+            return (_by_routes(fault, call.label, call.location),)
         # If the module writes into its inputs, no single function is at fault.
-        told = kink or _names_custom(guilty) or _writes(self.subject_for(guilty.call))
-        culprits_inside = [] if told else list(self._culprits(guilty))
+        told = kink or _names_custom(fault) or _writes(subject)
+        culprits_inside = [] if told else list(self._culprits(fault))
         if culprits_inside:
-            return tuple(finding for culprit in culprits_inside for finding in self._of_culprit(guilty, culprit))
-        return self._alone(guilty, self.subject_for(guilty.call), guilty.call.label, guilty.call.location)
+            return tuple(finding for culprit in culprits_inside for finding in self._of_culprit(fault, culprit))
+        return self._alone(fault, subject, call.label, call.location)
 
-    def _alone(self, guilty: Guilty, subject: Subject, label: str, location: str) -> tuple[Finding, ...]:
+    def _alone(self, fault: Fault, subject: Subject, label: str, location: str) -> tuple[Finding, ...]:
         """Return the findings of a check of the subject alone; if there are none, name the routes that disagree."""
-        report = attempt(self._check_alone, subject, () if guilty.loss is not None else guilty.failed)
+        report = attempt(self._check_alone, subject, () if fault.loss is not None else fault.failed)
         # The only findings may be warnings that comparisons show.
         shown = () if isinstance(report, Failure) else tuple(each for each in report.findings if each.kind != "seen")
         errors = tuple(each for each in shown if each.severity == "error") or shown
@@ -159,17 +149,17 @@ class Inquiry:
             replace(
                 each,
                 cause=f"in {label}: {each.cause or each.message}",
-                evidence=(*_evidence(guilty), *each.evidence),
+                evidence=(*_evidence(fault), *each.evidence),
                 location=each.location or location,
             )
             for each in errors
-        ) or (_by_routes(guilty, label, location),)
+        ) or (_by_routes(fault, label, location),)
 
-    def _culprits(self, guilty: Guilty) -> Iterator[Culprit]:
+    def _culprits(self, fault: Fault) -> Iterator[Culprit]:
         """Yield the torch functions that fail in the same way as the whole submodule."""
-        ways = set(map(_way, guilty.failed))
+        ways = set(map(_way, fault.failed))
         raising = {kind for kind, _ in ways} == {"raises"}
-        for culprit in culprits(guilty.call.again, self.options, raising=raising):
+        for culprit in culprits(fault.call.again, self.options, raising=raising):
             if not ways.isdisjoint(map(_way, culprit.failed)):
                 yield culprit
 
@@ -182,10 +172,10 @@ class Inquiry:
         with self.options.mode:
             return check_function(subject.function, subject.inputs, options)
 
-    def _of_culprit(self, guilty: Guilty, culprit: Culprit) -> tuple[Finding, ...]:
+    def _of_culprit(self, fault: Fault, culprit: Culprit) -> tuple[Finding, ...]:
         if loses_tangents(culprit.function):
             # The function runs a rule of the user, which probes can inspect.
-            return self._alone(guilty, culprit.subject, f"{guilty.call.label}, {culprit.name}", culprit.location)
+            return self._alone(fault, culprit.subject, f"{fault.call.label}, {culprit.name}", culprit.location)
         cut = culprit.function in _CUTS
         code = "HD104" if cut else "HD112" if statuses(culprit.failed) <= {"non-finite"} else "HD406"
         remedy = (
@@ -197,11 +187,19 @@ class Inquiry:
             remedy = (
                 "Take derivatives within hodiff.corrected(), or by hodiff's own transforms: `with hodiff.corrected():`."
             )
-        cause = f"in {guilty.call.label}: a derivative of {culprit.name} {describe_failures(culprit.failed)} "
+        cause = f"in {fault.call.label}: a derivative of {culprit.name} {describe_failures(culprit.failed)} "
         cause += f"by {routes_of(culprit.failed)}."
-        evidence = (*_evidence(guilty), f"torch function {culprit.name}", *errors_by_route(culprit.failed))
-        location = culprit.location or guilty.call.location
+        evidence = (*_evidence(fault), f"torch function {culprit.name}", *errors_by_route(culprit.failed))
+        location = culprit.location or fault.call.location
         return (make_finding(code, culprit.failed, cause, evidence, location, remedy=remedy),)
+
+
+def _unlike(calls: Sequence[ModuleCall]) -> list[ModuleCall]:
+    """Return the first call for each combination of module and signature."""
+    firsts: dict[tuple[str, ...], ModuleCall] = {}
+    for call in calls:
+        firsts.setdefault((call.name, *call.signature), call)
+    return list(firsts.values())
 
 
 def _fewer_variables(options: CheckOptions) -> str:
@@ -235,20 +233,20 @@ def _seen(code: str, call: ModuleCall, reason: str, *remarks: str, remedy: str =
     return make_finding(code, (), cause, evidence, call.location, remedy=remedy, message=reason, route="f")
 
 
-def _by_routes(guilty: Guilty, label: str, location: str) -> Finding:
+def _by_routes(fault: Fault, label: str, location: str) -> Finding:
     """Return a finding that names only the routes that disagree."""
-    failed = guilty.failed
+    failed = fault.failed
     code = next(code for status, code in _BY_STATUS.items() if status in statuses(failed))
-    classes = custom_classes(guilty.call) if guilty.loss is None else ()
+    classes = custom_classes(fault.call) if fault.loss is None else ()
     cause = f"in {label}: a derivative {describe_failures(failed)} by {routes_of(failed)}."
-    evidence = (*_evidence(guilty), *(f"custom Function {each.__name__}" for each in classes), *errors_by_route(failed))
+    evidence = (*_evidence(fault), *(f"custom Function {each.__name__}" for each in classes), *errors_by_route(failed))
     return make_finding(code, failed, cause, evidence, location)
 
 
-def _names_custom(guilty: Guilty) -> bool:
+def _names_custom(fault: Fault) -> bool:
     """Whether all failures are torch's message about ctx in forward, and there is a custom Function inside."""
-    said = all(says(entry.detail, Wording.NO_SETUP_CONTEXT) for entry in guilty.failed)
-    return said and bool(custom_classes(guilty.call))
+    said = all(says(entry.detail, Wording.NO_SETUP_CONTEXT) for entry in fault.failed)
+    return said and bool(custom_classes(fault.call))
 
 
 def _writes(subject: Subject) -> bool:
@@ -263,11 +261,11 @@ def _way(entry: Entry) -> tuple[str, int]:
     return kinds.get(entry.status, "differs"), entry.order
 
 
-def _evidence(guilty: Guilty) -> tuple[str, ...]:
-    if guilty.loss is not None:
+def _evidence(fault: Fault) -> tuple[str, ...]:
+    if fault.loss is not None:
         return ("the loss: the module's outputs alone agree by every route",)
-    alike = f"the same module is also {', '.join(guilty.alike)}" if guilty.alike else ""
-    return tuple(filter(None, (_submodule(guilty.call), alike)))
+    alike = f"the same module is also {', '.join(fault.alike)}" if fault.alike else ""
+    return tuple(filter(None, (_submodule(fault.call), alike)))
 
 
 def _submodule(call: ModuleCall) -> str:

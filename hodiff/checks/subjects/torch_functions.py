@@ -20,6 +20,7 @@ from hodiff.checks.comparisons.lost_digits import moved_by_rounding
 from hodiff.checks.comparisons.order_by_order import Level, evaluate_route
 from hodiff.checks.findings.codes import CODES
 from hodiff.checks.findings.make_finding import describe_failures, errors_by_route, make_finding, routes_of
+from hodiff.checks.preflight.operator_routes import custom_functions
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding
 from hodiff.checks.subjects.module_calls import ModuleCall
@@ -34,8 +35,6 @@ from hodiff.checks.subjects.subject import (
 )
 from hodiff.corrections import Corrections
 from hodiff.corrections.registry import CORRECTIONS, correction_of
-from hodiff.graphs import nodes_of
-from hodiff.torch_internals.autograd.graph_nodes import function_of
 from hodiff.torch_internals.interception import MODULES_BETWEEN, MODULES_OF_LIBRARIES
 
 # Modules whose frames are not the caller of a function.
@@ -138,8 +137,7 @@ def _custom_classes(call: ModuleCall, inputs: bool) -> tuple[type, ...]:
         # A call may write into its parameters, as embeddings with max_norm do; the check has yet to see that.
         parameters = {name: each.clone() for name, each in call.module.named_parameters()}
         outputs = tensors_of(call.run(args, kwargs, parameters))
-    classes = [function_of(node) for output in outputs for node in nodes_of(output)]
-    return tuple(dict.fromkeys(each for each in classes if each and not each.__module__.startswith("hodiff.")))
+    return tuple(dict.fromkeys(custom_functions(outputs)))
 
 
 def _caller(frame: FrameType | None) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 import hodiff
 from hodiff import InputError, check
-from hodiff.checks.modules import check_module as check_module_file
+from hodiff.checks.modules import faults
 
 X = torch.tensor([[0.5, -1.2, 2.0, 0.3], [1.1, 0.4, -0.7, 0.9], [-0.2, 0.8, 1.6, -1.4]])
 REVERSE_INSIDE = {"reverse-over-reverse", "forward-over-reverse"}
@@ -883,8 +883,8 @@ def test_what_agrees_as_a_whole_is_not_searched(monkeypatch):
         seen.append(subject)
         return own(subject, order, seed)
 
-    own = check_module_file.failures
-    monkeypatch.setattr(check_module_file, "failures", failures)
+    own = faults.failures
+    monkeypatch.setattr(faults, "failures", failures)
     right = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), each) for each in (nn.Tanh(), nn.SiLU(), nn.Sigmoid())))
     report = check(nn.Sequential(Detaching(3, 3), right), torch.ones(2, 3))
     assert report.codes[0] == "HD104", str(report)
