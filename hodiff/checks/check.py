@@ -22,8 +22,8 @@ from hodiff.checks.check_arguments import (
 from hodiff.checks.check_options import METHODS, CheckOptions
 from hodiff.checks.exploration.explore_function import explore_function
 from hodiff.checks.exploration.explore_module import explore_module
-from hodiff.checks.functions.check_function import check_function
-from hodiff.checks.modules.check_module import check_module
+from hodiff.checks.pipelines.check_function import check_function
+from hodiff.checks.pipelines.check_module import check_module
 from hodiff.checks.report.report import Report
 from hodiff.common.keyword_options import require_options
 from hodiff.common.options import require_bools, require_choice, require_int

@@ -8,8 +8,8 @@ from torch.autograd import Function
 import hodiff
 from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.comparisons import order_by_order as orders
+from hodiff.checks.findings.torch_functions import culprits
 from hodiff.checks.oracles.compositions import derivative
-from hodiff.checks.subjects.torch_functions import culprits
 
 X = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
 
@@ -113,7 +113,7 @@ def test_what_torch_refuses_is_compared_once():
 @pytest.mark.slow
 def test_torch_functions_are_not_searched_for_what_torch_says_of_a_custom_one(monkeypatch):
     searched = []
-    monkeypatch.setattr("hodiff.checks.modules.faults.culprits", lambda *_, **__: searched.append(1) or ())
+    monkeypatch.setattr("hodiff.checks.pipelines.fault_search.culprits", lambda *_, **__: searched.append(1) or ())
     assert calls_of(Counted(OldSine.apply))[0].codes == ("HD405",)
     assert not searched
     calls_of(Counted(Mute.apply))

@@ -13,8 +13,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from hodiff.checks.attempts import attempt
 from hodiff.checks.exploration.invented_conditions import Condition, invented
 from hodiff.checks.findings.make_finding import sorted_findings
-from hodiff.checks.functions.conclusion import dtype_and_shape
 from hodiff.checks.mutations.sample import Sample
+from hodiff.checks.pipelines.function_report import dtype_and_shape
 from hodiff.checks.report.report import Finding, Report
 
 # Returns the findings at a sample and its arguments with other codes than those given; None if they do not count.

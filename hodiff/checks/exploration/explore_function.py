@@ -14,9 +14,9 @@ from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.checks.exploration.explore import extended, findings_around, laid_out, new_errors, sample_of
 from hodiff.checks.exploration.invented_conditions import CONDITIONS
-from hodiff.checks.functions.check_function import check_function
 from hodiff.checks.mutations.regularity import is_differentiable, is_twice_differentiable, narrow, steps_agree
 from hodiff.checks.mutations.sample import Sample, is_buffer
+from hodiff.checks.pipelines.check_function import check_function
 from hodiff.checks.report.report import Finding, Report
 from hodiff.common.randomness import seeded
 from hodiff.common.trees import tensors_in

@@ -14,9 +14,9 @@ from hodiff.checks.comparisons.order_by_order import in_own_dtype
 from hodiff.checks.exploration.explore import extended, findings_around, laid_out, new_errors, sample_of
 from hodiff.checks.exploration.invented_conditions import MODULE_CONDITIONS
 from hodiff.checks.findings.diagnosis import diagnose
-from hodiff.checks.modules.check_module import check_module, compare_module
 from hodiff.checks.mutations.regularity import is_differentiable, is_twice_differentiable, steps_agree
 from hodiff.checks.mutations.sample import Sample
+from hodiff.checks.pipelines.check_module import check_module, compare_module
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.subjects.module_calls import record_calls
 from hodiff.checks.subjects.setting import deep_copy

@@ -33,7 +33,7 @@ class CodePattern:
     detail: str = ""
     fact: str = ""
 
-    def holds(self, entry: Entry, facts: frozenset[str]) -> bool:
+    def matches(self, entry: Entry, facts: frozenset[str]) -> bool:
         """Whether all patterns match the entry, and the required fact, if any, holds."""
         return (
             (not self.fact or self.fact in facts)
@@ -63,12 +63,12 @@ MESSAGES: tuple[CodePattern, ...] = (
 )
 
 # Codes whose cause says as much as torch's message.
-_SAID_BY_CAUSE = {"HD401", "HD405", "HD412"}
+_WITHOUT_MESSAGE = {"HD401", "HD405", "HD412"}
 # Defects that are reported as another defect, whose remedy covers them.
-_COVERED = {"HD401": "HD405"}
+_REPORTED_AS = {"HD401": "HD405"}
 
 # Codes of entries without another explanation; the first match decides.
-LEFT_OVER: tuple[CodePattern, ...] = (
+OTHER_FAILURES: tuple[CodePattern, ...] = (
     CodePattern("HD306", kind="float64"),
     CodePattern("HD113", kind="imprecise"),
     CodePattern("HD901", kind="non-smooth"),
@@ -89,13 +89,13 @@ LEFT_OVER: tuple[CodePattern, ...] = (
 )
 
 # Defects after which batched and single evaluations differ, or a batched one raises.
-_UPSET_BATCHES = {"HD301", "HD302", *UNRELIABLE}
+_UNEQUAL_BATCHES = {"HD301", "HD302", *UNRELIABLE}
 # Defects for which differences do not settle.
 _NOISY = {"HD111", "HD118", *UNRELIABLE}
-_STOP_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", "HD204", "HD304"}
+_RAISE_IN_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", "HD204", "HD304"}
 # Defects in which backward computes outside of the graph, and the relative error that solvers there may have.
 _CUTS = {"HD104", "HD106"}
-_OF_SOLVERS = 1e-3
+_SOLVER_ERROR = 1e-3
 
 
 def diagnose(
@@ -121,27 +121,31 @@ def diagnose(
     """
     failed = [entry for entry in entries if entry.failed]
     messages = {id(entry): _code(MESSAGES, entry, facts) for entry in failed}
-    edges = _not_smooth(failed, causes, settled)
+    edges = _non_smooth_cause(failed, causes, settled)
     # Where the function itself is not smooth, no comparison is a symptom of anything else.
-    telling = [entry for entry in failed if not any(edge.explains(entry) for edge in edges)]
-    causes = [*causes, *edges, *_without_graph(messages)]
-    causes = [cause for cause in causes if not cause.needs_symptom or _has_symptom(cause, telling, messages)]
-    causes += _unnested(failed, causes, messages)
+    smooth = [entry for entry in failed if not any(edge.explains(entry) for edge in edges)]
+    causes = [*causes, *edges, *_inner_gradient_cause(messages)]
+    causes = [cause for cause in causes if not cause.needs_symptom or _has_symptom(cause, smooth, messages)]
+    causes += _nesting_cause(failed, causes, messages)
     codes = {
-        id(entry): _owner(entry, causes, messages[id(entry)]) or _code(LEFT_OVER, entry, facts) for entry in failed
+        id(entry): _code_of_cause(entry, causes, messages[id(entry)]) or _code(OTHER_FAILURES, entry, facts)
+        for entry in failed
     }
     present = set(codes.values())
-    codes = {key: _COVERED[code] if _COVERED.get(code) in present else code for key, code in codes.items()}
-    owned: dict[str, list[Entry]] = {cause.code: [] for cause in causes}
+    codes = {key: _REPORTED_AS[code] if _REPORTED_AS.get(code) in present else code for key, code in codes.items()}
+    present = set(codes.values())
+    entries_of: dict[str, list[Entry]] = {cause.code: [] for cause in causes}
     for entry in failed:
         code = codes[id(entry)]
-        owned.setdefault(_first_of(entry, set(codes.values())) if code == "HD115" else code, []).append(entry)
-    findings = [_finding(code, mine, [c for c in causes if c.code == code], location) for code, mine in owned.items()]
-    return sorted_findings(findings)
+        entries_of.setdefault(_first_order_code(entry, present) if code == "HD115" else code, []).append(entry)
+    return sorted_findings(
+        _finding(code, own, [cause for cause in causes if cause.code == code], location)
+        for code, own in entries_of.items()
+    )
 
 
 def _code(rules: Sequence[CodePattern], entry: Entry, facts: frozenset[str]) -> str:
-    return next((rule.code for rule in rules if rule.holds(entry, facts)), "")
+    return next((rule.code for rule in rules if rule.matches(entry, facts)), "")
 
 
 def _has_symptom(cause: Cause, failed: list[Entry], messages: dict[int, str]) -> bool:
@@ -149,17 +153,17 @@ def _has_symptom(cause: Cause, failed: list[Entry], messages: dict[int, str]) ->
     return any(cause.explains(entry) and messages[id(entry)] in {"", cause.code, "HD405"} for entry in failed)
 
 
-def _owner(entry: Entry, causes: Sequence[Cause], message: str) -> str:
+def _code_of_cause(entry: Entry, causes: Sequence[Cause], message: str) -> str:
     if about_batches(entry):
-        upset = _UPSET_BATCHES | (_STOP_BATCHES if entry.status in {"raises", "fails"} else set())
-        guilty = [cause.code for cause in causes if cause.code in upset and message in {"", "HD106"}]
-        return guilty[0] if guilty else message
+        unequal = _UNEQUAL_BATCHES | (_RAISE_IN_BATCHES if entry.status in {"raises", "fails"} else set())
+        found = [cause.code for cause in causes if cause.code in unequal and message in {"", "HD106"}]
+        return found[0] if found else message
     if message:
         return message
-    owners = [cause.code for cause in causes if _accounts_for(cause, entry)]
-    owners += [cause.code for cause in causes if _spoils_differences(cause, entry)]
-    owners += [cause.code for cause in causes if _is_right_to_a_tolerance(cause, entry)]
-    return next(iter(owners), "")
+    codes = [cause.code for cause in causes if _accounts_for(cause, entry)]
+    codes += [cause.code for cause in causes if _spoils_differences(cause, entry)]
+    codes += [cause.code for cause in causes if _is_right_to_a_tolerance(cause, entry)]
+    return next(iter(codes), "")
 
 
 def _accounts_for(cause: Cause, entry: Entry) -> bool:
@@ -174,11 +178,11 @@ def _spoils_differences(cause: Cause, entry: Entry) -> bool:
 
 def _is_right_to_a_tolerance(cause: Cause, entry: Entry) -> bool:
     """Whether a gradient computed outside of the graph is within the tolerance of a solver, such as an adjoint."""
-    small = entry.error is not None and entry.error < _OF_SOLVERS
+    small = entry.error is not None and entry.error < _SOLVER_ERROR
     return cause.code in _CUTS and small and entry.status == "wrong" and entry.order == 1
 
 
-def _first_of(entry: Entry, codes: set[str]) -> str:
+def _first_order_code(entry: Entry, codes: set[str]) -> str:
     """Blame a rule that is wrong at first order for errors at higher orders."""
     modes = modes_of(entry)
     if "HD101" in codes and "reverse" in modes:
@@ -186,9 +190,9 @@ def _first_of(entry: Entry, codes: set[str]) -> str:
     return "HD102" if "HD102" in codes and "forward" in modes else "HD115"
 
 
-def _not_smooth(failed: list[Entry], causes: Sequence[Cause], settled: frozenset[int]) -> list[Cause]:
+def _non_smooth_cause(failed: list[Entry], causes: Sequence[Cause], settled: frozenset[int]) -> list[Cause]:
     """Return the cause for entries that are not smooth or not finite; it explains all orders from their lowest."""
-    noise = [cause for cause in causes if cause.code in _UPSET_BATCHES | _NOISY]
+    noise = [cause for cause in causes if cause.code in _UNEQUAL_BATCHES | _NOISY]
     broken = [
         entry
         for entry in failed
@@ -202,14 +206,14 @@ def _not_smooth(failed: list[Entry], causes: Sequence[Cause], settled: frozenset
     return [Cause(code, (evidence,), lambda entry: entry.order >= first.order and not about_batches(entry))]
 
 
-def _without_graph(messages: dict[int, str]) -> list[Cause]:
+def _inner_gradient_cause(messages: dict[int, str]) -> list[Cause]:
     """Return the cause for failures of gradcheck if forward mode finds no graph inside."""
     if "HD411" not in messages.values():
         return []
     return [Cause("HD411", (), lambda entry: entry.route.endswith("gradcheck") and entry.status == "fails")]
 
 
-def _unnested(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, str]) -> list[Cause]:
+def _nesting_cause(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, str]) -> list[Cause]:
     """Return the cause HD114 if only forward-over-forward is wrong, as torch hides the outer pass from a jvp."""
     second = [
         entry
@@ -232,7 +236,7 @@ def _finding(code: str, entries: list[Entry], causes: list[Cause], location: str
     why, remedy = defect.cause, defect.remedy
     if defect.in_function and causes and all(cause.in_function for cause in causes):
         why, remedy = defect.in_function
-    spoken = [] if code in _SAID_BY_CAUSE else entries
+    spoken = [] if code in _WITHOUT_MESSAGE else entries
     details = tuple(dict.fromkeys(entry.detail for entry in spoken if entry.detail))
     observed = (*(text for cause in causes for text in cause.evidence), *details[:3], *_worst_error(entries))
     evidence = tuple(dict.fromkeys(observed))

@@ -2,7 +2,7 @@
 
 from hodiff.checks import Entry, Report
 from hodiff.checks.findings.codes import CODES
-from hodiff.checks.findings.diagnosis import LEFT_OVER, MESSAGES, diagnose
+from hodiff.checks.findings.diagnosis import MESSAGES, OTHER_FAILURES, diagnose
 from hodiff.checks.probes.cause import Cause, by_reverse, no_entry
 
 
@@ -84,7 +84,7 @@ def test_errors_come_before_warnings():
 
 
 def test_every_rule_has_a_code_of_the_table():
-    assert {rule.code for rule in (*MESSAGES, *LEFT_OVER)} <= set(CODES)
+    assert {rule.code for rule in (*MESSAGES, *OTHER_FAILURES)} <= set(CODES)
     assert {code.severity for code in CODES.values()} == {"error", "warning", "note"}
 
 

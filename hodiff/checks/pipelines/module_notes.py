@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.functions.conclusion import constant_inputs
-from hodiff.checks.modules.faults import count_numbers
-from hodiff.checks.modules.first_call import Called
+from hodiff.checks.pipelines.fault_search import count_numbers
+from hodiff.checks.pipelines.function_report import constant_inputs
 from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.double_precision import is_low
+from hodiff.checks.subjects.first_call import Called
 from hodiff.checks.subjects.module_calls import ModuleCall, same
 from hodiff.checks.subjects.subject import Comparison, Subject, is_coarse, padding_rows, subject_of_call, tensors_of
 from hodiff.torch_internals.modules import has_backward_hooks

@@ -17,15 +17,16 @@ from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.comparisons.surrogates import declares_surrogate
 from hodiff.checks.comparisons.vmapped import compile_checks
 from hodiff.checks.findings.diagnosis import diagnose
-from hodiff.checks.functions.check_function import check_function
-from hodiff.checks.functions.conclusion import title
-from hodiff.checks.modules.faults import FaultSearch, stale_finding, unsteady_finding
-from hodiff.checks.modules.first_call import first_call
-from hodiff.checks.modules.notes import notes_of, what_moves
+from hodiff.checks.findings.torch_functions import custom_classes, torch_alone
+from hodiff.checks.pipelines.check_function import check_function
+from hodiff.checks.pipelines.fault_search import FaultSearch, stale_finding, unsteady_finding
+from hodiff.checks.pipelines.function_report import title
+from hodiff.checks.pipelines.module_notes import notes_of, what_moves
 from hodiff.checks.probes.cause import UNRELIABLE
-from hodiff.checks.progress import told
+from hodiff.checks.progress import progress_line
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Report
+from hodiff.checks.subjects.first_call import first_call
 from hodiff.checks.subjects.module_calls import ModuleCall, is_repeatable
 from hodiff.checks.subjects.setting import Setting, surroundings_put_back
 from hodiff.checks.subjects.subject import (
@@ -36,7 +37,6 @@ from hodiff.checks.subjects.subject import (
     subject_of_call,
     tensors_of,
 )
-from hodiff.checks.subjects.torch_functions import custom_classes, torch_alone
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.common.randomness import RandomState
 from hodiff.errors import InputError
@@ -99,7 +99,7 @@ def _apart(module: nn.Module) -> Iterator[None]:
     """Silence warnings, show progress, and restore random generators, default dtype and class attributes."""
     with (
         silence_torch_warnings(),
-        told(f"check of {type(module).__name__}"),
+        progress_line(f"check of {type(module).__name__}"),
         RandomState((), foreign=True).replayed(),
         surroundings_put_back(module),
     ):

@@ -19,7 +19,8 @@ from hodiff.checks.findings.make_finding import (
     routes_of,
     statuses,
 )
-from hodiff.checks.functions.check_function import check_function
+from hodiff.checks.findings.torch_functions import Culprit, culprits, custom_classes
+from hodiff.checks.pipelines.check_function import check_function
 from hodiff.checks.preflight.listeners import ONE_DRAW
 from hodiff.checks.preflight.preflight import preflight
 from hodiff.checks.probes.left_graph import changed_inputs
@@ -27,7 +28,6 @@ from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.subjects.module_calls import ModuleCall
 from hodiff.checks.subjects.subject import Subject, failures, raises, subject_of_call, subject_of_loss, tensors_of
-from hodiff.checks.subjects.torch_functions import Culprit, culprits, custom_classes
 from hodiff.corrections.registry import CORRECTIONS
 from hodiff.torch_internals.custom_operators import loses_tangents
 from hodiff.torch_internals.wording import Wording, says

@@ -14,7 +14,7 @@ from torch import nn
 
 import hodiff
 from hodiff import InputError, check
-from hodiff.checks.modules import faults
+from hodiff.checks.pipelines import fault_search as faults
 
 X = torch.tensor([[0.5, -1.2, 2.0, 0.3], [1.1, 0.4, -0.7, 0.9], [-0.2, 0.8, 1.6, -1.4]])
 REVERSE_INSIDE = {"reverse-over-reverse", "forward-over-reverse"}
@@ -297,7 +297,7 @@ def test_an_old_function_is_right_by_reverse_passes():
     report = check(nn.Sequential(nn.Linear(4, 4), Applied(OldSine)), X)
     assert report.ok
     assert report.codes == ("HD405",)
-    assert report.warnings[0].location.startswith("tests/checks/modules/test_check_module.py")
+    assert report.warnings[0].location.startswith("tests/checks/pipelines/test_check_module.py")
     right = {entry.route for entry in report.entries if entry.status == "ok"}
     assert right == {"reverse", "reverse-over-reverse"}
 
@@ -843,7 +843,7 @@ class Weighted(nn.Module):
 def test_a_decorator_that_cuts_is_named_by_the_line_that_it_decorates():
     line = inspect.getsourcelines(Decorated.forward)[1]
     (finding,) = check(Weighted(), torch.ones(2, 3)).findings
-    assert (finding.code, finding.location) == ("HD104", f"tests/checks/modules/test_check_module.py:{line}")
+    assert (finding.code, finding.location) == ("HD104", f"tests/checks/pipelines/test_check_module.py:{line}")
 
 
 class Detaching(nn.Linear):

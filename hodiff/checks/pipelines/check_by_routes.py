@@ -27,15 +27,15 @@ from hodiff.checks.comparisons.scipy_differences import against_scipy
 from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
 from hodiff.checks.comparisons.vmapped import compile_checks, vmap_checks
 from hodiff.checks.findings.make_finding import sorted_findings
-from hodiff.checks.functions.conclusion import calls_within, conclude
+from hodiff.checks.findings.torch_functions import torch_alone
 from hodiff.checks.oracles.finite_differences import FARTHER
+from hodiff.checks.pipelines.function_report import calls_within, conclude
 from hodiff.checks.probes.cause import UNRELIABLE, Cause
 from hodiff.checks.probes.numbers_inside import cancels, numbers_inside
 from hodiff.checks.probes.probe import probe
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Report
 from hodiff.checks.subjects.subject import Comparison
-from hodiff.checks.subjects.torch_functions import torch_alone
 
 # Divisors of the inputs, tried until all numbers are in range.
 _SMALLER = (4.0, 16.0, 64.0, 256.0, 1024.0)

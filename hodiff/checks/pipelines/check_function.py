@@ -8,7 +8,6 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.comparisons.low_precision import against_reference, noise_note, reference_problem, with_truth
@@ -17,10 +16,11 @@ from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError
 from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.checks.comparisons.vmapped import vmap_checks
-from hodiff.checks.functions.by_routes import check_by_routes
-from hodiff.checks.functions.conclusion import calls_within, conclude, unrepeatable
+from hodiff.checks.pipelines.check_by_routes import check_by_routes
+from hodiff.checks.pipelines.function_report import calls_within, conclude, unrepeatable
+from hodiff.checks.probes.function_calls import cloned
 from hodiff.checks.probes.probe import probe
-from hodiff.checks.progress import told
+from hodiff.checks.progress import progress_line
 from hodiff.checks.report.report import Report
 from hodiff.checks.torch_warnings import silence_torch_warnings
 from hodiff.common.randomness import seeded
@@ -63,7 +63,7 @@ def check_function(f: Any, args: tuple[Any, ...], options: CheckOptions) -> Repo
     function = _applied(f) if isinstance(f, type) and issubclass(f, torch.autograd.Function) else f
     generator = torch.Generator().manual_seed(options.seed)
     name = getattr(f, "__name__", type(f).__name__)
-    with silence_torch_warnings(), seeded(options.seed, tensors_in(args)), told(f"check of {name}"):
+    with silence_torch_warnings(), seeded(options.seed, tensors_in(args)), progress_line(f"check of {name}"):
         try:
             with options.mode:
                 problem = scalarize(function, args, generator, options.method)
@@ -82,7 +82,7 @@ def _applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
 
     @wraps(function.apply)
     def applied(*args: Any) -> Any:
-        return function.apply(*(each.clone() if isinstance(each, Tensor) else each for each in args))
+        return function.apply(*cloned(args))
 
     return applied
 
