@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,7 +29,7 @@ from hodiff.checks.comparisons.vmapped import compile_checks, vmap_checks
 from hodiff.checks.findings.make_finding import sorted_findings
 from hodiff.checks.findings.torch_functions import torch_alone
 from hodiff.checks.oracles.finite_differences import FARTHER
-from hodiff.checks.pipelines.function_report import calls_within, conclude
+from hodiff.checks.pipelines.function_report import calls_within, function_report
 from hodiff.checks.probes.cause import UNRELIABLE, Cause
 from hodiff.checks.probes.numbers_inside import cancels, numbers_inside
 from hodiff.checks.probes.probe import probe
@@ -91,12 +91,11 @@ def check_by_routes(
         return report
     comparison = Comparison(problem, problem.loss, levels)
     functions = dict.fromkeys(call.function for call in calls_within(problem, f))
-    warnings = torch_alone(
-        lambda: partial(problem.function, *(leaf.clone() for leaf in problem.leaves)),
-        comparison,
-        options,
-        tuple(functions),
-    )
+
+    def prepare() -> Callable[[], Any]:
+        return partial(problem.function, *(leaf.clone() for leaf in problem.leaves))
+
+    warnings = torch_alone(prepare, comparison, options, tuple(functions))
     return replace(report, findings=sorted_findings((*report.findings, *warnings)))
 
 
@@ -117,13 +116,7 @@ def _report(
             entries += _entries(own, problem, levels, options, generator, in_double=not (trouble or lost))
         entries += _transformed(problem, levels, options, generator)
     calls = calls_within(problem, f)
-    causes = probe(
-        *(f, args, problem.function, problem.leaves, calls),
-        approximate=surrogate,
-        seed=options.seed,
-        vmap=options.vmap,
-        brief=options.brief,
-    )
+    causes = probe(f, args, problem.function, problem.leaves, calls, replace(options, approximate=surrogate))
     if not surrogate:
         digits = lost_digits(problem, levels, entries, {cause.code for cause in causes})
         causes = [*(digits or out_of_range(problem, levels, entries)), *causes]
@@ -131,7 +124,7 @@ def _report(
         entries = list(unjudged(entries))
         causes.append(gap(entries))
     notes = (*lost, *stated_errors(f, args, options.order))
-    report = conclude(f, own, entries, causes, calls, levels, notes, correct=options.correct)
+    report = function_report(f, own, entries, causes, calls, levels, notes, options)
     return report, problem, [] if surrogate else levels
 
 

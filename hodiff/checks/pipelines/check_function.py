@@ -17,7 +17,7 @@ from hodiff.checks.comparisons.scalar_requirements import UnrepeatableError
 from hodiff.checks.comparisons.scalarize import scalarize
 from hodiff.checks.comparisons.vmapped import vmap_checks
 from hodiff.checks.pipelines.check_by_routes import check_by_routes
-from hodiff.checks.pipelines.function_report import calls_within, conclude, unrepeatable
+from hodiff.checks.pipelines.function_report import calls_within, function_report, unrepeatable_report
 from hodiff.checks.probes.function_calls import cloned
 from hodiff.checks.probes.probe import probe
 from hodiff.checks.progress import progress_line
@@ -46,16 +46,9 @@ def check_by_reference(
     if options.vmap:
         entries += vmap_checks(own, options.order, size, generator)
     calls = with_truth(calls_within(own, f), f, reference)
-    causes = probe(
-        *(f, args, own.function, own.leaves, calls),
-        approximate=False,
-        seed=options.seed,
-        vmap=options.vmap,
-        brief=options.brief,
-        truth=truth.function,
-    )
+    causes = probe(f, args, own.function, own.leaves, calls, options, truth.function)
     causes = [cause for cause in causes if cause.code not in _OF_DOUBLE]
-    return conclude(f, own, entries, causes, calls, levels, noise_note(own, truth), correct=options.correct)
+    return function_report(f, own, entries, causes, calls, levels, noise_note(own, truth), options)
 
 
 def check_function(f: Any, args: tuple[Any, ...], options: CheckOptions) -> Report:
@@ -68,7 +61,7 @@ def check_function(f: Any, args: tuple[Any, ...], options: CheckOptions) -> Repo
             with options.mode:
                 problem = scalarize(function, args, generator, options.method)
         except UnrepeatableError as error:
-            return unrepeatable(f, str(error))
+            return unrepeatable_report(f, str(error))
         if options.reference is None:
             return check_by_routes(f, args, problem, options, generator)
         with options.mode:

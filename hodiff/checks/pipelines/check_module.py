@@ -21,7 +21,7 @@ from hodiff.checks.findings.torch_functions import custom_classes, torch_alone
 from hodiff.checks.pipelines.check_function import check_function
 from hodiff.checks.pipelines.fault_search import FaultSearch, stale_finding, unsteady_finding
 from hodiff.checks.pipelines.function_report import title
-from hodiff.checks.pipelines.module_notes import notes_of, what_moves
+from hodiff.checks.pipelines.module_notes import module_notes, variables_note
 from hodiff.checks.probes.cause import UNRELIABLE
 from hodiff.checks.progress import progress_line
 from hodiff.checks.report.data import Entry
@@ -47,7 +47,7 @@ _MISSING = {"HD401", "HD403", "HD405", "HD406", "HD408"}
 
 def check_module(module: nn.Module, args: tuple[Any, ...], options: CheckOptions) -> Report:
     """Check a module's loss by every route on a copy in float64, and find the submodule at fault."""
-    with _apart(module):
+    with _isolated(module):
         called = first_call(module, args)
         root = called.root
         tensors = [each for each in tree_leaves(called.args) if isinstance(each, Tensor)]
@@ -58,16 +58,15 @@ def check_module(module: nn.Module, args: tuple[Any, ...], options: CheckOptions
             return Report(heading, (), (stale_finding(called.stale),))
         _require_scalar(options.loss, root)
         both = options.wrt == "both"
-        aside = tuple(set(custom_classes(root, inputs=False)) - set(custom_classes(root))) if both else ()
+        unused = tuple(set(custom_classes(root, inputs=False)) - set(custom_classes(root))) if both else ()
         # Training, without input gradients, runs these custom Functions: differentiate by parameters to check them.
-        options = replace(options, wrt="parameters") if aside else options
+        options = replace(options, wrt="parameters") if unused else options
         subject = _subject(root, options)
         if options.approximate or _declares_surrogate(module, subject):
-            return _of_surrogate(module, subject, options)
+            return _check_surrogate(module, subject, options)
         with options.mode:
             comparison = compare_routes(subject, options.order, options.seed, curved=options.loss is None)
             entries = (*comparison.entries, *_compiled(root, comparison, options))
-
         failed = tuple(entry for entry in comparison.entries if entry.failed)
         found = list(FaultSearch(root, failed, options).findings()) if failed else []
         found += diagnose(entries[len(comparison.entries) :], ())
@@ -76,13 +75,13 @@ def check_module(module: nn.Module, args: tuple[Any, ...], options: CheckOptions
         if options.correct and not UNRELIABLE & {each.code for each in found}:
             # This finding comes last, as it is a warning.
             found += torch_alone(lambda: _again(root, options.loss), comparison, options, custom_classes(root))
-        notes = notes_of(module, called, subject, comparison, aside, failed)
+        notes = module_notes(module, called, subject, comparison, unused, failed)
     return Report(heading, entries, tuple(found), notes)
 
 
 def compare_module(module: nn.Module, args: tuple[Any, ...], options: CheckOptions) -> Comparison | None:
     """Return the comparison of all routes, the quick part of a check; None if routes need not agree."""
-    with _apart(module):
+    with _isolated(module):
         subject = _subject(first_call(module, args).root, options)
         if _declares_surrogate(module, subject):
             return None
@@ -95,7 +94,7 @@ def _subject(root: ModuleCall, options: CheckOptions) -> Subject:
 
 
 @contextmanager
-def _apart(module: nn.Module) -> Iterator[None]:
+def _isolated(module: nn.Module) -> Iterator[None]:
     """Silence warnings, show progress, and restore random generators, default dtype and class attributes."""
     with (
         silence_torch_warnings(),
@@ -115,7 +114,7 @@ def _declares_surrogate(module: nn.Module, subject: Subject) -> bool:
     return declares_surrogate(module, function, tuple(leaves))
 
 
-def _of_surrogate(module: nn.Module, subject: Subject, options: CheckOptions) -> Report:
+def _check_surrogate(module: nn.Module, subject: Subject, options: CheckOptions) -> Report:
     """Check a module with surrogate derivatives as a function, comparing routes with each other."""
 
     @wraps(subject.function)
@@ -125,7 +124,7 @@ def _of_surrogate(module: nn.Module, subject: Subject, options: CheckOptions) ->
     function.__name__ = type(module).__name__
     own = CheckOptions(options.order, vmap=False, seed=options.seed, correct=options.correct, approximate=True)
     report = check_function(function, subject.inputs, own)
-    return replace(report, notes=(*report.notes, what_moves(module, subject)))
+    return replace(report, notes=(*report.notes, variables_note(module, subject)))
 
 
 def _again(root: ModuleCall, loss: Callable[[Any], Tensor] | None) -> Callable[[], Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.check_options import CheckOptions
@@ -27,7 +27,7 @@ from hodiff.checks.probes.left_graph import changed_inputs
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding, Report
 from hodiff.checks.subjects.module_calls import ModuleCall
-from hodiff.checks.subjects.subject import Subject, failures, raises, subject_of_call, subject_of_loss, tensors_of
+from hodiff.checks.subjects.subject import Subject, failures, raises, subject_of_call, subject_of_loss
 from hodiff.corrections.registry import CORRECTIONS
 from hodiff.torch_internals.custom_operators import loses_tangents
 from hodiff.torch_internals.wording import Wording, says
@@ -270,8 +270,3 @@ def _evidence(fault: Fault) -> tuple[str, ...]:
 
 def _submodule(call: ModuleCall) -> str:
     return f"submodule {call.label}" if call.name else f"the module itself, {call.label}"
-
-
-def count_numbers(tree: Any) -> int:
-    """Return the number of elements of all tensors in a pytree."""
-    return sum(each.numel() for each in tensors_of(tree_leaves(tree)))

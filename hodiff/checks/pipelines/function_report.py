@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.comparisons.order_by_order import Level
 from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.findings.diagnosis import diagnose
@@ -25,7 +26,7 @@ def calls_within(problem: ScalarProblem, f: Any) -> list[FunctionCall]:
     return [] if isinstance(calls, Failure) else calls
 
 
-def conclude(
+def function_report(
     f: Any,
     problem: ScalarProblem,
     entries: Sequence[Entry],
@@ -33,14 +34,13 @@ def conclude(
     calls: list[FunctionCall],
     levels: list[Level],
     notes: Iterable[str],
-    *,
-    correct: bool,
+    options: CheckOptions,
 ) -> Report:
     """Diagnose, and return the report."""
     settled = frozenset(level.order for level in levels if level.settled)
     location = class_location(f) or next((class_location(call.function) for call in calls), "")
     findings = diagnose(entries, causes, facts=_facts(f, calls), settled=settled, location=location)
-    heading = title(_name_of(f), problem.leaves, correct=correct)
+    heading = title(_name_of(f), problem.leaves, correct=options.correct)
     return Report(heading, tuple(entries), findings, (*notes, *constant_inputs(problem)))
 
 
@@ -52,9 +52,8 @@ def constant_inputs(problem: ScalarProblem) -> Iterator[str]:
 
 def title(name: str, tensors: Iterable[Tensor], *, correct: bool) -> str:
     """Return the title of a report: name, dtypes and shapes, and whether torch's rules are corrected."""
-    return (
-        f"{name} at {', '.join(map(dtype_and_shape, tensors))}, {'within corrected()' if correct else 'by torch alone'}"
-    )
+    mode = "within corrected()" if correct else "by torch alone"
+    return f"{name} at {', '.join(map(dtype_and_shape, tensors))}, {mode}"
 
 
 def dtype_and_shape(tensor: Tensor) -> str:
@@ -62,7 +61,7 @@ def dtype_and_shape(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def unrepeatable(f: Any, reason: str) -> Report:
+def unrepeatable_report(f: Any, reason: str) -> Report:
     """Return the report of a function whose output differs from call to call."""
     cause = Cause("HD903", (reason,), no_entry, class_location(f))
     return Report(_name_of(f), (), diagnose((), [cause]))
