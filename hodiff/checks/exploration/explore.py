@@ -27,11 +27,7 @@ _FEW = 12
 
 
 def findings_around(
-    report: Report,
-    sample: Sample,
-    judge: Judge,
-    seed: int,
-    conditions: Sequence[Condition],
+    report: Report, sample: Sample, judge: Judge, seed: int, conditions: Sequence[Condition]
 ) -> tuple[dict[str, Finding], str]:
     """Return a finding for each new code, and a note of how many inputs were tried and how many counted."""
     known = {*report.codes, *OF_THE_POINT}

@@ -31,14 +31,10 @@ _OF_DOUBLE = {"HD306"}
 
 
 def check_by_reference(
-    f: Any,
-    args: tuple[Any, ...],
-    own: ScalarProblem,
-    options: CheckOptions,
-    reference: Callable[..., Any],
-    generator: torch.Generator,
+    f: Any, args: tuple[Any, ...], own: ScalarProblem, options: CheckOptions, generator: torch.Generator
 ) -> Report:
     """Check a function in its own dtype against the reference in float64."""
+    reference: Any = options.reference
     truth = reference_problem(own, reference, args, generator)
     levels = climb(truth, truth.loss, options.order, generator)
     entries = against_reference(own, truth, levels, options.order, options.ulps, generator)
@@ -65,7 +61,7 @@ def check_function(f: Any, args: tuple[Any, ...], options: CheckOptions) -> Repo
         if options.reference is None:
             return check_by_routes(f, args, problem, options, generator)
         with options.mode:
-            return check_by_reference(f, args, problem, options, options.reference, generator)
+            return check_by_reference(f, args, problem, options, generator)
 
 
 def _applied(function: type[torch.autograd.Function]) -> Callable[..., Any]:
