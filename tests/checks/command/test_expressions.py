@@ -138,3 +138,9 @@ def test_random_tensors_of_a_loss_are_drawn_once_after_the_inputs():
     first, second = (torch.randn(2, generator=again, dtype=torch.float64) for _ in range(2))
     assert torch.equal(inputs, first)
     assert loss(torch.zeros(2)) == loss(torch.zeros(2)) == -second.sum()
+
+
+def test_errors_of_a_loss_describe_the_output():
+    loss = read_loss("output['logit'].sum()", torch.Generator())
+    with pytest.raises(InputError, match=r"raises KeyError: 'logit'\. The output is a dict with the keys 'logits'"):
+        loss({"logits": torch.ones(2)})
