@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,18 +12,18 @@ from hodiff.checks.check_arguments import (
     require_backend,
     require_function,
     require_inputs,
+    require_loss,
     require_module,
-    require_nothing,
     require_numbers,
     require_reference,
     require_ulps,
     under_autocast,
 )
-from hodiff.checks.exploration.explore import explore as explore_around
+from hodiff.checks.check_options import METHODS, CheckOptions
+from hodiff.checks.exploration.explore_function import explore_function
 from hodiff.checks.exploration.explore_module import explore_module
-from hodiff.checks.functions.check_function import check_function
-from hodiff.checks.functions.conclusion import METHODS, Switches
-from hodiff.checks.modules.check_module import check_module
+from hodiff.checks.pipelines.check_function import check_function
+from hodiff.checks.pipelines.check_module import check_module
 from hodiff.checks.report.report import Report
 from hodiff.common.module_state import at_another_point
 from hodiff.common.options import require_bools, require_choice, require_int
@@ -173,32 +172,19 @@ def check(
     require_choice("check", "method", method, METHODS)
     require_ulps(ulps, reference)
     require_numbers(f, inputs)
-    backend = compile if isinstance(compile, str) else "inductor" * compile
-    if loss is not None:
-        require_module(f)
-    if isinstance(f, torch.nn.Module) and (loss is not None or reference is None):
-        require_nothing("reference", reference)
-        options: dict[str, Any] = {"order": order, "seed": seed, "correct": correct}
-        options |= {"loss": loss, "wrt": wrt or "both", "fixed": fixed}
-        found = check_module(f, inputs, backend=backend, approximate=approximate, **options)
-        if not explore:
-            return found
-        return explore_module(
-            found, f, inputs if type(inputs) is tuple else (inputs,), approximate=approximate, **options
-        )
-    require_inputs(f, wrt, fixed)
-    reference = require_reference(reference, approximate)
     args = inputs if type(inputs) is tuple else (inputs,)
-    switches = Switches(order, vmap, backend, scipy, seed, method, correct)
-
-    def checked(f: Any, args: tuple[Any, ...], reference: Any, switches: Switches = switches) -> Report:
-        return check_function(f, args, switches, approximate=approximate, reference=reference, ulps=ulps)
-
-    report = checked(f, args, reference)
-    if not explore:
-        return report
-    around = replace(switches, scipy=False, backend="", brief=True)
-    return explore_around(report, f, args, partial(checked, switches=around), around, reference)
+    require_loss(f, loss, reference)
+    backend = compile if isinstance(compile, str) else "inductor" * compile
+    options = CheckOptions(order, vmap, backend, scipy, seed, method, correct, approximate, reference, ulps, loss)
+    if isinstance(f, torch.nn.Module) and (loss is not None or reference is None):
+        require_module(f, args, wrt, fixed)
+        options = replace(options, wrt=wrt or "both", fixed=fixed)
+        report = check_module(f, args, options)
+        return explore_module(report, f, args, options) if explore else report
+    require_inputs(f, wrt, fixed)
+    options = replace(options, reference=require_reference(reference, approximate))
+    report = check_function(f, args, options)
+    return explore_function(report, f, args, options) if explore else report
 
 
 def assert_differentiable(f: Any, inputs: Any, *, order: int = 2, **options: Any) -> Report:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from hodiff.common.options import require_bool, require_number
+from hodiff.checks.check_options import WRT
+from hodiff.common.options import is_int, require_bool, require_choice, require_number
 from hodiff.errors import InputError
 
 
@@ -35,22 +36,41 @@ def require_numbers(f: Any, inputs: Any) -> None:
             )
 
 
-def require_module(f: Any) -> None:
-    """Raise InputError if a loss is given and f is no module."""
+def require_loss(f: Any, loss: Any, reference: Any) -> None:
+    """Raise InputError if a loss is given for a function, with a reference, or is not callable."""
+    if loss is None:
+        return
     if not isinstance(f, torch.nn.Module):
         raise InputError(
             f"check: loss: expected None unless f is a torch.nn.Module, got a loss for {type(f).__name__}. "
             "Compose loss and f, and check the composition."
         )
-
-
-def require_nothing(name: str, value: Any) -> None:
-    """Raise InputError for an option that cannot be combined with a loss."""
-    if value:
+    if reference:
         raise InputError(
-            f"check: {name}: expected nothing with a loss, got {value!r}. It is for functions; check what the module "
-            "calls by itself."
+            f"check: reference: expected nothing with a loss, got {reference!r}. It is for functions; check what the "
+            "module calls by itself."
         )
+    if not callable(loss):
+        raise InputError(
+            f"check: loss: expected a function of the module's output, got {type(loss).__name__}. "
+            "Bind the target: `loss=lambda output: F.mse_loss(output, target)`."
+        )
+
+
+def require_module(f: torch.nn.Module, args: tuple[Any, ...], wrt: Any, fixed: Any) -> None:
+    """Raise InputError for a module without Python code, and for wrong variables to differentiate by."""
+    if isinstance(f, torch.jit.ScriptModule):
+        raise InputError(
+            "check: f: expected a module in Python, got a scripted or traced one, whose submodules and calls cannot be "
+            "seen. Check the module that it was made of, or it as a function: `hodiff.check(lambda x: module(x), x)`."
+        )
+    count = len(args)
+    if not isinstance(fixed, (tuple, list)) or not all(is_int(each) and 0 <= each < count for each in fixed):
+        raise InputError(
+            f"check: fixed: expected a tuple of positions of the {count} inputs, from 0 to {count - 1}, got {fixed!r}; "
+            "the first alone is `fixed=(0,)`."
+        )
+    require_choice("check", "wrt", wrt or "both", WRT)
 
 
 def require_inputs(f: Any, wrt: Any, fixed: Any) -> None:

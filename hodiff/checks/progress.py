@@ -16,7 +16,7 @@ _LINE: ContextVar[Any] = ContextVar("line", default=None)
 
 
 @contextmanager
-def told(name: str) -> Iterator[None]:
+def progress_line(name: str) -> Iterator[None]:
     """Show a progress line on a terminal; a check inside of another check shares its line."""
     if _LINE.get() is not None:
         yield

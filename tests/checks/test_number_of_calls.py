@@ -1,16 +1,15 @@
 """Number of calls of the function in a check, which is small because a call may run an expensive solver."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 from torch import nn
 from torch.autograd import Function
 
 import hodiff
+from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.comparisons import order_by_order as orders
+from hodiff.checks.findings.torch_functions import culprits
 from hodiff.checks.oracles.compositions import derivative
-from hodiff.checks.subjects.torch_functions import culprits
 
 X = torch.tensor([0.3, -0.7, 1.1], dtype=torch.float64)
 
@@ -114,7 +113,7 @@ def test_function_that_torch_rejects_is_called_few_times():
 @pytest.mark.slow
 def test_errors_of_a_custom_function_start_no_search_of_torch_functions(monkeypatch):
     searched = []
-    monkeypatch.setattr("hodiff.checks.modules.faults.culprits", lambda *_, **__: searched.append(1) or ())
+    monkeypatch.setattr("hodiff.checks.pipelines.fault_search.culprits", lambda *_, **__: searched.append(1) or ())
     assert calls_of(Counted(OldSine.apply))[0].codes == ("HD405",)
     assert not searched
     calls_of(Counted(Mute.apply))
@@ -127,8 +126,9 @@ def test_search_finds_the_torch_function_that_raises():
         # Torch has no derivative of igamma by its first argument.
         return torch.igamma(x.abs(), x.exp()) * torch.exp(x)
 
-    found = list(culprits(lambda: lambda: step(X), nullcontext, 2, 0, raising=True))
-    everything = list(culprits(lambda: lambda: step(X), nullcontext, 2, 0))
+    alone = CheckOptions(correct=False)
+    found = list(culprits(lambda: lambda: step(X), alone, raising=True))
+    everything = list(culprits(lambda: lambda: step(X), alone))
     assert [each.name for each in found] == ["torch.igamma"]
     assert [each.failed for each in found] == [each.failed for each in everything]
 

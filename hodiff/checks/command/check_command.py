@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from hodiff.checks.check import check
-from hodiff.checks.command.expressions import Reader, dtype_named
-from hodiff.checks.command.loss_expressions import read_loss
+from hodiff.checks.command.expressions import dtype_named, read_inputs, read_loss
 from hodiff.checks.command.targets import load_target
 from hodiff.checks.report.report import Report
 from hodiff.errors import InputError
@@ -21,13 +20,18 @@ examples:
   python -m hodiff check my_package.losses:Focal --inputs "randn(4, 3), randint(0, 3, (4,)), 2.0"
   python -m hodiff check my_package.models:model --inputs "randn(5, 3)" --loss "mse_loss(output, randn(5, 1))"
 
---inputs knows rand, randn, zeros, ones, eye, linspace, logspace, tensor, full, arange, randint and randperm as torch
-does, all seeded and float64 unless they name a dtype; numbers, strings, None; tuples, lists and dicts.
-
---loss knows output, the losses of torch.nn.functional, methods of tensors, indices, + - * / ** @, and all that --inputs
-does; or names a function, package.module:Name.
+--inputs and --loss are Python expressions with the names of torch and torch.nn.functional: randn, tensor, mse_loss.
+Their tensors are seeded, and float64 unless they name a dtype. --loss is an expression in output, the module's output.
+Both may also name an object, package.module:Name or path/to/file.py:Name: --inputs a tensor, a tuple, or a function
+without arguments that returns the inputs; --loss a function of the output.
 
 exit status: 0 without errors (warnings are none), 1 with errors, 2 if the check could not be run"""
+
+# Options with the names of the arguments of `check`.
+_PASSED_ON = (
+    *("order", "vmap", "compile", "scipy", "seed", "approximate"),
+    *("ulps", "method", "correct", "wrt", "fixed", "explore"),
+)
 
 
 def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -42,8 +46,8 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     parser.add_argument("target", metavar="TARGET", help="package.module:Name or path/to/file.py:Name")
     parser.add_argument("--inputs", required=True, metavar="EXPRESSION", help='arguments: "randn(3, 4), randn(4)"')
     parser.add_argument("--order", type=int, default=2, metavar="K", help="highest order of derivative (%(default)s)")
-    parser.add_argument("--no-vmap", action="store_true", help="leave out batching")
-    parser.add_argument("--no-scipy", action="store_true", help="leave out SciPy's differences")
+    parser.add_argument("--no-vmap", action="store_false", dest="vmap", help="leave out batching")
+    parser.add_argument("--no-scipy", action="store_false", dest="scipy", help="leave out SciPy's differences")
     parser.add_argument(
         "--compile", nargs="?", const=True, default=False, metavar="BACKEND", help="check torch.compile, too (slow)"
     )
@@ -76,7 +80,10 @@ def add_check(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         help='of a module\'s output, "mse_loss(output, randn(5, 1))": finds the submodule',
     )
     parser.add_argument(
-        "--torch-alone", action="store_true", help="judge torch's own derivatives, not those that hodiff takes"
+        "--torch-alone",
+        action="store_false",
+        dest="correct",
+        help="judge torch's own derivatives, not those that hodiff takes",
     )
     parser.add_argument("--wrt", metavar="both|parameters|inputs", help="what a module is differentiated by (both)")
     parser.add_argument(
@@ -99,9 +106,9 @@ def run_check(options: argparse.Namespace) -> int:
     function = load_target(options.target)
     if isinstance(function, torch.nn.Module):
         function = function.to(dtype)
-    reader = Reader(dtype, options.seed)
-    inputs = reader.read(options.inputs)
-    report = _check(function, inputs, options, reader.generator)
+    generator = torch.Generator().manual_seed(options.seed)
+    inputs = read_inputs(options.inputs, dtype, generator)
+    report = _check(function, inputs, options, generator)
     if options.json == "-":
         sys.stdout.write(report.to_json(indent=2) + "\n")
     else:
@@ -113,25 +120,12 @@ def run_check(options: argparse.Namespace) -> int:
 
 def _check(function: Any, inputs: Any, options: argparse.Namespace, generator: torch.Generator) -> Report:
     reference = None if options.reference is None else load_target(options.reference, what="--reference")
-    if isinstance(reference, torch.nn.Module):
-        reference = reference.double()
     return check(
         function,
         inputs,
-        order=options.order,
-        vmap=not options.no_vmap,
-        compile=options.compile,
-        scipy=not options.no_scipy,
-        seed=options.seed,
-        approximate=options.approximate,
-        reference=reference,
-        ulps=options.ulps,
-        method=options.method,
+        **{name: getattr(options, name) for name in _PASSED_ON},
+        reference=reference.double() if isinstance(reference, torch.nn.Module) else reference,
         loss=None if options.loss is None else read_loss(options.loss, generator),
-        correct=not options.torch_alone,
-        wrt=options.wrt,
-        fixed=options.fixed,
-        explore=options.explore,
         autocast=None if options.autocast is None else dtype_named(options.autocast, "--autocast"),
     )
 

@@ -1,155 +1,114 @@
-"""Reader of inputs written as text, `randn(3, 4), tensor([0.0, 1.0])`, without evaluating it as Python."""
+"""Values of the options `--inputs` and `--loss`, which are Python expressions or names of objects."""
 
 from __future__ import annotations
 
 import ast
-import math
-from collections.abc import Callable
-from typing import Any, ClassVar
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from hodiff.checks.attempts import first_line
+from hodiff.checks.command.targets import load_object, load_target
 from hodiff.errors import InputError
 
-_DTYPES = (
-    *("float64", "float32", "bfloat16", "float16", "complex128", "complex64"),
-    *("int64", "int32", "int16", "int8", "uint8", "bool"),
-)
+# Maps the output of a model to a scalar.
+Loss = Callable[[Any], Any]
 
-CONSTANTS: dict[str, Any] = {
-    **{name: getattr(torch, name) for name in _DTYPES},
-    "inf": math.inf,
-    "nan": math.nan,
-    "pi": math.pi,
-}
-
-# Random functions, which need the generator.
-_RANDOM = ("rand", "randn", "randint", "randperm")
-_ALWAYS_FLOATING = ("rand", "randn", "zeros", "ones", "eye", "linspace", "logspace")
-# Functions whose dtype depends on their arguments.
-_BY_VALUE = ("tensor", "full", "arange")
-_OF_INTEGERS = ("randint", "randperm")
-
-CALLS = (*_ALWAYS_FLOATING, *_BY_VALUE, *_OF_INTEGERS)
-
-_COMPLEX = {torch.float64: torch.complex128, torch.float32: torch.complex64}
-
-
-class Reader:
-    """Reader of expressions, which share a random generator; `what` and `hint` are for messages."""
-
-    def __init__(
-        self,
-        dtype: torch.dtype = torch.float64,
-        seed: int = 0,
-        *,
-        generator: torch.Generator | None = None,
-        what: str = "--inputs",
-        hint: str = "",
-    ) -> None:
-        self.dtype = dtype
-        self.generator = torch.Generator().manual_seed(seed) if generator is None else generator
-        self.what = what
-        self.hint = hint or _ALLOWED
-
-    def read(self, text: str) -> Any:
-        """Read one expression; top-level commas make a tuple."""
-        try:
-            tree = ast.parse(text.strip(), mode="eval")
-        except (SyntaxError, ValueError) as error:
-            raise InputError(self._refusal(text, f"is no expression ({error.args[0]})")) from error
-        return self.value(tree.body, text)
-
-    def value(self, node: ast.expr, text: str) -> Any:
-        """Return the value of a node of the expression."""
-        reader = self._READERS.get(type(node))
-        if reader is None:
-            raise InputError(self._refusal(text, f"holds {ast.unparse(node)!r}"))
-        return reader(self, node, text)
-
-    def _sequence(self, node: Any, text: str) -> Any:
-        values = (self.value(each, text) for each in node.elts)
-        return tuple(values) if isinstance(node, ast.Tuple) else list(values)
-
-    def _dict(self, node: Any, text: str) -> dict[Any, Any]:
-        if None in node.keys:
-            raise InputError(self._refusal(text, f"holds {ast.unparse(node)!r}"))
-        keys = [self.value(key, text) for key in node.keys]
-        try:
-            return dict(zip(keys, (self.value(value, text) for value in node.values), strict=True))
-        except TypeError as error:
-            raise InputError(
-                self._refusal(text, f"holds {ast.unparse(node)!r}, where a key is not hashable")
-            ) from error
-
-    def _constant(self, node: Any, text: str) -> Any:
-        return node.value
-
-    def _name(self, node: Any, text: str) -> Any:
-        if node.id not in CONSTANTS:
-            raise InputError(self._refusal(text, f"holds the name {node.id!r}"))
-        return CONSTANTS[node.id]
-
-    def _sign(self, node: Any, text: str) -> Any:
-        value = self.value(node.operand, text)
-        if not isinstance(node.op, ast.USub) or not isinstance(value, int | float | complex | Tensor):
-            raise InputError(self._refusal(text, f"holds {ast.unparse(node)!r}"))
-        return -value
-
-    def _call(self, node: Any, text: str) -> Any:
-        name = node.func.id if isinstance(node.func, ast.Name) else ast.unparse(node.func)
-        starred = any(isinstance(each, ast.Starred) for each in node.args) or any(not k.arg for k in node.keywords)
-        if name not in CALLS or starred:
-            raise InputError(self._refusal(text, f"calls {ast.unparse(node)!r}"))
-        args = [self.value(each, text) for each in node.args]
-        kwargs = {each.arg: self.value(each.value, text) for each in node.keywords}
-        try:
-            return self._construct(name, args, kwargs)
-        except (TypeError, ValueError, RuntimeError, IndexError) as error:
-            raise InputError(
-                f"check: {self.what}: torch refuses {ast.unparse(node)}: {str(error).strip().splitlines()[0]}. "
-                f"See torch.{name} for its arguments."
-            ) from error
-
-    def _construct(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
-        make: Callable[..., Tensor] = getattr(torch, name)
-        if name in _RANDOM:
-            kwargs = {"generator": self.generator, **kwargs}
-        if name in _ALWAYS_FLOATING:
-            kwargs = {"dtype": self.dtype, **kwargs}
-        if name in _BY_VALUE and "dtype" not in kwargs:
-            made = make(*args, **kwargs)
-            wanted = _COMPLEX.get(self.dtype, made.dtype) if made.is_complex() else self.dtype
-            # Construct the tensor again: a conversion would keep the rounding of the default dtype.
-            return make(*args, dtype=wanted, **kwargs) if made.is_floating_point() or made.is_complex() else made
-        return make(*args, **kwargs)
-
-    def _refusal(self, text: str, what: str) -> str:
-        return f"check: {self.what}: {text!r} {what}. {self.hint}"
-
-    _READERS: ClassVar[dict[type[ast.expr], Callable[..., Any]]] = {
-        ast.Tuple: _sequence,
-        ast.List: _sequence,
-        ast.Dict: _dict,
-        ast.Constant: _constant,
-        ast.Name: _name,
-        ast.UnaryOp: _sign,
-        ast.Call: _call,
-    }
+_FLOATING = ("float64", "float32", "bfloat16", "float16")
+_TARGET = re.compile(r"[^()\[\]\s]+:[A-Za-z_][\w.]*")
+_NAMES = {name: value for name, value in {**vars(torch), **vars(F), "torch": torch}.items() if name[:2] != "__"}
 
 
 def dtype_named(name: str, option: str = "--dtype") -> torch.dtype:
     """Return the floating-point dtype of this name."""
-    found = CONSTANTS.get(name.removeprefix("torch."))
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        floating = ", ".join(each for each in _DTYPES if CONSTANTS[each].is_floating_point)
-        raise InputError(f"check: {option}: expected one of {floating}, got {name!r}.")
-    return found
+    name = name.removeprefix("torch.")
+    if name not in _FLOATING:
+        raise InputError(f"check: {option}: expected one of {', '.join(_FLOATING)}, got {name!r}.")
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
 
 
-_ALLOWED = (
-    f"Allowed are calls of {', '.join(CALLS)}; numbers, strings, True, False, None and the names "
-    f"{', '.join(CONSTANTS)}; a minus before them; tuples, lists and dicts. "
-    'For example: "randn(3, 4), tensor([0.5, 2.0]), 3". Anything else: call hodiff.check in Python.'
-)
+def read_inputs(text: str, dtype: torch.dtype, generator: torch.Generator) -> Any:
+    """Evaluate an expression, or a named object or function without arguments; `dtype` is the default dtype."""
+    text = text.strip()
+    found = load_object(text, "--inputs") if _TARGET.fullmatch(text) else None
+    try:
+        with _drawing(generator, dtype):
+            # The command imports and runs the target anyway, so evaluating the user's own argument adds no risk.
+            return eval(text, dict(_NAMES)) if found is None else found() if callable(found) else found
+    except Exception as error:
+        raise _refusal("--inputs", text, error) from error
+
+
+def read_loss(text: str, generator: torch.Generator) -> Loss:
+    """Return a function of `output` from an expression or its name; random tensors are drawn once, in float64."""
+    text = text.strip()
+    if _TARGET.fullmatch(text):
+        named: Loss = load_target(text, "--loss")
+        if isinstance(named, type):
+            raise InputError(f"check: --loss: expected a function of the module's output, got the Function {text!r}.")
+        return named.double() if isinstance(named, torch.nn.Module) else named
+    names = dict(_NAMES)
+    try:
+        with _drawing(generator, torch.float64):
+            tree = _Constants(names).visit(ast.parse(text, mode="eval"))
+        if not any(isinstance(node, ast.Name) and node.id == "output" for node in ast.walk(tree)):
+            raise NameError("the loss does not use 'output'")
+        evaluate = eval(f"lambda output: {ast.unparse(tree)}", names)
+    except Exception as error:
+        raise _refusal("--loss", text, error) from error
+
+    def loss(output: Any) -> Any:
+        try:
+            return evaluate(output)
+        except Exception as error:
+            raise _refusal("--loss", text, error, f"The output is {_description(output)}. ") from error
+
+    return loss
+
+
+def _description(output: Any) -> str:
+    if isinstance(output, Tensor):
+        return f"a tensor of shape {tuple(output.shape)}"
+    keys = f" with the keys {', '.join(map(repr, output))}" if isinstance(output, dict) else ""
+    return f"a {type(output).__name__}{keys}"
+
+
+def _refusal(option: str, text: str, error: Exception, facts: str = "") -> InputError:
+    return InputError(
+        f"check: {option}: {text!r} raises {first_line(error)}. {facts}Expected a Python expression with the names of "
+        "torch and torch.nn.functional, or file.py:name."
+    )
+
+
+class _Constants(ast.NodeTransformer):
+    """Evaluates calls that contain known names only, so that random tensors are the same in each call of a loss."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        self.names = names
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if not all(each.id in self.names for each in ast.walk(node) if isinstance(each, ast.Name)):
+            return self.generic_visit(node)
+        name = f"_constant_{len(self.names)}"
+        self.names[name] = eval(compile(ast.Expression(node), "--loss", "eval"), self.names)
+        return ast.copy_location(ast.Name(name, ast.Load()), node)
+
+
+@contextmanager
+def _drawing(generator: torch.Generator, dtype: torch.dtype) -> Iterator[None]:
+    """Draw random numbers from a generator, in this dtype by default; restore torch's own settings afterwards."""
+    before = torch.get_default_dtype()
+    with torch.random.fork_rng(devices=[]):
+        torch.set_rng_state(generator.get_state())
+        torch.set_default_dtype(dtype)
+        try:
+            yield
+        finally:
+            torch.set_default_dtype(before)
+            generator.set_state(torch.get_rng_state())

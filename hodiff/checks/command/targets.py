@@ -6,6 +6,8 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,18 +22,27 @@ _FORMS = "package.module:Name or path/to/file.py:Name"
 
 def load_target(text: str, what: str = "target") -> Any:
     """Import the target ``package.module:Name`` or ``path/to/file.py:Name``; a module class becomes an instance."""
+    found = load_object(text, what)
+    with _named(what):
+        return _checkable(found, text)
+
+
+def load_object(text: str, what: str) -> Any:
+    """Import an object of any kind, ``package.module:Name`` or ``path/to/file.py:Name``."""
+    place, colon, name = text.rpartition(":")
+    with _named(what):
+        if not colon or not place or not name:
+            raise InputError(f"expected {_FORMS}, got {text!r}.")
+        return _attribute(_file(Path(place)) if place.endswith(".py") else _module(place), name)
+
+
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Name the option in errors."""
     try:
-        return _load(text)
+        yield
     except InputError as error:
         raise InputError(f"check: {what}: {error}") from error.__cause__
-
-
-def _load(text: str) -> Any:
-    place, colon, name = text.rpartition(":")
-    if not colon or not place or not name:
-        raise InputError(f"expected {_FORMS}, got {text!r}.")
-    module = _file(Path(place)) if place.endswith(".py") else _module(place)
-    return _checkable(_attribute(module, name), text)
 
 
 def _module(name: str) -> ModuleType:

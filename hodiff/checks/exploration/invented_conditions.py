@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from hodiff.checks.mutations.changes import CHANGES, Change, cut, set_element, value_change
 from hodiff.checks.mutations.sample import Sample
+
+# Text of a condition, with a placeholder for the input, and the change that produces it.
+Condition = tuple[str, Change]
 
 # One more than a common block or vector size of kernels.
 _LONG = 33
@@ -74,8 +78,7 @@ def _shape(sample: Sample, place: int) -> tuple[int, ...]:
     return tuple(leaf.shape) if isinstance(leaf, Tensor) else ()
 
 
-# Texts of conditions, with a placeholder for the input, and their changes.
-CONDITIONS: tuple[tuple[str, Change], ...] = (
+CONDITIONS: tuple[Condition, ...] = (
     ("where an element of {} is 0", CHANGES["a zero"]),
     ("where {} is 0", CHANGES["zeros"]),
     ("where two elements of {} are equal", CHANGES["a tie"]),
@@ -117,16 +120,14 @@ def _first_dimension(size: int) -> Change:
 
 _OF_FUNCTIONS = ("where a size ", "where inputs have no dimensions", "where {} is broadcast")
 # Conditions for modules, whose feature sizes are fixed.
-MODULE_CONDITIONS: tuple[tuple[str, Change], ...] = (
+MODULE_CONDITIONS: tuple[Condition, ...] = (
     ("where the first dimension is 1", _first_dimension(1)),
     (f"where the first dimension is {_LONG}", _first_dimension(_LONG)),
     *((words, change) for words, change in CONDITIONS if not words.startswith(_OF_FUNCTIONS)),
 )
 
 
-def invented(
-    sample: Sample, seed: int, conditions: tuple[tuple[str, Change], ...] = CONDITIONS
-) -> list[tuple[str, Sample]]:
+def invented(sample: Sample, seed: int, conditions: Sequence[Condition] = CONDITIONS) -> list[tuple[str, Sample]]:
     """Return all changed inputs, with their conditions."""
     draw = random.Random(seed)
     found = []

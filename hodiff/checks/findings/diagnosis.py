@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from hodiff.checks.findings.codes import CODES
+from hodiff.checks.findings.make_finding import make_finding, routes_of, sorted_findings, worst_severity
 from hodiff.checks.probes.cause import UNRELIABLE, Cause, about_batches, modes_of
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding
@@ -32,7 +33,7 @@ class CodePattern:
     detail: str = ""
     fact: str = ""
 
-    def holds(self, entry: Entry, facts: frozenset[str]) -> bool:
+    def matches(self, entry: Entry, facts: frozenset[str]) -> bool:
         """Whether all patterns match the entry, and the required fact, if any, holds."""
         return (
             (not self.fact or self.fact in facts)
@@ -61,35 +62,13 @@ MESSAGES: tuple[CodePattern, ...] = (
     CodePattern("HD406", detail=pattern_of(Wording.FORWARD_MODE)),
 )
 
-# Cause and remedy of a defect in a plain function instead of a rule.
-_IN_FUNCTION = {
-    "HD101": (
-        "a hook on a tensor changes the gradient that passes it, which is no derivative of the values any more.",
-        "Remove the hook, or say what is meant by a Function of its own: `hodiff.straight_through`.",
-    ),
-    "HD104": (
-        "what is differentiated is taken out of the graph: .data, .detach(), .item(), torch.no_grad(), nn.Parameter, "
-        "or a branch on requires_grad.",
-        "Remove it, or leave what it cuts off out of what is differentiated.",
-    ),
-    "HD303": (
-        "the function changes what is differentiated in place and out of the graph, as an embedding with max_norm "
-        "does, so that values follow the change and derivatives do not.",
-        "Leave it out, and change parameters between steps: an embedding without max_norm, whose rows are rescaled "
-        "under `torch.no_grad()`.",
-    ),
-    "HD106": (
-        "the function calls NumPy, Triton, C++ or another thing that autograd cannot see into.",
-        "Make that call a Function, with backward and jvp, or wrap it by `hodiff.functions.numpy_function`.",
-    ),
-}
 # Codes whose cause says as much as torch's message.
-_SAID_BY_CAUSE = {"HD401", "HD405", "HD412"}
+_WITHOUT_MESSAGE = {"HD401", "HD405", "HD412"}
 # Defects that are reported as another defect, whose remedy covers them.
-_COVERED = {"HD401": "HD405"}
+_REPORTED_AS = {"HD401": "HD405"}
 
 # Codes of entries without another explanation; the first match decides.
-LEFT_OVER: tuple[CodePattern, ...] = (
+OTHER_FAILURES: tuple[CodePattern, ...] = (
     CodePattern("HD306", kind="float64"),
     CodePattern("HD113", kind="imprecise"),
     CodePattern("HD901", kind="non-smooth"),
@@ -110,14 +89,13 @@ LEFT_OVER: tuple[CodePattern, ...] = (
 )
 
 # Defects after which batched and single evaluations differ, or a batched one raises.
-_UPSET_BATCHES = {"HD301", "HD302", *UNRELIABLE}
+_UNEQUAL_BATCHES = {"HD301", "HD302", *UNRELIABLE}
 # Defects for which differences do not settle.
 _NOISY = {"HD111", "HD118", *UNRELIABLE}
-_STOP_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", "HD204", "HD304"}
+_RAISE_IN_BATCHES = {"HD104", "HD106", "HD107", "HD116", "HD201", "HD202", "HD203", "HD204", "HD304"}
 # Defects in which backward computes outside of the graph, and the relative error that solvers there may have.
 _CUTS = {"HD104", "HD106"}
-_OF_SOLVERS = 1e-3
-_SEVERITIES = ("error", "warning", "note")
+_SOLVER_ERROR = 1e-3
 
 
 def diagnose(
@@ -143,32 +121,31 @@ def diagnose(
     """
     failed = [entry for entry in entries if entry.failed]
     messages = {id(entry): _code(MESSAGES, entry, facts) for entry in failed}
-    edges = _not_smooth(failed, causes, settled)
+    edges = _non_smooth_cause(failed, causes, settled)
     # Where the function itself is not smooth, no comparison is a symptom of anything else.
-    telling = [entry for entry in failed if not any(edge.explains(entry) for edge in edges)]
-    causes = [*causes, *edges, *_without_graph(messages)]
-    causes = [cause for cause in causes if not cause.needs_symptom or _has_symptom(cause, telling, messages)]
-    causes += _unnested(failed, causes, messages)
+    smooth = [entry for entry in failed if not any(edge.explains(entry) for edge in edges)]
+    causes = [*causes, *edges, *_inner_gradient_cause(messages)]
+    causes = [cause for cause in causes if not cause.needs_symptom or _has_symptom(cause, smooth, messages)]
+    causes += _nesting_cause(failed, causes, messages)
     codes = {
-        id(entry): _owner(entry, causes, messages[id(entry)]) or _code(LEFT_OVER, entry, facts) for entry in failed
+        id(entry): _code_of_cause(entry, causes, messages[id(entry)]) or _code(OTHER_FAILURES, entry, facts)
+        for entry in failed
     }
     present = set(codes.values())
-    codes = {key: _COVERED[code] if _COVERED.get(code) in present else code for key, code in codes.items()}
-    owned: dict[str, list[Entry]] = {cause.code: [] for cause in causes}
+    codes = {key: _REPORTED_AS[code] if _REPORTED_AS.get(code) in present else code for key, code in codes.items()}
+    present = set(codes.values())
+    entries_of: dict[str, list[Entry]] = {cause.code: [] for cause in causes}
     for entry in failed:
         code = codes[id(entry)]
-        owned.setdefault(_first_of(entry, set(codes.values())) if code == "HD115" else code, []).append(entry)
-    findings = [_finding(code, mine, [c for c in causes if c.code == code], location) for code, mine in owned.items()]
-    return sorted_findings(findings)
-
-
-def sorted_findings(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Sort findings by severity, the worst first, then by code."""
-    return tuple(sorted(findings, key=lambda finding: (_SEVERITIES.index(finding.severity), finding.code)))
+        entries_of.setdefault(_first_order_code(entry, present) if code == "HD115" else code, []).append(entry)
+    return sorted_findings(
+        _finding(code, own, [cause for cause in causes if cause.code == code], location)
+        for code, own in entries_of.items()
+    )
 
 
 def _code(rules: Sequence[CodePattern], entry: Entry, facts: frozenset[str]) -> str:
-    return next((rule.code for rule in rules if rule.holds(entry, facts)), "")
+    return next((rule.code for rule in rules if rule.matches(entry, facts)), "")
 
 
 def _has_symptom(cause: Cause, failed: list[Entry], messages: dict[int, str]) -> bool:
@@ -176,17 +153,17 @@ def _has_symptom(cause: Cause, failed: list[Entry], messages: dict[int, str]) ->
     return any(cause.explains(entry) and messages[id(entry)] in {"", cause.code, "HD405"} for entry in failed)
 
 
-def _owner(entry: Entry, causes: Sequence[Cause], message: str) -> str:
+def _code_of_cause(entry: Entry, causes: Sequence[Cause], message: str) -> str:
     if about_batches(entry):
-        upset = _UPSET_BATCHES | (_STOP_BATCHES if entry.status in {"raises", "fails"} else set())
-        guilty = [cause.code for cause in causes if cause.code in upset and message in {"", "HD106"}]
-        return guilty[0] if guilty else message
+        unequal = _UNEQUAL_BATCHES | (_RAISE_IN_BATCHES if entry.status in {"raises", "fails"} else set())
+        found = [cause.code for cause in causes if cause.code in unequal and message in {"", "HD106"}]
+        return found[0] if found else message
     if message:
         return message
-    owners = [cause.code for cause in causes if _accounts_for(cause, entry)]
-    owners += [cause.code for cause in causes if _spoils_differences(cause, entry)]
-    owners += [cause.code for cause in causes if _is_right_to_a_tolerance(cause, entry)]
-    return next(iter(owners), "")
+    codes = [cause.code for cause in causes if _accounts_for(cause, entry)]
+    codes += [cause.code for cause in causes if _spoils_differences(cause, entry)]
+    codes += [cause.code for cause in causes if _is_right_to_a_tolerance(cause, entry)]
+    return next(iter(codes), "")
 
 
 def _accounts_for(cause: Cause, entry: Entry) -> bool:
@@ -201,11 +178,11 @@ def _spoils_differences(cause: Cause, entry: Entry) -> bool:
 
 def _is_right_to_a_tolerance(cause: Cause, entry: Entry) -> bool:
     """Whether a gradient computed outside of the graph is within the tolerance of a solver, such as an adjoint."""
-    small = entry.error is not None and entry.error < _OF_SOLVERS
+    small = entry.error is not None and entry.error < _SOLVER_ERROR
     return cause.code in _CUTS and small and entry.status == "wrong" and entry.order == 1
 
 
-def _first_of(entry: Entry, codes: set[str]) -> str:
+def _first_order_code(entry: Entry, codes: set[str]) -> str:
     """Blame a rule that is wrong at first order for errors at higher orders."""
     modes = modes_of(entry)
     if "HD101" in codes and "reverse" in modes:
@@ -213,9 +190,9 @@ def _first_of(entry: Entry, codes: set[str]) -> str:
     return "HD102" if "HD102" in codes and "forward" in modes else "HD115"
 
 
-def _not_smooth(failed: list[Entry], causes: Sequence[Cause], settled: frozenset[int]) -> list[Cause]:
+def _non_smooth_cause(failed: list[Entry], causes: Sequence[Cause], settled: frozenset[int]) -> list[Cause]:
     """Return the cause for entries that are not smooth or not finite; it explains all orders from their lowest."""
-    noise = [cause for cause in causes if cause.code in _UPSET_BATCHES | _NOISY]
+    noise = [cause for cause in causes if cause.code in _UNEQUAL_BATCHES | _NOISY]
     broken = [
         entry
         for entry in failed
@@ -229,14 +206,14 @@ def _not_smooth(failed: list[Entry], causes: Sequence[Cause], settled: frozenset
     return [Cause(code, (evidence,), lambda entry: entry.order >= first.order and not about_batches(entry))]
 
 
-def _without_graph(messages: dict[int, str]) -> list[Cause]:
+def _inner_gradient_cause(messages: dict[int, str]) -> list[Cause]:
     """Return the cause for failures of gradcheck if forward mode finds no graph inside."""
     if "HD411" not in messages.values():
         return []
     return [Cause("HD411", (), lambda entry: entry.route.endswith("gradcheck") and entry.status == "fails")]
 
 
-def _unnested(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, str]) -> list[Cause]:
+def _nesting_cause(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, str]) -> list[Cause]:
     """Return the cause HD114 if only forward-over-forward is wrong, as torch hides the outer pass from a jvp."""
     second = [
         entry
@@ -255,34 +232,31 @@ def _unnested(failed: list[Entry], causes: Sequence[Cause], messages: dict[int, 
 
 
 def _finding(code: str, entries: list[Entry], causes: list[Cause], location: str) -> Finding:
-    known = CODES[code]
-    told = _IN_FUNCTION.get(code) if causes and all(cause.in_function for cause in causes) else None
-    why, remedy = told or (known.cause, known.remedy)
-    numbers = _measured(entries)
-    spoken = [] if code in _SAID_BY_CAUSE else entries
+    defect = CODES[code]
+    why, remedy = defect.cause, defect.remedy
+    if defect.in_function and causes and all(cause.in_function for cause in causes):
+        why, remedy = defect.in_function
+    spoken = [] if code in _WITHOUT_MESSAGE else entries
     details = tuple(dict.fromkeys(entry.detail for entry in spoken if entry.detail))
-    evidence = tuple(dict.fromkeys((*(text for cause in causes for text in cause.evidence), *details[:3], *numbers)))
-    places = [cause.location for cause in causes if cause.location]
+    observed = (*(text for cause in causes for text in cause.evidence), *details[:3], *_worst_error(entries))
+    evidence = tuple(dict.fromkeys(observed))
     message = evidence[0] if evidence else why
-    return Finding(
-        route=", ".join(dict.fromkeys(entry.route for entry in entries)) or "rules",
-        order=min((entry.order for entry in entries), default=0),
-        kind=entries[0].status if entries else "seen",
-        message=message,
+    # Causes with the same code may differ in severity.
+    severities = [cause.severity or defect.severity for cause in causes]
+    return make_finding(
+        code,
+        entries,
+        f"{why.removesuffix('.')}: {message.removesuffix('.')}." if evidence else why,
+        evidence,
+        next((cause.location for cause in causes if cause.location), location),
         remedy=remedy,
-        code=code,
-        # Causes with the same code may differ in severity; the worst counts.
-        severity=min(
-            (cause.severity or known.severity for cause in causes), key=_SEVERITIES.index, default=known.severity
-        ),
-        title=known.title,
-        cause=f"{why.removesuffix('.')}: {message.removesuffix('.')}." if evidence else why,
-        evidence=evidence,
-        location=places[0] if places else location,
+        message=message,
+        severity=worst_severity(severities) if severities else "",
+        route=routes_of(entries) or "rules",
     )
 
 
-def _measured(entries: list[Entry]) -> tuple[str, ...]:
+def _worst_error(entries: list[Entry]) -> tuple[str, ...]:
     """Return the numbers of the worst comparison."""
     numbers = [(entry.error, entry) for entry in entries if entry.error is not None and entry.tolerance is not None]
     if not numbers:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, by_forward, by_reverse, of_derivatives
-from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall, as_tuple
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall, as_tuple, cloned
 from hodiff.checks.probes.repeated_calls import beside
 from hodiff.checks.source_lines import rule_location
 
@@ -158,8 +158,7 @@ def blocks_of(call: FunctionCall, generator: torch.Generator, elements: int = EL
             continue
         cotangents = ran.cotangents(generator, only=k)
         with torch.no_grad():
-            given = tuple(c.clone() if isinstance(c, Tensor) else c for c in cotangents)
-            gradients = call.fresh().run().pull(given)
+            gradients = call.fresh().run().pull(cloned(cotangents))
         group = []
         for i in call.moves():
             basis = _basis(call.args[i], generator, elements)
@@ -210,7 +209,7 @@ def _tangent_errors(call: FunctionCall, generator: torch.Generator) -> tuple[flo
     ran = call.fresh().run()
     tangents = ran.tangents(generator)
     with torch.no_grad():
-        pushed = call.fresh().run().push(tuple(t.clone() if isinstance(t, Tensor) else t for t in tangents))
+        pushed = call.fresh().run().push(cloned(tangents))
     worst, transposed, size = 0.0, 0.0, 0.0
     for k in range(len(ran.outputs)):
         if not ran.differentiable(k) or not ran.outputs[k].numel():
@@ -218,7 +217,7 @@ def _tangent_errors(call: FunctionCall, generator: torch.Generator) -> tuple[flo
         cotangent = ran.cotangents(generator, only=k)
         truths, pulls = 0.0, 0.0
         with torch.no_grad():
-            gradients = call.fresh().run().pull(tuple(c.clone() if isinstance(c, Tensor) else c for c in cotangent))
+            gradients = call.fresh().run().pull(cloned(cotangent))
         for i in call.moves():
             along = tangents[i].double().reshape(1, -1)
             truth = differences(call, k, i, cotangent[k], along)

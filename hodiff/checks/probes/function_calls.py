@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -75,7 +75,7 @@ class FunctionCall:
 
     def fresh(self) -> FunctionCall:
         """Return the call with cloned tensors, since a Function may write into them."""
-        return replace(self, args=tuple(a.clone() if isinstance(a, Tensor) else a for a in self.args))
+        return replace(self, args=cloned(self.args))
 
     def at(self, values: dict[int, Tensor]) -> FunctionCall:
         """Return the call with some arguments replaced."""
@@ -175,6 +175,11 @@ def rules_of(call: FunctionCall) -> list[Rule]:
 def as_tuple(result: Any) -> tuple[Any, ...]:
     """Return the result of a rule as a tuple."""
     return tuple(result) if isinstance(result, tuple | list) else (result,)
+
+
+def cloned(values: Iterable[Any]) -> tuple[Any, ...]:
+    """Clone the tensors among some values."""
+    return tuple(each.clone() if isinstance(each, Tensor) else each for each in values)
 
 
 def function_calls(function: LeavesFunction, leaves: tuple[Tensor, ...], own: Any) -> list[FunctionCall]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, Explains, by_forward, by_reverse, no_entry
 from hodiff.checks.probes.first_order import tolerance_of
-from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall, cloned
 from hodiff.checks.probes.rule_distances import gap_of, rounding_of
 from hodiff.checks.source_lines import mentions, rule_location
 
@@ -28,7 +28,7 @@ def lone_tangents(call: FunctionCall, generator: torch.Generator) -> list[Cause]
     whole = call.fresh().run()
     tangents = whole.tangents(generator)
     with torch.no_grad():
-        together = whole.push(_copies(tangents))
+        together = whole.push(cloned(tangents))
     alone: dict[int, Any] = {i: attempt(_pushed_alone, call, tangents, i) for i in places}
     raised = (
         f"jvp of {call.name} where only {call.argument(i)} has a tangent: {each.message}"
@@ -64,11 +64,7 @@ def _pushed_alone(call: FunctionCall, tangents: tuple[Any, ...], only: int) -> t
     """Push one tangent in a separate run, in which no other argument is differentiated."""
     ran = replace(call.fresh(), moving=tuple(j == only for j in range(len(call.args)))).run()
     with torch.no_grad():
-        return ran.push(_copies(t if j == only else None for j, t in enumerate(tangents)))
-
-
-def _copies(tangents: Any) -> tuple[Any, ...]:
-    return tuple(t.clone() if isinstance(t, Tensor) else t for t in tangents)
+        return ran.push(cloned(t if j == only else None for j, t in enumerate(tangents)))
 
 
 def _total(parts: list[Any], like: Any) -> Any:

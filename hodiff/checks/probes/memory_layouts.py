@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, Explains, by_reverse, every_entry
-from hodiff.checks.probes.function_calls import FunctionCall
+from hodiff.checks.probes.function_calls import FunctionCall, cloned
 from hodiff.checks.probes.rule_distances import gap_of, rounding_of
 from hodiff.checks.source_lines import rule_location
 
@@ -128,7 +128,7 @@ def _results(call: FunctionCall, inputs: Layout, incoming: Layout) -> tuple[tupl
     ran = fresh.at({i: _laid_out(a, inputs) for i, a in enumerate(fresh.args) if isinstance(a, Tensor)}).run()
     given = tuple(_laid_out(g, incoming) for g in ran.cotangents(torch.Generator().manual_seed(0)))
     with torch.no_grad():
-        outputs = tuple(y.clone() if isinstance(y, Tensor) else y for y in ran.outputs)
+        outputs = cloned(ran.outputs)
         return outputs, ran.pull(given)
 
 

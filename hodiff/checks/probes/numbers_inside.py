@@ -17,17 +17,8 @@ aten = torch.ops.aten
 _SUMS = {aten.add, aten.sub, aten.rsub, aten.sum}
 # Operators whose infinite results have left the range of their dtype; other operators may be at a pole.
 _GROW = {
-    aten.exp,
-    aten.exp2,
-    aten.expm1,
-    aten.sinh,
-    aten.cosh,
-    aten.mul,
-    aten.add,
-    aten.sub,
-    aten.sum,
-    aten.mm,
-    aten.square,
+    *(aten.exp, aten.exp2, aten.expm1, aten.sinh, aten.cosh),
+    *(aten.mul, aten.add, aten.sub, aten.sum, aten.mm, aten.square),
 }
 # Operators whose zero results have left the range if no factor is zero.
 _SHRINK = {aten.mul, aten.div}

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from hodiff.authoring.custom_rule import CustomRule
 from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.module_buffers import buffers_put_back
 from hodiff.checks.probes.cause import UNRELIABLE, Cause, by_forward, of_derivatives
 from hodiff.checks.probes.domain_edges import domain_edges, large_arguments
@@ -132,23 +133,19 @@ def probe(
     function: LeavesFunction,
     leaves: tuple[Tensor, ...],
     calls: list[FunctionCall],
-    *,
-    approximate: bool,
-    seed: int,
-    vmap: bool = True,
+    options: CheckOptions,
     truth: LeavesFunction | None = None,
-    brief: bool = False,
 ) -> list[Cause]:
     """Run all applicable probes on a function and the calls within it; a probe that raises finds nothing."""
     with warnings.catch_warnings():
         # Probes run f at points and in dtypes that the user did not ask for.
         warnings.simplefilter("ignore")
-        causes = [cause for call in calls for cause in _of_call(call, seed)]
-        if not brief:
-            causes += _of_whole(f, args, function, leaves, {cause.code for cause in causes}, truth, vmap=vmap)
+        causes = [cause for call in calls for cause in _of_call(call, options.seed)]
+        if not options.brief:
+            causes += _of_whole(f, args, function, leaves, {cause.code for cause in causes}, truth, vmap=options.vmap)
         if not calls:
             causes += _causes_of(custom_rules, function, leaves) or _causes_of(left_graph, function, leaves)
-    return [cause for cause in causes if not (approximate and cause.code in _OF_FORMULAS)]
+    return [cause for cause in causes if not (options.approximate and cause.code in _OF_FORMULAS)]
 
 
 def _of_call(call: FunctionCall, seed: int) -> list[Cause]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hodiff.checks.attempts import Failure, attempt
 from hodiff.checks.probes.cause import Cause, by_reverse, every_entry
-from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall
+from hodiff.checks.probes.function_calls import ForwardRun, FunctionCall, cloned
 from hodiff.checks.probes.rule_distances import gap_of, rounding_of
 from hodiff.checks.report.data import Entry
 from hodiff.checks.source_lines import rule_location
@@ -22,7 +22,7 @@ _ELEMENTS = 4096
 def repeated_calls(call: FunctionCall, generator: torch.Generator) -> list[Cause]:
     """Run forward and backward many times from copies of the same inputs."""
     ran = call.fresh().run()
-    outputs = tuple(y.clone() if isinstance(y, Tensor) else y for y in ran.outputs)
+    outputs = cloned(ran.outputs)
     saved = ran.context.tensors()
     saved = {name: t.clone() for name, t in saved.items()}
     first = _pulled(ran)
@@ -78,8 +78,7 @@ def beside(call: FunctionCall) -> FunctionCall:
 def _pulled(ran: ForwardRun) -> tuple[Any, ...]:
     incoming = ran.cotangents(torch.Generator().manual_seed(0))
     with torch.no_grad():
-        gradients = ran.pull(incoming)
-    return tuple(g.clone() if isinstance(g, Tensor) else g for g in gradients)
+        return cloned(ran.pull(incoming))
 
 
 def _differs(call: FunctionCall, a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

@@ -19,38 +19,14 @@ from hodiff.torch_internals.operators import OpOverload, OpOverloadPacket
 _DETACHING = {"detach", "detach_", "item", "__float__", "__int__"}
 _FOREIGN = {"numpy", "__array__", "tolist", "data_ptr", "untyped_storage", "storage", "__dlpack__"}
 _METADATA = {
-    "size",
-    "dim",
-    "numel",
-    "stride",
-    "new_zeros",
-    "new_empty",
-    "new_ones",
-    "zeros_like",
-    "ones_like",
-    "empty_like",
-    "is_floating_point",
-    "is_complex",
-    "element_size",
-    "sum_to_size",
+    *("size", "dim", "numel", "stride"),
+    *("new_zeros", "new_empty", "new_ones", "zeros_like", "ones_like", "empty_like"),
+    *("is_floating_point", "is_complex", "element_size", "sum_to_size"),
 }
 _COMPARING = {
-    "gt",
-    "lt",
-    "ge",
-    "le",
-    "eq",
-    "ne",
-    "__gt__",
-    "__lt__",
-    "__ge__",
-    "__le__",
-    "__eq__",
-    "__ne__",
-    "sign",
-    "isfinite",
-    "isnan",
-    "signbit",
+    *("gt", "lt", "ge", "le", "eq", "ne"),
+    *("__gt__", "__lt__", "__ge__", "__le__", "__eq__", "__ne__"),
+    *("sign", "isfinite", "isnan", "signbit"),
 }
 
 
@@ -131,12 +107,7 @@ def kind_of(func: Any, args: Any) -> str:
 def _is_foreign_operator(func: Any) -> bool:
     """Whether the function is an operator outside of torch's own namespaces."""
     namespace = getattr(func, "namespace", None)
-    return isinstance(func, OpOverload | OpOverloadPacket) and namespace not in {
-        None,
-        "aten",
-        "prims",
-        "prim",
-    }
+    return isinstance(func, OpOverload | OpOverloadPacket) and namespace not in {None, "aten", "prims", "prim"}
 
 
 def _caller() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -74,17 +74,17 @@ class ModuleCall:
         shapes = [f"{each.dtype}{tuple(each.shape)}" for each in (*self.module.parameters(), *tensors)]
         return (f"{type(self.module).__module__}.{type(self.module).__qualname__}", repr(self.module), *shapes)
 
+    def run(self, args: Any, kwargs: Any, parameters: Mapping[str, Tensor]) -> Any:
+        """Call the module in its setting with these arguments and parameters, and with copies of its buffers."""
+        # A call may write into its buffers, which the next call must not see.
+        buffers = {name: each.detach().clone() for name, each in self.module.named_buffers()}
+        with self.setting.entered():
+            return functional_call(self.module, {**buffers, **parameters}, args, kwargs)
+
     def again(self) -> Callable[[], Any]:
         """Return a function that repeats the call, with copies of its arguments."""
         args, kwargs = self.setting.copied((self.args, self.kwargs))
-
-        def run() -> Any:
-            # A call may write into its buffers, which the next call must not see.
-            buffers = {name: each.detach().clone() for name, each in self.module.named_buffers()}
-            with self.setting.entered():
-                return functional_call(self.module, buffers, args, kwargs)
-
-        return run
+        return lambda: self.run(args, kwargs, {})
 
     def leaves(self) -> Iterator[ModuleCall]:
         """Yield the calls within this call that call no other module."""

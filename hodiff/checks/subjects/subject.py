@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from hodiff.checks.attempts import Failure, attempt
@@ -24,8 +23,6 @@ from hodiff.common.randomness import RandomState
 from hodiff.common.trees import has_strides
 from hodiff.errors import InputError
 
-# Variables that a module can be differentiated by.
-WRT = ("both", "parameters", "inputs")
 _PLAIN = Setting()
 # Two directions suffice, as every direction moves all numbers; a search, which checks many parts, takes one.
 _DIRECTIONS = 2
@@ -55,12 +52,9 @@ def subject_of_call(
     padding = {name: row for name, row in padding_rows(call.module).items() if name in free}
 
     def run(reals: dict[str, Tensor], args: Any, kwargs: Any) -> Any:
-        # A call may write into its buffers, which the next call must not see.
-        buffers = {name: each.detach().clone() for name, each in call.module.named_buffers()}
         parameters = {name: _like(real, free[name]) for name, real in reals.items()}
         held = {name: _with_row(parameters[name], row, free[name]) for name, row in padding.items()}
-        with call.setting.entered():
-            output = functional_call(call.module, {**frozen, **buffers, **parameters, **held}, args, kwargs)
+        output = call.run(args, kwargs, {**frozen, **parameters, **held})
         return tensors_of(output) if loss is None else loss(output)
 
     still = range(len(call.args)) if wrt == "parameters" else fixed

@@ -4,7 +4,7 @@ from checks.report_parts import entry
 
 from hodiff.checks import Report
 from hodiff.checks.findings.codes import CODES
-from hodiff.checks.findings.diagnosis import LEFT_OVER, MESSAGES, diagnose
+from hodiff.checks.findings.diagnosis import MESSAGES, OTHER_FAILURES, diagnose
 from hodiff.checks.probes.cause import Cause, by_reverse, no_entry
 
 
@@ -82,7 +82,7 @@ def test_errors_are_listed_before_warnings():
 
 
 def test_every_rule_uses_a_known_code():
-    assert {rule.code for rule in (*MESSAGES, *LEFT_OVER)} <= set(CODES)
+    assert {rule.code for rule in (*MESSAGES, *OTHER_FAILURES)} <= set(CODES)
     assert {code.severity for code in CODES.values()} == {"error", "warning", "note"}
 
 

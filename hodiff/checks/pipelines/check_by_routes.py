@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.comparisons.gradchecks import gradchecks
 from hodiff.checks.comparisons.lost_digits import lost_digits
 from hodiff.checks.comparisons.order_by_order import (
@@ -25,16 +26,16 @@ from hodiff.checks.comparisons.scalar_problem import ScalarProblem
 from hodiff.checks.comparisons.scipy_differences import against_scipy
 from hodiff.checks.comparisons.surrogates import between_claims, declares_surrogate, gap, stated_errors, unjudged
 from hodiff.checks.comparisons.vmapped import compile_checks, vmap_checks
-from hodiff.checks.findings.diagnosis import sorted_findings
-from hodiff.checks.functions.conclusion import Switches, calls_within, conclude
+from hodiff.checks.findings.make_finding import sorted_findings
+from hodiff.checks.findings.torch_functions import torch_alone
 from hodiff.checks.oracles.finite_differences import FARTHER
+from hodiff.checks.pipelines.function_report import calls_within, function_report
 from hodiff.checks.probes.cause import UNRELIABLE, Cause
 from hodiff.checks.probes.numbers_inside import cancels, numbers_inside
 from hodiff.checks.probes.probe import probe
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Report
 from hodiff.checks.subjects.subject import Comparison
-from hodiff.checks.subjects.torch_functions import torch_alone
 
 # Divisors of the inputs, tried until all numbers are in range.
 _SMALLER = (4.0, 16.0, 64.0, 256.0, 1024.0)
@@ -81,68 +82,49 @@ _LOST = "digits cancel inside: derivatives are compared as coarsely as those of 
 
 
 def check_by_routes(
-    f: Any,
-    args: tuple[Any, ...],
-    own: ScalarProblem,
-    switches: Switches,
-    *,
-    approximate: bool,
-    generator: torch.Generator,
+    f: Any, args: tuple[Any, ...], own: ScalarProblem, options: CheckOptions, generator: torch.Generator
 ) -> Report:
     """Check a function in float64 and in its inputs' own dtypes; then report what torch alone gets wrong."""
-    with switches.mode:
-        report, problem, levels = _report(f, args, own, switches, approximate, generator)
-    if switches.brief or not switches.correct or not levels or UNRELIABLE & set(report.codes):
+    with options.mode:
+        report, problem, levels = _report(f, args, own, options, generator)
+    if options.brief or not options.correct or not levels or UNRELIABLE & set(report.codes):
         return report
     comparison = Comparison(problem, problem.loss, levels)
     functions = dict.fromkeys(call.function for call in calls_within(problem, f))
-    warnings = torch_alone(
-        lambda: partial(problem.function, *(leaf.clone() for leaf in problem.leaves)),
-        comparison,
-        switches.order,
-        switches.seed,
-        tuple(functions),
-    )
+
+    def prepare() -> Callable[[], Any]:
+        return partial(problem.function, *(leaf.clone() for leaf in problem.leaves))
+
+    warnings = torch_alone(prepare, comparison, options, tuple(functions))
     return replace(report, findings=sorted_findings((*report.findings, *warnings)))
 
 
 def _report(
-    f: Any,
-    args: tuple[Any, ...],
-    own: ScalarProblem,
-    switches: Switches,
-    approximate: bool,
-    generator: torch.Generator,
+    f: Any, args: tuple[Any, ...], own: ScalarProblem, options: CheckOptions, generator: torch.Generator
 ) -> tuple[Report, ScalarProblem, list[Level]]:
     """Return the report, the problem in float64, and its derivatives if differences judge them."""
     problem, trouble, lost = _in_double(own)
-    surrogate = approximate or declares_surrogate(f, problem.function, problem.leaves)
-    levels, entries = [], [*_trouble(trouble), *switches.failed]
-    if not switches.failed:
-        levels = climb(problem, problem.loss, switches.order, generator)
-        entries += against_differences(levels, switches.order)
+    surrogate = options.approximate or declares_surrogate(f, problem.function, problem.leaves)
+    levels, entries = [], [*_trouble(trouble), *options.failed]
+    if not options.failed:
+        levels = climb(problem, problem.loss, options.order, generator)
+        entries += against_differences(levels, options.order)
         if surrogate:
             # Differences do not judge a claimed derivative: its routes are compared with each other.
-            entries += between_claims(problem, switches.order, generator)
+            entries += between_claims(problem, options.order, generator)
         else:
-            entries += _entries(own, problem, levels, switches, generator, in_double=not (trouble or lost))
-        entries += _transformed(problem, levels, switches, generator)
+            entries += _entries(own, problem, levels, options, generator, in_double=not (trouble or lost))
+        entries += _transformed(problem, levels, options, generator)
     calls = calls_within(problem, f)
-    causes = probe(
-        *(f, args, problem.function, problem.leaves, calls),
-        approximate=surrogate,
-        seed=switches.seed,
-        vmap=switches.vmap,
-        brief=switches.brief,
-    )
+    causes = probe(f, args, problem.function, problem.leaves, calls, replace(options, approximate=surrogate))
     if not surrogate:
         digits = lost_digits(problem, levels, entries, {cause.code for cause in causes})
         causes = [*(digits or out_of_range(problem, levels, entries)), *causes]
     if surrogate:
         entries = list(unjudged(entries))
         causes.append(gap(entries))
-    notes = (*lost, *stated_errors(f, args, switches.order))
-    report = conclude(f, own, entries, causes, calls, levels, notes, correct=switches.correct)
+    notes = (*lost, *stated_errors(f, args, options.order))
+    report = function_report(f, own, entries, causes, calls, levels, notes, options)
     return report, problem, [] if surrogate else levels
 
 
@@ -178,30 +160,30 @@ def _entries(
     own: ScalarProblem,
     problem: ScalarProblem,
     levels: list[Level],
-    switches: Switches,
+    options: CheckOptions,
     generator: torch.Generator,
     *,
     in_double: bool,
 ) -> Iterator[Entry]:
-    order = switches.order
+    order = options.order
     yield from between_routes(levels)
-    if switches.scipy:
+    if options.scipy:
         yield from against_scipy(problem, problem.loss, levels)
     yield from against_differences(climb(problem, problem.curved_loss, order, generator), order, "curved loss")
     if own.eps > problem.eps:
         yield from in_own_dtype(own, own.loss, levels, f"in {own.dtypes}")
-    if in_double and not switches.brief:
+    if in_double and not options.brief:
         # gradcheck's default step is 1e-6 (for inputs of size 1); scale it down if differences needed smaller steps.
         step = min(level.differences.step for level in levels)
         short = 2.0 ** round(math.log2(step) + 15) if 0 < step < problem.step * FARTHER else None
-        yield from gradchecks(problem, order, switches.vmap, switches.seed, short)
+        yield from gradchecks(problem, order, options.vmap, options.seed, short)
 
 
 def _transformed(
-    problem: ScalarProblem, levels: list[Level], switches: Switches, generator: torch.Generator
+    problem: ScalarProblem, levels: list[Level], options: CheckOptions, generator: torch.Generator
 ) -> Iterator[Entry]:
     size = max(level.scale for level in levels)
-    if switches.vmap:
-        yield from vmap_checks(problem, switches.order, size, generator)
-    if switches.backend:
-        yield from compile_checks(problem, switches.order, size, switches.backend, generator)
+    if options.vmap:
+        yield from vmap_checks(problem, options.order, size, generator)
+    if options.backend:
+        yield from compile_checks(problem, options.order, size, options.backend, generator)

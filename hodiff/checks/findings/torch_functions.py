@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -16,10 +15,12 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hodiff.checks.attempts import Failure, attempt
+from hodiff.checks.check_options import CheckOptions
 from hodiff.checks.comparisons.lost_digits import moved_by_rounding
 from hodiff.checks.comparisons.order_by_order import Level, evaluate_route
 from hodiff.checks.findings.codes import CODES
-from hodiff.checks.findings.measured import finding_of, in_words, numbers, routes_of
+from hodiff.checks.findings.make_finding import describe_failures, errors_by_route, make_finding, routes_of
+from hodiff.checks.preflight.operator_routes import custom_functions
 from hodiff.checks.report.data import Entry
 from hodiff.checks.report.report import Finding
 from hodiff.checks.subjects.module_calls import ModuleCall
@@ -34,8 +35,6 @@ from hodiff.checks.subjects.subject import (
 )
 from hodiff.corrections import Corrections
 from hodiff.corrections.registry import CORRECTIONS, correction_of
-from hodiff.graphs import nodes_of
-from hodiff.torch_internals.autograd.graph_nodes import function_of
 from hodiff.torch_internals.interception import MODULES_BETWEEN, MODULES_OF_LIBRARIES
 
 # Modules whose frames are not the caller of a function.
@@ -100,9 +99,7 @@ class _Recorder(TorchFunctionMode):
 
 def culprits(
     prepare: Callable[[], Callable[[], Any]],
-    mode: Callable[[], AbstractContextManager[Any]],
-    order: int,
-    seed: int,
+    options: CheckOptions,
     suspects: Callable[[Any], bool] = lambda function: True,
     *,
     raising: bool = False,
@@ -117,8 +114,9 @@ def culprits(
             continue
         checked.add(use.key)
         subject = subject_of_function(use.function, use.args, use.kwargs)
-        with mode():
-            failed = () if raising and not raises(subject, order, seed) else failures(subject, order, seed)
+        with options.mode:
+            skip = raising and not raises(subject, options.order, options.seed)
+            failed = () if skip else failures(subject, options.order, options.seed)
         if failed:
             found.add(use.function)
             name = resolve_name(use.function) or getattr(use.function, "__name__", str(use.function))
@@ -135,16 +133,11 @@ def _custom_classes(call: ModuleCall, inputs: bool) -> tuple[type, ...]:
     args, kwargs = call.setting.copied((call.args, call.kwargs))
     if inputs:
         args, kwargs = tree_map_only(Tensor, lambda x: x.requires_grad_() if is_free(x) else x, (args, kwargs))
-    with torch.enable_grad(), call.setting.entered():
+    with torch.enable_grad():
         # A call may write into its parameters, as embeddings with max_norm do; the check has yet to see that.
         parameters = {name: each.clone() for name, each in call.module.named_parameters()}
-        outputs = tensors_of(torch.func.functional_call(call.module, {**_buffers(call), **parameters}, args, kwargs))
-    classes = [function_of(node) for output in outputs for node in nodes_of(output)]
-    return tuple(dict.fromkeys(each for each in classes if each and not each.__module__.startswith("hodiff.")))
-
-
-def _buffers(call: ModuleCall) -> dict[str, Tensor]:
-    return {name: buffer.detach().clone() for name, buffer in call.module.named_buffers()}
+        outputs = tensors_of(call.run(args, kwargs, parameters))
+    return tuple(dict.fromkeys(custom_functions(outputs)))
 
 
 def _caller(frame: FrameType | None) -> str:
@@ -180,8 +173,7 @@ class _Asking(Corrections):
 def torch_alone(
     prepare: Callable[[], Callable[[], Any]],
     comparison: Comparison,
-    order: int,
-    seed: int,
+    options: CheckOptions,
     functions: Sequence[type] = (),
 ) -> tuple[Finding, ...]:
     """Return a warning if torch alone fails at a call where corrections do not."""
@@ -192,7 +184,8 @@ def torch_alone(
     failed = tuple(_failed(comparison))
     if not failed:
         return ()
-    guilty = list(culprits(prepare, nullcontext, order, seed, lambda function: function in CORRECTIONS))
+    alone = replace(options, correct=False)
+    guilty = list(culprits(prepare, alone, lambda function: function in CORRECTIONS))
     return (_finding(failed, guilty, functions),)
 
 
@@ -226,10 +219,10 @@ def _is_sure(comparison: Comparison, route: str, level: Level) -> bool:
 
 
 def _finding(failed: tuple[Entry, ...], guilty: list[Culprit], functions: Sequence[type]) -> Finding:
-    inside = tuple(f"torch function {each.name}: {', '.join(numbers(each.failed))}" for each in guilty) or tuple(
-        f"custom Function {each.__name__}" for each in functions
-    )
+    inside = tuple(
+        f"torch function {each.name}: {', '.join(errors_by_route(each.failed))}" for each in guilty
+    ) or tuple(f"custom Function {each.__name__}" for each in functions)
     known = CODES["HD410"].cause.removesuffix(".")
-    cause = f"{known}: by torch alone it {in_words(failed)} by {routes_of(failed)}."
+    cause = f"{known}: by torch alone it {describe_failures(failed)} by {routes_of(failed)}."
     location = next((each.location for each in guilty if each.location), "")
-    return finding_of("HD410", failed, cause, inside or numbers(failed), location)
+    return make_finding("HD410", failed, cause, inside or errors_by_route(failed), location)

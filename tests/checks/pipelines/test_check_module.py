@@ -1,4 +1,4 @@
-"""`check_module` names the faulty submodule and the fault inside it."""
+"""`check` of a module names the faulty submodule and the fault inside it."""
 
 import copy
 import functools
@@ -13,9 +13,8 @@ from faulty_modules import Applied, Counter, CutSquare, DoubledTangent, Gate, La
 from torch import nn
 
 import hodiff
-from hodiff import InputError
-from hodiff.checks.modules import check_module as check_module_file
-from hodiff.checks.modules.check_module import check_module
+from hodiff import InputError, check
+from hodiff.checks.pipelines import fault_search as faults
 
 X = torch.tensor([[0.5, -1.2, 2.0, 0.3], [1.1, 0.4, -0.7, 0.9], [-0.2, 0.8, 1.6, -1.4]])
 REVERSE_INSIDE = {"reverse-over-reverse", "forward-over-reverse"}
@@ -47,7 +46,7 @@ RIGHT = {
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_module_passes_by_every_route(name):
     make, inputs, options = RIGHT[name]
-    report = check_module(make(), inputs, **options)
+    report = check(make(), inputs, **options)
     assert report.ok, str(report)
     assert {entry.status for entry in report.entries} == {"ok"}
     assert set(hodiff.ROUTES) <= {entry.route for entry in report.entries}
@@ -125,7 +124,7 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_finding_names_the_wrong_submodule(name):
     make, inputs, options, submodule, inside, code, routes = WRONG[name]
-    report = check_module(make(), inputs, **options)
+    report = check(make(), inputs, **options)
     assert not report.ok
     assert report.codes[0] == code, str(report)
     finding = report.findings[0]
@@ -137,17 +136,17 @@ def test_finding_names_the_wrong_submodule(name):
 
 @pytest.mark.slow
 def test_finding_names_the_line_and_repeated_modules():
-    first = check_module(normalized(), X, correct=False).findings[0]
+    first = check(normalized(), X, correct=False).findings[0]
     assert first.location.startswith("normalization.py:")
     assert "the same module is also 3" in first.evidence
     assert "hodiff.corrected()" in first.remedy
-    assert check_module(nn.Sequential(nn.Tanh(), Gate()), X).findings[0].location.startswith("faulty_modules.py:")
+    assert check(nn.Sequential(nn.Tanh(), Gate()), X).findings[0].location.startswith("faulty_modules.py:")
 
 
 @pytest.mark.slow
 def test_findings_name_the_first_submodule_of_each_kind():
     module = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), Applied(CutSquare), nn.LayerNorm(4))
-    report = check_module(module, X, correct=False)
+    report = check(module, X, correct=False)
     assert list(dict.fromkeys(finding.evidence[0] for finding in report.findings)) == [
         "submodule 1 (LayerNorm)",
         "submodule 2 (Applied)",
@@ -168,7 +167,7 @@ UNSTEADY = {
 @pytest.mark.parametrize("name", UNSTEADY)
 def test_state_that_changes_between_calls_is_restored(name):
     make, submodule, word = UNSTEADY[name]
-    report = check_module(make(), X)
+    report = check(make(), X)
     assert report.ok, str(report)
     (note,) = [note for note in report.notes if "every call began in the same state" in note]
     assert submodule in note
@@ -183,7 +182,7 @@ def test_unrestorable_state_is_the_only_finding():
             calls.append(len(calls))
             return x * len(calls)
 
-    report = check_module(nn.Sequential(nn.Linear(4, 4), Counts()), X)
+    report = check(nn.Sequential(nn.Linear(4, 4), Counts()), X)
     assert report.codes == ("HD903",)
     assert "1 (Counts)" in report.findings[0].cause
     assert not report.entries
@@ -195,7 +194,7 @@ class Coarse(nn.Module):
 
 
 def test_module_that_lowers_precision_is_judged_in_float64():
-    report = check_module(nn.Sequential(nn.Linear(4, 4), Coarse(), nn.Tanh()), X)
+    report = check(nn.Sequential(nn.Linear(4, 4), Coarse(), nn.Tanh()), X)
     assert report.ok, str(report)
     assert max(entry.tolerance for entry in report.entries) < 1e-6
     assert "inside: Coarse.forward; judged in float64" in report.notes[-1]
@@ -207,7 +206,7 @@ def test_module_for_float32_only_is_checked_in_float32():
             assert x.dtype == torch.float32
             return x.exp()
 
-    report = check_module(nn.Sequential(nn.Linear(4, 4), Single()), X.float())
+    report = check(nn.Sequential(nn.Linear(4, 4), Single()), X.float())
     assert report.ok, str(report)
     assert "float32[3, 4]" in report.title
     assert report.notes[-1] == "computes in float32; comparisons are as coarse"
@@ -230,7 +229,7 @@ class OnItsClass(nn.Module):
 
 
 def test_state_outside_the_module_is_restored():
-    report = check_module(OnItsClass(), torch.ones(2, 3))
+    report = check(OnItsClass(), torch.ones(2, 3))
     assert report.ok, str(report)
     assert "every call began in the same" in " ".join(str(report).split())
     assert OnItsClass.calls == 0
@@ -255,7 +254,7 @@ def test_inputs_that_a_module_keeps_are_forgotten_between_calls():
 
     module = Remembers()
     module(X)  # the module now holds a tensor with a graph
-    report = check_module(module, X)
+    report = check(module, X)
     assert report.ok, str(report)
 
 
@@ -277,7 +276,7 @@ def test_cache_argument_does_not_grow_between_calls():
         def forward(self, x):
             return self.appends(x, Cache())
 
-    report = check_module(Model(), X)
+    report = check(Model(), X)
     assert report.codes == ("HD104",), str(report)
     assert "appends (Appends)" in report.findings[0].cause
 
@@ -295,10 +294,10 @@ class OldSine(torch.autograd.Function):
 
 
 def test_legacy_function_is_right_by_reverse_passes():
-    report = check_module(nn.Sequential(nn.Linear(4, 4), Applied(OldSine)), X)
+    report = check(nn.Sequential(nn.Linear(4, 4), Applied(OldSine)), X)
     assert report.ok
     assert report.codes == ("HD405",)
-    assert report.warnings[0].location.startswith("tests/checks/modules/test_check_module.py")
+    assert report.warnings[0].location.startswith("tests/checks/pipelines/test_check_module.py")
     right = {entry.route for entry in report.entries if entry.status == "ok"}
     assert right == {"reverse", "reverse-over-reverse"}
 
@@ -310,7 +309,7 @@ def test_wrong_legacy_function_is_found():
             (x,) = ctx.saved_tensors
             return g * x.detach().cos()
 
-    report = check_module(nn.Sequential(nn.Linear(4, 4), Applied(Wrong)), X)
+    report = check(nn.Sequential(nn.Linear(4, 4), Applied(Wrong)), X)
     assert "HD104" in [each.code for each in report.errors], str(report)
 
 
@@ -325,10 +324,10 @@ class Spectral(nn.Module):
 
 @pytest.mark.slow
 def test_complex_parameters_are_differentiated():
-    report = check_module(nn.Sequential(Spectral(), nn.Tanh()), X)
+    report = check(nn.Sequential(Spectral(), nn.Tanh()), X)
     assert report.ok, str(report)
     assert report.notes[0] == "differentiated by 6 numbers in parameters and 12 in inputs"
-    wrong = check_module(nn.Sequential(Spectral(), Applied(CutSquare)), X)
+    wrong = check(nn.Sequential(Spectral(), Applied(CutSquare)), X)
     assert not wrong.ok
 
 
@@ -337,8 +336,8 @@ def test_module_and_random_state_are_left_unchanged():
     module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout())
     before, state, x = copy.deepcopy(module.state_dict()), torch.get_rng_state(), X.clone().requires_grad_()
     hooks = len(module._forward_hooks)
-    check_module(module, x)
-    check_module(module.eval(), x)
+    check(module, x)
+    check(module.eval(), x)
     assert torch.equal(state, torch.get_rng_state())
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert {parameter.dtype for parameter in module.parameters()} == {torch.float32}
@@ -350,14 +349,14 @@ def test_module_and_random_state_are_left_unchanged():
 def test_frozen_parameters_are_not_differentiated():
     module = Language()
     module.blocks.requires_grad_(False)
-    report = check_module(module, TOKENS)
+    report = check(module, TOKENS)
     assert report.ok
     assert "28 numbers in parameters and 0 in inputs; 40 in frozen parameters" in report.notes[0]
 
 
 def test_seed_determines_the_report():
     module = normalized()
-    first, again, other = (check_module(module, X, order=1, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (check(module, X, order=1, seed=seed) for seed in (0, 0, 1))
     assert first == again
     assert first.entries != other.entries
 
@@ -365,7 +364,6 @@ def test_seed_determines_the_report():
 @pytest.mark.parametrize(
     ("module", "inputs", "options", "message"),
     [
-        (torch.tanh, X, {}, "check: f: expected a torch.nn.Module, got builtin"),
         (nn.Linear(3, 2), X, {}, "expected Linear.* to run, but Linear raised RuntimeError"),
         (nn.Sequential(nn.Tanh(), nn.Linear(3, 2)), X, {}, r"but 1 \(Linear\) raised"),
         (nn.Linear(4, 2), X, {"order": 0}, "check: order: expected an int of 1 or more, got 0"),
@@ -383,7 +381,7 @@ def test_seed_determines_the_report():
 )
 def test_rejects_bad_arguments(module, inputs, options, message):
     with pytest.raises(InputError, match=message):
-        check_module(module, inputs, **options)
+        check(module, inputs, **options)
 
 
 class Residual(nn.Module):
@@ -466,32 +464,32 @@ class Cancels(nn.Module):
 def test_common_modules_are_not_called_wrong(name):
     make, inputs, codes = USUAL[name]
     torch.manual_seed(0)
-    report = hodiff.check(make(), inputs)
+    report = check(make(), inputs)
     assert report.ok, str(report)
     assert set(report.codes) == codes, str(report)
 
 
 @pytest.mark.slow
 def test_forces_by_a_new_leaf_pass_for_parameters_only():
-    """The new leaf makes the forces independent of the input; their graph to the parameters is complete."""
-    report = hodiff.check(Forces(), X[:, :2], wrt="parameters")
+    """The new leaf makes the forces a constant of the input; nothing is cut between parameters and forces."""
+    report = check(Forces(), X[:, :2], wrt="parameters")
     assert (report.ok, report.codes) == (True, ("HD410",)), str(report)
-    assert not hodiff.check(Forces(), X[:, :2]).ok
+    assert not check(Forces(), X[:, :2]).ok
 
 
 @pytest.mark.slow
 def test_note_names_submodules_in_float32():
     make, inputs, _ = USUAL["float32 inside"]
-    assert "computes in a lower precision inside: Islands.forward" in hodiff.check(make(), inputs).notes[1]
+    assert "computes in a lower precision inside: Islands.forward" in check(make(), inputs).notes[1]
     make, inputs, _ = USUAL["padding in an embedding"]
-    assert "padding_idx" in hodiff.check(make(), inputs).notes[0]
+    assert "padding_idx" in check(make(), inputs).notes[0]
 
 
 @pytest.mark.slow
 def test_wrong_rule_beside_float32_is_found():
     """Coarse comparisons detect errors larger than rounding."""
     module = nn.Sequential(nn.Linear(4, 3), Islands(), Applied(CutSquare))
-    assert not hodiff.check(module, X).ok
+    assert not check(module, X).ok
 
 
 WRT = {"both": (29, 12), "parameters": (29, 0), "inputs": (0, 12)}
@@ -501,7 +499,7 @@ WRT = {"both": (29, 12), "parameters": (29, 0), "inputs": (0, 12)}
 @pytest.mark.parametrize("wrt", WRT)
 def test_wrt_selects_what_is_differentiated(wrt):
     module = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
-    report = hodiff.check(module, X, wrt=wrt)
+    report = check(module, X, wrt=wrt)
     assert report.ok
     assert report.notes[0] == "differentiated by {} numbers in parameters and {} in inputs".format(*WRT[wrt])
     assert report.codes == ("HD410",)
@@ -524,21 +522,21 @@ class Compares(nn.Module):
 
 @pytest.mark.slow
 def test_fixed_inputs_are_not_moved():
-    report = hodiff.check(Compares(), (X, torch.tensor(2.0)), fixed=(0,))
+    report = check(Compares(), (X, torch.tensor(2.0)), fixed=(0,))
     assert report.ok, str(report)
     assert report.notes[0] == "differentiated by 4 numbers in parameters and 1 in inputs"
-    assert not hodiff.check(Compares(), (X, torch.tensor(2.0))).ok
+    assert not check(Compares(), (X, torch.tensor(2.0))).ok
 
 
 @pytest.mark.parametrize("options", [{"wrt": "parameters"}, {"fixed": (0,)}])
 def test_function_rejects_options_of_modules(options):
     with pytest.raises(InputError, match=r"check: (wrt|fixed): expected nothing for a function"):
-        hodiff.check(torch.sin, X, **options)
+        check(torch.sin, X, **options)
 
 
 def test_loss_with_reference_is_rejected():
     with pytest.raises(InputError, match="check: reference: expected nothing with a loss"):
-        hodiff.check(nn.Linear(4, 2), X, loss=torch.sum, reference=nn.Linear(4, 2))
+        check(nn.Linear(4, 2), X, loss=torch.sum, reference=nn.Linear(4, 2))
 
 
 class Rounds(nn.Module):
@@ -557,7 +555,7 @@ class Rounds(nn.Module):
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("straight", [True, False])
 def test_rounding_with_and_without_straight_through_is_a_note(straight):
-    report = hodiff.check(Rounds(straight), X, approximate=not straight)
+    report = check(Rounds(straight), X, approximate=not straight)
     assert report.ok, str(report)
     assert "HD902" in report.codes
     assert "10 numbers in parameters and 12 in inputs" in report.notes[-1]
@@ -569,7 +567,7 @@ def test_unknown_output_type_asks_for_a_loss():
         logits = X
 
     with pytest.raises(InputError, match="take them by a loss"):
-        hodiff.check(Gives(Output()), X)
+        check(Gives(Output()), X)
 
 
 class Gives(nn.Linear):
@@ -583,7 +581,7 @@ class Gives(nn.Linear):
 
 @pytest.mark.slow
 def test_compiled_module_is_compared():
-    report = hodiff.check(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), X, compile="aot_eager")
+    report = check(nn.Sequential(nn.Linear(4, 3), nn.Tanh()), X, compile="aot_eager")
     assert "compile" in {entry.route for entry in report.entries}
     assert report.ok, str(report)
 
@@ -635,7 +633,7 @@ NOTED = {
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NOTED)
 def test_unsteady_behaviour_is_noted(name):
-    report = check_module(getattr(Unsteady, name)(), X)
+    report = check(getattr(Unsteady, name)(), X)
     assert report.ok, str(report)
     assert any(NOTED[name] in note for note in report.notes), report.notes
     assert max(entry.tolerance for entry in report.entries) < 1e-6
@@ -652,7 +650,7 @@ def test_opaque_outputs_are_noted():
             y = super().forward(x)
             return y.tanh(), Opaque(y.detach())
 
-    report = check_module(Pair(4, 4), X)
+    report = check(Pair(4, 4), X)
     assert "of the output, Opaque is not looked into" in report.notes[-1]
 
 
@@ -663,10 +661,10 @@ def test_grad_mode_that_a_module_switches_off_is_restored():
             torch.set_grad_enabled(False)
             return super().forward(x)
 
-    assert not check_module(Off(4, 4), X).ok
+    assert not check(Off(4, 4), X).ok
     torch.set_grad_enabled(True)
     module = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
-    assert check_module(module, X).ok
+    assert check(module, X).ok
     x = torch.tensor([0.5, -1.0], dtype=torch.float64)
     with hodiff.corrected():
         slope = torch.func.grad(lambda x: torch.func.jvp(lambda x: x.pow(3).sum(), (x,), (x,))[1])
@@ -679,7 +677,7 @@ def test_numpy_and_python_random_state_and_lazy_modules_are_unchanged():
             return super().forward(x) * np.random.rand() * random.random()  # noqa: NPY002
 
     before, python = np.random.get_state()[1].copy(), random.getstate()  # noqa: NPY002
-    for look in (check_module, hodiff.preflight):
+    for look in (check, hodiff.preflight):
         look(Draws(4, 4), X)
         assert (np.random.get_state()[1] == before).all()  # noqa: NPY002
         assert random.getstate() == python
@@ -690,10 +688,10 @@ def test_numpy_and_python_random_state_and_lazy_modules_are_unchanged():
 
 def test_rejects_scripted_modules_and_bad_fixed_positions():
     with pytest.raises(InputError, match="scripted or traced"):
-        check_module(torch.jit.script(nn.Linear(4, 2)), X)
+        check(torch.jit.script(nn.Linear(4, 2)), X)
     for fixed in ((1,), (-1,), ("x",), 0):
         with pytest.raises(InputError, match="check: fixed: expected a tuple of positions of the 1 inputs"):
-            check_module(nn.Linear(4, 2), X, fixed=fixed)
+            check(nn.Linear(4, 2), X, fixed=fixed)
     with pytest.raises(InputError, match="preflight: model_or_function: expected Linear to run"):
         hodiff.preflight(nn.Linear(4, 2))
 
@@ -703,7 +701,7 @@ def test_sparse_inputs_are_not_differentiated():
         def forward(self, x):
             return torch.sparse.mm(x, self.weight.t()).tanh()
 
-    report = check_module(Layer(4, 2), X.to_sparse())
+    report = check(Layer(4, 2), X.to_sparse())
     assert report.ok
     assert report.codes == ("HD406",)
 
@@ -723,7 +721,7 @@ def test_cut_graph_is_located_at_its_line():
                 size = y.norm()
             return y / size
 
-    report = check_module(Normed(), X)
+    report = check(Normed(), X)
     (finding,) = report.errors
     assert finding.code == "HD104"
     assert "calls torch.no_grad" in finding.cause
@@ -750,7 +748,7 @@ class OfAParameter(nn.Linear):
     ids=["a hook", "a leaf"],
 )
 def test_hooks_and_other_hidden_gradient_changes_are_named(module, code, words):
-    (finding,) = check_module(module(4, 2), X, order=1).errors
+    (finding,) = check(module(4, 2), X, order=1).errors
     assert finding.code == code
     assert words in finding.cause
 
@@ -767,7 +765,7 @@ def test_scripted_submodules_pass():
         def forward(self, x):
             return self.head(self.norm(x)).tanh()
 
-    assert hodiff.check(Net(), torch.randn(5, 3)).ok
+    assert check(Net(), torch.randn(5, 3)).ok
 
 
 @pytest.mark.slow
@@ -775,7 +773,7 @@ def test_backward_hooks_are_noted():
     """Backward hooks explain why reverse passes disagree with all other derivatives."""
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     model[1].register_full_backward_hook(lambda module, gradients, _: (2 * gradients[0],))
-    report = hodiff.check(model, X)
+    report = check(model, X)
     assert not report.ok
     assert any("backward hooks change gradients" in note and "modules 1;" in note for note in report.notes)
 
@@ -809,7 +807,7 @@ class Keeping(nn.Module):
 @pytest.mark.parametrize("way", ["result", "constant", "of inputs", "lru_cache"])
 def test_result_kept_from_an_earlier_call_is_an_error(way):
     model = nn.Sequential(nn.Linear(3, 3), Keeping(way))
-    (finding,) = hodiff.check(model, torch.ones(2, 3)).findings
+    (finding,) = check(model, torch.ones(2, 3)).findings
     assert (finding.code, finding.evidence[0]) == ("HD310", "submodule 1 (Keeping)")
     assert model[1].kept == {}
 
@@ -817,13 +815,13 @@ def test_result_kept_from_an_earlier_call_is_an_error(way):
 def test_result_kept_from_before_the_check_is_an_error():
     model = Keeping("result")
     model(torch.ones(2, 3))
-    assert hodiff.check(model, torch.ones(2, 3)).codes == ("HD310",)
+    assert check(model, torch.ones(2, 3)).codes == ("HD310",)
 
 
 def test_cache_by_size_is_no_error():
     model = Keeping("sizes")
     model(torch.ones(2, 3))
-    assert hodiff.check(model, torch.ones(2, 3)).codes == ()
+    assert check(model, torch.ones(2, 3)).codes == ()
 
 
 class Decorated(nn.Module):
@@ -844,8 +842,8 @@ class Weighted(nn.Module):
 @pytest.mark.slow
 def test_cutting_decorator_is_located_at_the_decorated_function():
     line = inspect.getsourcelines(Decorated.forward)[1]
-    (finding,) = hodiff.check(Weighted(), torch.ones(2, 3)).findings
-    assert (finding.code, finding.location) == ("HD104", f"tests/checks/modules/test_check_module.py:{line}")
+    (finding,) = check(Weighted(), torch.ones(2, 3)).findings
+    assert (finding.code, finding.location) == ("HD104", f"tests/checks/pipelines/test_check_module.py:{line}")
 
 
 class Detaching(nn.Linear):
@@ -855,9 +853,9 @@ class Detaching(nn.Linear):
 
 @pytest.mark.slow
 def test_remedy_does_not_repeat_the_options_given():
-    advised = hodiff.check(Detaching(3, 3), torch.ones(2, 3)).findings[0].remedy
+    advised = check(Detaching(3, 3), torch.ones(2, 3)).findings[0].remedy
     assert "wrt=" in advised
-    taken = hodiff.check(Detaching(3, 3), torch.ones(2, 3), wrt="parameters").findings[0].remedy
+    taken = check(Detaching(3, 3), torch.ones(2, 3), wrt="parameters").findings[0].remedy
     assert taken == "Remove it. If it is meant, check the module around it without it."
 
 
@@ -872,9 +870,9 @@ class Otherwise(nn.Linear):
 
 def test_rounding_under_no_grad_is_not_reported():
     model = Otherwise(3, 3)
-    assert "torch.no_grad" not in str(hodiff.check(model, torch.ones(2, 3)))
+    assert "torch.no_grad" not in str(check(model, torch.ones(2, 3)))
     model.other = 1e-3
-    assert "torch.no_grad" in str(hodiff.check(model, torch.ones(2, 3)))
+    assert "torch.no_grad" in str(check(model, torch.ones(2, 3)))
 
 
 @pytest.mark.slow
@@ -885,14 +883,14 @@ def test_submodules_are_not_searched_if_the_whole_agrees(monkeypatch):
         seen.append(subject)
         return own(subject, order, seed)
 
-    own = check_module_file.failures
-    monkeypatch.setattr(check_module_file, "failures", failures)
+    own = faults.failures
+    monkeypatch.setattr(faults, "failures", failures)
     right = nn.Sequential(*(nn.Sequential(nn.Linear(3, 3), each) for each in (nn.Tanh(), nn.SiLU(), nn.Sigmoid())))
-    report = hodiff.check(nn.Sequential(Detaching(3, 3), right), torch.ones(2, 3))
+    report = check(nn.Sequential(Detaching(3, 3), right), torch.ones(2, 3))
     assert report.codes[0] == "HD104", str(report)
     # One call is for the faulty part, and one for the correct part as a whole.
     assert len(seen) == 2
 
 
 def test_summary_names_the_disagreement():
-    assert "differences disagree by" in hodiff.check(Detaching(3, 3), torch.ones(2, 3)).summary
+    assert "differences disagree by" in check(Detaching(3, 3), torch.ones(2, 3)).summary

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from hodiff.checks.attempts import Failure, attempt
-from hodiff.checks.functions.conclusion import standing
-from hodiff.checks.modules.faults import count_numbers
-from hodiff.checks.modules.first_call import Called
+from hodiff.checks.pipelines.function_report import constant_inputs
 from hodiff.checks.report.data import Entry
 from hodiff.checks.subjects.double_precision import is_low
+from hodiff.checks.subjects.first_call import Called
 from hodiff.checks.subjects.module_calls import ModuleCall, same
 from hodiff.checks.subjects.subject import Comparison, Subject, is_coarse, padding_rows, subject_of_call, tensors_of
 from hodiff.torch_internals.modules import has_backward_hooks
@@ -27,48 +27,52 @@ _ROUNDING = 1e-6
 _NUMBERS = (Tensor, bool, int, float, complex, str, type(None))
 
 
-def notes_of(
+def module_notes(
     module: nn.Module,
     called: Called,
     subject: Subject,
     comparison: Comparison,
-    aside: Sequence[type],
+    unused: Sequence[type],
     failed: Sequence[Entry],
 ) -> tuple[str, ...]:
-    """Return all notes on the check of a module; `aside` runs only if no input needs a gradient."""
+    """Return all notes on the check of a module; `unused` runs only if no input needs a gradient."""
     return (
-        what_moves(called.root.module, subject),
-        *standing(comparison.problem),
-        *map(_avoided, aside),
-        *_of_state(called),
-        *_of_gradients_off(called.root),
-        *_of_outputs(called.root),
-        *_of_hooks(module),
-        *_of_other_leaves(module),
-        *_of_precision(called.root, comparison),
-        *_of_small_errors(failed),
+        variables_note(called.root.module, subject),
+        *constant_inputs(comparison.problem),
+        *map(_unused_function_note, unused),
+        *_state_notes(called),
+        *_no_grad_notes(called.root),
+        *_output_notes(called.root),
+        *_hook_notes(module),
+        *_leaf_notes(module),
+        *_precision_notes(called.root, comparison),
+        *_small_error_notes(failed),
     )
 
 
-def what_moves(module: nn.Module, subject: Subject) -> str:
+def variables_note(module: nn.Module, subject: Subject) -> str:
     """Return a note that counts the numbers differentiated by, and names the constants."""
     frozen = sum(each.numel() for each in module.parameters() if not each.requires_grad)
     parameters, *inputs = subject.inputs
     return (
-        f"differentiated by {count_numbers(parameters)} numbers in parameters and {count_numbers(inputs)} in inputs"
+        f"differentiated by {_numel(parameters)} numbers in parameters and {_numel(inputs)} in inputs"
         + (f"; {frozen} in frozen parameters are constants" if frozen else "")
         + ("; so are rows of embeddings at padding_idx" if parameters and padding_rows(module) else "")
     )
 
 
-def _avoided(function: type) -> str:
+def _numel(tree: Any) -> int:
+    return sum(each.numel() for each in tensors_of(tree))
+
+
+def _unused_function_note(function: type) -> str:
     name = function.__name__
     return (
         f"calls {name} where no input needs a gradient, so inputs are constants here; for the other way, wrt='inputs'"
     )
 
 
-def _of_small_errors(failed: Sequence[Entry]) -> Iterator[str]:
+def _small_error_notes(failed: Sequence[Entry]) -> Iterator[str]:
     """Note errors so small that a solver's step control may cause them."""
     wrong = [entry.error for entry in failed if entry.status == "wrong" and entry.error is not None]
     if wrong and max(wrong) < _SMALL:
@@ -78,7 +82,7 @@ def _of_small_errors(failed: Sequence[Entry]) -> Iterator[str]:
         )
 
 
-def _of_precision(root: ModuleCall, comparison: Comparison) -> Iterator[str]:
+def _precision_notes(root: ModuleCall, comparison: Comparison) -> Iterator[str]:
     """Note computations in a lower precision than float64."""
     if comparison.problem.eps <= torch.finfo(torch.float64).eps:
         return
@@ -105,7 +109,7 @@ def _coarse_inside(call: ModuleCall, known: dict[tuple[str, ...], bool]) -> Iter
         yield from _coarse_inside(child, known)
 
 
-def _of_state(called: Called) -> Iterator[str]:
+def _state_notes(called: Called) -> Iterator[str]:
     if called.unsteady is not None:
         yield f"in {called.unsteady.label}, {called.reason}: here every call began in the same state"
     precision = called.root.setting.precision
@@ -113,7 +117,7 @@ def _of_state(called: Called) -> Iterator[str]:
         yield f"computes in a lower precision inside: {', '.join(precision.places)}; judged in float64 throughout"
 
 
-def _of_gradients_off(root: ModuleCall) -> Iterator[str]:
+def _no_grad_notes(root: ModuleCall) -> Iterator[str]:
     """Note that the module computes something else when gradients are not recorded."""
     run = root.again()
     with torch.no_grad():
@@ -123,7 +127,7 @@ def _of_gradients_off(root: ModuleCall) -> Iterator[str]:
         yield "computes something else under torch.no_grad(): the derivatives are of what it computes with gradients"
 
 
-def _of_outputs(root: ModuleCall) -> Iterator[str]:
+def _output_notes(root: ModuleCall) -> Iterator[str]:
     """Note objects in the output in which tensors cannot be found."""
     kinds = {type(each).__name__ for each in tree_leaves(root.output) if not isinstance(each, _NUMBERS)}
     if kinds:
@@ -133,7 +137,7 @@ def _of_outputs(root: ModuleCall) -> Iterator[str]:
         )
 
 
-def _of_hooks(module: nn.Module) -> Iterator[str]:
+def _hook_notes(module: nn.Module) -> Iterator[str]:
     """Note backward hooks: modules' hooks change gradients only, and parameters' hooks are not run."""
     parts = [name or type(part).__name__ for name, part in module.named_modules() if has_backward_hooks(part)]
     if parts:
@@ -146,7 +150,7 @@ def _of_hooks(module: nn.Module) -> Iterator[str]:
         yield f"hooks on gradients of parameters are not run: those of {', '.join(hooked)}"
 
 
-def _of_other_leaves(module: nn.Module) -> Iterator[str]:
+def _leaf_notes(module: nn.Module) -> Iterator[str]:
     """Note tensors that require a gradient but are no parameters."""
     own = {id(each) for each in module.parameters()}
     names = [

@@ -1,1 +1,0 @@
-"""Checks of modules that find the submodule at fault."""

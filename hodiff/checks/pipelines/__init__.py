@@ -1,0 +1,1 @@
+"""Checks of a function and of a module: subject, evidence, diagnosis, report."""
