@@ -100,6 +100,8 @@ def test_expressions_match_dense_matrices(pair: Pair, seed: int) -> None:
 def test_low_precision_scalars_are_converted_exactly() -> None:
     """Scalars of low precision are converted exactly: 1/3 in float32 is wrong in the eighth digit."""
     third, A = torch.tensor(3.0), MatrixOperator(matrix(3, 3, 0))
+    K, k = kronecker(matrix(3, 3, 0))
+    close((K / third).to_dense(), k / 3)
     close((A / third).to_dense(), matrix(3, 3, 0) / 3)
     close((A / third / third).to_dense(), matrix(3, 3, 0) / 9)
     close((torch.tensor(0.1, dtype=torch.bfloat16) * A * third).to_dense(), matrix(3, 3, 0) * 0.10009765625 * 3)
@@ -109,6 +111,8 @@ def test_low_precision_scalars_are_converted_exactly() -> None:
 def test_rejects_bad_divisors(divisor: Any) -> None:
     with pytest.raises(hodiff.InputError, match="A / c: c: expected"):
         MatrixOperator(matrix(3, 3, 0)) / divisor
+    with pytest.raises(hodiff.InputError, match="A / c: c: expected"):
+        kronecker(matrix(3, 3, 0))[0] / divisor
 
 
 def test_expressions_keep_pytrees() -> None:

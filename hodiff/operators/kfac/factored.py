@@ -70,7 +70,8 @@ class FactoredOperator(LinearOperator):
     __rmul__ = __mul__
 
     def __truediv__(self, divisor: Any) -> Any:
-        return self * (1 / divisor) if _constant(self, divisor) else super().__truediv__(divisor)
+        number = _constant(self, divisor)
+        return self * (1 / number) if number else super().__truediv__(divisor)
 
     def __neg__(self) -> Any:
         return self * -1.0
