@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
@@ -15,18 +13,19 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections import Corrections
 from hodiff.corrections.autograd.grad_mode import SWITCH_WATCHERS
-from hodiff.errors import HodiffWarning, InputError
+from hodiff.errors import InputError
 from hodiff.taylor.fallback import unknown
 from hodiff.taylor.jets import _HANDLERS, Jet, TensorJet, is_plain_tensor, new_jet, tensor_of
 from hodiff.taylor.jets_in_arguments import call, value_of
 from hodiff.taylor.registry import RULES, Entry, entry_of, name_of
 from hodiff.taylor.running import JetMet, at_the_moment, is_constant_here, is_running, must_not_be_met, switch
-from hodiff.taylor.series import Frame, filled
+from hodiff.taylor.series import Frame
 from hodiff.taylor.sparsity import by_slots
+from hodiff.taylor.steps_of_lengths import STEPS, along_each_side
 from hodiff.taylor.views import assign, watched
 from hodiff.torch_internals.autograd.grad_mode import inside_of_function
 from hodiff.torch_internals.autograd.transforms import in_transform
-from hodiff.torch_internals.autograd.wrapped_tensors import any_holds, without_ended_wrappers
+from hodiff.torch_internals.autograd.wrapped_tensors import without_ended_wrappers
 from hodiff.torch_internals.interception import (
     apply_in_transform,
     function_mode_count,
@@ -209,74 +208,17 @@ _IN_OWN_MEMORY = frozenset({
 })
 
 
-# Functions with other derivatives where an argument crosses a bound, another argument or another element.
-_STEPS = frozenset({
-    *("relu", "nn.relu", "nn.relu6", "nn.leaky_relu", "prelu", "nn.prelu", "nn.threshold", "threshold", "copysign"),
-    *("nn.hardtanh", "nn.hardsigmoid", "nn.hardswish", "nn.hardshrink", "hardshrink", "nn.softshrink"),
-    *("celu", "selu", "nn.elu", "nn.celu", "nn.selu"),
-    *("clamp", "clamp_min", "clamp_max", "maximum", "minimum", "fmax", "fmin", "amax", "amin", "max", "min"),
-    *("sort", "msort", "topk", "kthvalue", "median", "nanmedian", "cummax", "cummin"),
-    *(f"{name}max_pool{d}d" for name in ("", "nn.adaptive_") for d in (1, 2, 3)),
-})
-
-
 def _by_rule(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     is_kinked = frame.kink.is_met and any(jet.is_kinked for jet in jets_in((args, kwargs)))
-    step = _step if is_kinked and entry.name in _STEPS else _apply
-    result = step(frame, entry, func, args, kwargs)
+    if is_kinked and entry.name in STEPS:
+        result = along_each_side(frame, partial(_apply, frame, entry), func, args, kwargs)
+    else:
+        result = _apply(frame, entry, func, args, kwargs)
     if is_kinked or frame.kink.is_new:
         frame.kink.is_new = False
         for jet in jets_in(result):
             jet.is_kinked = True
     return result
-
-
-def _step(frame: Frame, entry: Entry, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run the rule of a step function beside the point, where its arguments move on this side of a length that is 0."""
-
-    def beside(row: int | None) -> Any:
-        return _apply(frame, entry, func, *pytree.tree_map_only(Jet, partial(_beside, frame, row), (args, kwargs)))
-
-    # Each direction may lead to another piece of the function.
-    rows = range(frame.directions or 0) if frame.has_axis(1) else [None]
-    results = [pytree.tree_leaves(beside(row)) for row in rows]
-    values, structure = pytree.tree_flatten(call(func, value_of(frame, args), value_of(frame, kwargs)))
-    found = [
-        _by_direction(frame, name_of(func), value, parts) if isinstance(parts[0], Jet) else value
-        for value, parts in zip(values, zip(*results, strict=True), strict=True)
-    ]
-    return pytree.tree_unflatten(found, structure)
-
-
-def _by_direction(frame: Frame, name: str, value: Any, results: Sequence[Jet]) -> Jet:
-    """Return the jet whose derivatives along each direction are those of the result for this direction."""
-    found = [value]
-    for k in range(1, frame.order + 1):
-        parts = [filled(frame, each.coefficients, k, value) for each in results]
-        if frame.has_axis(k):
-            found.append(torch.stack([part[row] for row, part in enumerate(parts)]))
-            continue
-        unequal = functools.reduce(torch.logical_or, [part != parts[0] for part in parts])
-        if any_holds(unequal & ~parts[0].isnan()):
-            warnings.warn(
-                f"{name}: Got a length that is 0, and which piece of the function follows depends on the direction, so "
-                "that derivatives are NaN there. Compare squares of lengths instead.",
-                HodiffWarning,
-                stacklevel=2,
-            )
-        found.append(torch.where(unequal, torch.nan, parts[0]))
-    return new_jet(frame, found)
-
-
-def _beside(frame: Frame, row: int | None, jet: Jet) -> Jet:
-    """Move the value of a jet by some last digits along its slope in one direction."""
-    if not jet.is_kinked:
-        return jet
-    value, slope = jet.value, frame.kink.side * filled(frame, jet.coefficients, 1, jet.value)
-    digit = torch.finfo(value.dtype)
-    step = torch.clamp(2**8 * digit.eps * value.abs(), min=2**8 * digit.tiny)
-    move = step * torch.clamp(slope if row is None else slope[row], -(2.0**8), 2.0**8)
-    return new_jet(frame, [value + move, *jet.coefficients[1:]])
 
 
 def _assign(target: Any, result: Any) -> Any:
