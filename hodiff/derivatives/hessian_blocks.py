@@ -15,7 +15,7 @@ from hodiff.common.trees import PyTree, leaf_names
 from hodiff.derivatives.bound_function import BoundFunction
 from hodiff.derivatives.hessian_rows import LinearizedHessian
 from hodiff.derivatives.route_choice import follow
-from hodiff.errors import HodiffWarning
+from hodiff.errors import HodiffWarning, levels_to_the_caller
 from hodiff.kernels import fused
 from hodiff.torch_internals.tensors import has_numbers
 
@@ -177,5 +177,5 @@ def _warn_of_asymmetry(linearized: LinearizedHessian, gaps: dict[int, tuple[floa
             f"{function.caller}: the block of {where or 'the argument'} {amiss}. Either the function is not twice "
             "differentiable there, or a derivative rule is wrong; hodiff.check(f, x) finds which.",
             HodiffWarning,
-            stacklevel=8,
+            stacklevel=levels_to_the_caller(),
         )

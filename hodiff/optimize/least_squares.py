@@ -15,7 +15,7 @@ from hodiff.common.options import require_bool, require_callable, require_choice
 from hodiff.common.trees import PyTree, flatten_primals
 from hodiff.derivatives import jacobian
 from hodiff.derivatives.bound_function import leave_inference_mode
-from hodiff.errors import HodiffWarning, InputError
+from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.operators import JacobianOperator
 from hodiff.operators.linear.constant_points import require_constant
 from hodiff.optimize.batched.batch import InDims
@@ -237,7 +237,7 @@ def _require_inside(start: np.ndarray, bounds: scipy.optimize.Bounds, method: st
             "least_squares: x0: it lies on a bound, from which SciPy's 'trf' takes steps of 1e-10 and may end there; "
             "begin inside, or pass method='dogbox'.",
             HodiffWarning,
-            stacklevel=6,
+            stacklevel=levels_to_the_caller(),
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from hodiff.errors import HodiffWarning
+from hodiff.errors import HodiffWarning, levels_to_the_caller
 from hodiff.taylor.jets import Jet, new_jet
 from hodiff.taylor.jets_in_arguments import call, value_of
 from hodiff.taylor.registry import name_of
@@ -62,7 +62,7 @@ def _by_direction(frame: Frame, name: str, value: Any, results: Sequence[Jet]) -
                 f"{name}: Got a length that is 0, and which piece of the function follows depends on the direction, so "
                 "that derivatives are NaN there. Compare squares of lengths instead.",
                 HodiffWarning,
-                stacklevel=2,
+                stacklevel=levels_to_the_caller(),
             )
         found.append(torch.where(unequal, torch.nan, parts[0]))
     return new_jet(frame, found)

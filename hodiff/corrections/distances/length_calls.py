@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from hodiff.corrections.distances.graded import NotKnown
 from hodiff.corrections.distances.squares import Graded, Root, remember
-from hodiff.errors import HodiffWarning
+from hodiff.errors import HodiffWarning, levels_to_the_caller
 from hodiff.torch_internals.autograd.wrapped_tensors import below_transforms
 
 
@@ -134,7 +134,7 @@ def warn_of_kinks(name: str, cause: str) -> None:
         f"{name}: {cause}, so that second derivatives are NaN there. Write it as a function of the square, such as "
         "x.square().sum(), or by elementwise functions and sums of a length that is computed once.",
         HodiffWarning,
-        stacklevel=5,
+        stacklevel=levels_to_the_caller(),
     )
 
 

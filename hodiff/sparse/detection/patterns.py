@@ -20,7 +20,7 @@ from hodiff.common.trees import PyTree, describe, tensors_in
 from hodiff.derivatives.bound_function import BoundFunction, at_the_boundary, bind
 from hodiff.derivatives.capture.refusals import line_now
 from hodiff.derivatives.route_choice import refused
-from hodiff.errors import HodiffWarning, InputError
+from hodiff.errors import HodiffWarning, InputError, levels_to_the_caller
 from hodiff.recompute.reachable import draw_of, named_modules
 from hodiff.rules.any_order import outside_graphs
 from hodiff.sparse.detection.own_derivatives import following_own_derivatives
@@ -218,7 +218,7 @@ def _tracking(function: BoundFunction, leaves: Sequence[Tensor], at_point: bool)
             f"{function.caller}: no rule says what results depend on for {found}: taken to be everything that the "
             f"arguments depend on, so that the pattern is right and may be too large.",
             HodiffWarning,
-            stacklevel=5,
+            stacklevel=levels_to_the_caller(),
         )
 
 
