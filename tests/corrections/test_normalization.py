@@ -345,3 +345,23 @@ def test_native_group_norm_accepts_non_contiguous_weights(of):
         lambda w: F.group_norm(x, 2, *({**given, of: w}).values()).sum(), given[of]
     )[1]
     torch.testing.assert_close(gradient, by_torch)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("scale", [0.02, 1.0, 100.0])
+@pytest.mark.parametrize("name", ["group_norm", "layer_norm", "instance_norm", "batch_norm"])
+def test_products_in_16_bits_keep_their_digits(name, scale, dtype):
+    f = {
+        "group_norm": lambda x: F.group_norm(x, 2).pow(3).sum(),
+        "layer_norm": lambda x: F.layer_norm(x, (8,)).pow(3).sum(),
+        "instance_norm": lambda x: F.instance_norm(x.view(2, 2, 4)).pow(3).sum(),
+        "batch_norm": lambda x: F.batch_norm(x, None, None, training=True).pow(3).sum(),
+    }[name]
+    generator = torch.Generator().manual_seed(0)
+    x, v = ((torch.randn(6, 8, generator=generator) * scale).to(dtype) for _ in range(2))
+    if name == "instance_norm":
+        x, v = x[:2], v[:2]
+    expected = hodiff.hvp(f, x.double(), v.double())
+    for route in hodiff.ROUTES:
+        found = hodiff.hvp(f, x, v, route=route).double()
+        assert float((found - expected).abs().max() / expected.abs().max()) < 30 * torch.finfo(dtype).eps, route
