@@ -14,6 +14,7 @@ STEPS = {
     "relu of a multiple": (lambda n: torch.relu(2 * n) ** 2, 24),
     "relu in place": (lambda n: (n * 1).relu_() ** 2, 6),
     "relu by an option": (lambda n: F.relu(n * 1, inplace=True) ** 2, 6),
+    "relu by a positional option": (lambda n: F.relu(n * 1, True) ** 2, 6),
     "cos in place": (lambda n: (n * 1).cos_(), -3),
     "cos of relu6": (lambda n: F.relu6(n).cos(), -3),
     "clamp": (lambda n: n.clamp(min=0) ** 2, 6),

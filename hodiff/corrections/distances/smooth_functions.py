@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -47,8 +47,9 @@ def _of_remembered(call: Call) -> Any:
             return None
     if name == "detach" or name.endswith("_like"):
         return None
-    if call.kwargs.get("inplace"):
-        return _in_place(call, partial(func, inplace=False))
+    place = _place_of_inplace(func)
+    if call.kwargs.get("inplace") or (place is not None and call.args[place : place + 1] == (True,)):
+        return _in_place(replace(call, args=call.args[:place]), partial(func, inplace=False))
     if name in _RULES:
         result = _RULES[name](call)
     elif name in STRUCTURAL:
@@ -221,6 +222,13 @@ def _loss(power: Callable[[Tensor], Tensor]) -> Callable[[Call], Any]:
         return call.again(loss, *call.args)
 
     return rule
+
+
+@cache
+def _place_of_inplace(func: Any) -> int | None:
+    """Position of the option `inplace` of a function in `torch.nn.functional`, which is its last one."""
+    parameters = getattr(getattr(func, "__code__", None), "co_varnames", ())
+    return parameters.index("inplace") if "inplace" in parameters else None
 
 
 def _out_of_place(name: str) -> Callable[..., Any] | None:
