@@ -40,7 +40,7 @@ class CorrectionTable(list[Row]):
     """The rows of `hodiff.corrections.table()`, a list that a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
-        header = ("torch function", "torch is", "by", "what is amiss", "mended in torch")
+        header = ("torch function", "torch is", "by routes", "reason", "fixed in torch")
         rows = [
             (row.name, displays.Cell(row.kind, _TINTS[row.kind]), _routes(row), row.reason, row.mended) for row in self
         ]
@@ -316,7 +316,7 @@ def table() -> CorrectionTable:
         >>> import hodiff
         >>> row = next(row for row in hodiff.corrections.table() if row.name == "torch.nn.functional.relu")
         >>> row.kind, row.reason
-        ('slow', 'the second derivative is zero, yet computed and added')
+        ('slow', 'the second derivative is zero, but is computed and added')
     """
     rows = {
         Row(each.name, each.kind, each.routes, each.reason, each.reference, each.mended)

@@ -49,8 +49,8 @@ _silent = partial(
     register,
     kind="missing",
     routes=ROUTES,
-    reason="a Function marked once_differentiable has a gradient that is a constant, in silence",
-    reference="an error in its place",
+    reason="the gradient of a Function marked once_differentiable is silently a constant",
+    reference="raises an error instead",
 )
 
 
@@ -114,8 +114,8 @@ _REMEDY = (
     apply_in_transform,
     name="torch.autograd.Function.apply",
     routes=("forward-over-forward",),
-    reason="torch runs a Function's jvp with forward mode off: a constant to an outer forward pass",
-    reference="hodiff.functions.nestable_jvp around it",
+    reason="torch runs the jvp of a Function with forward mode off, so an outer forward pass sees a constant",
+    reference="hodiff.functions.nestable_jvp, applied to the jvp",
 )
 def _apply(function: type[Function], *operands: Any, **_: Any) -> Any:
     if function.__module__.startswith("hodiff.") or not _rules_are_differentiated(operands):

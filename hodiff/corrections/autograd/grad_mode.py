@@ -50,8 +50,8 @@ SWITCH_WATCHERS: list[Callable[[str, Any, bool], None]] = []
     set_recording,
     name="torch.no_grad",
     routes=ROUTES[1:],
-    reason="forward mode goes through what is a constant to reverse mode",
-    reference="torch.func.grad, on torch.no_grad() inside of a function",
+    reason="a result is a constant in reverse mode, but not in forward mode",
+    reference="torch.func.grad: its rule for torch.no_grad() inside a function",
 )
 def _set_grad_enabled(enabled: bool) -> Any:
     # Inside a level of torch.autograd.forward_ad, the user may want tangents without a graph.
@@ -94,7 +94,7 @@ def _switch(depth: int | None, tangents: bool) -> None:
     Tensor.data.__get__,  # type: ignore[attr-defined]  # as above
     name="torch.Tensor.data",
     routes=ROUTES[1:],
-    reason="a constant to reverse mode, not to forward mode, nor to the outer one of two nested torch.func.grad",
+    reason="a constant in reverse mode, but not in forward mode or for the outer of two nested torch.func.grad",
     reference="torch.Tensor.detach",
 )
 def _data(self: Tensor) -> Any:
@@ -109,7 +109,7 @@ def _data(self: Tensor) -> Any:
     torch.detach_,
     name="torch.Tensor.detach_",
     routes=ROUTES[1:],
-    reason="a constant to the innermost transform alone",
+    reason="a constant only for the innermost transform",
     reference="torch.Tensor.detach",
 )
 def _detach_in_place(self: Tensor) -> Any:
@@ -128,7 +128,7 @@ def _detach_in_place(self: Tensor) -> Any:
     Tensor.requires_grad_,
     kind="missing",
     routes=ROUTES[1:],
-    reason="torch.func refuses it, of constants and of what has derivatives anyway",
+    reason="torch.func raises an error, for constants and for tensors that already require gradients",
     reference="a leaf of the innermost transform",
 )
 def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
@@ -164,8 +164,8 @@ def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
     name="torch.Tensor.data (assigned)",
     kind="missing",
     routes=ROUTES[1:],
-    reason="torch.func refuses it, also where `module.to()` assigns what a parameter holds already",
-    reference="torch.nn.Module.to, which changes nothing then",
+    reason="torch.func raises an error, also if `module.to()` assigns the value that a parameter already has",
+    reference="torch.nn.Module.to without the assignment",
 )
 def _assign_data(self: Tensor, value: Any) -> Any:
     if torch.compiler.is_compiling() or not in_transform() or not isinstance(value, Tensor):
@@ -188,8 +188,8 @@ def _assign_data(self: Tensor, value: Any) -> Any:
     Tensor.requires_grad.__set__,  # type: ignore[attr-defined]  # as above
     name="torch.Tensor.requires_grad",
     routes=ROUTES[1:],
-    reason="what torch.func differentiates by becomes a constant",
-    reference="one error, as without transforms",
+    reason="the tensor that torch.func differentiates with respect to becomes a constant",
+    reference="raises the error that torch raises without transforms",
 )
 def _set_requires_grad(self: Tensor, value: bool) -> Any:
     if torch.compiler.is_compiling() or not in_transform() or marks_tensors():

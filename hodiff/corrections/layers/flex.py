@@ -25,7 +25,7 @@ _missing = partial(
     register,
     kind="missing",
     routes=ROUTES,
-    reason="its gradient has no derivative, no transform goes through it, and on a CPU it has no gradient at all",
+    reason="its gradient has no derivative, no transform supports it, and on a CPU it has no gradient",
     reference="Dong et al. (2024), section 3",
 )
 

@@ -23,7 +23,7 @@ _IMPOSSIBLE = -1e30
     F.ctc_loss,
     kind="missing",
     routes=ROUTES,
-    reason="first order only, and that is the derivative by logits wherever no log_softmax stands in front",
+    reason="only the first derivative is implemented; it is wrong if the input is not the output of log_softmax",
     reference="Graves et al. (2006), eq. 6 to 8",
 )
 def _ctc_loss(
@@ -69,7 +69,7 @@ def _ctc_loss(
     torch.ctc_loss,
     kind="missing",
     routes=ROUTES,
-    reason="as torch.nn.functional.ctc_loss",
+    reason="same as torch.nn.functional.ctc_loss",
     reference="Graves et al. (2006), eq. 6 to 8",
 )
 def _ctc_loss_by_number(

@@ -199,7 +199,7 @@ def _grid_sampler(input: Tensor, grid: Tensor, interpolation_mode: int, padding_
     F.affine_grid,
     kind="missing",
     routes=FORWARD_INSIDE,
-    reason="no batching rule, by which forward passes go along many directions",
+    reason="no batching rule, which forward passes along many directions need",
     reference="Jaderberg et al. (2015), eq. 1",
 )
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Any:

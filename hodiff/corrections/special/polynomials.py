@@ -114,7 +114,7 @@ def _enter(name: str) -> None:
         getattr(torch.special, name),
         name=f"torch.special.{name}",
         routes=ROUTES,
-        reason="its derivatives are zero in silence",
+        reason="its derivatives are silently zero",
         reference="Abramowitz & Stegun, 22.7, differentiated",
     )
     def _polynomial(input: Any, n: Any, *, out: Tensor | None = None) -> Any:
