@@ -151,7 +151,7 @@ def flatten_tangents(
         at = f" at {where}" if where else ""
         raise InputError(
             f"{caller}: v does not match x{at}: expected {describe(primal)}, got {describe(leaf)}; "
-            "make v with torch.zeros_like or torch.randn_like of the leaf."
+            "create v with torch.zeros_like or torch.randn_like of the leaf."
         )
     return tuple(dense(recordable(leaf)) for leaf in leaves)
 

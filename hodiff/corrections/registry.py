@@ -221,7 +221,7 @@ def _require_options(kind: Any, routes: Any, least_elements: Any, mended: Any) -
     require_int("register", "least_elements", least_elements, 0)
     if not isinstance(mended, str) or (mended and not re.fullmatch(r"\d+(\.\d+)+", mended)):
         raise InputError(
-            f'register: mended: expected a version of torch such as "2.15", or "" where there is none, got {mended!r}.'
+            f'register: mended: expected a version of torch such as "2.15", or "" for none, got {mended!r}.'
         )
 
 
@@ -263,7 +263,7 @@ def unregister(*functions: Callable[..., Any]) -> None:
         got = "only hodiff's own, which stays" if function in _OWN else "none"
         raise InputError(
             f"unregister: functions: expected functions with a rule that you registered, got {name_of(function)} with "
-            f"{got}. Pass the functions that you gave to register; correct=False leaves hodiff's rules out."
+            f"{got}. Pass the functions that you passed to register; correct=False disables hodiff's rules."
         )
     for function in functions:
         _ENTERED[function].pop()

@@ -165,7 +165,7 @@ def require_argnums(caller: str, argnums: Any) -> tuple[int, ...]:
     positions = argnums if isinstance(argnums, tuple) else (argnums,)
     if not all(map(is_int, positions)):
         raise InputError(
-            f"{caller}: argnums: expected an int or a tuple of ints, got {describe(argnums)}. {caller}(f) is a "
+            f"{caller}: argnums: expected an int or a tuple of ints, got {describe(argnums)}. {caller}(f) returns a "
             f"function of the arguments of f: write hodiff.{caller}(f)(x)."
         )
     return positions

@@ -183,7 +183,9 @@ class GraphsByForm(Generic[G]):
         return None
 
     def _stays_eager(self, why: str, remedy: str) -> None:
-        warnings.warn(f"{self.caller} {why}; it stays eager, slower and right. {remedy}", HodiffWarning, stacklevel=2)
+        warnings.warn(
+            f"{self.caller} {why}; it runs eagerly, which is slower but right. {remedy}", HodiffWarning, stacklevel=2
+        )
 
 
 def _without(graphs: list[G], tried: list[G]) -> list[G]:

@@ -170,7 +170,7 @@ def test_detached_formula_is_rejected():
         lambda ctx, g: (2 * g * ctx.saved_tensors[0]).detach(),
         setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
     )
-    with pytest.raises(hodiff.RouteError, match="records nothing"):
+    with pytest.raises(hodiff.RouteError, match="computes outside of the graph"):
         hodiff.jacobian(lambda x: cut(x) + x, mode="forward")(X)
 
 

@@ -86,9 +86,9 @@ def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor], inputs: Any) 
         found = inspect_graph(output)
         if found.once is not None:
             raise RouteError(
-                f"{found.once}: a second derivative would be wrong without a word. Write the backward of a Function "
-                "with torch operators or other Functions and remove the mark, put plain Python in the place of an "
-                "operator that takes functions, or take the gradient without create_graph."
+                f"{found.once}: a second derivative would be silently wrong. Write the backward of a Function with "
+                f"torch operators or other Functions and remove the decorator, replace an operator that takes "
+                f"functions by plain Python, or compute the gradient without create_graph."
             )
         # Inside transforms, the rules of Functions check this themselves.
         if found.functions and not transformed and not torch.compiler.is_compiling():
@@ -96,7 +96,7 @@ def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor], inputs: Any) 
             try:
                 refuse_cuts_of(output, found.functions, operands)
             except UnrecordedGradientError as error:
-                raise RouteError(f"{error}; or take the gradient without create_graph.") from error
+                raise RouteError(f"{error}; or compute the gradient without create_graph.") from error
 
 
 def _tensors_in(outputs: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:

@@ -118,7 +118,7 @@ def _detach_in_place(self: Tensor) -> Any:
     result = self.detach_()
     if carry_derivatives([result]):
         raise RouteError(
-            "detach_: transforms are nested here, and torch detaches a tensor in place from the innermost one alone. "
+            "detach_: inside nested transforms, torch detaches a tensor in place only from the innermost transform. "
             "Write `x = x.detach()` instead of `x.detach_()`."
         )
     return result
@@ -136,9 +136,9 @@ def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
         return UNNEEDED
     if in_torch_autograd_functional():
         raise RouteError(
-            "torch.autograd.functional: expected to be called outside of transforms, got inputs that forward mode, "
-            "torch.func.vmap or torch.func.grad follows, from which it detaches its own: the derivatives would be "
-            "zeros. Use torch.func.jacrev, vjp, jvp or hessian, or hodiff's transforms, inside of a function that is "
+            "torch.autograd.functional: expected a call outside of transforms, got inputs of an outer forward mode, "
+            "torch.func.vmap or torch.func.grad, from which this function detaches: the derivatives would be zero. "
+            "Use torch.func.jacrev, vjp, jvp or hessian, or hodiff's transforms, inside a function that is "
             "differentiated."
         )
     if not requires_grad:
@@ -153,8 +153,8 @@ def _requires_grad(self: Tensor, requires_grad: bool = True) -> Any:
         setattr(leaf, _OWN, True)
     if leaf is None and not is_observed(self):
         raise RouteError(
-            "requires_grad_: a batch is under way, by torch.func.vmap or of directions, in which torch.autograd takes "
-            "no gradient. Take that gradient by torch.func.grad, or choose another route."
+            "requires_grad_: called inside torch.func.vmap, or in a batch of directions, where torch.autograd "
+            "computes no gradient. Compute that gradient by torch.func.grad, or choose another route."
         )
     return self if leaf is None else leaf
 
@@ -177,9 +177,10 @@ def _assign_data(self: Tensor, value: Any) -> Any:
         return None
     # Torch would let an outer tensor hold a tensor of the transform, which is invalid after the transform ends.
     raise RouteError(
-        "Tensor.data: expected no assignment while a transform of torch.func runs, as by `module.to(...)`, got "
+        "Tensor.data: expected no assignment inside a torch.func transform, such as by `module.to(...)`, got "
         f"{value.dtype} of shape {tuple(value.shape)} for {self.dtype} of shape {tuple(self.shape)}. Convert the "
-        "module before derivatives are taken, convert its inputs or `module.weight.to(...)` inside, or use the route "
+        f"module before it is differentiated, convert its inputs or use `module.weight.to(...)` inside, or use the "
+        f"route "
         "'reverse-over-reverse'."
     )
 

@@ -153,8 +153,8 @@ def _real_power(x: Tensor, exponent: Tensor) -> Tensor:
     # Older compilers silently lose a transform's recording when a graph breaks inside the transform.
     if _LOSES_TRANSFORMS and torch.compiler.is_compiling() and in_transform():
         raise RouteError(
-            "pow: with a tensor as exponent, torch before 2.13 compiles derivatives of it to zeros. Take the "
-            "derivative outside of torch.compile, or write it as exp(exponent * log(x))."
+            "pow: for a tensor exponent, torch before 2.13 compiles the derivative with respect to it to zero. "
+            "Compute the derivative outside of torch.compile, or write exp(exponent * log(x))."
         )
     return _in_eager_code(x, exponent)
 

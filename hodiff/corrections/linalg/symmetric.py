@@ -75,10 +75,10 @@ def warn_of_equal(eigenvalues: Tensor) -> None:
     """Warn if derivatives divide by a difference of eigenvalues that is mostly rounding."""
     if are_nearly_equal(eigenvalues):
         warnings.warn(
-            "eigenvalues: got some that are equal, or differ by less than "
+            "eigenvalues: got eigenvalues that are equal, or differ by less than "
             f"{torch.finfo(eigenvalues.dtype).eps ** 0.5:.1e} of the largest. Derivatives of eigenvectors, and second "
-            "derivatives of eigenvalues, divide by the difference: they lose their digits, or are NaN. Of a function "
-            "of a symmetric matrix, such as its logarithm or the sum of f(eigenvalues), take "
+            "derivatives of eigenvalues, divide by the difference: they lose digits, or are NaN. For a function of a "
+            "symmetric matrix, such as its logarithm or the sum of f(eigenvalues), use "
             "hodiff.functions.spectral_function(A, f), or its trace.",
             HodiffWarning,
             stacklevel=2,

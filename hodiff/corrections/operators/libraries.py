@@ -87,7 +87,7 @@ def require_no_writes(operator: Any, args: Sequence[Any], kwargs: Any) -> None:
     if any(each.is_floating_point() for tensors in written.values() for each in tensors):
         warnings.warn(
             f"{operator} writes into {' and '.join(written)}, from arguments that are differentiated, and {remedy}; "
-            "what it writes is a constant to all derivatives.",
+            f"the written values are constants in all derivatives.",
             HodiffWarning,
             stacklevel=levels_to_the_caller(),
         )

@@ -181,7 +181,7 @@ def _grid_sample(
         return INVALID
     if align_corners is None and _fit(input, grid):
         warnings.warn(
-            "grid_sample: align_corners is not given and taken for False, as torch has done since 1.3.0.", stacklevel=4
+            "grid_sample: align_corners is not given, and defaults to False, as in torch since 1.3.0.", stacklevel=4
         )
     return _sampled(input, grid, mode, padding_mode, bool(align_corners))
 

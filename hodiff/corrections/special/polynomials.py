@@ -103,8 +103,8 @@ class OrthogonalPolynomial(ElementwiseFunction):
         """Return the derivative of the next order."""
         if index:
             raise RouteError(
-                f"torch.special.{name}: n: a polynomial has no derivative by its degree, which counts in whole "
-                "numbers. Detach n, or pass it as an int."
+                f"torch.special.{name}: n: a polynomial has no derivative with respect to its degree, which is an "
+                f"integer. Detach n, or pass it as an int."
             )
         return OrthogonalPolynomial.call(x, degree, name, order + 1)
 

@@ -77,7 +77,7 @@ class Colorings:
             kind = "jacobian" if "jacobian" in self._caller else "hessian"
             raise InputError(
                 f"{self._caller}: coloring: expected one inside of transforms of torch.func, where no pattern can be "
-                f"found, got None; make it outside: hodiff.sparse.color(hodiff.sparse.{kind}_pattern(f, x))."
+                f"detected, got None; create it outside: hodiff.sparse.color(hodiff.sparse.{kind}_pattern(f, x))."
             )
         key = (_shapes(args), shape)
         known = self._found.get(key)

@@ -535,7 +535,7 @@ def test_function_rejects_options_of_modules(options):
 
 
 def test_loss_with_reference_is_rejected():
-    with pytest.raises(InputError, match="check: reference: expected nothing with a loss"):
+    with pytest.raises(InputError, match="check: reference: expected None with a loss"):
         check(nn.Linear(4, 2), X, loss=torch.sum, reference=nn.Linear(4, 2))
 
 
@@ -566,7 +566,7 @@ def test_unknown_output_type_asks_for_a_loss():
     class Output:
         logits = X
 
-    with pytest.raises(InputError, match="take them by a loss"):
+    with pytest.raises(InputError, match="pass a loss that returns a tensor"):
         check(Gives(Output()), X)
 
 
