@@ -142,7 +142,7 @@ def _key(value: Any) -> int:
     if getattr(value, "__closure__", None):
         raise InputError(
             f"{value.__name__}: expected a function without closure under torch.compile, which would keep the current "
-            f"values; pass them as arguments, or define the function at the top of a module."
+            "values; pass them as arguments, or define the function at the top of a module."
         )
     _OPAQUE[id(value)] = value
     return id(value)

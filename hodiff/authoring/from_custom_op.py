@@ -85,7 +85,7 @@ def from_custom_op(op: Any) -> Callable[..., Any]:
         raise InputError(
             "from_custom_op: op: expected an operator that does not change its arguments, got "
             f"{_name_of(operator)}, which changes some. Register an operator with mutates_args=() that returns new "
-            f"tensors."
+            "tensors."
         )
 
     return function_of(operator, rule_of(operator))

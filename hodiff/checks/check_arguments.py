@@ -48,7 +48,7 @@ def require_loss(f: Any, loss: Any, reference: Any) -> None:
     if reference:
         raise InputError(
             f"check: reference: expected None with a loss, got {reference!r}. reference is for functions; check the "
-            f"functions that the module calls."
+            "functions that the module calls."
         )
     if not callable(loss):
         raise InputError(
@@ -80,7 +80,7 @@ def require_inputs(f: Any, wrt: Any, fixed: Any) -> None:
         raise InputError(
             f"check: {name}: expected nothing for a function, got {fixed if name == 'fixed' else wrt!r} for "
             f"{getattr(f, '__name__', type(f).__name__)}. A function is differentiated with respect to its "
-            f"floating-point inputs: close over constants, `lambda x: f(x, c)`, and pass parameters as inputs."
+            "floating-point inputs: close over constants, `lambda x: f(x, c)`, and pass parameters as inputs."
         )
 
 
@@ -96,7 +96,7 @@ def require_ulps(ulps: Any, reference: Any) -> None:
     if ulps is not None and reference is None:
         raise InputError(
             f"check: ulps: expected None without a reference, got {ulps!r}. Pass the same function in float64 as "
-            f"`reference`."
+            "`reference`."
         )
 
 
@@ -106,7 +106,7 @@ def under_autocast(f: Any, inputs: Any, dtype: Any, reference: Any) -> tuple[Cal
         got = type(f).__name__ if isinstance(f, torch.nn.Module) else repr(dtype)
         raise InputError(
             f"check: autocast: expected torch.bfloat16 or torch.float16 for a function, got {got}. For a module, "
-            f"check the functions that it calls."
+            "check the functions that it calls."
         )
     own = f.apply if isinstance(f, type) and issubclass(f, torch.autograd.Function) else f
     tensors = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]

@@ -91,7 +91,7 @@ def flatten_primals(
             continue
         where = f"{argument}{leaf_names(tree)[index]}"
         if plain and leaf.layout is torch.jagged:
-            remedy = "pass its values, and compute with those of each sequence; hodiff.hvp takes jagged tensors"
+            remedy = "pass its values, and compute with the values of each sequence; hodiff.hvp supports jagged tensors"
         elif plain and not whole:
             remedy = "pass its values, and make the sparse or nested tensor of them inside the function"
         elif plain and leaf.is_complex():

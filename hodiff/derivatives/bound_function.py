@@ -117,7 +117,7 @@ class BoundFunction:
     def one_number(self, value: Any) -> Tensor:
         """Return the function's value, or raise `InputError` if it is not one real number."""
         if not isinstance(value, Tensor) or stands_for_tensor(value):
-            advice = "pass has_aux=True if it returns (value, aux)" if self.offers_aux else "return the value alone"
+            advice = "pass has_aux=True if it returns (value, aux)" if self.offers_aux else "return only the value"
             hint = f"; {advice}" if isinstance(value, tuple) else ""
             raise InputError(
                 f"{self.caller}: expected a function that returns a scalar tensor, got {type(value).__name__}{hint}."

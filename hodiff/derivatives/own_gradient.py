@@ -105,7 +105,7 @@ def warn_once(
         digits = round(-math.log10(torch.finfo(dtype).eps))
         warnings.warn(
             f"{caller}: {dtype} has about {digits} digits, and second derivatives have fewer: for models, their "
-            f"errors are 0.5 to 5 %. If that matters, convert parameters and inputs by .float().",
+            "errors are 0.5 to 5 %. If that matters, convert parameters and inputs by .float().",
             HodiffWarning,
             stacklevel=levels_to_the_caller(),
         )
@@ -131,8 +131,8 @@ def warn_once(
         warnings.warn(
             f"{caller}: the gradient by autograd is not the derivative of the function: along a random direction the "
             f"gradient is {told[0]:.3g}, and differences of values give {told[1]:.3g}. The cause is {cut}, which "
-            f"leaves the graph. hodiff differentiates that gradient. If this is not intended, differentiate only with "
-            f"respect to parameters that require a gradient, and call hodiff.preflight or hodiff.check.",
+            "leaves the graph. hodiff differentiates that gradient. If this is not intended, differentiate only with "
+            "respect to parameters that require a gradient, and call hodiff.preflight or hodiff.check.",
             HodiffWarning,
             stacklevel=levels_to_the_caller(),
         )

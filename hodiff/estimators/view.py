@@ -138,7 +138,7 @@ class View:
         if not bool(torch.isfinite(result).all()):
             raise InputError(
                 f"{self.caller}: A: expected finite products, got inf or nan; check the values, the gradient and the "
-                f"dtype at the point where the operator was created."
+                "dtype at the point where the operator was created."
             )
 
     @contextmanager
@@ -200,8 +200,8 @@ def require_constant(caller: str, argument: str, tensor: Tensor) -> None:
     if is_observed(tensor) or is_moving(tensor):
         raise InputError(
             f"{caller}: {argument}: expected constants, got a tensor that an outer transform differentiates or "
-            f"batches; estimates have no derivative. Call it outside of the transform, or use torch.linalg for small "
-            f"matrices and "
+            "batches; estimates have no derivative. Call it outside of the transform, or use torch.linalg for small "
+            "matrices and "
             "hodiff.implicit.linear_solve for systems, which are differentiable."
         )
 

@@ -28,12 +28,12 @@ from hodiff.torch_internals.wording import Wording, says
 
 # Replacements for Functions of other libraries that compute their gradient outside of the graph.
 _INSTEAD = {
-    "OdeintAdjointMethod": "call torchdiffeq.odeint in place of odeint_adjoint",
+    "OdeintAdjointMethod": "call torchdiffeq.odeint instead of odeint_adjoint",
     "CheckpointFunction": "call hodiff.functions.checkpoint",
 }
 _REMEDY = (
-    "write it with torch operators or other Functions of ctx.saved_tensors, or take hodiff.custom_vjp; for a solver "
-    "hodiff.implicit, for a recomputation hodiff.functions.checkpoint; where no second derivative is meant, mark it "
+    "write it with torch operators or other Functions of ctx.saved_tensors, or use hodiff.custom_vjp; for a solver, "
+    "use hodiff.implicit; for a recomputation, hodiff.functions.checkpoint; if you need no second derivative, mark it "
     "once_differentiable"
 )
 
@@ -277,15 +277,15 @@ def lost_slope(backward: str, *, linear: bool, instead: str = _REMEDY) -> str:
 def _of_zeros(backward: str) -> str:
     return (
         f"{backward} returns zeros without a graph for a cotangent that is zero here and varies with the point, so "
-        f"its derivative would be silently lost; multiply by the cotangent in any case"
+        "its derivative would be silently lost; multiply by the cotangent in any case"
     )
 
 
 def _nonlinear(backward: str) -> str:
     return (
         f"{backward} is not linear in its cotangent (it clips, normalizes, rounds or adds to gradients), so the "
-        f"result would not be a product with a matrix; remove it for second derivatives, and add an auxiliary loss to "
-        f"the loss itself"
+        "result would not be a product with a matrix; remove it for second derivatives, and add an auxiliary loss to "
+        "the loss itself"
     )
 
 

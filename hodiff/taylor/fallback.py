@@ -38,8 +38,8 @@ def unknown(frame: Frame, func: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if not torch.compiler.is_compiling() and any(isinstance(each, Iterator) for each in leaves):
         raise RouteError(
             f"jet: {getattr(func, '__name__', func)} runs its function more than once in Taylor mode: expected "
-            f"arguments that can be read again, got an iterator; pass a function, such as batches.__getitem__ of a "
-            f"list."
+            "arguments that can be read again, got an iterator; pass a function, such as batches.__getitem__ of a "
+            "list."
         )
     places = [i for i, each in enumerate(leaves) if isinstance(each, Jet) and each.frame is frame]
     jets = [leaves[i] for i in places]

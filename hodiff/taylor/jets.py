@@ -268,7 +268,7 @@ def _refused(name: str) -> property:
             return getattr(self.value, name)
         raise InputError(
             f"jet: .{name} of a jet is not supported: use x.detach() for its value as a constant. If a library calls "
-            f"it, such as torchdiffeq's adaptive solvers, use hodiff.hessian or hodiff.jacobian."
+            "it, such as torchdiffeq's adaptive solvers, use hodiff.hessian or hodiff.jacobian."
         )
 
     return property(refuse, refuse)
@@ -299,8 +299,8 @@ class TensorJet(Jet, Tensor):  # type: ignore[misc,override]
     ) -> Any:
         raise InputError(
             f"jet: {func} is called where the derivatives of a jet would be lost, such as by torch.tensor(x), a C++ "
-            f"extension or within DisableTorchFunctionSubclass: expected functions and methods of torch, torch.stack "
-            f"of jets, or x.detach() for a constant."
+            "extension or within DisableTorchFunctionSubclass: expected functions and methods of torch, torch.stack "
+            "of jets, or x.detach() for a constant."
         )
 
 

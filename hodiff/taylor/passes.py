@@ -131,7 +131,7 @@ def _one_side(
     held = compiling and not torch.is_grad_enabled()
     if held and len(frames()) > 1:
         raise RouteError(
-            "jet: inside of another jet call and torch.no_grad(), torch.compile does not tell which tensors are "
+            "jet: inside of another jet call and torch.no_grad(), torch.compile does not show which tensors are "
             "constant: expected the inner call outside of the torch.no_grad() block."
         )
     try:
@@ -217,7 +217,7 @@ def _without_setup_context(error: RuntimeError) -> RouteError:
     return RouteError(
         f"jet: {names[-1] if names else 'a Function'}: expected an autograd.Function with setup_context and jvp, got "
         "one whose forward takes ctx, which torch hides from everything that is not a tensor; split its forward and "
-        "give it a jvp, enter a rule by hodiff.taylor.register, or take hodiff.hessian or hodiff.jacobian."
+        "give it a jvp, register a rule by hodiff.taylor.register, or use hodiff.hessian or hodiff.jacobian."
     )
 
 
@@ -227,7 +227,7 @@ def _number(each: Any) -> Tensor:
         return torch.as_tensor(each)
     raise InputError(
         f"jet: f: expected to return tensors and numbers, in pytrees, got {type(each).__name__} {each!r}; return only "
-        f"outputs to differentiate."
+        "outputs to differentiate."
     )
 
 
@@ -265,7 +265,7 @@ def primal_leaves(tree: PyTree, caller: str, argument: str) -> tuple[list[Any], 
             name = type(each).__name__
             raise RouteError(
                 f"{caller}: {argument}: expected plain tensors, got {name}, whose __torch_function__ Taylor mode does "
-                f"not call; use hodiff.hvp, hodiff.hessian or hodiff.jacobian, which call it, or pass "
+                "not call; use hodiff.hvp, hodiff.hessian or hodiff.jacobian, which call it, or pass "
                 "x.as_subclass(torch.Tensor)."
             )
     return leaves, spec

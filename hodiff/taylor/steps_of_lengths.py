@@ -60,7 +60,7 @@ def _by_direction(frame: Frame, name: str, value: Any, results: Sequence[Jet]) -
         if any_holds(unequal & ~parts[0].isnan()):
             warnings.warn(
                 f"{name}: Got a length that is 0. The branch of the function depends on the direction there, so "
-                f"derivatives are NaN. Compare squares of lengths instead.",
+                "derivatives are NaN. Compare squares of lengths instead.",
                 HodiffWarning,
                 stacklevel=levels_to_the_caller(),
             )

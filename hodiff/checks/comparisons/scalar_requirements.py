@@ -34,7 +34,7 @@ def require_inputs(args: tuple[Any, ...], has_floating: bool) -> None:
         if isinstance(leaf, Tensor) and (leaf.layout is torch.jagged or not has_strides(leaf)):
             raise InputError(
                 f"check: inputs{keystr(path)}: expected a dense tensor, got {describe(leaf)}. Pass its values as the "
-                f"input, and create the sparse tensor inside f."
+                "input, and create the sparse tensor inside f."
             )
         if isinstance(leaf, Tensor) and leaf.is_complex():
             raise InputError(

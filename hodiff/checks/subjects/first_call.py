@@ -58,7 +58,7 @@ def first_call(module: nn.Module, inputs: tuple[Any, ...]) -> Called:
     raise InputError(
         f"check: f: expected {type(module).__name__}(*inputs) to run, but {first.call.label} raised "
         f"{first_line(first.error)}. Check the inputs; tensors that the module creates must have the dtype of its "
-        f"inputs."
+        "inputs."
     ) from first.error
 
 

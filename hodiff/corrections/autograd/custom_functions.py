@@ -87,8 +87,8 @@ def _refuse_constant_gradients(outputs: Tensor | Sequence[Tensor], inputs: Any) 
         if found.once is not None:
             raise RouteError(
                 f"{found.once}: a second derivative would be silently wrong. Write the backward of a Function with "
-                f"torch operators or other Functions and remove the decorator, replace an operator that takes "
-                f"functions by plain Python, or compute the gradient without create_graph."
+                "torch operators or other Functions and remove the decorator, replace an operator that takes "
+                "functions by plain Python, or compute the gradient without create_graph."
             )
         # Inside transforms, the rules of Functions check this themselves.
         if found.functions and not transformed and not torch.compiler.is_compiling():
@@ -105,7 +105,7 @@ def _tensors_in(outputs: Tensor | Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 _REMEDY = (
-    "write it with torch operators or other Functions of ctx.saved_tensors, or take hodiff.custom_jvp or "
+    "write it with torch operators or other Functions of ctx.saved_tensors, or use hodiff.custom_jvp or "
     "hodiff.custom_vjp"
 )
 

@@ -179,8 +179,8 @@ def _assign_data(self: Tensor, value: Any) -> Any:
     raise RouteError(
         "Tensor.data: expected no assignment inside a torch.func transform, such as by `module.to(...)`, got "
         f"{value.dtype} of shape {tuple(value.shape)} for {self.dtype} of shape {tuple(self.shape)}. Convert the "
-        f"module before it is differentiated, convert its inputs or use `module.weight.to(...)` inside, or use the "
-        f"route "
+        "module before it is differentiated, convert its inputs or use `module.weight.to(...)` inside, or use the "
+        "route "
         "'reverse-over-reverse'."
     )
 

@@ -132,7 +132,7 @@ def warn_of_kinks(name: str, cause: str) -> None:
     """Warn that second derivatives are NaN at kinks."""
     warnings.warn(
         f"{name}: {cause}, so second derivatives are NaN there. Write it as a function of the square, such as "
-        f"x.square().sum(), or with elementwise functions and sums of a length that is computed once.",
+        "x.square().sum(), or with elementwise functions and sums of a length that is computed once.",
         HodiffWarning,
         stacklevel=levels_to_the_caller(),
     )

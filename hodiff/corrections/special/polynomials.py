@@ -104,7 +104,7 @@ class OrthogonalPolynomial(ElementwiseFunction):
         if index:
             raise RouteError(
                 f"torch.special.{name}: n: a polynomial has no derivative with respect to its degree, which is an "
-                f"integer. Detach n, or pass it as an int."
+                "integer. Detach n, or pass it as an int."
             )
         return OrthogonalPolynomial.call(x, degree, name, order + 1)
 

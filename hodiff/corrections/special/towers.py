@@ -71,7 +71,7 @@ def refuse_compiled_transforms(name: str) -> None:
     if torch.compiler.is_compiling() and in_transform():
         raise RouteError(
             f"torch.special.{name}: inside a torch.func transform, torch.compile does not know its derivatives, which "
-            f"would be zero. Call the transform outside of torch.compile, or exclude this function from compilation."
+            "would be zero. Call the transform outside of torch.compile, or exclude this function from compilation."
         )
 
 

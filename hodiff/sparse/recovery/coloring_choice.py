@@ -38,11 +38,11 @@ class Colorings:
         if coloring is not None and not isinstance(coloring, Coloring):
             raise InputError(
                 f"{caller}: coloring: expected a Coloring, got {describe(coloring)}; hodiff.sparse.color(pattern) "
-                f"makes one."
+                "creates one."
             )
         if coloring is not None and pattern is not None:
             raise InputError(
-                f"{caller}: pattern: expected None beside a coloring, which has its own, got both; leave one out."
+                f"{caller}: pattern: expected None with a coloring, which has its own pattern, got both; omit one."
             )
         if coloring is not None and coloring.method not in suits:
             raise InputError(

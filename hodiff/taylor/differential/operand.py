@@ -229,8 +229,8 @@ def _require_apart(operand: Operand) -> None:
         if any_holds(size[~moved] > torch.finfo(size.dtype).eps ** 0.5 * size.amax()):
             raise InputError(
                 f"{operand.caller}: f: expected outputs that depend only on their own point with batched=True, got "
-                f"some that depend on other points, such as with batch norm in training mode or means over the batch; "
-                f"call eval() on the model, or omit batched and differentiate the sum."
+                "some that depend on other points, such as with batch norm in training mode or means over the batch; "
+                "call eval() on the model, or omit batched and differentiate the sum."
             )
     note_compared(due)
 

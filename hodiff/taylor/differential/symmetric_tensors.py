@@ -68,7 +68,7 @@ def derivative_tensor(
         if len(operand.leaves) != 1:
             raise InputError(
                 f"derivative_tensor: argument {argnums}: expected one tensor, got a pytree of {len(operand.leaves)}; "
-                f"concatenate them by torch.cat, and split them inside f."
+                "concatenate them by torch.cat, and split them inside f."
             )
         shape, size = operand.shapes[0], operand.size
         plan = _plan(size, order)

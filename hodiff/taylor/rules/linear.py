@@ -23,7 +23,9 @@ def as_strided(frame: Frame, func: Any, x: Any, size: Any, stride: Any, storage_
     """Elements at strided positions in the value's memory, which must be contiguous."""
     value = x.value
     if not value.is_contiguous() or value.storage_offset():
-        raise InputError("jet: as_strided is known for contiguous tensors alone: call x.contiguous().clone() before.")
+        raise InputError(
+            "jet: as_strided is supported only for contiguous tensors: call x.contiguous().clone() before."
+        )
     places = torch.arange(value.numel(), device=value.device).as_strided(size, stride, storage_offset or 0)
     return torch.take(x, places)
 

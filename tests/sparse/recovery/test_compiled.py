@@ -122,7 +122,7 @@ def test_compile_is_rejected_inside_transforms(uncompiled):
 
 
 def test_rejects_bad_options():
-    with pytest.raises(InputError, match=r"sparse.hessian: route: expected 'auto' or .*beside compile=True"):
+    with pytest.raises(InputError, match=r"sparse.hessian: route: expected 'auto' or .*with compile=True"):
         hessian(rosenbrock, compile=True, route="forward-over-reverse")
     with pytest.raises(InputError, match=r"sparse.hessian: compile"):
         hessian(rosenbrock, compile="yes")

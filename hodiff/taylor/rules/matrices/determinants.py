@@ -142,7 +142,7 @@ def _by_minors(A: Any, n: int) -> Any:
     if n > _MOST:
         raise InputError(
             f"jet: det: expected a matrix of up to {_MOST} rows, or one that is not nearly singular, got {n} rows: "
-            f"use the logarithm of the determinant, torch.linalg.slogdet, for larger matrices."
+            "use the logarithm of the determinant, torch.linalg.slogdet, for larger matrices."
         )
     minors: dict[tuple[int, ...], Any] = {(j,): A[..., 0, j] for j in range(n)}
     for k in range(1, n):
