@@ -218,7 +218,7 @@ class Differs(ElementwiseFunction):
 
     @staticmethod
     def forward(x: Tensor) -> Tensor:
-        """Compare with zero."""
+        """Return 1 for nonzero elements and 0 otherwise, in the dtype of x."""
         return (x != 0).to(x.dtype)
 
     @staticmethod

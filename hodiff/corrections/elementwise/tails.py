@@ -48,7 +48,7 @@ def seen(x: Tensor) -> Tensor | None:
 
 
 def range_of(plain: Tensor) -> tuple[float, float]:
-    """Return the least and the largest number."""
+    """Return the smallest and the largest element."""
     low, high = plain.aminmax()
     return low.item(), high.item()
 

@@ -136,7 +136,7 @@ def _padded(targets: Tensor, target_lengths: Any, lengths: Tensor) -> Tensor:
 def _log_likelihood(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: int
 ) -> Tensor:
-    """Log p(targets) of each sample, by the probabilities of all prefixes with blanks between labels."""
+    """Log-likelihood of the targets of each sample, by the forward algorithm of CTC; -inf for impossible targets."""
     # Labels after a target's end reach no state that counts, but must be valid classes.
     inside = torch.arange(targets.shape[1], device=targets.device) < target_lengths.unsqueeze(-1)
     targets = torch.where(inside, targets, blank)
