@@ -492,7 +492,7 @@ def test_adjoint_of_torchdiffeq_is_rejected() -> None:
             return y * y.sin()
 
     times = torch.tensor([0.0, 0.5], dtype=torch.float64)
-    with pytest.raises(RouteError, match=r"OdeintAdjointMethod.*torchdiffeq\.odeint in place"):
+    with pytest.raises(RouteError, match=r"OdeintAdjointMethod.*torchdiffeq\.odeint instead"):
         hodiff.hvp(lambda x: torchdiffeq.odeint_adjoint(Field(), x, times, method="rk4")[-1].sum(), X, V)
 
 

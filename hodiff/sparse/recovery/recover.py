@@ -140,9 +140,9 @@ def require_whole(caller: str, argument: str, coloring: Coloring, off: Off | Non
         )
     else:
         what = f"a pattern with all entries of the derivative, got one without some in {missing}"
-        remedy = "Let the pattern be found, by hessian_pattern or jacobian_pattern"
+        remedy = "Detect the pattern by hessian_pattern or jacobian_pattern"
     if caller.startswith("sparse."):  # minimisers and solvers have no such option
-        remedy += "; check=False leaves the comparison out"
+        remedy += "; check=False skips the comparison"
     raise InputError(f"{caller}: {argument}: expected {what}, according to products with random vectors. {remedy}.")
 
 

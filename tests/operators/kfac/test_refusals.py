@@ -69,7 +69,7 @@ class Coupled(nn.Module):
 MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "a function": (lambda: operator_of_function(), "model: expected an nn.Module"),
     "an unknown layer": (lambda: operator(Net(plain, other=nn.LSTM(3, 2))), "got 'other.weight_ih_l0' of LSTM;"),
-    "a parameter of its own": (lambda: operator(Scaled()), "got 'scale' of Scaled; leave them out"),
+    "a parameter of its own": (lambda: operator(Scaled()), "got 'scale' of Scaled; remove them"),
     "tied": (lambda: operator(tied()), "both first.weight and second.weight"),
     "a layer that is not called": (
         lambda: operator(Net(lambda net, x: net.last(F.linear(x, net.first.weight)))),
