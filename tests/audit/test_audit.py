@@ -285,7 +285,7 @@ def test_json_has_an_entry_per_operator_run_and_route():
     assert set(data["operators"]["det"]["corrected"]) == {*ROUTES, "third-order reverse"}
     assert AuditTable.from_json(MIXED.to_json()).to_json() == MIXED.to_json()
     for text in ("[", "[]", '{"torch": "2.13.0"}'):
-        with pytest.raises(InputError, match="JSON of such an audit"):
+        with pytest.raises(InputError, match="audit's JSON"):
             AuditTable.from_json(text)
 
 
